@@ -1,0 +1,38 @@
+"""Video autoencoder, small, on two CPU cores: about two minutes, and no data needed.
+
+Trains on moving scenes that the program renders and encodes once; `--data.path` takes your own.
+
+    python -m jaxtrain.main --config demo
+"""
+
+import dataclasses
+
+from jaxtrain import config
+
+base = config.named("h100_8")
+run = dataclasses.replace(
+    base,
+    precision="float32",  # CPUs compute bfloat16 slowly
+    model=dataclasses.replace(
+        base.model,
+        frames=8,
+        height=64,
+        width=64,
+        encoder_width=16,
+        decoder_widths=(64, 32, 16, 16),
+        remat="none",
+    ),
+    data=dataclasses.replace(base.data, demo=True, batch_size=8, workers=2),
+    optim=dataclasses.replace(base.optim, peak_lr=2e-3, warmup_steps=20, accumulate=1),
+    mesh=dataclasses.replace(base.mesh, fsdp=1),
+    loop=dataclasses.replace(
+        base.loop,
+        steps=300,
+        log_every=10,
+        eval_every=100,
+        eval_examples=16,
+        hang_timeout_s=600.0,
+        early_stop_patience=None,
+    ),
+    checkpoint=dataclasses.replace(base.checkpoint, every=100, keep=2),
+)

@@ -1,0 +1,60 @@
+"""Video autoencoder, 12x480x720, on one node of 8 H100 (80 GB).
+
+The optimizer state is sharded over the eight GPUs; each computes with a whole copy of the
+parameters.
+
+    python -m jaxtrain.main --config h100_8 --data.path CLIPS
+"""
+
+from jaxtrain import config
+from jaxtrain.data import video
+from jaxtrain.models import video_ae
+
+run = config.Run(
+    seed=42,
+    precision="bfloat16",
+    model=video_ae.Config(
+        frames=12,
+        height=480,
+        width=720,
+        latent_channels=16,
+        encoder_width=64,
+        decoder_widths=(256, 128, 64, 64),
+        remat="block",
+        reconstruction_weight=20.0,
+    ),
+    data=video.Config(
+        batch_size=128,  # 8 clips on each of 8 GPUs, twice an update
+        workers=8,
+        prefetch=2,
+        train_split=0.95,
+        min_frame_delta=1,
+        max_frame_delta=2,
+        brightness=0.15,
+        contrast=0.15,
+        saturation=0.15,
+        hue=0.08,
+        blur_sigma=(0.1, 2.0),
+    ),
+    optim=config.Optim(
+        peak_lr=1e-4,
+        schedule="cosine",
+        warmup_steps=2000,
+        b1=0.9,
+        b2=0.95,
+        eps=1e-8,
+        weight_decay=1e-2,
+        accumulate=2,
+        max_grad_norm=1.0,
+    ),
+    mesh=config.Mesh(data=1, fsdp=8, shard="optimizer"),
+    loop=config.Loop(
+        steps=100_000,
+        log_every=25,
+        eval_every=1000,
+        eval_examples=20,
+        hang_timeout_s=3600.0,
+        early_stop_patience=100,
+    ),
+    checkpoint=config.Checkpoint(every=2000, keep=100, best_metric="val/psnr", best_mode="max"),
+)

@@ -1,0 +1,1 @@
+"""Train Flax models with one jitted, mesh-sharded step."""

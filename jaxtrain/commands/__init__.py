@@ -1,0 +1,1 @@
+"""Commands of the ``jaxtrain`` program, one file each."""

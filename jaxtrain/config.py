@@ -1,0 +1,354 @@
+"""What a run is: ``Run`` and its sections.
+
+A config file under ``configs/`` builds one :class:`Run`; :func:`load` finds it by name, applies the
+overrides of the command line and checks it before any device is touched. The classes of
+``Run.model`` and ``Run.data`` stand beside the code that reads them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from jaxtrain import config_files, overrides
+from jaxtrain.errors import InputError
+
+Precision = Literal["bfloat16", "float32"]
+Shard = Literal["params", "optimizer", "none"]
+Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_restarts"]
+
+names = config_files.names
+did_you_mean = overrides.did_you_mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optim:
+    """Optimizer and learning rate. A step is one update; schedules count updates."""
+
+    peak_lr: float
+    """Learning rate at the end of the warm-up."""
+    schedule: Schedule
+    """What follows the warm-up: half a cosine to zero, a line to zero, the peak throughout, the peak
+    and then a line to zero (trapezoid), or several half cosines."""
+    warmup_steps: int | None = None
+    """Length of the linear warm-up from zero (updates). Set this or warmup_fraction."""
+    warmup_fraction: float | None = None
+    """Length of the warm-up as a share of all updates, rounded down. Set this or warmup_steps."""
+    warmdown_fraction: float = 0.2
+    """Trapezoid only: length of the last line to zero as a share of all updates, rounded down."""
+    cycles: int = 1
+    """cosine_with_restarts only: number of half cosines."""
+    b1: float = 0.9
+    """AdamW: decay of the mean of gradients, per update."""
+    b2: float = 0.95
+    """AdamW: decay of the mean of squared gradients, per update."""
+    eps: float = 1e-8
+    """AdamW: added to the root of the mean of squared gradients."""
+    weight_decay: float = 1e-2
+    """AdamW: decay per update, times the learning rate; not applied to biases and norms."""
+    accumulate: int = 1
+    """Microbatches that make one update; memory falls with it, data.batch_size does not change."""
+    max_grad_norm: float | None = 1.0
+    """Gradients with a larger global norm are scaled down to it. None is off."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Devices: data x fsdp of them."""
+
+    data: int
+    """Groups of devices that hold the same shards (devices along the axis)."""
+    fsdp: int
+    """Devices that share one copy of parameters and optimizer state (devices along the axis)."""
+    shard: Shard
+    """What is sharded along fsdp. params: all state, each block gathered where it is used (ZeRO-3);
+    optimizer: all state, gathered once a step; none: nothing."""
+    min_shard_elements: int = 2**14
+    """Arrays with fewer elements stay whole on each device (elements)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+    """Length of the run, and what happens how often. Set one of steps, epochs, tokens_per_param."""
+
+    steps: int | None = None
+    """Length of the run (updates)."""
+    epochs: int | None = None
+    """Length of the run (passes over the training examples); rounded down to whole batches."""
+    tokens_per_param: float | None = None
+    """Length of the run (training tokens for each parameter of the model)."""
+    log_every: int
+    """A line on the console and in metrics.jsonl (steps)."""
+    eval_every: int | None = None
+    """A validation (steps). None is off."""
+    eval_examples: int
+    """Validation examples, the same ones each time; all of them when there are fewer (examples)."""
+    hang_timeout_s: float | None = None
+    """Without progress for so long, the run prints its stacks and exits with 75 (seconds). None is
+    off."""
+    early_stop_patience: int | None = None
+    """Stop after so many validations without a better checkpoint.best_metric. None is off."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What is saved."""
+
+    every: int
+    """A checkpoint (steps)."""
+    keep: int
+    """Newest checkpoints that stay on disk; the best is kept apart (checkpoints)."""
+    best_metric: str | None = None
+    """Validation metric, such as val/psnr, whose best checkpoint is kept. None is off."""
+    best_mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller best_metric is better."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run."""
+
+    name: str = ""
+    """Its directory is output/NAME/TIME. Taken from the config's file name unless given."""
+    seed: int = 42
+    """Of parameters, order, augmentation and masks."""
+    precision: Precision = "bfloat16"
+    """Of the computation; parameters, optimizer state, losses and metrics stay float32."""
+    model: Any
+    """The model."""
+    data: Any
+    """The data."""
+    optim: Optim
+    mesh: Mesh
+    loop: Loop
+    checkpoint: Checkpoint
+
+
+def named(name_or_path: str) -> Run:
+    """A config by the name it ships under, or by the path of its file; not yet checked.
+
+    Config files derive from one another with it and ``dataclasses.replace``.
+
+    Raises:
+        InputError: no such config, or its file is wrong.
+    """
+    path = config_files.find(name_or_path)
+    run = config_files.execute(path)
+    if not isinstance(run, Run):
+        raise InputError(f"{path} sets run to a {type(run).__name__}; it has to be a config.Run")
+    return dataclasses.replace(run, name=path.stem)
+
+
+def load(name_or_path: str, arguments: Sequence[str] = ()) -> Run:
+    """A config with the overrides of a command line, checked.
+
+    Args:
+        name_or_path: ``"h100_16"`` or ``"mine/big.py"``.
+        arguments: ``["--data.path", "clips", "--optim.peak_lr=1e-3"]``.
+
+    Raises:
+        InputError: in one line: what is wrong, and the nearest right one.
+    """
+    run = overrides.apply(named(name_or_path), arguments)
+    validate(run)
+    return run
+
+
+def print_help(run: Run) -> None:
+    """Prints each field of a config with its unit and default."""
+    overrides.print_help(run, f"jaxtrain --config {run.name}")
+
+
+def validate(run: Run) -> None:
+    """Checks what can be checked without data and devices.
+
+    Raises:
+        InputError: names the field, its value and the cure.
+    """
+    for leaf in overrides.leaves(run):
+        if not overrides.matches(leaf.value, leaf.annotation):
+            wanted = overrides.takes(leaf.annotation)
+            near = overrides.nearest_value(str(leaf.value), leaf.annotation)
+            hint = "" if near is None else f"; did you mean {near}?"
+            raise InputError(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}")
+        numbers = leaf.value if isinstance(leaf.value, tuple) else (leaf.value,)
+        if any(isinstance(n, int | float) and not 0 <= n < math.inf for n in numbers):
+            raise InputError(
+                f"{leaf.name} is {leaf.value}; it has to be a finite number, not below zero"
+            )
+    for section, fields in _POSITIVE.items():
+        for field in fields:
+            _require(getattr(run, section), section, field, lambda v: v > 0, "more than zero")
+    for field in ("b1", "b2", "warmup_fraction"):
+        _require(run.optim, "optim", field, lambda v: v < 1, "below one")
+    _require(run.optim, "optim", "warmdown_fraction", lambda v: v <= 1, "at most one")
+    _require(run.data, "data", "max_bad_share", lambda v: v <= 1, "at most one")
+    _exactly_one(run.loop, "loop", ("steps", "epochs", "tokens_per_param"))
+    _exactly_one(run.optim, "optim", ("warmup_steps", "warmup_fraction"))
+    if run.loop.steps is not None:
+        _check_warmup(run.optim, run.loop.steps)
+    _check_batch(run)
+    _check_best(run)
+
+
+def resolve_steps(
+    run: Run, *, examples: int, parameters: int, tokens_per_example: int | None
+) -> int:
+    """Updates of the whole run; whole batches only, so epochs and tokens are rounded down.
+
+    Args:
+        run: checked.
+        examples: in one epoch of the training split.
+        parameters: elements of the model's parameters.
+        tokens_per_example: None for a model that has no tokens.
+
+    Raises:
+        InputError: the rule gives no step, fewer than the warm-up, or asks for tokens of a model
+            that has none.
+    """
+    loop, batch = run.loop, run.data.batch_size
+    if loop.steps is not None:
+        steps = loop.steps
+    elif loop.epochs is not None:
+        steps = loop.epochs * examples // batch
+    else:
+        assert loop.tokens_per_param is not None, "validate() holds that one of the three is set"
+        if tokens_per_example is None:
+            raise InputError(
+                f"loop.tokens_per_param is {loop.tokens_per_param}, but an example of this model "
+                "has no tokens: set --loop.steps or --loop.epochs, and "
+                "--loop.tokens_per_param None"
+            )
+        steps = int(loop.tokens_per_param * parameters) // (batch * tokens_per_example)
+    if steps < 1:
+        raise InputError(
+            f"the run has no step: {loop.epochs} epochs of {examples} examples"
+            f" (data.batch_size {batch}): lower --data.batch_size or raise --loop.epochs"
+            if loop.epochs is not None
+            else f"the run has no step: {loop.tokens_per_param} tokens for each of {parameters} "
+            f"parameters, {batch} x {tokens_per_example} tokens a batch: raise "
+            "--loop.tokens_per_param or lower --data.batch_size"
+        )
+    _check_warmup(run.optim, steps)
+    return steps
+
+
+def steps_rule(run: Run, *, examples: int, parameters: int, tokens_per_example: int | None) -> str:
+    """How :func:`resolve_steps` came to its number, for the console."""
+    steps = resolve_steps(
+        run, examples=examples, parameters=parameters, tokens_per_example=tokens_per_example
+    )
+    batch = run.data.batch_size
+    if run.loop.epochs is not None:
+        how = f"{run.loop.epochs} epochs x {examples} examples / batch {batch}"
+    elif run.loop.tokens_per_param is not None:
+        how = (
+            f"{run.loop.tokens_per_param:g} tokens x {parameters} parameters / "
+            f"(batch {batch} x {tokens_per_example} tokens)"
+        )
+    else:
+        how = f"loop.steps, {steps * batch / examples:.2f} epochs of {examples} examples"
+    return f"{steps} steps ({how})"
+
+
+def to_dict(section: Any) -> dict[str, Any]:
+    """A config as JSON holds it: nested dicts, tuples as lists, the classes of model and data."""
+    result: dict[str, Any] = {}
+    if type(section).__module__ != __name__:
+        result["class"] = f"{type(section).__module__}.{type(section).__qualname__}"
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            value = to_dict(value)
+        result[field.name] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What differs between two configs in :func:`to_dict` form: ``"seed: 1 -> 2"``, in order."""
+    left, right = _flat(before), _flat(after)
+    return [
+        f"{name}: {left.get(name, '(absent)')} -> {right.get(name, '(absent)')}"
+        for name in {**left, **right}
+        if name not in left or name not in right or left[name] != right[name]
+    ]
+
+
+# What remains is the detail of validate(). "Positive" holds where a field is not None.
+_POSITIVE: dict[str, tuple[str, ...]] = {
+    "optim": ("peak_lr", "eps", "cycles", "accumulate", "max_grad_norm"),
+    "mesh": ("data", "fsdp"),
+    "loop": (
+        *("steps", "epochs", "tokens_per_param", "log_every", "eval_every", "eval_examples"),
+        *("hang_timeout_s", "early_stop_patience"),
+    ),
+    "checkpoint": ("every", "keep"),
+    "data": ("batch_size", "prefetch"),
+}
+
+
+def _require(
+    section: Any, name: str, field: str, holds: Callable[[Any], bool], wanted: str
+) -> None:
+    value = getattr(section, field)
+    if value is not None and not holds(value):
+        raise InputError(f"{name}.{field} is {value}; it has to be {wanted}")
+
+
+def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> None:
+    given = [field for field in fields if getattr(section, field) is not None]
+    if len(given) != 1:
+        values = ", ".join(f"{name}.{field} {getattr(section, field)}" for field in fields)
+        cure = (
+            f"set one of --{name}." + f", --{name}.".join(fields)
+            if not given
+            else "set the others to None: " + " or ".join(f"--{name}.{f} None" for f in given)
+        )
+        raise InputError(f"exactly one of {', '.join(fields)} is needed ({values}); {cure}")
+
+
+def _check_warmup(optim: Optim, steps: int) -> None:
+    if optim.warmup_steps is not None and optim.warmup_steps >= steps:
+        raise InputError(
+            f"optim.warmup_steps {optim.warmup_steps} has to be less than the run's {steps} steps: "
+            f"lower --optim.warmup_steps, or set it to None and --optim.warmup_fraction 0.1"
+        )
+
+
+def _check_batch(run: Run) -> None:
+    devices, microbatches = run.mesh.data * run.mesh.fsdp, run.optim.accumulate
+    batch, unit = run.data.batch_size, devices * microbatches
+    if batch % unit:
+        below = max(batch // unit, 1) * unit
+        raise InputError(
+            f"data.batch_size {batch} cannot be split: it is the global batch, per device x "
+            f"{devices} devices (mesh.data {run.mesh.data} x mesh.fsdp {run.mesh.fsdp}) x "
+            f"{microbatches} microbatches (optim.accumulate), so a multiple of {unit}; the nearest "
+            f"are {below} and {below + unit}"
+        )
+
+
+def _check_best(run: Run) -> None:
+    metric = run.checkpoint.best_metric
+    if metric is not None and not metric.startswith("val/"):
+        raise InputError(f"checkpoint.best_metric '{metric}' is no validation metric (val/...)")
+    if metric is not None and run.loop.eval_every is None:
+        raise InputError(
+            f"checkpoint.best_metric {metric} needs validations, but loop.eval_every is None: set "
+            "--loop.eval_every, or --checkpoint.best_metric None"
+        )
+    if run.loop.early_stop_patience is not None and metric is None:
+        raise InputError(
+            f"loop.early_stop_patience {run.loop.early_stop_patience} needs a metric to watch: set "
+            "--checkpoint.best_metric, or --loop.early_stop_patience None"
+        )
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat

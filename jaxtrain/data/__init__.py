@@ -1,0 +1,1 @@
+"""Data sets, and the pipeline that turns them into batches on devices."""

@@ -1,0 +1,371 @@
+"""Finding text files and reading documents out of them.
+
+A document is a text that belongs together; what follows a document's end says nothing about it.
+
+* ``.jsonl``: a document a line, a JSON object with the text in one field.
+* ``.parquet``: a document a row, the text in one column.
+* ``.txt`` and ``.md``: the file is one document. A long file (a book) is cut into documents of
+  16,000 characters or a little more, at blank lines, else at line ends, so that memory stays
+  bounded and a single file can be split into training and validation. A line end inside a
+  paragraph counts as a space, as in hard-wrapped books. A corpus with a document a line is better
+  given as ``.jsonl``: as ``.txt`` it is read, but without separators between the lines.
+
+Text is UTF-8. A file that is broken anywhere is bad as a whole: it is recorded with the reason and
+none of it is trained on.
+"""
+
+import codecs
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jaxtrain.data import cache
+from jaxtrain.errors import BadExample, InputError
+
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+TEXT_FIELDS = (
+    "text",
+    "content",
+    "body",
+    "document",
+    "article",
+    "passage",
+    "sentence",
+    "review",
+    "raw_content",
+    "context",
+)
+SECTION_CHARACTERS = 16_000
+_CHUNK_BYTES = 1 << 20
+
+_BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
+
+# A sentence ends at a blank line, at a mark of the end with its closing quotes and white space (not
+# after common English titles and initials, not before a lower-case letter), or at a CJK full stop.
+_SENTENCE_END = re.compile(
+    r"\n[^\S\n]*\n\s*"
+    r"|[.!?…][\"'”’)\]]*"  # noqa: RUF001
+    r"(?<!\bMr\.)(?<!\bMrs\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\b[A-Z]\.)"
+    r"\s+(?![a-z])"
+    r"|[。！？][”’」』]*\s*"  # noqa: RUF001
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scanned:
+    """One input file as it was found.
+
+    Attributes:
+        path: where it lies.
+        name: its path relative to the folder that was asked for, with ``/``.
+        size: bytes.
+        mtime_ns: time of the last change.
+        sha256: digest of its bytes.
+        documents: documents in it; 0 for a bad file.
+        characters: characters in these documents.
+        reason: why it is bad, or None.
+    """
+
+    path: str
+    name: str
+    size: int
+    mtime_ns: int
+    sha256: str
+    documents: int
+    characters: int
+    reason: str | None
+
+    def unchanged(self) -> bool:
+        """Whether the file still has the size and time that it was scanned with."""
+        return _size_and_time(Path(self.path)) == (self.size, self.mtime_ns)
+
+
+def find(pattern: str, flag: str) -> list[tuple[Path, str]]:
+    """Text files under a folder (recursive, hidden ones left out), of a glob, or one file.
+
+    Args:
+        pattern: a file, a folder, or a glob (``**`` goes through folders).
+        flag: the command-line flag that gave the pattern, for messages.
+
+    Returns:
+        (absolute path, relative name) of each file, sorted by name.
+
+    Raises:
+        InputError: nothing there, or nothing of a known kind.
+    """
+    given = Path(pattern).expanduser().absolute()
+    if given.is_file():
+        base, paths = given.parent, [given]
+    elif given.is_dir():
+        base, paths = given, list(_walk(given))
+    else:
+        paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
+        if not paths:
+            raise InputError(f"{flag} {pattern}: no such file or folder, and no file matches it")
+        base = Path(os.path.commonpath([p if p.is_dir() else p.parent for p in paths]))
+    found = {p: p.relative_to(base).as_posix() for p in paths if not p.is_dir()}
+    known = [(p, name) for p, name in found.items() if p.suffix.lower() in SUFFIXES]
+    if not known:
+        raise InputError(
+            f"{flag} {pattern}: none of the {len(found)} files there is text; "
+            f"it reads {', '.join(SUFFIXES)}"
+        )
+    return sorted(known, key=lambda item: item[1])
+
+
+def _walk(base: Path) -> Iterator[Path]:
+    """Files under a folder, through links to folders too (each folder once)."""
+
+    def stop(error: OSError) -> None:
+        raise InputError(f"cannot list the folder {error.filename}: {error.strerror}") from error
+
+    seen: set[str] = set()
+    for folder, inner, names in os.walk(base, followlinks=True, onerror=stop):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
+
+
+def scan(
+    pattern: str, text_field: str | None, folder: Path, flag: str, say: Callable[[str], None]
+) -> list[Scanned]:
+    """Find the files, read each through once, and note what it holds or why it is bad.
+
+    What was found is kept in ``folder``; a file with the same size and time as last time is not
+    read again.
+
+    Raises:
+        InputError: see :func:`find`.
+    """
+    files = find(pattern, flag)
+    record = folder / f"scan-{cache.digest(str(Path(pattern).absolute()), text_field)[:16]}.json"
+    try:
+        rows = json.loads(record.read_text(encoding="utf-8"))
+        known = {(row["path"], row["size"], row["mtime_ns"]): Scanned(**row) for row in rows}
+    except (OSError, ValueError, TypeError, KeyError):
+        known = {}  # no record, or one of another version: it only saves time
+    result: list[Scanned | None] = []
+    fresh = []
+    for at, (path, name) in enumerate(files):
+        size, mtime_ns = _size_and_time(path)
+        old = known.get((str(path), size, mtime_ns))
+        result.append(dataclasses.replace(old, name=name) if old else None)
+        if old is None:
+            fresh.append((at, path, name, size, mtime_ns))
+    if fresh:
+        say(f"reading through {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
+        for at, path, name, size, mtime_ns in fresh:
+            result[at] = _scan_file(path, name, size, mtime_ns, text_field)
+        cache.write_file(record, json.dumps([dataclasses.asdict(file) for file in result if file]))
+    return [file for file in result if file]
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """Bytes and time of the last change; zeros for a link that leads nowhere."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _scan_file(path: Path, name: str, size: int, mtime_ns: int, text_field: str | None) -> Scanned:
+    sha256, reason, documents, characters = "", None, 0, 0
+    try:
+        with open(path, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        for document in read(path, text_field):
+            documents += 1
+            characters += len(document)
+        if documents == 0:
+            reason = "no text in it"
+    except BadExample as error:
+        reason, documents, characters = error.reason, 0, 0
+    except OSError as error:
+        reason, documents, characters = error.strerror or str(error), 0, 0
+    return Scanned(
+        path=str(path),
+        name=name,
+        size=size,
+        mtime_ns=mtime_ns,
+        sha256=sha256,
+        documents=documents,
+        characters=characters,
+        reason=reason,
+    )
+
+
+def read(path: Path, text_field: str | None) -> Iterator[str]:
+    """The documents of one file, in order; blank ones are left out.
+
+    Raises:
+        BadExample: the file is broken; some documents may have come before.
+        OSError: it cannot be read at all.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        documents = _read_jsonl(path, text_field)
+    elif suffix == ".parquet":
+        documents = _read_parquet(path, text_field)
+    else:
+        documents = _read_sections(path)
+    return (document for document in documents if document.strip())
+
+
+def _read_sections(path: Path) -> Iterator[str]:
+    """Documents of a plain text file; holds a few sections in memory, never the file."""
+    text = ""
+    for chunk in _decode(path):
+        text += chunk
+        start = 0
+        while len(text) - start >= 3 * SECTION_CHARACTERS:  # so the cuts do not depend on chunks
+            end = _section_end(text, start)
+            yield text[start:end]
+            start = end
+        text = text[start:]
+    while len(text) > 2 * SECTION_CHARACTERS:
+        end = _section_end(text, 0)
+        yield text[:end]
+        text = text[end:]
+    yield text
+
+
+def _section_end(text: str, start: int) -> int:
+    """The first blank line after a section's length, else line end, else space, else anywhere."""
+    least, most = start + SECTION_CHARACTERS, start + 2 * SECTION_CHARACTERS
+    match = _BLANK_LINE.search(text, least, most)
+    if match:
+        return match.end()
+    for mark in "\n ":
+        at = text.find(mark, least, most)
+        if at >= 0:
+            return at + 1
+    return most
+
+
+def _decode(path: Path) -> Iterator[str]:
+    """UTF-8 text of a file in chunks, with ``\\n`` line ends.
+
+    Raises:
+        BadExample: a byte that is not UTF-8, with its offset, or a NUL.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("strict")
+    offset, held = 0, ""
+    with open(path, "rb") as file:
+        while True:
+            data = file.read(_CHUNK_BYTES)
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                at = offset - pending + error.start
+                raise BadExample(str(path), f"not UTF-8: {error.reason} at byte {at}") from error
+            if "\0" in text:
+                raise BadExample(str(path), "a NUL character in it: not a text file")
+            offset += len(data)
+            text = held + text
+            held = "\r" if data and text.endswith("\r") else ""  # \r\n may straddle two chunks
+            text = text[: len(text) - len(held)]
+            yield text.replace("\r\n", "\n").replace("\r", "\n")
+            if not data:
+                return
+
+
+def _read_jsonl(path: Path, text_field: str | None) -> Iterator[str]:
+    field = text_field
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text.strip():
+                    continue
+                row = json.loads(text)
+            except UnicodeDecodeError as error:
+                raise BadExample(str(path), f"line {number}: not UTF-8: {error.reason}") from error
+            except (ValueError, RecursionError) as error:
+                raise BadExample(str(path), f"line {number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise BadExample(str(path), f"line {number}: not a JSON object")
+            if field is None:
+                field = _choose_field(list(row), path, f"line {number}")
+            if field not in row:
+                raise BadExample(
+                    str(path),
+                    f"line {number}: no field {field!r}, only {_names(list(row))}: "
+                    "name the one with the text with --data.text-field",
+                )
+            value = row[field]
+            if value is None:
+                continue
+            if not isinstance(value, str):
+                raise BadExample(
+                    str(path), f"line {number}: field {field!r} is no text: {type(value).__name__}"
+                )
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise BadExample(str(path), f"line {number}: half a surrogate pair") from error
+            yield value
+
+
+def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
+    import pyarrow  # here, so that worker processes, which read no parquet, do not load it
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            field = text_field or _choose_field(names, path, "columns")
+            if field not in names:
+                raise BadExample(
+                    str(path),
+                    f"no column {field!r}, only {_names(names)}: "
+                    "name the one with the text with --data.text-field",
+                )
+            kind = file.schema_arrow.field(field).type
+            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                raise BadExample(str(path), f"column {field!r} is no text: {kind}")
+            for batch in file.iter_batches(batch_size=256, columns=[field]):
+                for value in batch.column(0).to_pylist():
+                    if value is not None:
+                        yield value
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise BadExample(str(path), f"broken parquet: {error}") from error
+
+
+def _choose_field(names: list[str], path: Path, place: str) -> str:
+    for name in TEXT_FIELDS:
+        if name in names:
+            return name
+    raise BadExample(
+        str(path),
+        f"{place}: none of the usual text fields among {_names(names)}: "
+        "name the one with the text with --data.text-field",
+    )
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def sentences(document: str) -> list[str]:
+    """Cut a document after its sentences, by punctuation and blank lines.
+
+    A rule of thumb: an example of a packed sequence preferably begins and ends at these places,
+    nothing else depends on them. Their join is the document without the white space between them.
+    """
+    parts, start = [], 0
+    for match in _SENTENCE_END.finditer(document):
+        parts.append(document[start : match.end()].strip())
+        start = match.end()
+    parts.append(document[start:].strip())
+    return [part for part in parts if part]

@@ -1,0 +1,152 @@
+"""Which example stands where: the one global order, and what replaces a broken example.
+
+With ``n`` examples seen, the next global batch holds the examples at positions ``[n, n+B)``. A
+position's example, its randomness and its substitutes are pure functions of (seed, position): not
+of process, worker or device count. So the whole data state of a run is the integer ``n``.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import grain
+import numpy as np
+
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Source
+from jaxtrain.errors import BadExample, InputError
+
+# A source in which this many examples in a row are broken is not worth going on with. The share of
+# bad files that a config tolerates is far below one half, so 2**-32 is the chance to meet it.
+MAX_SUBSTITUTES = 32
+
+# Fields of an example that are for the host, not for the model.
+ID, BAD = "_id", "_bad"
+WEIGHT = "weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A seeded permutation of each epoch, in constant memory.
+
+    Args:
+        size: examples in an epoch.
+        seed: of the permutations; each epoch has its own.
+    """
+
+    size: int
+    seed: int
+
+    def __call__(self, position: int) -> int:
+        """The example at a position of the endless order."""
+        return int(self._epochs[position])
+
+    @functools.cached_property
+    def _epochs(self) -> Any:
+        return grain.MapDataset.range(self.size).seed(self.seed).shuffle().repeat()
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"size": self.size, "seed": self.seed}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.__dict__.update(state)
+
+
+def generator(seed: int, *place: int) -> np.random.Generator:
+    """Randomness that depends on its arguments alone (Philox, keyed by all of them)."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *place))))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRows:
+    """Rows that one process loads, in its order: row -> example with weight one.
+
+    Args:
+        source: the training split.
+        order: position -> example.
+        start: examples seen before the first row's batch.
+        batch_size: global.
+        first: this process's first row within a global batch.
+        rows: this process's rows of a global batch.
+        batches: how many batches there are to come.
+        quarantine: where broken examples are recorded.
+    """
+
+    source: Source
+    order: Order
+    start: int
+    batch_size: int
+    first: int
+    rows: int
+    batches: int
+    quarantine: Quarantine
+
+    def __len__(self) -> int:
+        return self.batches * self.rows
+
+    def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
+        batch, offset = divmod(int(row), self.rows)
+        position = self.start + batch * self.batch_size + self.first + offset
+        for attempt in range(MAX_SUBSTITUTES):
+            rng = generator(self.order.seed, position, attempt)
+            # A substitute is drawn from the whole data, so that the neighbours of a broken example
+            # are not seen more often than others.
+            index = int(rng.integers(self.order.size)) if attempt else self.order(position)
+            try:
+                example = self.source.example(index, rng)
+            except BadExample as bad:
+                self.quarantine.add(bad, found="training", position=position)
+                continue
+            return example | {
+                WEIGHT: np.float32(1),
+                ID: np.int64(index),
+                BAD: np.int32(attempt),
+            }
+        raise InputError(
+            f"{MAX_SUBSTITUTES} examples in a row are broken at position {position}; the last: "
+            f"example {index}; {self.quarantine.path} lists them: mend or remove these files"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationRows:
+    """Rows of the validation batches of one process, in the split's own order.
+
+    The last batch is filled up with rows of weight zero, and so is the place of a broken example:
+    a metric divides by the weights.
+
+    Args:
+        source: the validation split.
+        seed: randomness of an example is a function of this and of its index.
+        examples: how many are used, from the first.
+        batch_size: global.
+        first: this process's first row within a global batch.
+        rows: this process's rows of a global batch.
+        blank: makes an example of zeros.
+        quarantine: where broken examples are recorded.
+    """
+
+    source: Source
+    seed: int
+    examples: int
+    batch_size: int
+    first: int
+    rows: int
+    blank: Callable[[], dict[str, np.ndarray]]
+    quarantine: Quarantine
+
+    def __len__(self) -> int:
+        return -(-self.examples // self.batch_size) * self.rows
+
+    def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
+        batch, offset = divmod(int(row), self.rows)
+        index = batch * self.batch_size + self.first + offset
+        weight, example = np.float32(0), None
+        if index < self.examples:
+            try:
+                example = self.source.example(index, generator(self.seed, index))
+                weight = np.float32(1)
+            except BadExample as bad:
+                self.quarantine.add(bad, found="validation", position=index)
+        return (self.blank() if example is None else example) | {WEIGHT: weight}

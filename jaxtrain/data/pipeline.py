@@ -1,0 +1,261 @@
+"""From a source to global batches on devices.
+
+``order`` says which example stands where; Grain loads this process's rows of each batch, in worker
+processes, whole batches in turn; a thread puts the next batch on the devices while a step runs.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import absl.flags
+import grain
+import jax
+import numpy as np
+
+from jaxtrain import mesh as meshes
+from jaxtrain.data import order
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Source, Sources
+from jaxtrain.errors import InputError
+
+Arrays = dict[str, np.ndarray]
+Spec = dict[str, jax.ShapeDtypeStruct]
+
+
+def check_bad_share(sources: Sources, quarantine: Quarantine, max_share: float) -> str | None:
+    """Why the run should stop over broken inputs, or None while they are few.
+
+    Args:
+        sources: what was found when the data was opened.
+        quarantine: what was found since.
+        max_share: of all input files.
+    """
+    bad = quarantine.paths() | {one.path for one in sources.bad}
+    if len(bad) <= max_share * sources.files:
+        return None
+    return (
+        f"{len(bad)} of {sources.files} input files are broken ({len(bad) / sources.files:.1%}), "
+        f"more than data.max_bad_share ({max_share:.1%}): {quarantine.path} lists them; mend or "
+        "remove them, or raise --data.max_bad_share"
+    )
+
+
+class TrainingBatches(Iterator[dict[str, jax.Array]]):
+    """Global batches, from any number of examples seen.
+
+    Args:
+        source: the training split.
+        mesh: rows of a batch go over all its devices.
+        spec: the model's ``batch_spec`` of the global batch; what comes must match it.
+        start: examples seen.
+        batches: how many to give.
+        seed: of the order.
+        workers: processes that load; 0 loads in this one.
+        prefetch: batches that each worker holds ready.
+        quarantine: where broken examples are recorded.
+
+    Attributes:
+        wait_s: seconds that the caller has waited for batches so far.
+        ids: this process's example indices in the batch given last.
+        substituted: examples replaced so far in this process's rows.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        mesh: jax.sharding.Mesh,
+        spec: Spec,
+        *,
+        start: int,
+        batches: int,
+        seed: int,
+        workers: int,
+        prefetch: int,
+        quarantine: Quarantine,
+    ) -> None:
+        batch_size = _batch_size(spec)
+        span = meshes.local_rows(mesh, batch_size)
+        rows = order.TrainingRows(
+            source,
+            order.Order(len(source), seed),
+            start,
+            batch_size,
+            span.start,
+            span.stop - span.start,
+            batches,
+            quarantine,
+        )
+        self.wait_s = 0.0
+        self.ids = np.empty(0, np.int64)
+        self.substituted = 0
+        self._place = _Placement(mesh, spec)
+        self._host = _read(rows, rows.rows, workers=workers, prefetch=prefetch)
+        # One batch in the queue, one in the thread's hand, one in the step: double buffering.
+        self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._feed, name="batches", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> dict[str, jax.Array]:
+        began = time.perf_counter()
+        item = self._ready.get()
+        self.wait_s += time.perf_counter() - began
+        if isinstance(item, BaseException):
+            self._ready.put(item)  # whoever asks again gets the same answer
+            raise item
+        arrays, self.ids, bad = item
+        self.substituted += bad
+        return cast(dict[str, jax.Array], arrays)
+
+    def close(self) -> None:
+        """Stops the thread and the workers."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                pass
+            self._thread.join(timeout=0.05)
+        close = getattr(self._host, "close", None)
+        if close is not None:  # Grain prints errors at exit about iterators left open
+            close()
+
+    def _feed(self) -> None:
+        try:
+            for local in self._host:
+                ids, bad = local.pop(order.ID), local.pop(order.BAD)
+                item = (self._place(local), ids, int((bad > 0).sum()))
+                if not self._offer(item):
+                    return
+            self._offer(StopIteration())
+        except BaseException as error:  # handed to the main thread, which raises it
+            self._offer(error)
+
+    def _offer(self, item: Any) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+
+class ValidationBatches:
+    """The same few global batches again and again, held in host memory after the first reading.
+
+    Args:
+        source: the validation split.
+        mesh: rows of a batch go over all its devices.
+        spec: the model's ``batch_spec`` of the global batch.
+        examples: how many to use, at most; the split may hold fewer.
+        seed: of what is random in an example (masks).
+        threads: that load, the first time.
+        quarantine: where broken examples are recorded.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        mesh: jax.sharding.Mesh,
+        spec: Spec,
+        *,
+        examples: int,
+        seed: int,
+        threads: int,
+        quarantine: Quarantine,
+    ) -> None:
+        batch_size = _batch_size(spec)
+        span = meshes.local_rows(mesh, batch_size)
+        self._rows = order.ValidationRows(
+            source,
+            seed,
+            min(examples, len(source)),
+            batch_size,
+            span.start,
+            span.stop - span.start,
+            _Blank({name: (part.shape[1:], str(part.dtype)) for name, part in spec.items()}),
+            quarantine,
+        )
+        self._threads = max(1, threads)
+        self._place = _Placement(mesh, spec)
+        self._held: list[Arrays] | None = None
+
+    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+        if self._held is None:
+            self._held = list(
+                _read(self._rows, self._rows.rows, workers=0, prefetch=1, threads=self._threads)
+            )
+        for local in self._held:
+            yield self._place(local)
+
+
+class _Blank:
+    """Makes an example of zeros."""
+
+    def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]]) -> None:
+        self._fields = fields
+
+    def __call__(self) -> Arrays:
+        return {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._fields.items()}
+
+
+class _Placement:
+    """Local rows -> global arrays, checked against what the model wants."""
+
+    def __init__(self, mesh: jax.sharding.Mesh, spec: Spec) -> None:
+        self._sharding = meshes.batch_sharding(mesh)
+        self._spec = spec
+
+    def __call__(self, local: Arrays) -> dict[str, jax.Array]:
+        given = {name: (part.shape[1:], str(part.dtype)) for name, part in local.items()}
+        wanted = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
+        if given != wanted:
+            raise InputError(f"the data gives examples {given}, the model wants {wanted}")
+        return {
+            name: jax.make_array_from_process_local_data(
+                self._sharding, part, self._spec[name].shape
+            )
+            for name, part in local.items()
+        }
+
+
+def _batch_size(spec: Spec) -> int:
+    return int(next(iter(spec.values())).shape[0])
+
+
+def _read(
+    rows: order.TrainingRows | order.ValidationRows,
+    batch: int,
+    *,
+    workers: int,
+    prefetch: int,
+    threads: int = 0,
+) -> Iterator[Arrays]:
+    """This process's part of each batch, on the host, in order.
+
+    The rows are batched before Grain divides them among workers, so the order does not depend on
+    how many there are.
+    """
+    # Grain reads absl flags in its workers and dies where no program has parsed any (0.2.18).
+    if not absl.flags.FLAGS.is_parsed():
+        absl.flags.FLAGS.mark_as_parsed()
+    read = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, 1))
+    data = grain.MapDataset.source(cast(Any, rows)).batch(batch).to_iter_dataset(read)
+    if workers:
+        options = grain.MultiprocessingOptions(
+            num_workers=workers, per_worker_buffer_size=prefetch
+        )
+        data = data.mp_prefetch(options, worker_init_fn=_no_accelerator)
+    return iter(data)
+
+
+def _no_accelerator(worker: int, workers: int) -> None:
+    """Grain imports jax; without this each worker could take memory of the accelerator."""
+    del worker, workers
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

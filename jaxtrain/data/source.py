@@ -1,0 +1,52 @@
+"""The contract between a data set and the pipeline.
+
+A source is one split of one data set: it knows how many examples there are and how to make each of
+them. Order, epochs, batches, workers and substitutes belong to :mod:`jaxtrain.data.pipeline`.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from jaxtrain.errors import BadExample
+
+
+class Source(Protocol):
+    """One split. Picklable and light: it travels to worker processes and opens files there."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of what the examples are; not of where they lie."""
+
+    def __len__(self) -> int:
+        """Examples in one epoch."""
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Example ``index`` as arrays without a batch dimension.
+
+        Every random choice comes from ``rng``, which is a pure function of the example's place in
+        the order.
+
+        Raises:
+            BadExample: the example cannot be read.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What a data config opens.
+
+    Attributes:
+        train: the training split.
+        val: the validation split.
+        files: input files found, good and bad.
+        bad: input files found broken while opening, with reasons.
+        summary: one line for the console.
+    """
+
+    train: Source
+    val: Source
+    files: int
+    bad: tuple[BadExample, ...]
+    summary: str

@@ -1,0 +1,323 @@
+"""Video data sets: random clips of a folder or list of video files.
+
+An example is one clip of one file. The host chooses frames and crop, decodes, crops and resizes to
+the model's size, mirrors, and draws the numbers of the colour jitter and the blur; the device
+applies those.
+
+Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxtrain.data import (
+    cache,
+    scenes,
+    video_decode,
+    video_files,
+    video_frames,
+    video_index,
+)
+from jaxtrain.data.source import Sources
+from jaxtrain.data.video_index import Entry
+from jaxtrain.errors import BadExample, InputError
+
+# Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
+IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
+_DRAWS = 12  # uniform numbers that a training example takes from its generator, always all of them
+_NAMED = 5  # broken files that the console names; quarantine.jsonl names all
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where video comes from, how clips are cut, and how they are varied."""
+
+    path: str | None = None
+    """A folder (read recursively), a video, or a .json, .jsonl, .csv or .txt list of videos."""
+    val_path: str | None = None
+    """The same for validation; None splits the files of path."""
+    batch_size: int
+    """Clips in a batch, over all devices and accumulation."""
+    workers: int = 2
+    """Processes that make examples; 0 makes them in the main process."""
+    prefetch: int = 2
+    """Batches that each worker makes in advance."""
+    cache_dir: str | None = None
+    """Folder for indexes and demonstration data; None is $JAXTRAIN_CACHE, else
+    ~/.cache/jaxtrain."""
+    demo: bool = False
+    """With path None: train on moving scenes that are rendered once."""
+    max_bad_share: float = 0.1
+    """Stop if more than this share of the files cannot be used, 0 to 1."""
+    train_split: float = 0.95
+    """Share of the files that trains, 0 to 1; the rest validates. Without meaning where val_path is
+    given."""
+    verify: Literal["first_use", "index", "never"] = "first_use"
+    """When to decode a file whole, to find one that is broken inside: when a process first uses it,
+    all of them while indexing, or never."""
+    clips_per_video: int = 1
+    """Training clips that an epoch takes from each file."""
+    min_frame_delta: int = 1
+    """Least distance of two frames of a clip, in frames of the file."""
+    max_frame_delta: int = 2
+    """Largest distance of two frames of a clip, in frames of the file."""
+    flip: bool = True
+    """Mirror one half of the training clips left to right."""
+    min_crop_scale: float = 0.8
+    """Least side of a training crop, as a share of the largest crop that fits."""
+    jitter_probability: float = 0.7
+    """Share of training clips whose colours are varied."""
+    brightness: float = 0.15
+    """Brightness is multiplied by 1 - this to 1 + this."""
+    contrast: float = 0.15
+    """Contrast is multiplied by 1 - this to 1 + this."""
+    saturation: float = 0.15
+    """Saturation is multiplied by 1 - this to 1 + this."""
+    hue: float = 0.08
+    """Hue is turned by - this to + this, in full turns."""
+    blur_probability: float = 0.2
+    """Share of training clips that are blurred."""
+    blur_sigma: tuple[float, float] | None = (0.1, 2.0)
+    """Least and largest sigma of the Gaussian blur, in pixels; None blurs nothing."""
+
+    def __post_init__(self) -> None:
+        shares = ("max_bad_share", "train_split", "jitter_probability", "blur_probability")
+        for name in (*shares, "brightness", "contrast", "saturation"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise InputError(f"data.{name} is a number from 0 to 1, not {value}")
+        if not 0 <= self.hue <= 0.5:
+            raise InputError(f"data.hue is a number of turns from 0 to 0.5, not {self.hue}")
+        if not 0 < self.min_crop_scale <= 1:
+            text = f"data.min_crop_scale is above 0 and at most 1, not {self.min_crop_scale}"
+            raise InputError(text)
+        if not 1 <= self.min_frame_delta <= self.max_frame_delta:
+            raise InputError(
+                f"data.min_frame_delta ({self.min_frame_delta}) must be at least 1 and at most "
+                f"data.max_frame_delta ({self.max_frame_delta})"
+            )
+        if self.clips_per_video < 1:
+            raise InputError(f"data.clips_per_video must be >= 1, not {self.clips_per_video}")
+        if self.blur_sigma is not None and not 0 < self.blur_sigma[0] <= self.blur_sigma[1]:
+            raise InputError(
+                "data.blur_sigma is the least and the largest sigma in pixels, above 0, "
+                f"not {self.blur_sigma}"
+            )
+
+    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
+        """Index the files and split them.
+
+        Args:
+            model: its ``frames``, ``height`` and ``width`` (pixels) are those of a clip.
+            seed: of the run; the split does not depend on it, only on names.
+            say: takes messages for the console.
+
+        Raises:
+            InputError: no path, no such path, or not enough files to train and validate.
+        """
+        del seed
+        root = cache.root(self.cache_dir)
+        path = self.path
+        if path is None:
+            if not self.demo:
+                raise InputError(
+                    "no data given: name a folder or a list of videos with --data.path"
+                )
+            path = str(scenes.prepare(root, say))
+        train, bad, folder = self._index(path, "--data.path", model, root, say)
+        val_folder = folder
+        files = len(train) + len(bad)
+        if self.val_path is not None:
+            val, val_bad, val_folder = self._index(
+                self.val_path, "--data.val-path", model, root, say
+            )
+            bad, files = bad + val_bad, files + len(val) + len(val_bad)
+        else:
+            if len(train) < 2:
+                raise InputError(
+                    f"only one video of {path} can be used ({train[0].name}), and it cannot both "
+                    "train and validate: give more videos, or others with --data.val-path"
+                )
+            sides = video_files.split([entry.name for entry in train], self.train_split)
+            val = [entry for entry, trains in zip(train, sides, strict=True) if not trains]
+            train = [entry for entry, trains in zip(train, sides, strict=True) if trains]
+        # Those that first use found broken stay in the order, so that it does not change between
+        # two runs; they are named all the same, and the order's substitutes replace them.
+        known = [
+            BadExample(entry.path, entry.verdict.broken)
+            for entry in (*train, *val)
+            if entry.verdict is not None and entry.verdict.broken and self.verify == "first_use"
+        ]
+        for one in (bad + known)[:_NAMED]:
+            say(f"left out: {one}")
+        if len(bad + known) > _NAMED:
+            say(f"left out: {len(bad + known) - _NAMED:,} more")
+        frames = sum(entry.scanned.frames for entry in (*train, *val))
+        good = files - len(bad) - len(known)
+        return Sources(
+            train=self._clips(model, train, folder, train=True),
+            val=self._clips(model, val, val_folder, train=False),
+            files=files,
+            bad=tuple(bad + known),
+            summary=f"{files:,} videos ({good:,} good), {frames:,} frames, "
+            f"{len(train):,} train / {len(val):,} val",
+        )
+
+    def _clips(self, model: Any, entries: list[Entry], folder: Path, *, train: bool) -> "Clips":
+        return Clips(
+            config=self,
+            frames=model.frames,
+            height=model.height,
+            width=model.width,
+            entries=tuple(entries),
+            folder=folder,
+            train=train,
+        )
+
+    def _index(
+        self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
+    ) -> tuple[list[Entry], list[BadExample], Path]:
+        """The usable files of one input, the others, and the input's folder in the cache."""
+        found = video_files.find(path, flag)
+        folder = root / "video" / cache.digest(str(Path(path).expanduser().absolute()))[:16]
+        entries = video_index.build(found, folder, decode_all=self.verify == "index", say=say)
+        usable, bad = [], []
+        for entry in entries:
+            reason = self._unusable(entry, model.frames)
+            if reason is None:
+                usable.append(entry)
+            else:
+                bad.append(BadExample(entry.path, reason))
+        if not usable:
+            raise InputError(
+                f"{flag} {path}: none of {len(entries):,} videos can be used; the first is {bad[0]}"
+            )
+        return usable, bad, folder
+
+    def _unusable(self, entry: Entry, frames: int) -> str | None:
+        """Why no clip can be cut from a file; None where one can."""
+        if entry.info is None:
+            return entry.reason
+        if self.verify == "index" and entry.verdict is not None and entry.verdict.broken:
+            return entry.verdict.broken
+        missing = len(entry.verdict.missing) if entry.verdict and self.verify == "index" else 0
+        if entry.info.frames - missing < frames:
+            return f"is too short: {entry.info.frames - missing} frames, a clip needs {frames}"
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clips:
+    """Clips of one split, as :class:`jaxtrain.data.source.Source`.
+
+    Attributes:
+        config: of the data.
+        frames, height, width: of a clip. The model's config does not come along, as a worker that
+            unpickled it would import jax.
+        entries: the files.
+        folder: of the input in the cache.
+        train: cut and vary at random; otherwise cut the middle and vary nothing.
+    """
+
+    config: Config
+    frames: int
+    height: int
+    width: int
+    entries: tuple[Entry, ...]
+    folder: Path
+    train: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of names, sizes and frame counts of the files, and of clips a file."""
+        return video_index.fingerprint(self.entries, self._clips)
+
+    @property
+    def _clips(self) -> int:
+        return self.config.clips_per_video if self.train else 1
+
+    def __len__(self) -> int:
+        return len(self.entries) * self._clips
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """One clip.
+
+        Returns:
+            ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
+            contrast and saturation, the hue shift in turns, and the blur's sigma in pixels.
+
+        Raises:
+            BadExample: the file is broken, or no longer what it was when it was indexed.
+        """
+        entry = self.entries[index // self._clips]
+        draws = rng.random(_DRAWS) if self.train else np.full(_DRAWS, 0.5)
+        present = self._present(entry)
+        numbers = present[self._choose(len(present), draws[:2], entry)]
+        frames = video_decode.read(entry.path, entry.scanned, numbers.tolist())
+        scale = 1.0
+        if self.train:
+            scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
+        video_THWC = video_frames.crop_and_resize(
+            frames,
+            entry.scanned,
+            height=self.height,
+            width=self.width,
+            scale=scale,
+            across=draws[3],
+            down=draws[4],
+            mirror=self.train and self.config.flip and draws[5] < 0.5,
+        )
+        augment = self._augment(draws[6:]) if self.train else IDENTITY
+        return {"video": video_THWC, "augment": np.asarray(augment, np.float32)}
+
+    def _present(self, entry: Entry) -> np.ndarray:
+        """Numbers of the frames that come out of the decoder, ascending."""
+        everything = np.arange(entry.scanned.frames)
+        if self.config.verify == "never":
+            video_index.check_unchanged(entry)
+            return everything
+        verdict = video_index.first_use(entry, self.folder)
+        if verdict.broken is not None:
+            raise BadExample(entry.path, verdict.broken)
+        return np.setdiff1d(everything, verdict.missing, assume_unique=True)
+
+    def _choose(self, there: int, draws: np.ndarray, entry: Entry) -> np.ndarray:
+        """Places of a clip's frames among ``there`` frames.
+
+        Where the file is too short for the frame delta drawn, the largest that fits is taken.
+        """
+        count = self.frames
+        if there < count:
+            raise BadExample(entry.path, f"is too short: {there} frames, a clip needs {count}")
+        least, largest = self.config.min_frame_delta, self.config.max_frame_delta
+        delta = _pick(least, largest, draws[0]) if self.train else least
+        delta = min(delta, (there - 1) // max(count - 1, 1))
+        start = _pick(0, there - 1 - (count - 1) * delta, draws[1])
+        return start + delta * np.arange(count)
+
+    def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
+        """The numbers of jitter and blur, from six uniform ones."""
+        config = self.config
+        amounts = (config.brightness, config.contrast, config.saturation, config.hue)
+        jitter = IDENTITY[:4]
+        if draws[0] < config.jitter_probability:
+            jitter = tuple(
+                middle + amount * (2 * draw - 1)
+                for middle, amount, draw in zip(IDENTITY[:4], amounts, draws[1:5], strict=True)
+            )
+        # One number both says whether to blur and, stretched, how much.
+        sigma = 0.0
+        if config.blur_sigma is not None and draws[5] < config.blur_probability:
+            low, high = config.blur_sigma
+            sigma = low + (high - low) * draws[5] / config.blur_probability
+        return (*jitter, sigma)
+
+
+def _pick(least: int, largest: int, draw: float) -> int:
+    """A whole number from ``least`` to ``largest`` for a uniform draw from [0, 1)."""
+    return least + min(math.floor((largest - least + 1) * draw), largest - least)

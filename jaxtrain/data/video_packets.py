@@ -1,0 +1,241 @@
+"""What the packets of a video file tell, without decoding more than its first frame.
+
+A file is broken if more than two frames *and* more than 2% of them are missing against what it
+promises: good files fall a frame or two short.
+"""
+
+import bisect
+import os
+import stat
+from typing import NamedTuple
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.stream import VideoStream
+
+from jaxtrain.errors import BadExample
+
+SLACK_FRAMES = 2
+SLACK_SHARE = 0.02
+_CONSTANT_RATE = 0.95  # share of usual gaps between frames from which a frame rate is constant
+_FIRST_FRAME = 128  # packets within which a good file gives its first frame
+_VP8_SHOWN = 0x10  # bit of a VP8 packet's first byte (RFC 6386, 9.1): hidden frames have it unset
+
+
+class Keyframe(NamedTuple):
+    """Where decoding can start.
+
+    Attributes:
+        pts: time stamp, in the stream's time base.
+        frame: number of the frame in order of display.
+    """
+
+    pts: int
+    frame: int
+
+
+class Scan(NamedTuple):
+    """What the packets and the first frame of a file tell.
+
+    Attributes:
+        stream: index of the best video stream.
+        frames: packets that show a frame.
+        width, height: of a stored frame, before rotation, in pixels.
+        rotation: degrees counter-clockwise by which a stored frame is to be turned: 0, 90, 180 or
+            270.
+        pixel_aspect: width of a stored pixel over its height.
+        fps: frames a second; 0 where the file does not tell.
+        keyframes: in order of display; empty where packets lack distinct time stamps, and then
+            reading starts at the beginning.
+    """
+
+    stream: int
+    frames: int
+    width: int
+    height: int
+    rotation: int
+    pixel_aspect: float
+    fps: float
+    keyframes: tuple[Keyframe, ...]
+
+
+class _Packets:
+    """Sums over a file's packets; ``video`` is the index of the stream that counts."""
+
+    def __init__(self, video: VideoStream) -> None:
+        self.video = video
+        self.total = 0  # every packet of the stream, which is what containers declare
+        self.shown: list[int | None] = []  # time stamps of those that show a frame
+        self.keys: list[int | None] = []
+        self.end_s = 0.0  # of the last packet of the stream
+        self.any_end_s = 0.0  # of the last packet of any stream
+
+    def add(self, packet: av.Packet) -> None:
+        end_s = 0.0
+        if packet.pts is not None and packet.time_base is not None:
+            end_s = float((packet.pts + (packet.duration or 0)) * packet.time_base)
+        self.any_end_s = max(self.any_end_s, end_s)
+        if packet.stream_index != self.video.index:
+            return
+        self.total += 1
+        self.end_s = max(self.end_s, end_s)
+        if shows_frame(packet, self.video):
+            self.shown.append(packet.pts)
+        if packet.is_keyframe:
+            self.keys.append(packet.pts)
+
+
+def shows_frame(packet: av.Packet, stream: VideoStream) -> bool:
+    """Whether a frame to be shown comes of the packet: not before an edit's start, not hidden."""
+    if packet.is_discard:
+        return False
+    return stream.codec_context.name != "vp8" or bool(bytes(packet)[0] & _VP8_SHOWN)
+
+
+def scan(path: str) -> Scan:
+    """Read all packets of a file and decode its first frame.
+
+    Raises:
+        BadExample: there is no such file, no video in it, or it is shorter than it promises.
+    """
+    _check_file(path)
+    try:
+        with av.open(path, metadata_errors="ignore") as container:
+            return _scan(path, container)
+    except (av.FFmpegError, OSError) as error:
+        raise BadExample(path, f"cannot be read: {reason(error)}") from error
+
+
+def _check_file(path: str) -> None:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise BadExample(path, str(error.strerror)) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise BadExample(path, "is not a file")
+    if status.st_size == 0:
+        raise BadExample(path, "is empty")
+
+
+def _scan(path: str, container: InputContainer) -> Scan:
+    stream = _best(path, container)
+    declared = stream.frames or 0
+    # Without a declared count the promise is the container's duration, which any stream may fill.
+    others = [s for s in container.streams if s.type in ("video", "audio")]
+    streams = [stream] if declared else others
+    packets, first, fed = _Packets(stream), None, 0
+    for packet in container.demux(streams):
+        if not packet.size:
+            continue  # the end, told once a stream
+        packets.add(packet)
+        if first is None and packet.stream_index == stream.index and fed < _FIRST_FRAME:
+            fed += 1
+            first = next(iter(stream.codec_context.decode(packet)), None)
+    if not packets.shown:
+        raise BadExample(path, "holds no video packet")
+    if first is None:
+        first = next(iter(stream.codec_context.decode(None)), None)
+    if first is None:
+        raise BadExample(path, f"gives no frame, though it holds {packets.total} video packets")
+    fps = float(stream.average_rate or stream.guessed_rate or 0)
+    _check_promise(path, container, packets, declared, fps)
+    aspect = stream.sample_aspect_ratio
+    return Scan(
+        stream=stream.index,
+        frames=len(packets.shown),
+        width=first.width,
+        height=first.height,
+        rotation=round(first.rotation / 90) * 90 % 360,
+        pixel_aspect=float(aspect) if aspect else 1.0,
+        fps=fps,
+        keyframes=_keyframes(packets, container.format.name),
+    )
+
+
+def _check_promise(
+    path: str, container: InputContainer, packets: _Packets, declared: int, fps: float
+) -> None:
+    """Raise BadExample where the packets end well before what the headers promise.
+
+    A declared count is compared with the packets; as edit lists cut good files short of it, the
+    time promised must be missing too. Without a count, the time promised is compared, and holes are
+    looked for.
+    """
+    stream = packets.video
+    start = float((stream.start_time or 0) * (stream.time_base or 0))
+    if stream.duration and stream.time_base:
+        promised_s, end_s = start + float(stream.duration * stream.time_base), packets.end_s
+    elif container.duration:
+        promised_s, end_s = container.duration / av.time_base, packets.any_end_s
+    else:
+        promised_s, end_s = 0.0, 0.0
+    checks = []
+    if declared:
+        text = f"{packets.total} of {declared} promised frames"
+        checks.append((too_few(declared - packets.total, declared), text))
+    if promised_s and fps:
+        missing, promised = round((promised_s - end_s) * fps), round(promised_s * fps)
+        text = f"{end_s:.2f} s of {promised_s:.2f} promised seconds"
+        checks.append((too_few(missing, promised), text))
+    if checks and all(short for short, _ in checks):
+        raise BadExample(path, f"cut short: it holds {checks[0][1]}")
+    expected = 0 if declared else _expected(packets.shown)
+    if too_few(expected - len(packets.shown), expected):
+        raise BadExample(path, f"has holes: it holds {len(packets.shown)} of {expected} frames")
+
+
+def _expected(shown: list[int | None]) -> int:
+    """Frames from the first to the last time stamp at a constant rate; 0 where it is not constant.
+
+    Demuxers of Matroska and Flash resume after a damaged part without a word, and the VP decoders
+    do not notice that frames are gone.
+    """
+    stamps = np.sort([pts for pts in shown if pts is not None])
+    gaps = np.diff(stamps)
+    if len(gaps) < 2 or np.median(gaps) <= 0:
+        return 0
+    usual = gaps[np.abs(gaps / np.median(gaps) - 1) < 0.5]  # time stamps may be in whole ms
+    if len(usual) < _CONSTANT_RATE * len(gaps):
+        return 0
+    return round(float(stamps[-1] - stamps[0]) / float(usual.mean())) + 1
+
+
+def too_few(missing: int, promised: int) -> bool:
+    """Whether so many frames are missing that the file is broken."""
+    return missing > SLACK_FRAMES and missing > SLACK_SHARE * promised
+
+
+def _keyframes(packets: _Packets, container: str) -> tuple[Keyframe, ...]:
+    """The keyframes, where time stamps tell the order of display."""
+    stamps = [pts for pts in packets.shown if pts is not None]
+    reordered = packets.video.codec_context.has_b_frames
+    if container == "avi" and reordered and stamps == sorted(stamps):
+        return ()  # AVI holds no time stamps: these are FFmpeg's guess, in order of arrival
+    keys = [pts for pts in packets.keys if pts is not None]
+    if len(set(stamps)) < len(packets.shown) or len(keys) < len(packets.keys):
+        return ()
+    stamps.sort()
+    return tuple(Keyframe(pts, bisect.bisect_left(stamps, pts)) for pts in sorted(keys))
+
+
+def _best(path: str, container: InputContainer) -> VideoStream:
+    """The video stream that FFmpeg holds for the main one; a cover picture is none."""
+    best = container.streams.best("video")
+    pictures = av.stream.Disposition.attached_pic
+    candidates = [s for s in container.streams.video if not s.disposition & pictures]
+    if not candidates:
+        raise BadExample(path, "holds no video stream")
+    return single_threaded(next((s for s in candidates if s == best), candidates[0]))
+
+
+def single_threaded(stream: VideoStream) -> VideoStream:
+    """One thread a decoder: the machine's cores belong to the workers."""
+    stream.thread_type = "NONE"
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def reason(error: Exception) -> str:
+    """An error of PyAV or the system in words, without the path."""
+    return getattr(error, "strerror", None) or str(error)

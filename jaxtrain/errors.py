@@ -1,0 +1,29 @@
+"""The two errors that cross module borders."""
+
+
+class InputError(Exception):
+    """Wrong use or wrong input.
+
+    The command line prints the message as one line, without a traceback, and exits with 2. The
+    message names the thing, its value and the cure.
+    """
+
+
+class BadExample(Exception):
+    """One example that cannot be read.
+
+    The pipeline records it in ``quarantine.jsonl`` and takes the substitute that the order
+    determines.
+
+    Args:
+        path: the file that holds the example.
+        reason: what is wrong with it, in words.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)  # both in args, so that the error survives pickling
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"

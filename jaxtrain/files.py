@@ -1,0 +1,93 @@
+"""Files that appear whole, and files that grow line by line and never keep half a line."""
+
+import contextlib
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Replaces a file so that a reader sees the old one or the new one: beside, fsync, rename.
+
+    Args:
+        path: of the file; its folder must exist.
+        data: the content; text is written as UTF-8.
+
+    Raises:
+        OSError: nothing is left beside, and an older file stays as it was.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(beside, 0o666 & ~_umask())  # mkstemp makes it private
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+class Appended:
+    """A file that only grows. Each piece reaches the operating system at once, whole or not at all.
+
+    The file is opened with the first piece, and again after a failure.
+
+    Args:
+        path: of the file; its folder is made with the first piece.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def append(self, piece: bytes) -> None:
+        """Writes a piece at the end.
+
+        Raises:
+            OSError: the piece is not in the file, not even in part, and later pieces may be tried.
+        """
+        if self._descriptor is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            self._descriptor = os.open(self.path, flags, 0o666)
+        size = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, piece) < len(piece):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            with contextlib.suppress(OSError):  # no half pieces
+                os.ftruncate(self._descriptor, size)
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the file; a later piece opens it again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cuts what follows the last newline: the line that was being written when a process died."""
+    with path.open("rb+") as file:
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            file.truncate(whole)

@@ -1,0 +1,74 @@
+"""When memory runs out: what was held, and which overrides to try."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain import config
+from jaxtrain import state as states
+from jaxtrain.errors import InputError
+
+GIB = 2**30
+
+
+@contextlib.contextmanager
+def explained(
+    run: config.Run,
+    target: states.State,
+    spec: dict[str, jax.ShapeDtypeStruct],
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """Turns an out-of-memory error of the runtime into what was held and what to try.
+
+    Args:
+        run: the config.
+        target: shapes and shardings of the state.
+        spec: of the global batch.
+        say: prints the compiler's own words before the error's one line.
+
+    Raises:
+        InputError: in place of the runtime's RESOURCE_EXHAUSTED.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        say(str(error).strip().splitlines()[0])
+        raise InputError(
+            f"out of device memory: {_held(run, target, spec)}; try {_ways_out(run)}"
+        ) from error
+
+
+def _held(run: config.Run, target: states.State, spec: dict[str, Any]) -> str:
+    devices = run.mesh.data * run.mesh.fsdp
+    batch = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in spec.values())
+    rows = run.data.batch_size // (devices * run.optim.accumulate)
+    return (
+        f"each device holds {states.nbytes(target) / GIB:.3f} GiB of state and "
+        f"{batch / devices / GIB:.3f} GiB of batch (computed), and the activations of {rows} "
+        "examples at a time"
+    )
+
+
+def _ways_out(run: config.Run) -> str:
+    """Overrides that lower memory, cheapest first; only those that this config allows."""
+    devices = run.mesh.data * run.mesh.fsdp
+    per_device = run.data.batch_size // devices
+    ways = []
+    deeper = [
+        parts for parts in range(run.optim.accumulate + 1, per_device + 1) if per_device % parts == 0
+    ]
+    if deeper:
+        ways.append(f"--optim.accumulate {deeper[0]} (same batch, {per_device // deeper[0]} at once)")
+    if getattr(run.model, "remat", None) == "none":
+        ways.append("--model.remat block (activations of a block are computed again)")
+    if run.mesh.shard != "params" and devices > 1:
+        ways.append("--mesh.shard params (ZeRO-3)")
+    if run.data.batch_size > devices:
+        ways.append(f"--data.batch_size {max(devices, run.data.batch_size // 2)}")
+    ways.append("more devices, or a smaller model")
+    return ", or ".join(ways)

@@ -1,0 +1,126 @@
+"""Devices to a mesh, array shapes to shardings. The only place that counts devices.
+
+Two axes. ``fsdp`` shards parameters, gradients and optimizer state, ``data`` repeats them; the batch
+is split over both. So ``fsdp`` across all devices is ZeRO-3, and ``data`` x ``fsdp`` is the hybrid:
+shard inside a node, replicate across nodes.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxtrain import config
+from jaxtrain.errors import InputError
+
+AXES = ("data", "fsdp")
+
+
+class HasShape(Protocol):
+    """An array, or what stands for one under ``eval_shape``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def make(settings: config.Mesh) -> jax.sharding.Mesh:
+    """The mesh over all devices of all processes.
+
+    Axes are ``Auto`` (the compiler propagates shardings): ``jax.make_mesh`` would otherwise choose
+    explicit ones, under which embeddings and sharded convolutions fail (jax 0.10).
+
+    Raises:
+        InputError: the machine has another number of devices than the config.
+    """
+    present = jax.devices()
+    wanted = settings.data * settings.fsdp
+    if len(present) != wanted:
+        raise InputError(
+            f"the config wants {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
+            f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
+            f"set --mesh.fsdp {len(present)} --mesh.data 1 (and a data.batch_size that it divides), "
+            f"try it with --simulate-devices {wanted}, or take a config for {len(present)}"
+        )
+    shape = (settings.data, settings.fsdp)
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def partition_spec(shape: tuple[int, ...], fsdp: int, min_elements: int) -> PartitionSpec:
+    """The largest dimension that ``fsdp`` divides goes over it; small arrays stay whole.
+
+    Of equal dimensions the last one is taken: it is the output features of a kernel, whose gather
+    needs no transposition.
+
+    Args:
+        shape: of the array.
+        fsdp: devices along the axis.
+        min_elements: arrays with fewer elements are replicated; gathering them costs a message's
+            latency and saves nothing.
+    """
+    if fsdp == 1 or int(np.prod(shape)) < min_elements:
+        return PartitionSpec()
+    divisible = [axis for axis, size in enumerate(shape) if size and size % fsdp == 0]
+    if not divisible:
+        return PartitionSpec()
+    chosen = max(divisible, key=lambda axis: (shape[axis], axis))
+    return PartitionSpec(*("fsdp" if axis == chosen else None for axis in range(chosen + 1)))
+
+
+def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Rows of a batch over all devices, in the mesh's order."""
+    return NamedSharding(mesh, PartitionSpec(AXES))
+
+
+class Rule:
+    """Shape to sharding, for one mesh and one choice of ``mesh.shard``.
+
+    Attributes:
+        mesh: the mesh.
+        shard: ``"params"`` (ZeRO-3), ``"optimizer"`` (ZeRO-2 in effect) or ``"none"``.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, settings: config.Mesh) -> None:
+        self.mesh = mesh
+        self.shard = settings.shard
+        self._fsdp = 1 if settings.shard == "none" else settings.fsdp
+        self._min_elements = settings.min_shard_elements
+
+    def __call__(self, array: HasShape) -> NamedSharding:
+        """Where an array of the state is stored."""
+        spec = partition_spec(tuple(array.shape), self._fsdp, self._min_elements)
+        return NamedSharding(self.mesh, spec)
+
+    def unsharded(self, arrays: Mapping[str, HasShape]) -> dict[str, tuple[int, ...]]:
+        """Arrays large enough to be sharded that no dimension allows to, with their shapes."""
+        if self._fsdp == 1:
+            return {}
+        return {
+            name: tuple(array.shape)
+            for name, array in arrays.items()
+            if int(np.prod(array.shape)) >= self._min_elements
+            and self(array).spec == PartitionSpec()
+        }
+
+
+def local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> slice:
+    """The rows of a global batch that this process loads.
+
+    Raises:
+        InputError: the process's devices do not hold consecutive rows of the batch.
+    """
+    holders = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+    spans = sorted({rows[0].indices(batch_size)[:2] for rows in holders.values() if rows})
+    start, stop = spans[0][0], spans[-1][1]
+    if sum(end - begin for begin, end in spans) != stop - start:
+        raise InputError(
+            f"process {jax.process_index()} holds rows {spans} of a batch of {batch_size}, which "
+            "are not consecutive: start the processes in the order of their devices"
+        )
+    return slice(start, stop)

@@ -1,0 +1,316 @@
+"""One record in -> console line, ``metrics.jsonl``, TensorBoard, pictures.
+
+A line of ``metrics.jsonl`` is an object: ``step``, ``time`` (seconds since 1970) and the values
+under their full names, with every digit. JSON knows no NaN: a value that is not finite stands as
+``null``, and ``"nonfinite": {NAME: "nan" | "inf" | "-inf"}`` on the same line says which it is.
+"""
+
+import datetime
+import io
+import json
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.errors import InputError
+from jaxtrain.files import Appended, drop_torn_line, write_whole
+from jaxtrain.throughput import Window, memory_gib, peak_bf16_flops
+
+__all__ = [
+    "Recorder",
+    "Window",
+    "console_line",
+    "duration",
+    "finish",
+    "memory_gib",
+    "peak_bf16_flops",
+    "read",
+]
+
+_NAME = re.compile(r"(train|val)/[a-z0-9_]+")
+_PICTURE_NAME = re.compile(r"[a-z0-9_]+")
+
+
+class Recorder:
+    """Writes what a run has to say. A disk that fails is reported once; the training goes on.
+
+    Args:
+        directory: the run's directory.
+        process: number of this process. Process 0 has the console and the metrics; every process
+            keeps a log (``log.txt``, ``log.<process>.txt``).
+        process_count: processes of the run.
+    """
+
+    def __init__(self, directory: Path, process: int, process_count: int) -> None:
+        if not 0 <= process < process_count:
+            raise ValueError(f"process {process} is not one of {process_count} processes")
+        self._directory = directory
+        self._first = process == 0
+        self._metrics = Appended(directory / "metrics.jsonl")
+        self._log = Appended(directory / ("log.txt" if self._first else f"log.{process}.txt"))
+        self._events: Any = None  # made with the first record: importing it takes a while
+        self._purge_step: int | None = None
+        self._failing: set[str] = set()
+        self._lock = threading.RLock()  # the watchdog speaks from its own thread
+        if self._first and self._metrics.path.is_file():
+            self._guarded("metrics.jsonl", lambda: drop_torn_line(self._metrics.path))
+
+    def say(self, text: str) -> None:
+        """Prints a line (process 0) and logs it with the UTC time (every process)."""
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        with self._lock:
+            if self._first:
+                _print(text)
+            lines = "".join(f"{now} {line}\n" for line in text.splitlines() or [""])
+            self._guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes one record; process 0 only, the others return at once.
+
+        Args:
+            step: completed updates.
+            values: by full name, ``train/...`` or ``val/...``.
+
+        Raises:
+            ValueError: a name of another form.
+        """
+        for name in values:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"metric name {name!r} is not train/NAME or val/NAME")
+        if not self._first:
+            return
+        numbers = {name: float(value) for name, value in values.items()}
+        with self._lock:
+            line = _json_line(step, numbers).encode()
+            self._guarded("metrics.jsonl", lambda: self._metrics.append(line))
+            self._guarded("tensorboard", lambda: self._board().scalars(step, numbers))
+
+    def image(self, step: int, name: str, picture: np.ndarray) -> Path | None:
+        """Keeps a picture as ``samples/NAME_STEP.png`` and in TensorBoard; process 0 only.
+
+        Args:
+            step: completed updates.
+            name: lower-case letters, digits, underscores.
+            picture: uint8 [H, W, 3].
+
+        Returns:
+            The file; None in other processes, or if it could not be written.
+
+        Raises:
+            ValueError: the name or the array is of another form.
+        """
+        if not _PICTURE_NAME.fullmatch(name):
+            raise ValueError(f"picture name {name!r} is not of lower-case letters, digits and _")
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+            raise ValueError(
+                f"picture {name} is {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]"
+            )
+        if not self._first:
+            return None
+        from PIL import Image
+
+        encoded = io.BytesIO()
+        Image.fromarray(picture).save(encoded, format="PNG")
+        png = encoded.getvalue()
+        path = self._directory / "samples" / f"{name}_{step}.png"
+
+        def keep() -> None:
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, png)
+
+        height, width, _ = picture.shape
+        with self._lock:
+            kept = self._guarded("samples", keep)
+            self._guarded(
+                "tensorboard", lambda: self._board().image(step, name, png, height, width)
+            )
+        return path if kept else None
+
+    def rewind(self, step: int) -> None:
+        """Forgets records after ``step``: a resumed run writes them again. Call it before any.
+
+        ``metrics.jsonl`` is replaced whole; TensorBoard is told to hide the later events.
+
+        Raises:
+            InputError: ``metrics.jsonl`` holds a line that is no record.
+        """
+        if not self._first:
+            return
+
+        def rewrite() -> None:
+            lines = path.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if _step_of(line, path) <= step]
+            if len(kept) < len(lines):
+                self._metrics.close()
+                write_whole(path, "".join(kept))
+
+        path = self._metrics.path
+        with self._lock:
+            if path.is_file():
+                self._guarded("metrics.jsonl", rewrite)
+            if any((self._directory / "tensorboard").glob("*tfevents*")):
+                self._purge_step = step + 1
+
+    def close(self) -> None:
+        """Closes the files."""
+        with self._lock:
+            for file in (self._metrics, self._log, self._events):
+                if file is not None:
+                    file.close()
+
+    def _board(self) -> Any:
+        if self._events is None:
+            from jaxtrain.tensorboard import Events
+
+            self._events = Events(self._directory / "tensorboard", self._purge_step)
+        return self._events
+
+    def _guarded(self, what: str, write: Callable[[], None]) -> bool:
+        """Runs a write; says on the console when it begins to fail and when it works again."""
+        try:
+            write()
+        except OSError as error:
+            if what not in self._failing:
+                self._failing.add(what)
+                _print(
+                    f"warning: cannot write {what} in {self._directory} "
+                    f"({error.strerror or error}): training goes on, its records are lost until "
+                    "it can be written"
+                )
+            return False
+        if what in self._failing:
+            self._failing.remove(what)
+            _print(f"{what} in {self._directory} is written again")
+        return True
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a ``metrics.jsonl`` in order, with NaN and infinities put back.
+
+    A last line without an end, which a live or killed run may leave, is left out.
+    """
+    with path.open() as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            record = json.loads(line)
+            nonfinite = record.pop("nonfinite", {})
+            yield record | {name: float(text) for name, text in nonfinite.items()}
+
+
+def _step_of(line: str, path: Path) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        raise InputError(
+            f"{path} holds a line that is no record of this program ({line[:60].strip()!r}): mend "
+            "it, or move the file away"
+        ) from None
+
+
+def _json_line(step: int, values: Mapping[str, float]) -> str:
+    record: dict[str, Any] = {"step": step, "time": time.time()}
+    record |= {name: value if math.isfinite(value) else None for name, value in values.items()}
+    nonfinite = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
+    if nonfinite:
+        record["nonfinite"] = nonfinite
+    return json.dumps(record, allow_nan=False) + "\n"
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever read the output has gone; the log has every line
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except OSError:  # output into a file on a full disk; nothing is left to say it with
+        pass
+
+
+def finish(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
+    """Divides sums by weights, once, after all devices and batches.
+
+    Args:
+        sums: name -> (sum, weight), or (sum, weight, sum of squares) for a ``NAME_std`` beside it.
+
+    Returns:
+        name -> sum / weight; name_std -> sqrt(squares / weight - mean^2), the standard deviation of
+        the population. A weight of zero gives NaN.
+    """
+    found = {}
+    for name, parts in sums.items():
+        total, weight = float(parts[0]), float(parts[1])
+        mean = total / weight if weight else math.nan
+        found[name] = mean
+        if len(parts) > 2:
+            square = float(parts[2]) / weight if weight else math.nan
+            # Rounding may put a variance of zero just below it; max() would also hide a NaN.
+            variance = square - mean * mean
+            found[f"{name}_std"] = 0.0 if variance < 0 else math.sqrt(variance)
+    return found
+
+
+def console_line(
+    step: int, total_steps: int, values: Mapping[str, float], eta_s: float | None
+) -> str:
+    """The line of a step; what ``values`` does not hold is left out.
+
+    Example: ``step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s |
+    115 samples/s | data 1% | eta 30h51m``.
+
+    Args:
+        step: completed updates.
+        total_steps: of the run.
+        values: by full name.
+        eta_s: seconds to the end; None leaves it out.
+    """
+    fields: tuple[tuple[str, Callable[[float], str]], ...] = (
+        ("loss", lambda value: f"loss {value:.4f}"),
+        ("psnr", lambda value: f"psnr {value:.1f} dB"),
+        ("accuracy", lambda value: f"acc {value:.1%}"),
+        ("gpu_memory_usage", lambda value: f"gpu {value:.1f} GiB"),
+        ("steps_per_second", lambda value: f"{_rate(value, 2)} steps/s"),
+        ("samples_per_second", lambda value: f"{_rate(value, 0)} samples/s"),
+        ("tokens_per_second", lambda value: f"{_thousands(value)} tokens/s"),
+        ("data_wait_fraction", lambda value: f"data {value:.0%}"),
+    )
+    parts = [f"step {step}/{total_steps}"]
+    parts += [show(values[f"train/{name}"]) for name, show in fields if f"train/{name}" in values]
+    if eta_s is not None:
+        parts.append(f"eta {duration(eta_s)}")
+    return " | ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """``45s``, ``3m20s``, ``30h51m``, ``4d06h``: the two largest units; days from 72 hours on."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    minutes = round(seconds / 60)
+    if minutes < 72 * 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    hours = round(seconds / 3600)
+    return f"{hours // 24}d{hours % 24:02d}h"
+
+
+def _rate(value: float, digits: int) -> str:
+    """Fixed digits, or two significant ones where those would show less than that."""
+    return f"{value:.{digits}f}" if value >= 10.0 ** (1 - digits) else f"{value:.2g}"
+
+
+def _thousands(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.9995:
+            return f"{value / size:.1f}{unit}"
+    return _rate(value, 0)

@@ -1,0 +1,40 @@
+"""The model contract.
+
+There is no base class and no registry: a model is a module in this package, and importing it is its
+registration. A model knows no mesh, no optimizer and no loop. It offers two classes.
+
+``Config``: a frozen, keyword-only dataclass beside the module that it builds. It raises
+``InputError`` when it is made with values that do not fit each other.
+
+- ``build(rngs: nnx.Rngs) -> nnx.Module``: float32 parameters, freshly drawn. Must work under
+  ``jax.eval_shape``.
+- ``batch_spec(batch_size) -> dict[str, jax.ShapeDtypeStruct]``: exactly the arrays of a batch. The
+  leading dimension of each is the batch. ``"weight"``, float32 [B], is always there: 1 for an
+  example, 0 for a row that only fills a ragged batch.
+- ``flops_per_example() -> float``: floating-point operations of forward and backward pass for one
+  example, with the formula in its docstring. It counts what the model needs: no recomputation.
+- ``tokens_per_example() -> int | None``: tokens of one example; None where that means nothing.
+- ``tiny() -> Config``, a class method: the same model, small enough for a test on a CPU.
+
+The module that ``build`` returns:
+
+- ``loss(batch, key) -> (sum, weight, {name: (sum, weight)})``: differentiable; what an update is
+  made of. ``key`` is a typed ``jax.random`` key and the only source of chance.
+- ``evaluate(batch) -> {name: (sum, weight)}``: no chance, no augmentation. A third entry, the sum
+  of squares, asks for ``NAME_std`` beside ``NAME``. ``"loss"`` is always among the names.
+- ``samples(batch) -> {name: picture}``, optional: uint8 [H, W, 3] each.
+
+Sums are float32 scalars over the whole batch given, rows weighted by ``batch["weight"]``; whoever
+calls divides, once, after all microbatches and devices. So the sums of two halves of a batch add up
+to the sums of the batch. Names come without ``train/`` and ``val/``.
+
+Parameters arrive in the dtype of the computation (bfloat16 or float32): a module computes in the
+dtype that it finds, and in float32 for losses, softmax, statistics of norms, and metrics.
+
+A parameter is read as ``self.kernel[...]`` where it is used, inside a block that is called through
+``jaxtrain.layers.remat``, and handed as it is to the operation that uses it: then a sharded
+parameter is gathered there, in the forward and again in the backward pass.
+
+No random key or ``nnx.Rngs`` may stay in the module. State that is no parameter (batch norm, replay)
+is an NNX variable of a type of its own.
+"""

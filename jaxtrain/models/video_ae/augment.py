@@ -1,0 +1,98 @@
+"""Colour jitter and blur of training clips, on the device.
+
+The host draws the numbers (so that they are a function of the order); the device does the work, on
+all frames of a clip in the same way, so that nothing flickers.
+
+Shapes: B clips, T frames, H height, W width, 3 colours (red, green, blue) in [0, 1].
+"""
+
+import jax
+import jax.numpy as jnp
+
+FACTORS = 5
+"""Numbers of a clip: brightness, contrast and saturation factors, hue shift in turns, blur sigma in
+pixels. (1, 1, 1, 0, 0) changes nothing."""
+
+LARGEST_SIGMA = 2.0
+"""Largest blur in pixels that the kernel has room for."""
+
+_RADIUS = 6  # three sigma
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+def augment(video_BTHW3: jax.Array, factors: jax.Array) -> jax.Array:
+    """Brightness, contrast, saturation, hue, then blur.
+
+    Args:
+        video_BTHW3: float32 in [0, 1].
+        factors: float32 [B, 5], see `FACTORS`. Sigma above `LARGEST_SIGMA` is cut off there.
+
+    Returns:
+        float32 of the same shape, in [0, 1].
+    """
+    brightness, contrast, saturation, hue, sigma = (
+        factors[:, i].reshape(-1, 1, 1, 1, 1) for i in range(FACTORS)
+    )
+    x = jnp.clip(video_BTHW3 * brightness, 0, 1)
+    # The mean of the clip, not of each frame: contrast must not change when a scene brightens.
+    x = _blend(_grey(x).mean((1, 2, 3, 4), keepdims=True), x, contrast)
+    x = _blend(_grey(x), x, saturation)
+    return blur(shift_hue(x, hue[..., 0]), sigma.reshape(-1))
+
+
+def shift_hue(video_BTHW3: jax.Array, turns: jax.Array) -> jax.Array:
+    """Turns the hue of each pixel in the HSV cone; value and saturation stay.
+
+    Args:
+        video_BTHW3: float32 in [0, 1].
+        turns: float32 [B, 1, 1, 1]; 1 is a whole turn.
+    """
+    r, g, b = (video_BTHW3[..., i] for i in range(3))
+    value = jnp.maximum(jnp.maximum(r, g), b)
+    chroma = value - jnp.minimum(jnp.minimum(r, g), b)
+    safe = jnp.where(chroma > 0, chroma, 1)
+    sixths = jnp.where(
+        value == r,
+        (g - b) / safe,
+        jnp.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe),
+    )
+    sixths = sixths + 6 * turns
+
+    def channel(offset: int) -> jax.Array:
+        """Inverse of the above; see https://en.wikipedia.org/wiki/HSL_and_HSV, "HSV to RGB"."""
+        k = jnp.mod(offset + sixths, 6)
+        return value - chroma * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
+
+    return jnp.stack([channel(5), channel(3), channel(1)], -1)
+
+
+def blur(video_BTHW3: jax.Array, sigma_B: jax.Array) -> jax.Array:
+    """Gaussian blur along height and width; the border is repeated outwards.
+
+    Args:
+        video_BTHW3: float32.
+        sigma_B: float32 [B], pixels; 0 changes nothing.
+    """
+    distance = jnp.arange(-_RADIUS, _RADIUS + 1, dtype=jnp.float32)
+    sigma = jnp.clip(sigma_B, 1e-3, LARGEST_SIGMA)[:, None]
+    weights = jax.nn.softmax(-jnp.square(distance[None] / sigma) / 2, -1)
+    x = video_BTHW3
+    for axis in (2, 3):
+        border = [(0, 0)] * x.ndim
+        border[axis] = (_RADIUS, _RADIUS)
+        padded, size = jnp.pad(x, border, mode="edge"), x.shape[axis]
+        x = sum(
+            jnp.take(weights, i, axis=1).reshape(-1, 1, 1, 1, 1)
+            * jax.lax.slice_in_dim(padded, i, i + size, axis=axis)
+            for i in range(2 * _RADIUS + 1)
+        )
+    return x
+
+
+def _grey(video_BTHW3: jax.Array) -> jax.Array:
+    return sum(w * video_BTHW3[..., i : i + 1] for i, w in enumerate(_LUMA))
+
+
+def _blend(from_x: jax.Array, to_x: jax.Array, factor: jax.Array) -> jax.Array:
+    """`from_x` at factor 0, `to_x` at 1, beyond it above 1."""
+    return jnp.clip(from_x + factor * (to_x - from_x), 0, 1)

@@ -1,0 +1,66 @@
+"""How close two videos are: PSNR and SSIM of each frame.
+
+Shapes: B clips, T frames, H height, W width, C channels. Values in [0, 1], float32.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+SSIM_WINDOW = 11
+_K1, _K2 = 0.01, 0.03
+_LEAST_ERROR = 1e-10
+
+
+def psnr(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
+    """Peak signal-to-noise ratio of each frame, 10 log10(1 / mean squared error).
+
+    Returns:
+        float32 [B, T], in decibel; at most 100, which identical frames get.
+    """
+    error = jnp.square(video_BTHWC - other_BTHWC).mean((2, 3, 4))
+    return -10 * jnp.log10(jnp.maximum(error, _LEAST_ERROR))
+
+
+def ssim(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
+    """Structural similarity of each frame (Wang et al. 2004), as scikit-image computes it.
+
+    Uniform windows of 11x11 pixels that lie inside the frame (which leaves out a border of 5),
+    sample covariance, K1 = 0.01, K2 = 0.03, values from 0 to 1; mean over pixels and channels.
+
+    Returns:
+        float32 [B, T], at most 1.
+
+    Raises:
+        ValueError: a frame is smaller than a window.
+    """
+    height, width = video_BTHWC.shape[2:4]
+    if min(height, width) < SSIM_WINDOW:
+        raise ValueError(
+            f"frames of height {height} and width {width} are smaller than the "
+            f"{SSIM_WINDOW}x{SSIM_WINDOW} windows of SSIM: use larger frames"
+        )
+    x, y = video_BTHWC, other_BTHWC
+    count = SSIM_WINDOW**2
+    mean_x, mean_y = _window_means(x), _window_means(y)
+    to_sample = count / (count - 1)
+    var_x = to_sample * (_window_means(x * x) - mean_x * mean_x)
+    var_y = to_sample * (_window_means(y * y) - mean_y * mean_y)
+    covariance = to_sample * (_window_means(x * y) - mean_x * mean_y)
+    c1, c2 = _K1**2, _K2**2
+    similarity = ((2 * mean_x * mean_y + c1) * (2 * covariance + c2)) / (
+        (mean_x * mean_x + mean_y * mean_y + c1) * (var_x + var_y + c2)
+    )
+    return similarity.mean((2, 3, 4))
+
+
+def _window_means(x_BTHWC: jax.Array) -> jax.Array:
+    """Means of all windows inside each frame: [B, T, H - 10, W - 10, C]."""
+    for axis in (2, 3):
+        window = [1] * x_BTHWC.ndim
+        window[axis] = SSIM_WINDOW
+        strides = (1,) * x_BTHWC.ndim
+        x_BTHWC = lax.reduce_window(
+            x_BTHWC, jnp.zeros((), x_BTHWC.dtype), lax.add, tuple(window), strides, "VALID"
+        )
+    return x_BTHWC / SSIM_WINDOW**2

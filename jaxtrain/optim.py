@@ -1,0 +1,200 @@
+"""Schedules, parameter groups, and both together as one optax transformation.
+
+A schedule maps ``s``, the number of completed updates, to the learning rate of the next one. ``T``
+is the length of the run and ``w`` that of the linear warm-up, in updates:
+
+- warm-up: ``s / w``, so the very first update has rate zero, as in the programs replaced;
+- cosine: ``max(0, 0.5 (1 + cos(pi p)))`` with ``p = (s - w) / (T - w)``;
+- cosine_with_restarts: ``0.5 (1 + cos(pi ((cycles p) mod 1)))``, and zero from ``T`` on;
+- linear: ``1 - p``;
+- constant: 1;
+- trapezoid: 1, then ``(T - s) / d`` over the last ``d`` updates;
+
+times the peak rate. From ``T`` on the rate stays what it is at ``T``. The cosine and linear forms
+are those of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid that of nanochat.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxtrain import config
+from jaxtrain.errors import InputError
+
+Shape = Callable[[jax.Array], jax.Array]  # completed updates, int32 [] -> share of the peak rate
+
+
+class HasShape(Protocol):
+    """An array, or what stands for one under ``eval_shape``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+
+
+def warmup_steps(settings: config.Optim, total_steps: int) -> int:
+    """Length of the warm-up in updates.
+
+    Raises:
+        InputError: it is not shorter than the run.
+    """
+    if settings.warmup_steps is not None:
+        steps = settings.warmup_steps
+    else:
+        assert settings.warmup_fraction is not None, "config.validate() holds that one is set"
+        steps = _share(settings.warmup_fraction, total_steps)
+    if steps >= total_steps:
+        raise InputError(
+            f"the warm-up of {steps} steps has to be shorter than the run of {total_steps} steps: "
+            "lower --optim.warmup_steps or --optim.warmup_fraction"
+        )
+    return steps
+
+
+def schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
+    """Completed updates (int [] of any width) -> learning rate, float32 [].
+
+    Args:
+        settings: the schedule's name, peak rate and lengths.
+        total_steps: ``T``, updates of the whole run, warm-up included.
+
+    Raises:
+        InputError: warm-up and warm-down do not fit into the run.
+    """
+    warmup = warmup_steps(settings, total_steps)
+    after_warmup = _after_warmup(settings, total_steps, warmup)
+
+    def rate(count: jax.typing.ArrayLike) -> jax.Array:
+        # Signed before anything is subtracted: the state counts in uint32.
+        steps = jnp.minimum(jnp.asarray(count).astype(jnp.int32), total_steps)
+        rising = steps / max(warmup, 1)
+        share = jnp.where(steps < warmup, rising, after_warmup(steps))
+        return jnp.asarray(settings.peak_lr, jnp.float32) * share.astype(jnp.float32)
+
+    return rate
+
+
+def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:
+    """Names of the parameters that are optimized alike.
+
+    ``"decay"`` holds arrays of two and more dimensions (matrices, kernels, embeddings),
+    ``"no_decay"`` the rest (biases, norms).
+
+    Args:
+        params: dotted name -> array.
+    """
+    decay = frozenset(name for name, array in params.items() if len(array.shape) >= 2)
+    found = {"decay": decay, "no_decay": frozenset(params) - decay}
+    check_partition(params, found)
+    return found
+
+
+def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozenset[str]]) -> None:
+    """Holds that each parameter is in exactly one group, and that groups hold nothing else.
+
+    Raises:
+        ValueError: names the parameters at fault.
+    """
+    owners: dict[str, list[str]] = {name: [] for name in params}
+    for group, members in found.items():
+        for name in members:
+            owners.setdefault(name, []).append(group)
+    wrong = {name: of for name, of in owners.items() if len(of) != 1 or name not in params}
+    if wrong:
+        listed = "; ".join(
+            f"{name} {'in ' + ' and '.join(of) if of else 'in no group'}"
+            + ("" if name in params else ", but no parameter")
+            for name, of in sorted(wrong.items())
+        )
+        raise ValueError(f"groups have to hold each parameter once: {listed}")
+
+
+def make(
+    settings: config.Optim, total_steps: int, params: Mapping[str, HasShape]
+) -> optax.GradientTransformation:
+    """Clip by the global norm of all gradients, then one AdamW for each group.
+
+    Moments exist only in the group that owns a parameter, so the state is two float32 numbers a
+    parameter and one count a group. A further kind of group (Muon) is one more entry in
+    ``transforms``, with a schedule of its own, and its label in :func:`groups`.
+
+    AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate.
+
+    Args:
+        settings: rates, decay, clip.
+        total_steps: updates of the whole run.
+        params: dotted name -> array or shape; the flat dict that ``init`` and ``update`` get too.
+    """
+    rate = schedule(settings, total_steps)
+    transforms = {
+        "decay": _adamw(settings, rate, settings.weight_decay),
+        "no_decay": _adamw(settings, rate, 0.0),
+    }
+    labels = {name: group for group, members in groups(params).items() for name in members}
+    # Without a clip the state keeps its structure, so that a resume may switch it on or off.
+    clip = (
+        optax.identity()
+        if settings.max_grad_norm is None
+        else optax.clip_by_global_norm(settings.max_grad_norm)
+    )
+    return optax.chain(clip, optax.partition(transforms, labels))
+
+
+def _adamw(
+    settings: config.Optim, rate: optax.Schedule, weight_decay: float
+) -> optax.GradientTransformation:
+    return optax.adamw(
+        rate,
+        b1=settings.b1,
+        b2=settings.b2,
+        eps=settings.eps,
+        weight_decay=weight_decay,
+        mu_dtype=jnp.float32,
+    )
+
+
+def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
+    """The share of the peak rate for ``warmup <= s <= total``."""
+    span = total - warmup
+
+    def cosine(steps: jax.Array) -> jax.Array:
+        return _half_cosine((steps - warmup) / span)
+
+    def linear(steps: jax.Array) -> jax.Array:
+        return (total - steps) / span
+
+    def constant(steps: jax.Array) -> jax.Array:
+        return jnp.ones(())
+
+    if settings.schedule == "cosine_with_restarts":
+        cycles = settings.cycles
+        if cycles * span >= 2**31:
+            raise InputError(f"optim.cycles {cycles} x {span} steps is 2^31 or more: lower either")
+
+        def restarts(steps: jax.Array) -> jax.Array:
+            # Modulo in whole numbers: a rounded p could fall to the wrong side of a restart.
+            within = jnp.remainder(cycles * (steps - warmup), span) / span
+            return jnp.where(steps >= total, 0.0, _half_cosine(within))
+
+        return restarts
+    if settings.schedule == "trapezoid":
+        warmdown = _share(settings.warmdown_fraction, total)
+        if warmup + warmdown > total:
+            raise InputError(
+                f"warm-up ({warmup} steps) and warm-down ({warmdown}: optim.warmdown_fraction "
+                f"{settings.warmdown_fraction}) are longer than the run of {total} steps: lower one"
+            )
+        return lambda steps: jnp.minimum(1.0, (total - steps) / max(warmdown, 1))
+    return {"cosine": cosine, "linear": linear, "constant": constant}[settings.schedule]
+
+
+def _half_cosine(progress: jax.Array) -> jax.Array:
+    return jnp.maximum(0.0, 0.5 * (1.0 + jnp.cos(jnp.pi * progress)))
+
+
+def _share(fraction: float, total: int) -> int:
+    """Rounded down, as ``total // 10`` is; 0.29 x 100 is 29 although the product is 28.999..."""
+    return int(fraction * total + 1e-9)

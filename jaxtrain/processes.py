@@ -1,0 +1,134 @@
+"""The processes of a run: how they find each other, and how they decide together."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxtrain import mesh as meshes
+from jaxtrain.errors import InputError
+
+T = TypeVar("T")
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+def connect(environment: Mapping[str, str], simulate_devices: int | None) -> None:
+    """Joins this process to the others, if there are others; call it before any device is used.
+
+    Either the three variables JAX_COORDINATOR_ADDRESS (host:port of process 0),
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, or the program runs as a task of SLURM, whose
+    variables jax reads itself.
+
+    Args:
+        environment: ``os.environ``.
+        simulate_devices: virtual CPU devices in all processes together; None uses what is there.
+
+    Raises:
+        InputError: only some variables are set, or the devices do not divide.
+    """
+    given = [name for name in (ADDRESS, COUNT, INDEX) if environment.get(name)]
+    if given and len(given) < 3:
+        missing = [name for name in (ADDRESS, COUNT, INDEX) if name not in given]
+        raise InputError(
+            f"{' and '.join(given)} set, but not {' and '.join(missing)}: set all three for a run "
+            "of several processes, or none for one process"
+        )
+    processes = int(environment[COUNT]) if given else 1
+    if simulate_devices is not None:
+        _simulate(simulate_devices, processes)
+    if given and processes > 1:
+        if environment.get("JAX_PLATFORMS", "") == "cpu" or simulate_devices is not None:
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(environment[ADDRESS], processes, int(environment[INDEX]))
+    elif not given and int(environment.get("SLURM_NTASKS", "1")) > 1:
+        jax.distributed.initialize()
+
+
+def check_accelerator(environment: Mapping[str, str]) -> None:
+    """Refuses to run on the CPU where there is a GPU that jax cannot see.
+
+    Raises:
+        InputError: an NVIDIA driver is present, jax uses the CPU, and nobody asked for that.
+    """
+    asked_for_cpu = "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
+    if asked_for_cpu or jax.config.jax_platforms == "cpu" or jax.default_backend() != "cpu":
+        return
+    if Path("/proc/driver/nvidia/version").exists():
+        raise InputError(
+            "this machine has an NVIDIA driver, but jax sees only the CPU: "
+            "pip install -e '.[cuda12]', or set JAX_PLATFORMS=cpu to train on the CPU"
+        )
+
+
+def process_zero_first(action: Callable[[], T], name: str) -> T:
+    """Runs ``action`` in process 0, then in the others: they find its caches made."""
+    if jax.process_count() == 1:
+        return action()
+    if jax.process_index() == 0:
+        result = action()
+        multihost_utils.sync_global_devices(name)
+        return result
+    multihost_utils.sync_global_devices(name)
+    return action()
+
+
+def check_same(what: str, value: str, cure: str) -> None:
+    """Every process must hold the same value.
+
+    Raises:
+        InputError: in all processes alike; names the values.
+    """
+    if jax.process_count() == 1:
+        return
+    padded = np.frombuffer(value.encode().ljust(128, b"\0")[:128], np.uint8)
+    values = [bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(padded)]
+    if len(set(values)) > 1:
+        listing = ", ".join(f"process {number}: {one}" for number, one in enumerate(values))
+        raise InputError(f"the processes see different {what} ({listing}): {cure}")
+
+
+class Agreement:
+    """The largest of a small number that each process contributes, known to all of them.
+
+    It is asked for beside one step and read after the next, so it costs no waiting: every process
+    reads the same value at the same step, and all take the same decision.
+
+    Args:
+        mesh: over all devices.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh) -> None:
+        self._alone = jax.process_count() == 1
+        self._sharding = meshes.batch_sharding(mesh)
+        self._devices = mesh.size
+        self._largest = jax.jit(lambda flags: flags.max(), out_shardings=meshes.replicated(mesh))
+        self._pending: jax.Array | None = None
+
+    def exchange(self, value: int) -> int:
+        """Contributes ``value``; returns the largest contribution of the call before this one.
+
+        In a run of one process that is ``value`` itself, at once.
+        """
+        if self._alone:
+            return value
+        agreed = 0 if self._pending is None else int(self._pending)
+        local = np.full(len(self._sharding.addressable_devices), value, np.int32)
+        flags = jax.make_array_from_process_local_data(self._sharding, local, (self._devices,))
+        self._pending = self._largest(flags)
+        return agreed
+
+
+def _simulate(devices: int, processes: int) -> None:
+    if devices < 1 or devices % processes:
+        raise InputError(
+            f"--simulate-devices {devices} cannot be divided among {processes} processes: "
+            f"take a multiple of {processes}"
+        )
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices // processes)

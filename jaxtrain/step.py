@@ -1,0 +1,260 @@
+"""One training step and one evaluation step: pure functions, compiled once.
+
+``train_step(state, batch) -> (state, metrics)``. What differs between sharding modes, precisions and
+accumulation is composed when the step is built; the step itself has no flags. It reads no key of
+the batch: the model does.
+
+Reading order: :func:`build_train_step`, then :func:`_gradients`. The rest is small.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxtrain import config
+from jaxtrain import mesh as meshes
+from jaxtrain.state import Arrays, Definition, State
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, ...]]
+Metrics = dict[str, jax.Array]
+
+
+class LossSums(NamedTuple):
+    """What the loss of some examples adds up to; everything float32."""
+
+    loss: jax.Array
+    weight: jax.Array
+    metrics: Sums
+
+
+class Views(NamedTuple):
+    """How stored parameters become what the model computes with.
+
+    Attributes:
+        prepare: float32 shards -> the compute dtype, once a step.
+        module: prepared parameters and extras -> callable module.
+        store: gradient of a prepared parameter -> float32, in the shards' layout.
+    """
+
+    prepare: Callable[[Arrays], Arrays]
+    module: Callable[[Arrays, Arrays], Any]
+    store: Callable[[Arrays], Arrays]
+
+
+def views(definition: Definition, rule: meshes.Rule, precision: config.Precision) -> Views:
+    """Composes the sharding mode and the precision.
+
+    Parameters are cast before they are gathered, so that the wire carries the compute dtype. With
+    ``mesh.shard="params"`` the model gathers each array where it reads it, forward and backward;
+    otherwise one whole copy is made a step. Gradients travel in the compute dtype and are
+    constrained to the shards' layout, which makes the compiler emit reduce-scatter.
+    """
+    stored = {name: rule(array) for name, array in definition.params.items()}
+    dtype = jnp.dtype(precision)
+
+    def cast(params: Arrays) -> Arrays:
+        return {name: array.astype(dtype) for name, array in params.items()}
+
+    def cast_and_gather(params: Arrays) -> Arrays:
+        whole = meshes.replicated(rule.mesh)
+        return {
+            name: jax.lax.with_sharding_constraint(array, whole)
+            for name, array in cast(params).items()
+        }
+
+    def module_of_shards(params: Arrays, extras: Arrays) -> Any:
+        return definition.module(params, extras, stored=stored)
+
+    def store(grads: Arrays) -> Arrays:
+        return {
+            name: jax.lax.with_sharding_constraint(grad, stored[name]).astype(jnp.float32)
+            for name, grad in grads.items()
+        }
+
+    if rule.shard == "params":
+        return Views(cast, module_of_shards, store)
+    return Views(cast_and_gather, definition.module, store)
+
+
+def build_train_step(
+    definition: Definition,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    rule: meshes.Rule,
+    *,
+    precision: config.Precision,
+    accumulate: int,
+    seed: int,
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """The pure step, not yet compiled.
+
+    Args:
+        definition: the model.
+        optimizer: applied to float32 gradients of the mean loss.
+        schedule: completed updates -> learning rate, for the record.
+        rule: where arrays are stored.
+        precision: dtype of the computation; state, losses and metrics stay float32.
+        accumulate: microbatches in a step; it divides each device's rows.
+        seed: randomness of a step is a function of this and of the examples seen.
+    """
+    view = views(definition, rule, precision)
+
+    def loss(
+        params: Arrays, extras: Arrays, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
+        module = view.module(params, extras)
+        total, weight, metrics = module.loss(batch, key)
+        return total, (LossSums(total, weight, metrics), definition.extras_of(module))
+
+    gradients = _gradients(loss, view, rule.mesh, accumulate)
+
+    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.examples_seen)
+        grads, sums, extras = gradients(state.params, state.extras, batch, key)
+        grads = jax.tree.map(lambda grad: grad / sums.weight, grads)
+        updates, opt = optimizer.update(grads, state.opt, state.params)
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
+        metrics |= {
+            "loss": sums.loss / sums.weight,
+            "grad_norm": optax.tree.norm(grads),
+            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+        }
+        following = State(
+            step=state.step + 1,
+            examples_seen=state.examples_seen + jnp.uint32(rows),
+            params=_apply(state.params, updates),
+            extras=extras,
+            opt=opt,
+        )
+        return following, metrics
+
+    return train_step
+
+
+def build_eval_step(
+    definition: Definition, rule: meshes.Rule, *, precision: config.Precision, method: str
+) -> Callable[[Arrays, Arrays, Batch], Any]:
+    """A pure function of (params, extras, batch) that calls ``module.METHOD(batch)``.
+
+    Args:
+        definition: the model.
+        rule: where arrays are stored.
+        precision: dtype of the computation.
+        method: ``"evaluate"`` for sums of metrics, ``"samples"`` for pictures.
+    """
+    view = views(definition, rule, precision)
+
+    def eval_step(params: Arrays, extras: Arrays, batch: Batch) -> Any:
+        return getattr(view.module(view.prepare(params), extras), method)(batch)
+
+    return eval_step
+
+
+def compile_train_step(
+    step: Callable[[State, Batch], tuple[State, Metrics]],
+    target: State,
+    batch: dict[str, jax.ShapeDtypeStruct],
+    mesh: jax.sharding.Mesh,
+    *,
+    donate: bool = True,
+) -> jax.stages.Compiled:
+    """Compiles a train step for a mesh.
+
+    Args:
+        step: from :func:`build_train_step`.
+        target: shapes and shardings of the state, from :func:`jaxtrain.state.abstract`.
+        batch: the model's ``batch_spec`` of the global batch.
+        mesh: over all devices.
+        donate: hand the old state's memory to the new one; off only for debugging.
+    """
+    state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
+    rows = meshes.batch_sharding(mesh)
+    jitted = jax.jit(
+        step,
+        in_shardings=(state_shardings, rows),
+        out_shardings=(state_shardings, meshes.replicated(mesh)),
+        donate_argnums=(0,) if donate else (),
+    )
+    return jitted.lower(target, batch).compile()
+
+
+def jit_eval_step(
+    step: Callable[[Arrays, Arrays, Batch], Any], target: State, mesh: jax.sharding.Mesh
+) -> Callable[[Arrays, Arrays, Batch], Any]:
+    """Jits an evaluation step; its results are whole on every device."""
+    params, extras = jax.tree.map(lambda leaf: leaf.sharding, (target.params, target.extras))
+    return jax.jit(
+        step,
+        in_shardings=(params, extras, meshes.batch_sharding(mesh)),
+        out_shardings=meshes.replicated(mesh),
+    )
+
+
+def _gradients(
+    loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
+    view: Views,
+    mesh: jax.sharding.Mesh,
+    accumulate: int,
+) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
+    """Gradients of the summed loss, over one batch or over microbatches in turn.
+
+    Sums, not means, are added up, and divided once: so the result equals that of the whole batch
+    also where microbatches weigh differently.
+    """
+    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+
+    def one(
+        prepared: Arrays, extras: Arrays, batch: Batch, key: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        (_, (sums, extras)), grads = value_and_grad(prepared, extras, batch, key)
+        return view.store(grads), sums, extras
+
+    def whole(
+        params: Arrays, extras: Arrays, batch: Batch, key: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        return one(view.prepare(params), extras, batch, jax.random.fold_in(key, 0))
+
+    def scanned(
+        params: Arrays, extras: Arrays, batch: Batch, key: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        prepared = view.prepare(params)
+        parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
+        first = {name: part[0] for name, part in parts.items()}
+        _, sums, _ = jax.eval_shape(one, prepared, extras, first, key)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+
+        def body(
+            carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
+        ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
+            grads, sums, extras = carry
+            number, microbatch = part
+            more, added, extras = one(
+                prepared, extras, microbatch, jax.random.fold_in(key, number)
+            )
+            return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
+
+        carry = (view.store(jax.tree.map(jnp.zeros_like, params)), zeros, extras)
+        (grads, sums, extras), _ = jax.lax.scan(body, carry, (jnp.arange(accumulate), parts))
+        return grads, sums, extras
+
+    return whole if accumulate == 1 else scanned
+
+
+def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> jax.Array:
+    """[B, ...] -> [A, B/A, ...]: microbatch m takes rows m::A, so no row leaves its device."""
+    parts = jnp.moveaxis(
+        rows.reshape(rows.shape[0] // accumulate, accumulate, *rows.shape[1:]), 1, 0
+    )
+    return jax.lax.with_sharding_constraint(
+        parts, NamedSharding(mesh, PartitionSpec(None, meshes.AXES))
+    )
+
+
+def _apply(params: Arrays, updates: Any) -> Arrays:
+    return {name: param + updates[name] for name, param in params.items()}

@@ -1,0 +1,77 @@
+"""TensorBoard event files, written by the caller's own thread.
+
+``tensorboardX.SummaryWriter`` hands events to a thread; after a failed write that thread is gone,
+and the next events block the program for ever. So only tensorboardX's messages and checksums are
+used.
+"""
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
+
+from jaxtrain.files import Appended
+
+
+class Events:
+    """One event file of a run; a resumed run adds another to the same folder.
+
+    Args:
+        folder: ``tensorboard/`` of the run.
+        purge_step: TensorBoard hides what earlier files say about this step and later ones; None
+            hides nothing.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        # TensorBoard reads the files of a folder in the order of their names.
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = Appended(folder / name)
+        self._head = [Event(wall_time=time.time(), file_version="brain.Event:2")]
+        if purge_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._head.append(Event(wall_time=time.time(), step=purge_step, session_log=start))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds numbers, each under its own name.
+
+        Raises:
+            OSError: they are not in the file.
+        """
+        self._add(step, [Summary.Value(tag=tag, simple_value=one) for tag, one in values.items()])
+
+    def image(self, step: int, name: str, png: bytes, height: int, width: int) -> None:
+        """Adds a colour picture.
+
+        Raises:
+            OSError: it is not in the file.
+        """
+        picture = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
+        self._add(step, [Summary.Value(tag=name, image=picture)])
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _add(self, step: int, values: list[Any]) -> None:
+        while self._head:
+            self._file.append(_framed(self._head[0].SerializeToString()))
+            self._head.pop(0)
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        self._file.append(_framed(event.SerializeToString()))
+
+
+def _framed(message: bytes) -> bytes:
+    """A record of the TFRecord format: length, its checksum, message, its checksum.
+
+    Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
+    """
+    length = struct.pack("<Q", len(message))
+    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, message)]
+    return length + checksums[0] + message + checksums[1]

@@ -1,0 +1,131 @@
+"""How fast a run goes and how much device memory it took, measured over a logging window."""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+
+GIB = 2**30
+
+# Dense bfloat16 rate of one GPU, FLOP/s, from NVIDIA's datasheets (which print most of them with
+# sparsity, twice as high). First row wins whose words all stand in the device's name.
+PEAK_BF16_FLOPS = (
+    (("H100", "PCIE"), 756e12),
+    (("H100", "NVL"), 835e12),
+    (("H200", "NVL"), 835e12),
+    (("H100",), 989e12),
+    (("H200",), 989e12),
+    (("GH200",), 989e12),
+    (("B200",), 2250e12),
+    (("A100",), 312e12),
+    (("A800",), 312e12),
+    (("A40",), 149.7e12),
+    (("A10",), 125e12),
+    (("A10G",), 70e12),
+    (("A6000",), 154.8e12),
+    (("L4",), 121e12),
+    (("L40S",), 362e12),
+)
+
+
+def peak_bf16_flops(device_kind: str) -> float | None:
+    """Datasheet rate of dense bfloat16 products, FLOP/s; None for a device not in the table.
+
+    Args:
+        device_kind: ``jax.Device.device_kind``, as "NVIDIA H100 80GB HBM3".
+    """
+    words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
+    return next((flops for names, flops in PEAK_BF16_FLOPS if words.issuperset(names)), None)
+
+
+def memory_gib() -> float | None:
+    """Most memory that a device of this process held so far, GiB; None where jax cannot say (CPU).
+
+    The allocator keeps this peak since the start of the process; it cannot be reset.
+    """
+    peaks = [
+        stats["peak_bytes_in_use"]
+        for stats in (device.memory_stats() for device in jax.local_devices())
+        if stats and "peak_bytes_in_use" in stats
+    ]
+    return max(peaks) / GIB if peaks else None
+
+
+class Window:
+    """Throughput between two log lines.
+
+    A window starts when it is made, and again with each :meth:`close`.
+
+    Args:
+        batch_size: examples a step, over all devices.
+        tokens_per_example: None for a model that counts no tokens.
+        flops_per_example: that the model needs, forward and backward, without recomputation.
+        devices: of the run.
+        peak_flops_per_device: FLOP/s; None leaves the utilisation out.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        tokens_per_example: int | None,
+        flops_per_example: float,
+        devices: int,
+        peak_flops_per_device: float | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._batch_size = batch_size
+        self._tokens_per_example = tokens_per_example
+        self._flops_per_example = flops_per_example
+        self._peak_flops = (
+            None if peak_flops_per_device is None else devices * peak_flops_per_device
+        )
+        self._clock = clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets what was counted, as after a compilation."""
+        self._began = self._clock()
+        self._steps = 0
+        self._waited_s = 0.0
+        self._paused_s = 0.0
+
+    def step(self, wait_s: float) -> None:
+        """Counts a finished step that waited ``wait_s`` for its batch."""
+        self._steps += 1
+        self._waited_s += wait_s
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out the time of what is no training: validation, saving."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._paused_s += self._clock() - began
+
+    def close(self) -> dict[str, float]:
+        """The window's metrics by their full names; {} if no step ended in it. Starts the next.
+
+        ``train/mfu`` is (FLOPs the model needs) / (time x devices x datasheet rate), in [0, 1].
+        """
+        elapsed_s = self._clock() - self._began - self._paused_s
+        steps, waited_s = self._steps, self._waited_s
+        self.restart()
+        if steps == 0 or elapsed_s <= 0:
+            return {}
+        rate = steps / elapsed_s
+        found = {
+            "train/steps_per_second": rate,
+            "train/samples_per_second": rate * self._batch_size,
+            "train/data_wait_fraction": min(1.0, waited_s / elapsed_s),
+        }
+        if self._tokens_per_example is not None:
+            tokens = rate * self._batch_size * self._tokens_per_example
+            found["train/tokens_per_second"] = tokens
+        if self._peak_flops is not None:
+            needed = rate * self._batch_size * self._flops_per_example
+            found["train/mfu"] = needed / self._peak_flops
+        return found

@@ -1,0 +1,36 @@
+"""Eight virtual CPU devices for every test, asserted; nothing is skipped for want of them."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import tempfile
+from pathlib import Path
+
+import absl.flags
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+_CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(
+    Path(tempfile.gettempdir()) / f"jaxtrain-test-compilations-{os.getuid()}"
+)
+jax.config.update("jax_compilation_cache_dir", _CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE  # for the programs that tests start
+
+if not absl.flags.FLAGS.is_parsed():
+    absl.flags.FLAGS.mark_as_parsed()  # Grain's workers want them parsed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _eight_devices() -> None:
+    assert jax.device_count() == 8, f"8 virtual devices wanted, {jax.device_count()} found"
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The top of the checkout."""
+    return Path(__file__).resolve().parent.parent

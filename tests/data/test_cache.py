@@ -1,0 +1,109 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.data import cache
+from jaxtrain.errors import InputError
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def builder(built: list[int], content: str = "abc") -> Callable[[Path], dict]:
+    def build(work: Path) -> dict:
+        built.append(1)
+        (work / "file").write_text(content)
+        return {"number": 7}
+
+    return build
+
+
+def test_a_folder_is_built_once(tmp_path: Path) -> None:
+    built: list[int] = []
+    folder = tmp_path / "deep" / "key"
+    for _ in range(2):
+        manifest = cache.make_folder(folder, builder(built), silent)
+        assert manifest == {"number": 7, "files": {"file": 3}}
+    assert len(built) == 1
+    assert sorted(p.name for p in folder.iterdir()) == ["file", "manifest.json"]
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def fail(work: Path) -> dict:
+        (work / "file").write_text("half")
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        cache.make_folder(tmp_path / "key", fail, silent)
+    assert [p.name for p in tmp_path.iterdir()] == ["key.lock"]
+
+
+def test_what_a_killed_process_left_is_removed_and_not_read(tmp_path: Path) -> None:
+    left = tmp_path / "key.tmp-123"
+    left.mkdir()
+    (left / "file").write_text("half")
+    built: list[int] = []
+    cache.make_folder(tmp_path / "key", builder(built), silent)
+    assert len(built) == 1
+    assert not left.exists()
+    assert (tmp_path / "key" / "file").read_text() == "abc"
+
+
+@pytest.mark.parametrize("damage", ["cut", "lost", "manifest", "no manifest"])
+def test_a_damaged_folder_is_built_anew(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "key"
+    built: list[int] = []
+    cache.make_folder(folder, builder(built), silent)
+    if damage == "cut":
+        os.truncate(folder / "file", 2)
+    elif damage == "lost":
+        (folder / "file").unlink()
+    elif damage == "manifest":
+        os.truncate(folder / "manifest.json", 20)
+    else:
+        (folder / "manifest.json").unlink()
+    assert cache.read_manifest(folder) is None
+    said: list[str] = []
+    cache.make_folder(folder, builder(built), said.append)
+    assert len(built) == 2
+    assert any("damaged" in text for text in said)
+    assert (folder / "file").read_text() == "abc"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["key", "key.lock"]
+
+
+def test_the_slower_of_two_builders_takes_what_is_there(tmp_path: Path) -> None:
+    """As without locks: the folder appears while another builder is at work."""
+    folder = tmp_path / "key"
+
+    def slow(work: Path) -> dict:
+        folder.mkdir()
+        (folder / "file").write_text("first")
+        (folder / "manifest.json").write_text('{"number": 1, "files": {"file": 5}}')
+        (work / "file").write_text("second!")
+        return {"number": 2}
+
+    assert cache.make_folder(folder, slow, silent)["number"] == 1
+    assert (folder / "file").read_text() == "first"
+
+
+def test_write_file_replaces_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    cache.write_file(path, "one")
+    cache.write_file(path, "two")
+    assert path.read_text() == "two"
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "env"))
+    assert cache.root(None) == tmp_path / "env"
+    assert cache.root(str(tmp_path / "own")) == tmp_path / "own"
+    monkeypatch.delenv("JAXTRAIN_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.root(None) == tmp_path / ".cache" / "jaxtrain"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"--data.cache-dir"):
+        cache.root(str(tmp_path / "file"))

@@ -1,0 +1,166 @@
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jaxtrain.data import documents
+from jaxtrain.data.documents import SECTION_CHARACTERS, find, read, scan, sentences
+from jaxtrain.errors import BadExample, InputError
+
+
+def write(path: Path, data: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def rows(path: Path, *values: object) -> Path:
+    return write(path, "\n".join(json.dumps(value) for value in values))
+
+
+def parquet(path: Path, **columns: list) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def reason(path: Path, text_field: str | None = None) -> str:
+    with pytest.raises(BadExample) as error:
+        list(read(path, text_field))
+    return error.value.reason
+
+
+def test_find_in_folders_and_globs(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/c.MD", "a/d.jsonl", ".git/e.txt", "f.png", "a/.h.txt"):
+        write(tmp_path / "in" / name, "x")
+    write(tmp_path / "far" / "z.txt", "x")
+    (tmp_path / "in/link").symlink_to(tmp_path / "far")
+    (tmp_path / "in/a/loop").symlink_to(tmp_path / "in")
+
+    def names(pattern: str) -> list[str]:
+        return [name for _, name in find(str(tmp_path / pattern), "--data.path")]
+
+    assert names("in") == ["a/c.MD", "a/d.jsonl", "b.txt", "link/z.txt"]
+    assert names("in/b.txt") == ["b.txt"]
+    assert names("in/a/*.jsonl") == ["d.jsonl"]
+    assert names("*/[bz].txt") == ["far/z.txt", "in/b.txt"]
+    with pytest.raises(InputError, match=r"--data.path .*nothing.*no such file"):
+        names("nothing")
+    with pytest.raises(InputError, match=r"none of the 1 files there is text; it reads .txt"):
+        names("in/f.png")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("chunk", [7, 1000, 1 << 20])
+def test_a_long_text_is_cut_at_blank_lines(
+    tmp_path: Path, newline: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paragraph = f"Zwölf Boxkämpfer{newline}jagen Viktor.{newline}{newline}"
+    text = "\ufeff" + paragraph * 4000
+    monkeypatch.setattr(documents, "_CHUNK_BYTES", chunk)
+    got = list(read(write(tmp_path / "a.txt", text), None))
+    assert "".join(got) == text[1:].replace(newline, "\n")
+    assert len(got) > 3
+    for document in got[:-1]:
+        assert document.endswith("\n\n")
+        assert SECTION_CHARACTERS <= len(document) < SECTION_CHARACTERS + 100
+
+
+@pytest.mark.parametrize("mark", ["\n", " ", ""])
+def test_a_long_text_without_blank_lines_is_cut_too(tmp_path: Path, mark: str) -> None:
+    text = ("abcdefg" + mark) * 20_000
+    got = list(read(write(tmp_path / "a.txt", text), None))
+    assert "".join(got) == text
+    assert len(got) > 3
+    assert max(map(len, got)) <= 2 * SECTION_CHARACTERS
+    assert all(document.endswith(mark) for document in got)
+
+
+def test_rows(tmp_path: Path) -> None:
+    a = rows(tmp_path / "a.jsonl", {"id": 1, "text": "one"}, {"text": None}, {"text": " "})
+    assert list(read(a, None)) == ["one"]
+    b = parquet(tmp_path / "b.parquet", n=[1, 2, 3], content=["x", None, "y\n"])
+    assert list(read(b, None)) == ["x", "y\n"]
+    c = rows(tmp_path / "c.jsonl", {"text": "one", "code": "two"})
+    assert list(read(c, "code")) == ["two"]
+    assert list(read(parquet(tmp_path / "d.parquet", text=["x"], code=["z"]), "code")) == ["z"]
+
+
+def test_broken_files_say_where(tmp_path: Path) -> None:
+    assert "at byte 5" in reason(write(tmp_path / "a.txt", b"12345\xff678"))
+    assert "at byte 3" in reason(write(tmp_path / "a.md", b"123\xc3"))  # cut inside a character
+    assert "NUL" in reason(write(tmp_path / "b.txt", b"PK\0\0"))
+    good = b'{"text": "one"}\n'
+    assert "line 2: not JSON" in reason(write(tmp_path / "c.jsonl", good + b'{"text": "tw'))
+    assert "line 2: not UTF-8" in reason(write(tmp_path / "d.jsonl", good + b'{"text": "\xff"}'))
+    assert "line 2: half a" in reason(write(tmp_path / "e.jsonl", good + b'{"text": "\\ud800"}'))
+    assert "line 2: not a JSON object" in reason(write(tmp_path / "f.jsonl", good + b"[1]"))
+    assert "line 2: field 'text' is no text" in reason(
+        rows(tmp_path / "g.jsonl", {"text": "one"}, {"text": 2})
+    )
+    assert "line 2: no field 'text', only 'body'" in reason(
+        rows(tmp_path / "h.jsonl", {"text": "one"}, {"body": "two"})
+    )
+    assert "--data.text-field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
+    assert "'code'" in reason(parquet(tmp_path / "j.parquet", text=["x"]), "code")
+    assert "is no text: int64" in reason(parquet(tmp_path / "k.parquet", text=[1]))
+    whole = parquet(tmp_path / "l.parquet", text=["x" * 100] * 9).read_bytes()
+    assert "broken parquet" in reason(write(tmp_path / "l.parquet", whole[:-20]))
+    assert "broken parquet" in reason(write(tmp_path / "m.parquet", b""))
+
+
+def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in"
+    write(folder / "a.txt", "one")
+    write(folder / "b.txt", b"\xff")
+    write(folder / "c.txt", " \n")
+    rows(folder / "d.jsonl", {"text": "four"}, {"text": "five"})
+    (folder / "e.txt").symlink_to(tmp_path / "gone.txt")
+    opened: list[str] = []
+
+    def watched(path: Path, text_field: str | None) -> object:
+        opened.append(path.name)
+        return read(path, text_field)
+
+    monkeypatch.setattr(documents, "read", watched)
+
+    def run() -> list[documents.Scanned]:
+        opened.clear()
+        return scan(str(folder), None, tmp_path, "--data.path", lambda text: None)
+
+    first = run()
+    assert [file.documents for file in first] == [1, 0, 0, 2, 0]
+    assert [file.characters for file in first] == [3, 0, 0, 8, 0]
+    reasons = [file.reason for file in first]
+    assert [text is None for text in reasons] == [True, False, False, True, False]
+    assert "not UTF-8" in str(reasons[1])
+    assert reasons[2] == "no text in it"
+    assert "No such file" in str(reasons[4])
+    assert run() == first
+    assert opened == []
+    os.utime(folder / "a.txt", ns=(1, 1))
+    assert run()[0].sha256 == first[0].sha256
+    assert opened == ["a.txt"]
+    write(folder / "a.txt", "two")
+    assert run()[0].sha256 != first[0].sha256
+
+
+def test_sentences() -> None:
+    text = (
+        'Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town! "Why?" he said. He left...\n'
+        "A line\nthat goes on\n \n= A title =\n\nThe end. (Really.) 「終わり。」はい。"
+    )
+    assert sentences(text) == [
+        "Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town!",
+        '"Why?" he said.',
+        "He left...",
+        "A line\nthat goes on",
+        "= A title =",
+        "The end.",
+        "(Really.)",
+        "「終わり。」",
+        "はい。",
+    ]
+    assert sentences(" \n") == []

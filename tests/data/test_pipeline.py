@@ -1,0 +1,237 @@
+"""Batches are a pure function of the examples seen: of nothing else."""
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from jaxtrain.data import order, pipeline
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Sources
+from jaxtrain.errors import BadExample, InputError
+
+SIZE = 13  # no batch size divides it, so epochs end inside batches
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """Example i is the number i and one random number; some are broken."""
+
+    size: int = SIZE
+    broken: frozenset[int] = frozenset()
+    fingerprint: str = "numbers"
+
+    def __len__(self) -> int:
+        return self.size
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        if index in self.broken:
+            raise BadExample(f"file-{index}", "broken on purpose")
+        return {"x": np.float32([index, rng.random()])}
+
+
+def spec(batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        "x": jax.ShapeDtypeStruct((batch_size, 2), jnp.float32),
+        "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+    }
+
+
+def training_rows(source: Numbers, directory: Path, **place: int) -> order.TrainingRows:
+    how = {"start": 0, "batch_size": 8, "first": 0, "rows": 8, "batches": 5} | place
+    quarantine = Quarantine(directory / "quarantine.jsonl")
+    return order.TrainingRows(
+        source, order.Order(len(source), seed=3), **how, quarantine=quarantine
+    )
+
+
+def examples(rows: Any) -> np.ndarray:
+    return np.stack([rows[row]["x"] for row in range(len(rows))])
+
+
+@pytest.fixture
+def straight(tmp_path: Path) -> np.ndarray:
+    """The first 40 examples, three epochs and more, loaded by one process from the start."""
+    return examples(training_rows(Numbers(), tmp_path))
+
+
+def test_each_epoch_holds_every_example_once_in_another_order(straight: np.ndarray) -> None:
+    epochs = [straight[start : start + SIZE, 0] for start in range(0, 39, SIZE)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(SIZE))
+    assert not np.array_equal(epochs[0], epochs[1])
+
+
+def test_randomness_differs_between_epochs(straight: np.ndarray) -> None:
+    assert len(set(straight[:, 1])) == len(straight)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_share_each_batch_by_rows(
+    processes: int, straight: np.ndarray, tmp_path: Path
+) -> None:
+    rows = 8 // processes
+    parts = [
+        examples(training_rows(Numbers(), tmp_path, first=rows * process, rows=rows))
+        for process in range(processes)
+    ]
+    batches = np.concatenate([part.reshape(5, rows, 2) for part in parts], axis=1)
+    np.testing.assert_array_equal(batches.reshape(-1, 2), straight)
+
+
+@pytest.mark.parametrize("seen", [0, 1, 5, 8, 12, 13, 14, 31])
+def test_any_number_of_examples_seen_is_a_place_to_go_on(
+    seen: int, straight: np.ndarray, tmp_path: Path
+) -> None:
+    rest = training_rows(Numbers(), tmp_path, start=seen, batches=1)
+    np.testing.assert_array_equal(examples(rest), straight[seen : seen + 8][: len(rest)])
+
+
+def test_another_batch_size_goes_on_in_the_same_order(
+    straight: np.ndarray, tmp_path: Path
+) -> None:
+    rest = training_rows(Numbers(), tmp_path, start=8, batch_size=4, rows=4, batches=8)
+    np.testing.assert_array_equal(examples(rest), straight[8:40])
+
+
+def test_another_seed_is_another_order(straight: np.ndarray, tmp_path: Path) -> None:
+    rows = training_rows(Numbers(), tmp_path)
+    other = dataclasses.replace(rows, order=order.Order(SIZE, seed=4))
+    assert not np.array_equal(examples(other)[:, 0], straight[:, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_change_nothing(workers: int, straight: np.ndarray, tmp_path: Path) -> None:
+    batches = training_batches(tmp_path, Numbers(), workers=workers, start=3, batches=4)
+    try:
+        found = [np.asarray(batch["x"]) for batch in batches]
+    finally:
+        batches.close()
+    np.testing.assert_array_equal(np.concatenate(found), straight[3:35])
+
+
+def training_batches(
+    directory: Path, source: Numbers, *, workers: int, start: int = 0, batches: int = 4
+) -> pipeline.TrainingBatches:
+    return pipeline.TrainingBatches(
+        source,
+        toy.mesh_of(2, 4),
+        spec(8),
+        start=start,
+        batches=batches,
+        seed=3,
+        workers=workers,
+        prefetch=1,
+        quarantine=Quarantine(directory / "quarantine.jsonl"),
+    )
+
+
+def test_batches_are_global_arrays_over_all_devices(tmp_path: Path) -> None:
+    batches = training_batches(tmp_path, Numbers(), workers=0)
+    batch = next(batches)
+    batches.close()
+    assert batch.keys() == {"x", "weight"}
+    assert len(batch["x"].addressable_shards) == 8
+    assert batch["x"].addressable_shards[0].data.shape == (1, 2)
+    np.testing.assert_array_equal(batch["weight"], np.ones(8))
+    np.testing.assert_array_equal(batches.ids, np.asarray(batch["x"])[:, 0])
+
+
+def test_broken_examples_are_replaced_recorded_and_the_rest_untouched(
+    straight: np.ndarray, tmp_path: Path
+) -> None:
+    source = Numbers(broken=frozenset({2, 7}))
+    found = examples(training_rows(source, tmp_path))
+    whole = ~np.isin(straight[:, 0], [2, 7])
+    np.testing.assert_array_equal(found[whole], straight[whole])
+    assert not np.isin(found[:, 0], [2, 7]).any()
+    np.testing.assert_array_equal(found, examples(training_rows(source, tmp_path)))
+    lines = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    assert {line["path"] for line in lines} == {"file-2", "file-7"}
+    assert lines[0]["reason"] == "broken on purpose"
+    assert lines[0]["found"] == "training"
+
+
+def test_a_substitute_is_counted(tmp_path: Path) -> None:
+    batches = training_batches(tmp_path, Numbers(broken=frozenset({2, 7})), workers=0, batches=2)
+    for _ in batches:
+        pass
+    batches.close()
+    assert batches.substituted >= 2  # 16 examples of 13: an epoch is among them
+
+
+def test_a_source_of_broken_examples_stops_with_its_file(tmp_path: Path) -> None:
+    rows = training_rows(Numbers(broken=frozenset(range(SIZE))), tmp_path)
+    with pytest.raises(InputError, match=r"32 examples in a row.*quarantine.jsonl"):
+        rows[0]
+
+
+def test_an_error_in_loading_reaches_the_caller(tmp_path: Path) -> None:
+    source = Numbers(broken=frozenset(range(SIZE)))
+    batches = training_batches(tmp_path, source, workers=0)
+    for _ in range(2):  # and again, instead of waiting for ever
+        with pytest.raises(InputError, match="in a row"):
+            next(batches)
+    batches.close()
+
+
+def test_examples_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+    wrong = spec(8) | {"x": jax.ShapeDtypeStruct((8, 3), jnp.float32)}
+    batches = pipeline.ValidationBatches(
+        Numbers(),
+        toy.mesh_of(1, 8),
+        wrong,
+        examples=8,
+        seed=0,
+        threads=1,
+        quarantine=Quarantine(tmp_path / "q.jsonl"),
+    )
+    with pytest.raises(InputError, match=r"\(2,\).*\(3,\)"):
+        next(iter(batches))
+
+
+def test_validation_is_the_same_each_time_and_padded_with_weight_zero(tmp_path: Path) -> None:
+    batches = pipeline.ValidationBatches(
+        Numbers(broken=frozenset({1})),
+        toy.mesh_of(1, 8),
+        spec(8),
+        examples=11,
+        seed=0,
+        threads=2,
+        quarantine=Quarantine(tmp_path / "quarantine.jsonl"),
+    )
+    first, again = [list(batches) for _ in range(2)]
+    x = np.concatenate([np.asarray(batch["x"]) for batch in first])
+    weight = np.concatenate([np.asarray(batch["weight"]) for batch in first])
+    np.testing.assert_array_equal(weight, [1, 0] + [1] * 9 + [0] * 5)
+    np.testing.assert_array_equal(x[weight > 0, 0], [0, *range(2, 11)])
+    for left, right in zip(first, again, strict=True):
+        np.testing.assert_array_equal(left["x"], right["x"])
+    assert Quarantine(tmp_path / "quarantine.jsonl").paths() == {"file-1"}
+
+
+def test_rows_travel_to_workers(tmp_path: Path) -> None:
+    rows = training_rows(Numbers(), tmp_path)
+    rows[0]  # what is cached by use must not hinder the journey
+    np.testing.assert_array_equal(examples(pickle.loads(pickle.dumps(rows))), examples(rows))
+
+
+@pytest.mark.parametrize(("share", "stops"), [(0.1, True), (0.2, False)])
+def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path / "quarantine.jsonl")
+    found = BadExample("file-0", "broken")
+    sources = Sources(train=Numbers(), val=Numbers(), files=10, bad=(found,), summary="")
+    quarantine.add_all(sources.bad, found="index")
+    quarantine.add(BadExample("file-1", "broken"), found="training", position=4)
+    quarantine.add(BadExample("file-1", "broken"), found="training", position=9)
+    reason = pipeline.check_bad_share(sources, quarantine, share)
+    assert bool(reason) is stops
+    assert not stops or "2 of 10" in str(reason)

@@ -1,0 +1,88 @@
+"""Runs the real program in processes of its own, on tiny real inputs."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+# demo_mlm shrunk until it compiles in a few seconds.
+TINY_MLM = (
+    "--config demo_mlm --model.hidden 32 --model.ff 64 --model.layers 1 --model.heads 2 "
+    "--model.vocab_size 300 --model.sequence_length 32 --model.dropout 0.1 --data.batch_size 8 "
+    "--data.workers 0 --optim.schedule constant --optim.warmup_steps 0 "
+    "--optim.warmup_fraction None --loop.epochs None --loop.log_every 1 "
+    "--loop.eval_every None --checkpoint.best_metric None --mesh.min_shard_elements 64"
+).split()
+
+
+def command(*arguments: object) -> list[str]:
+    """The program's command line under the Python of the tests."""
+    return [sys.executable, "-m", "jaxtrain.main", *map(str, arguments)]
+
+
+def environment(directory: Path, **more: str) -> dict[str, str]:
+    """Variables for a run that keeps its caches under ``directory``."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XLA_")}
+    return kept | {
+        "PYTHONPATH": str(CHECKOUT),
+        "JAXTRAIN_CACHE": str(directory / "cache"),
+        "PYTHONWARNINGS": "default",
+        **more,
+    }
+
+
+def run(directory: Path, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs the program to its end, in ``directory``."""
+    return subprocess.run(
+        command(*arguments),
+        cwd=directory,
+        env=environment(directory, **more),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def train(directory: Path, *arguments: object, **more: str) -> str:
+    """Runs the program, which has to succeed; returns what it printed."""
+    found = run(directory, *arguments, **more)
+    assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
+    return found.stdout
+
+
+def records(run_directory: Path) -> dict[int, dict[str, Any]]:
+    """Step -> its record in metrics.jsonl, as a reader of the file sees it."""
+    merged: dict[int, dict[str, Any]] = {}
+    for line in (run_directory / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        merged.setdefault(record["step"], {}).update(record)
+    return merged
+
+
+def losses(run_directory: Path) -> dict[int, float]:
+    """Step -> training loss, at full precision."""
+    return {
+        step: record["train/loss"]
+        for step, record in sorted(records(run_directory).items())
+        if "train/loss" in record
+    }
+
+
+def write_corpus(directory: Path, files: int = 6, words: int = 600, seed: int = 0) -> Path:
+    """A folder of small texts over a small vocabulary, always the same."""
+    rng = random.Random(seed)
+    vocabulary = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 7))) for _ in range(150)]
+    folder = directory / "corpus"
+    folder.mkdir(exist_ok=True)
+    for number in range(files):
+        sentences = (
+            " ".join(rng.choices(vocabulary, k=rng.randint(4, 12))) + "." for _ in range(words // 8)
+        )
+        (folder / f"text{number}.txt").write_text(" ".join(sentences))
+    return folder

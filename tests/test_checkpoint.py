@@ -1,0 +1,370 @@
+"""Saving, keeping, finding and restoring, on one process with eight virtual devices."""
+
+import dataclasses
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxtrain import checkpoint
+from jaxtrain.errors import InputError
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("step", "examples_seen", "params", "extras", "opt"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class State:
+    step: Any
+    examples_seen: Any
+    params: dict[str, Any]
+    extras: dict[str, Any]
+    opt: Any
+
+
+def mesh_of(devices: int) -> Mesh:
+    return Mesh(
+        np.array(jax.devices()[:devices]).reshape(1, devices),
+        ("data", "fsdp"),
+        axis_types=(AxisType.Auto,) * 2,
+    )
+
+
+def sharding(leaf: Any, mesh: Mesh) -> NamedSharding:
+    axes = ["fsdp" if size % mesh.size == 0 else None for size in leaf.shape[:1]]
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def make_state(step: int, *, mesh: Mesh | None = None, width: int = 8, big: int = 0) -> State:
+    """A state with empty extras, NamedTuples, nodes without leaves, and dotted names."""
+    rng = np.random.default_rng(step)
+    params = {
+        "encoder.0.kernel": rng.normal(size=(16, width)).astype(np.float32),
+        "encoder.0.bias": rng.normal(size=(width,)).astype(np.float32),
+    }
+    if big:
+        params["big"] = rng.normal(size=(big,)).astype(np.float32)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.masked(optax.adamw(1e-3), dict.fromkeys(params, True))
+    )
+    host = State(
+        step=np.uint32(step),
+        examples_seen=np.uint32(3 * step),
+        params=params,
+        extras={},
+        opt=jax.tree.map(np.asarray, optimizer.init(jax.tree.map(jnp.asarray, params))),
+    )
+    place = mesh or mesh_of(8)
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding(leaf, place)), host)
+
+
+def target_of(state: State, mesh: Mesh) -> State:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding(x, mesh)), state
+    )
+
+
+def meta_of(step: int) -> dict[str, Any]:
+    return {"step": step, "examples_seen": 3 * step, "best": None, "config": {"seed": 0}}
+
+
+def same(left: Any, right: Any) -> None:
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (left, right)]
+    assert structures[0] == structures[1]
+    for name, one in checkpoint.named(left).items():
+        other = checkpoint.named(right)[name]
+        assert one.dtype == other.dtype, name
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def saver(run: Path) -> Iterator[checkpoint.Checkpoints]:
+    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 2)
+    yield checkpoints
+    checkpoints.close()
+
+
+def save(saver: checkpoint.Checkpoints, *steps: int) -> None:
+    for step in steps:
+        saver.save(make_state(step), meta_of(step))
+    saver.wait()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints 4 and 9 and best 4, for tests that only read it, or copy it."""
+    directory = tmp_path_factory.mktemp("saved")
+    checkpoints = checkpoint.Checkpoints(directory / "checkpoints", 2)
+    save(checkpoints, 4, 9)
+    checkpoints.save_best(make_state(4), meta_of(4))
+    checkpoints.close()
+    return directory
+
+
+@pytest.mark.parametrize("devices", [8, 4, 1])
+def test_restores_bit_for_bit_on_another_mesh(saved: Path, devices: int) -> None:
+    state, mesh = make_state(9), mesh_of(devices)
+    restored = checkpoint.restore(saved / "checkpoints" / "9", target_of(state, mesh))
+    same(restored, state)
+    for name, leaf in checkpoint.named(restored).items():
+        assert leaf.sharding == sharding(leaf, mesh), name
+    kernel = restored.params["encoder.0.kernel"]
+    assert kernel.addressable_shards[0].data.shape == (16 // devices, 8)
+    assert restored.extras == {}
+    assert checkpoint.read_meta(saved / "checkpoints" / "9") == meta_of(9)
+
+
+def test_special_bits_survive(saver: checkpoint.Checkpoints) -> None:
+    odd = np.array([np.nan, -0.0, np.inf, 1e-45, 0, 1, 2, 3], np.float32)
+    odd.view(np.uint32)[0] |= 0x1234  # a NaN with a payload
+    state = make_state(1)
+    params = {
+        "odd": jnp.asarray(odd),
+        "half": jnp.arange(8, dtype=jnp.bfloat16),
+        "none": jnp.zeros(8, jnp.int32),
+    }
+    state = dataclasses.replace(
+        state, params=jax.device_put(params, sharding(params["odd"], mesh_of(8)))
+    )
+    saver.save(state, meta_of(1))
+    saver.wait()
+    latest = saver.latest()
+    assert latest is not None
+    same(checkpoint.restore(latest, target_of(state, mesh_of(4))), state)
+
+
+def test_the_next_step_does_not_reach_into_a_save(saver: checkpoint.Checkpoints) -> None:
+    state = make_state(1, big=1 << 20)
+    before = jax.tree.map(np.array, state)
+    overwrite = jax.jit(
+        lambda s: dataclasses.replace(s, params=jax.tree.map(lambda x: x * 0 - 7.0, s.params)),
+        donate_argnums=0,
+        out_shardings=jax.tree.map(lambda x: x.sharding, state),
+    )
+    compiled = overwrite.lower(state).compile()
+    saver.save(state, meta_of(1))
+    # On the CPU the saver's host copy is the buffer itself, and the runtime then copies instead of
+    # donating; on a GPU the buffer is overwritten. Either way the saved bits are the old ones.
+    jax.block_until_ready(compiled(state))
+    saver.wait()
+    latest = saver.latest()
+    assert latest is not None
+    same(checkpoint.restore(latest, target_of(before, mesh_of(8))), before)
+
+
+def test_reads_a_part(saved: Path) -> None:
+    state = make_state(9)
+    only_params = {"params": target_of(state, mesh_of(4)).params}
+    restored = checkpoint.restore(saved / "checkpoints" / "9", only_params, subset=True)
+    same(restored, {"params": state.params})
+    with pytest.raises(InputError, match="only in the checkpoint"):
+        checkpoint.restore(saved / "checkpoints" / "9", only_params)
+
+
+def test_another_shape_is_named_before_anything_is_read(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "9"
+    shutil.copytree(saved / "checkpoints" / "9", path)
+    for data in (path / "state" / "d").iterdir():
+        data.unlink()  # whoever reads an array now fails in another way
+    with pytest.raises(InputError) as caught:
+        checkpoint.restore(path, target_of(make_state(9, width=4), mesh_of(8)))
+    message = str(caught.value)
+    assert (
+        "params.encoder.0.kernel is float32 [16, 8] in the checkpoint and float32 [16, 4] in this "
+        "run" in message
+    )
+    assert "more" in message
+    assert "\n" not in message
+    one = {"step": target_of(make_state(9), mesh_of(1)).step}
+    with pytest.raises(InputError, match=r"cannot be read .*resume from another one"):
+        checkpoint.restore(path, one, subset=True)
+
+
+def test_another_dtype_is_not_cast(saved: Path) -> None:
+    target = target_of(make_state(9), mesh_of(1))
+    bias = target.params["encoder.0.bias"]
+    target.params["encoder.0.bias"] = jax.ShapeDtypeStruct(
+        bias.shape, jnp.bfloat16, sharding=bias.sharding
+    )
+    with pytest.raises(InputError, match=r"encoder\.0\.bias is float32 \[8\].*bfloat16 \[8\]"):
+        checkpoint.restore(saved / "checkpoints" / "9", target)
+
+
+def test_keeps_the_newest_and_one_best(run: Path) -> None:
+    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 2)
+    for step in (2, 4, 6):
+        checkpoints.save(make_state(step), meta_of(step))
+        if step < 6:  # the best are 2, then 4; 6 is worse
+            checkpoints.save_best(make_state(step), meta_of(step))
+    checkpoints.close()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "6"]
+    assert [path.name for path in (run / "best").iterdir()] == ["4"]
+    assert checkpoint.latest_in(run / "checkpoints") == run / "checkpoints" / "6"
+
+
+def test_the_same_step_twice_is_one_save(saver: checkpoint.Checkpoints, run: Path) -> None:
+    save(saver, 5)
+    before = (run / "checkpoints" / "5" / "_CHECKPOINT_METADATA").read_text()
+    save(saver, 5)
+    assert (run / "checkpoints" / "5" / "_CHECKPOINT_METADATA").read_text() == before
+
+
+def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
+    saver: checkpoint.Checkpoints, run: Path
+) -> None:
+    save(saver, 4, 8)
+    said: list[str] = []
+    resumed = checkpoint.Checkpoints(run / "checkpoints", 2, said.append)
+    assert checkpoint.steps(run / "checkpoints") == [4, 8]  # nothing moves before there is more
+    resumed.save(make_state(6), meta_of(6))
+    resumed.close()
+    assert checkpoint.steps(run / "checkpoints") == [4, 6]
+    assert resumed.latest() == run / "checkpoints" / "6"
+    assert checkpoint.is_complete(run / "superseded" / "checkpoints" / "8")
+    assert len(said) == 1
+    assert "superseded" in said[0]
+
+
+def test_step_and_meta_must_agree(saver: checkpoint.Checkpoints) -> None:
+    with pytest.raises(ValueError, match="meta says step 4, the state says 5"):
+        saver.save(make_state(5), meta_of(4))
+
+
+FULL_DISK = """
+import dataclasses, functools, resource, sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+from jaxtrain import checkpoint
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("step", "big"), meta_fields=())
+@dataclasses.dataclass(frozen=True)
+class State:
+    step: jax.Array
+    big: jax.Array
+
+def save(step):
+    big = jax.random.normal(jax.random.key(0), (1 << 18,))
+    checkpoints.save(State(jnp.uint32(step), big), {"step": step})
+
+folder = Path(sys.argv[1])
+names = lambda: print(sorted(path.name for path in folder.iterdir()))
+checkpoints = checkpoint.Checkpoints(folder, 1)
+save(2)
+checkpoints.wait()
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # a write beyond 64 KiB fails
+save(4)
+try:
+    checkpoints.wait()
+except checkpoint.SaveFailed as error:
+    print(error)
+names()
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+checkpoints.wait()  # told once
+save(4)
+checkpoints.close()
+names()
+"""
+
+
+def test_a_full_disk_surfaces_and_spares_the_older_checkpoint(run: Path) -> None:
+    folder = run / "checkpoints"
+    ended = subprocess.run(  # apart: what Orbax leaves behind after a failure disturbs other tests
+        [sys.executable, "-c", FULL_DISK, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    error, after_failure, after_next = ended.stdout.splitlines()  # the error is one line
+    assert f"checkpoint {folder / '4'} could not be written (" in error
+    assert "File too large" in error
+    assert f"the newest complete one is {folder / '2'}" in error
+    assert after_failure == "['2']"  # and no half one
+    assert after_next == "['4']"  # the next save works, also of the step that failed
+    assert "ERROR:absl" not in ended.stderr
+    assert issubclass(checkpoint.SaveFailed, InputError)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["_CHECKPOINT_METADATA", "state/manifest.ocdbt", "state/_METADATA", "meta/metadata"],
+)
+def test_an_incomplete_folder_is_never_taken(saved: Path, tmp_path: Path, loss: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    (run / "checkpoints" / "9" / loss).unlink()
+    (run / "checkpoints" / "12.orbax-checkpoint-tmp").mkdir()
+    (run / "checkpoints" / "13").mkdir()
+    assert checkpoint.steps(run / "checkpoints") == [4]
+    assert checkpoint.find("latest", run, tmp_path) == run / "checkpoints" / "4"
+    with pytest.raises(InputError, match=r"has no complete checkpoint 9: complete ones are 4"):
+        checkpoint.find("9", run, tmp_path)
+    with pytest.raises(InputError, match=r"not a complete checkpoint .*beside it are 4"):
+        checkpoint.find(str(run / "checkpoints" / "9"), None, tmp_path)
+    with pytest.raises(InputError, match="not a complete checkpoint"):
+        checkpoint.read_meta(run / "checkpoints" / "9")
+
+
+def test_a_checkpoint_that_was_not_closed_is_incomplete(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "checkpoints" / "9", tmp_path / "9")
+    marker = tmp_path / "9" / "_CHECKPOINT_METADATA"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"commit_timestamp_nsecs": None}))
+    assert not checkpoint.is_complete(tmp_path / "9")
+
+
+def test_leftovers_are_swept(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    for name in ("12.orbax-checkpoint-tmp", "3.deleted", "mine"):
+        (run / "checkpoints" / name / "state").mkdir(parents=True)
+    checkpoint.Checkpoints(run / "checkpoints", 1).close()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "9", "mine"]
+
+
+def test_find_latest(saved: Path, tmp_path: Path) -> None:
+    assert checkpoint.find("latest", tmp_path / "nothing", tmp_path) is None
+    assert checkpoint.find("latest", None, tmp_path / "nothing") is None
+    runs = tmp_path / "runs"
+    for name, step in (("2026-01-02", "9"), ("2026-01-03", "4")):
+        shutil.copytree(saved / "checkpoints" / step, runs / name / "checkpoints" / step)
+    (runs / "2026-01-04" / "checkpoints").mkdir(parents=True)
+    # 4 was saved before 9, though its folder sorts after: the run that saved last is the newest.
+    assert checkpoint.find("latest", None, runs) == runs / "2026-01-02" / "checkpoints" / "9"
+    shutil.copytree(runs / "2026-01-02", runs / "2026-01-05")
+    assert checkpoint.find("latest", None, runs) == runs / "2026-01-05" / "checkpoints" / "9"
+
+
+def test_find_step_and_path(saved: Path, tmp_path: Path) -> None:
+    kept = saved / "checkpoints"
+    assert checkpoint.find("4", saved, tmp_path) == kept / "4"
+    assert checkpoint.find(str(kept / "4"), None, tmp_path) == kept / "4"
+    assert checkpoint.find(str(saved), tmp_path / "other", tmp_path) == kept / "9"
+    assert checkpoint.find(str(saved / "best"), None, tmp_path) == saved / "best" / "4"
+    with pytest.raises(InputError, match=r"complete ones are 4, 9, and 4 as the best"):
+        checkpoint.find("5", saved, tmp_path)
+    with pytest.raises(InputError, match="needs --output-dir"):
+        checkpoint.find("5", None, tmp_path)
+    with pytest.raises(InputError, match=r"nowhere: there is no such folder"):
+        checkpoint.find(str(tmp_path / "nowhere"), None, tmp_path)
+    with pytest.raises(InputError, match="holds no complete checkpoint"):
+        checkpoint.find(str(tmp_path), None, tmp_path)

@@ -1,0 +1,98 @@
+"""The command line: its flags are frozen, and wrong use is one line and exit code 2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxtrain import loop, main
+from jaxtrain.errors import InputError
+
+
+def test_the_flags_are_frozen() -> None:
+    """A new setting is a config field; these flags are all there will ever be."""
+    options = {option for action in main.flags_parser()._actions for option in action.option_strings}
+    assert options == {
+        "--config",
+        "--output-dir",
+        "--resume",
+        "--simulate-devices",
+        "--debug",
+        "--profile",
+        "--version",
+        "--help",
+        "-h",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config", "h10_16"], "h100_16"),
+        (["--confg", "demo"], "--config is missing"),
+        (["--config", "demo", "--optim.peek_lr", "1"], "--optim.peak_lr"),
+        (["--config", "demo", "--optim.peak_lr", "fast"], "fast"),
+        (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "2"], "7"),
+        (["--config", "demo", "--profile", "9:3"], "9:3"),
+        (["--config", "demo", "--simulate-devices", "many"], "many"),
+        (["--config", "h100_16", "--simulate-devices", "16"], "--data.path"),
+        (["confgs", "list"], "configs"),
+    ],
+)
+def test_wrong_use_is_one_line_that_names_the_cure(
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loop, "start", refuse_to_start)
+    assert main.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def refuse_to_start(run: object, flags: object) -> int:
+    """Stands where training would start; of the cases above only the data path comes so far."""
+    raise InputError("data.path is None: set --data.path")
+
+
+def test_help_lists_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--resume" in text
+    assert "configs" in text
+
+
+def test_help_of_a_config_documents_every_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--config", "demo", "--help"]) == 0
+    text = capsys.readouterr().out
+    for field in ("--optim.peak", "--data.path", "--mesh.shard", "--loop.log", "--model."):
+        assert field in text.replace("_", "-") or field in text
+
+
+def test_version_names_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--version"]) == 0
+    assert "orbax-checkpoint" in capsys.readouterr().out
+
+
+def test_importing_the_command_line_does_not_import_jax(checkout: Path) -> None:
+    probe = "import sys, jaxtrain.main; print([m for m in ('jax', 'grain', 'tyro') if m in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", probe], cwd=checkout, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("text", ["", "3", "3:", "5:5", "a:b", "-1:4"])
+def test_a_profile_span_is_start_and_stop(text: str) -> None:
+    with pytest.raises(InputError, match="START:STOP"):
+        loop.profile_span(text)
+
+
+def test_a_profile_span_is_read() -> None:
+    assert loop.profile_span("10:15") == (10, 15)
+    assert loop.profile_span(None) is None

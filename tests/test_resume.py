@@ -1,0 +1,135 @@
+"""Nothing is lost: a run that was stopped goes on as if it had not been."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from program import TINY_MLM, command, environment, losses, run, train, write_corpus
+
+from jaxtrain import checkpoint
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a corpus and one uninterrupted run of twenty steps on eight devices."""
+    directory = tmp_path_factory.mktemp("resume")
+    write_corpus(directory)
+    train(directory, *EIGHT, "--loop.steps", 20, "--output-dir", "straight")
+    return directory
+
+
+EIGHT = [
+    *TINY_MLM,
+    *"--data.path corpus --mesh.fsdp 8 --mesh.shard params --simulate-devices 8".split(),
+    *"--checkpoint.every 1000 --optim.peak_lr 1e-2".split(),
+]
+
+
+def params(directory: Path) -> dict[str, np.ndarray]:
+    """Parameters of the newest checkpoint of a run."""
+    newest = checkpoint.latest_in(directory / checkpoint.CHECKPOINTS)
+    assert newest is not None
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
+        for name, array in checkpoint.read_shapes(newest).items()
+        if name.startswith("params.")
+    }
+    restored = checkpoint.restore(newest, wanted, subset=True)
+    return {name: np.asarray(array) for name, array in restored.items()}
+
+
+def test_twenty_steps_straight_equal_eight_and_twelve(place: Path) -> None:
+    """Bit for bit, in every loss and every parameter."""
+    train(place, *EIGHT, "--loop.steps", 8, "--output-dir", "halves")
+    text = train(
+        place, *EIGHT, "--loop.steps", 20, "--output-dir", "halves", "--resume", "latest"
+    )
+    assert "64 examples seen" in text
+    assert "loop.steps" in text  # the difference to the saved config is said
+    straight, halves = losses(place / "straight"), losses(place / "halves")
+    assert sorted(halves) == list(range(1, 21))
+    assert straight == halves
+    left, right = params(place / "straight"), params(place / "halves")
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        np.testing.assert_array_equal(array, right[name], err_msg=name)
+
+
+def test_four_devices_go_on_with_what_eight_saved(place: Path) -> None:
+    train(place, *EIGHT, "--loop.steps", 8, "--output-dir", "shrunk")
+    four = [*EIGHT, "--mesh.fsdp", 4, "--simulate-devices", 4]
+    train(place, *four, "--loop.steps", 20, "--output-dir", "shrunk", "--resume", "latest")
+    straight, shrunk = losses(place / "straight"), losses(place / "shrunk")
+    assert sorted(shrunk) == sorted(straight)
+    for step, loss in straight.items():
+        assert shrunk[step] == pytest.approx(loss, rel=1e-5), step
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+)
+def test_a_signal_saves_once_and_the_run_goes_on(
+    place: Path, sent: signal.Signals, code: int
+) -> None:
+    directory = f"stopped-{sent.name}"
+    arguments = [*EIGHT, "--loop.steps", 20, "--output-dir", directory]
+    slow = [*EIGHT, "--loop.steps", 1_000_000, "--output-dir", directory]
+    process = subprocess.Popen(
+        command(*slow),
+        cwd=place,
+        env=environment(place),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = place / directory / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(sent)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert "--resume latest" in output
+    steps = [path.name for path in (place / directory / "checkpoints").iterdir()]
+    assert len(steps) == 1
+    done = int(steps[0])
+    assert done == max(losses(place / directory))
+    if done < 20:  # a fast machine may have gone past the reference's end
+        train(place, *arguments, "--resume", "latest")
+    common = losses(place / "straight").keys() & losses(place / directory).keys()
+    assert common
+    for step in common:
+        assert losses(place / directory)[step] == losses(place / "straight")[step]
+
+
+def test_what_cannot_be_gone_on_with_is_refused(place: Path) -> None:
+    again = run(place, *EIGHT, "--loop.steps", 20, "--output-dir", "straight")
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    resume = [*EIGHT, "--loop.steps", 30, "--output-dir", "straight", "--resume", "latest"]
+    for other, said in (
+        (["--seed", 7], "seed"),
+        (["--model.hidden", 64], "hidden"),
+        (["--data.path", str(write_corpus(place / "cache", seed=5))], "fingerprint"),
+    ):
+        refused = run(place, *resume, *other)
+        assert refused.returncode == 2, refused.stdout
+        assert said in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert max(losses(place / "straight")) == 20
+
+
+def test_resume_latest_starts_anew_where_there_is_nothing(place: Path) -> None:
+    text = train(
+        place, *EIGHT, "--loop.steps", 2, "--output-dir", "fresh", "--resume", "latest"
+    )
+    assert "no checkpoint" in text

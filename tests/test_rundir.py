@@ -1,0 +1,115 @@
+"""The run's directory: chosen, made, refused, linked."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxtrain import rundir
+from jaxtrain.errors import InputError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+def fake_checkpoint(run: Path, step: int) -> Path:
+    """The files by which a checkpoint counts as complete."""
+    path = run / "checkpoints" / str(step)
+    for name in ("state/_METADATA", "state/manifest.ocdbt"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+    (path / "meta").mkdir()
+    (path / "meta" / "metadata").write_text(json.dumps({"meta": {"step": step}, "arrays": {}}))
+    (path / "_CHECKPOINT_METADATA").write_text(json.dumps({"commit_timestamp_nsecs": step}))
+    return path
+
+
+def test_a_new_run_is_named_by_the_time_and_linked(root: Path) -> None:
+    first = rundir.prepare("demo", None, None, None, root)
+    second = rundir.prepare("demo", None, None, None, root)
+    assert first != second
+    for directory in (first, second):
+        assert directory.is_dir()
+        assert directory.parent == root / "demo"
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ(-\d+)?", directory.name)
+    link = root / "latest"
+    assert link.resolve() == second.resolve()
+    assert not os.path.isabs(link.readlink())  # the tree may be moved
+    assert sorted(path.name for path in root.iterdir()) == ["demo", "latest"]
+
+
+def test_a_given_directory_is_taken_and_not_linked(root: Path, tmp_path: Path) -> None:
+    given = tmp_path / "elsewhere" / "run"
+    assert rundir.prepare("demo", str(given), None, None, root) == given
+    assert not root.exists()
+    inside = root / "demo" / "mine"
+    assert rundir.prepare("demo", str(inside), None, None, root) == inside
+    assert (root / "latest").resolve() == inside.resolve()
+
+
+def test_a_directory_with_checkpoints_needs_a_resume(root: Path, tmp_path: Path) -> None:
+    given = tmp_path / "run"
+    newest = fake_checkpoint(given, 7)
+    with pytest.raises(InputError, match=r"already holds checkpoints \(newest: 7\).*--resume late"):
+        rundir.prepare("demo", str(given), None, None, root)
+    found = rundir.start_from("demo", "latest", str(given), root)
+    assert found == newest
+    assert rundir.prepare("demo", str(given), "latest", found, root) == given
+
+
+def test_two_histories_do_not_mix(root: Path, tmp_path: Path) -> None:
+    fake_checkpoint(tmp_path / "mine", 7)
+    other = fake_checkpoint(tmp_path / "other", 9)
+    found = rundir.start_from("demo", str(other), str(tmp_path / "mine"), root)
+    assert found == other
+    with pytest.raises(InputError, match="is another run"):
+        rundir.prepare("demo", str(tmp_path / "mine"), str(other), found, root)
+    fresh = rundir.prepare("demo", str(tmp_path / "fresh"), str(other), found, root)
+    assert fresh == tmp_path / "fresh"
+
+
+def test_latest_without_a_directory_goes_on_in_that_run(root: Path) -> None:
+    fake_checkpoint(root / "demo" / "2026-01-01T00-00-00Z", 3)
+    newest = fake_checkpoint(root / "demo" / "2026-01-02T00-00-00Z", 5)
+    found = rundir.start_from("demo", "latest", None, root)
+    assert found == newest
+    directory = rundir.prepare("demo", None, "latest", found, root)
+    assert directory == root / "demo" / "2026-01-02T00-00-00Z"
+    assert (root / "latest").resolve() == directory.resolve()
+
+
+def test_latest_of_nothing_starts_anew_and_says_so(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rundir.start_from("demo", None, None, root) is None
+    assert capsys.readouterr().out == ""
+    assert rundir.start_from("demo", "latest", None, root) is None
+    assert "starting anew" in capsys.readouterr().out
+    assert rundir.prepare("demo", None, "latest", None, root).parent == root / "demo"
+
+
+def test_an_unwritable_directory_is_named(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for given in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/jaxtrain")):
+        with pytest.raises(InputError, match=r"cannot write in the run's directory .*--output-dir"):
+            rundir.prepare("demo", str(given), None, None, root)
+
+
+def test_a_folder_named_latest_is_not_replaced(root: Path) -> None:
+    (root / "latest").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"cannot link .*latest"):
+        rundir.prepare("demo", None, None, None, root)
+    assert not list(root.glob(".latest*"))
+
+
+def test_config_is_written_whole(tmp_path: Path) -> None:
+    rundir.write_config(tmp_path, {"seed": 1})
+    rundir.write_config(tmp_path, {"seed": 2})
+    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    with pytest.raises(InputError, match=r"cannot write .*config.json"):
+        rundir.write_config(tmp_path / "gone", {})

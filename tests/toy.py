@@ -1,0 +1,144 @@
+"""A model of the contract that compiles in a second, and helpers to step it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import AxisType
+
+from jaxtrain import config, layers, optim
+from jaxtrain import mesh as meshes
+from jaxtrain import state as states
+from jaxtrain import step as steps
+
+WIDTH = 32
+
+
+class _Block(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
+        self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self.down(jax.nn.gelu(self.up(x)))
+
+
+class _Toy(nnx.Module):
+    """Regression; a row weighs what the batch says, so that microbatches weigh differently."""
+
+    def __init__(self, blocks: int, rngs: nnx.Rngs) -> None:
+        self.blocks = nnx.List([_Block(rngs) for _ in range(blocks)])
+
+    def loss(self, batch: dict[str, jax.Array], key: jax.Array) -> Any:
+        del key
+        x = batch["x"].astype(self.blocks[0].up.kernel[...].dtype)
+        for block in self.blocks:
+            x = layers.remat(_Block.__call__, "none")(block, x)
+        error = jnp.square(x.astype(jnp.float32) - batch["y"]).mean(-1)
+        total, weight = (error * batch["weight"]).sum(), batch["weight"].sum()
+        return total, weight, {"error": (total, weight)}
+
+    def evaluate(self, batch: dict[str, jax.Array]) -> Any:
+        total, weight, _ = self.loss(batch, jax.random.key(0))
+        return {"loss": (total, weight)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The toy's config."""
+
+    blocks: int = 2
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        return _Toy(self.blocks, rngs)
+
+    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        row = jax.ShapeDtypeStruct((batch_size, WIDTH), jnp.float32)
+        return {"x": row, "y": row, "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32)}
+
+
+def random_batch(spec: dict[str, jax.ShapeDtypeStruct], seed: int = 0) -> dict[str, np.ndarray]:
+    """Normal rows whose weights differ."""
+    rng = np.random.default_rng(seed)
+    batch = {name: rng.standard_normal(part.shape).astype(np.float32) for name, part in spec.items()}
+    batch["weight"] = rng.integers(1, 4, spec["weight"].shape).astype(np.float32)
+    return batch
+
+
+def mesh_of(data: int, fsdp: int) -> jax.sharding.Mesh:
+    """A mesh of the first virtual devices."""
+    devices = np.array(jax.devices()[: data * fsdp]).reshape(data, fsdp)
+    return jax.sharding.Mesh(devices, meshes.AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+@dataclasses.dataclass
+class Stepper:
+    """Everything that one step needs, on one mesh."""
+
+    definition: states.Definition
+    rule: meshes.Rule
+    target: states.State
+    state: states.State
+    step: Callable[..., Any]
+    compiled: jax.stages.Compiled
+    spec: dict[str, jax.ShapeDtypeStruct]
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
+        placed = jax.device_put(batch, meshes.batch_sharding(self.rule.mesh))
+        self.state, found = self.compiled(self.state, placed)
+        return {name: float(value) for name, value in found.items()}
+
+    def params(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(array) for name, array in self.state.params.items()}
+
+
+OPTIM = config.Optim(
+    peak_lr=1e-2,
+    schedule="constant",
+    warmup_steps=0,
+    weight_decay=0.01,
+    accumulate=1,
+    max_grad_norm=1.0,
+)
+
+
+def stepper(
+    model: Any,
+    *,
+    data: int = 1,
+    fsdp: int = 1,
+    shard: Any = "params",
+    accumulate: int = 1,
+    batch_size: int = 16,
+    precision: Any = "float32",
+    optimizer: optax.GradientTransformation | None = None,
+    min_shard_elements: int = 1,
+) -> Stepper:
+    """Builds, initialises and compiles a step of ``model``."""
+    mesh = mesh_of(data, fsdp)
+    settings = config.Mesh(
+        data=data, fsdp=fsdp, shard=shard, min_shard_elements=min_shard_elements
+    )
+    rule = meshes.Rule(mesh, settings)
+    definition = states.Definition(model.build)
+    schedule = optim.schedule(OPTIM, 100)
+    optimizer = optimizer or optim.make(OPTIM, 100, definition.params)
+    target = states.abstract(definition, optimizer, rule)
+    spec = model.batch_spec(batch_size)
+    step = steps.build_train_step(
+        definition, optimizer, schedule, rule, precision=precision, accumulate=accumulate, seed=1
+    )
+    return Stepper(
+        definition,
+        rule,
+        target,
+        states.init(definition, optimizer, target, seed=1),
+        step,
+        steps.compile_train_step(step, target, spec, mesh),
+        spec,
+    )
