@@ -20,7 +20,6 @@ run = dataclasses.replace(
         hidden=128,
         layers=4,
         heads=4,
-        ff=512,
         dropout=0.0,
     ),
     data=dataclasses.replace(base.data, demo=True, batch_size=32, workers=2, max_examples=None),

@@ -18,7 +18,6 @@ run = config.Run(
         hidden=256,
         layers=8,
         heads=8,
-        ff=1024,
         dropout=0.1,
         mask_fraction=0.15,
         remat="none",

@@ -13,7 +13,7 @@ base = config.named("mlm_h200_8")
 run = dataclasses.replace(
     base,
     model=dataclasses.replace(
-        base.model, vocab_size=10_000, sequence_length=128, hidden=16, layers=6, ff=64
+        base.model, vocab_size=10_000, sequence_length=128, hidden=16, layers=6
     ),
     data=dataclasses.replace(base.data, batch_size=256, workers=4, max_examples=1_000_000),
     mesh=dataclasses.replace(base.mesh, shard="none"),

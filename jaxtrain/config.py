@@ -28,8 +28,8 @@ class Optim:
     peak_lr: float
     """Learning rate at the end of the warm-up."""
     schedule: Schedule
-    """What follows the warm-up: half a cosine to zero, a line to zero, the peak throughout, the peak
-    and then a line to zero (trapezoid), or several half cosines."""
+    """What follows the warm-up: half a cosine to zero, a line to zero, the peak throughout, the
+    peak and then a line to zero (trapezoid), or several half cosines."""
     warmup_steps: int | None = None
     """Length of the linear warm-up from zero (updates). Set this or warmup_fraction."""
     warmup_fraction: float | None = None

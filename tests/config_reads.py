@@ -10,6 +10,7 @@ Not counted, because a field that has nothing else is used by nobody: reads in `
 """
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 
 RUN = "jaxtrain.config.Run"
@@ -34,9 +35,9 @@ class Program:
     """
 
     def __init__(self, sources: Mapping[str, str], models: set[str], data: set[str]) -> None:
-        self.trees = {name: ast.parse(text) for name, text in sources.items()}
+        self.trees = {name: _parse(text) for name, text in sources.items()}
         self.any = {MODEL: models, DATA: data}
-        self.names = {module: _imports(tree) for module, tree in self.trees.items()}
+        self.names = {module: dict(_imported(tree)) for module, tree in self.trees.items()}
         self.classes: dict[str, _Class] = {}
         self.returns: dict[str, str] = {}
         for module, tree in self.trees.items():
@@ -210,6 +211,16 @@ class _Reader(ast.NodeVisitor):
                 self.env[argument.arg] = str(of)
         self.generic_visit(node)
         self.env = outer
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _imported(tree: ast.Module) -> tuple[tuple[str, str], ...]:
+    return tuple(_imports(tree).items())
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:

@@ -15,6 +15,7 @@ from av.video.stream import VideoStream
 from jaxtrain.data.video_packets import (
     Keyframe,
     Scan,
+    open_input,
     reason,
     shows_frame,
     single_threaded,
@@ -42,7 +43,7 @@ def verify(path: str, info: Scan) -> Verdict:
     delivered: list[int | None] = []
     stamps: list[int | None] = []
     try:
-        with av.open(path, metadata_errors="ignore") as container:
+        with open_input(path) as container:
             stream = _open_stream(container, info)
             if stream.codec_context.name == "hevc":  # its decoder flags no corrupt frame otherwise
                 stream.codec_context.options = {"err_detect": "explode"}
@@ -89,7 +90,7 @@ def read(path: str, info: Scan, numbers: Sequence[int]) -> list[VideoFrame]:
     failure = ""
     for start in attempts:
         try:
-            with av.open(path, metadata_errors="ignore") as container:
+            with open_input(path) as container:
                 found = _read_from(container, info, numbers, start)
         except (av.FFmpegError, OSError) as error:
             failure = f": {reason(error)}"

@@ -5,6 +5,7 @@ on one core, where converting with PyAV and resizing with Pillow takes 9 ms.
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import av
 import av.filter
@@ -27,6 +28,7 @@ _MATRICES = {
     9: "bt2020",
     10: "bt2020",
 }
+_TIME_BASE = Fraction(1, 1000)  # filters want one; nothing here depends on time
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
 
@@ -102,7 +104,7 @@ def _graph(
             width=frame.width,
             height=frame.height,
             format=frame.format,
-            time_base=frame.time_base,
+            time_base=_TIME_BASE,
         )
     ]
     if piece[:2] != (frame.width, frame.height):

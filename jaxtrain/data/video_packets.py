@@ -7,7 +7,7 @@ promises: good files fall a frame or two short.
 import bisect
 import os
 import stat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -19,6 +19,7 @@ from jaxtrain.errors import BadExample
 SLACK_FRAMES = 2
 SLACK_SHARE = 0.02
 _CONSTANT_RATE = 0.95  # share of usual gaps between frames from which a frame rate is constant
+_ANY_TEXT: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 _FIRST_FRAME = 128  # packets within which a good file gives its first frame
 _VP8_SHOWN = 0x10  # bit of a VP8 packet's first byte (RFC 6386, 9.1): hidden frames have it unset
 
@@ -93,6 +94,12 @@ def shows_frame(packet: av.Packet, stream: VideoStream) -> bool:
     return stream.codec_context.name != "vp8" or bool(bytes(packet)[0] & _VP8_SHOWN)
 
 
+def open_input(path: str) -> InputContainer:
+    """Open a file for reading; its titles and tags may be in any encoding."""
+    # PyAV 18 raises on text that is not UTF-8 unless told not to; 19 has no such setting.
+    return av.open(path, **_ANY_TEXT)
+
+
 def scan(path: str) -> Scan:
     """Read all packets of a file and decode its first frame.
 
@@ -101,7 +108,7 @@ def scan(path: str) -> Scan:
     """
     _check_file(path)
     try:
-        with av.open(path, metadata_errors="ignore") as container:
+        with open_input(path) as container:
             return _scan(path, container)
     except (av.FFmpegError, OSError) as error:
         raise BadExample(path, f"cannot be read: {reason(error)}") from error
@@ -220,13 +227,12 @@ def _keyframes(packets: _Packets, container: str) -> tuple[Keyframe, ...]:
 
 
 def _best(path: str, container: InputContainer) -> VideoStream:
-    """The video stream that FFmpeg holds for the main one; a cover picture is none."""
-    best = container.streams.best("video")
-    pictures = av.stream.Disposition.attached_pic
-    candidates = [s for s in container.streams.video if not s.disposition & pictures]
-    if not candidates:
+    """The video stream with the largest picture; a cover picture is none."""
+    cover = av.stream.Disposition.attached_pic
+    streams = [stream for stream in container.streams.video if not stream.disposition & cover]
+    if not streams:
         raise BadExample(path, "holds no video stream")
-    return single_threaded(next((s for s in candidates if s == best), candidates[0]))
+    return single_threaded(max(streams, key=lambda stream: stream.width * stream.height))
 
 
 def single_threaded(stream: VideoStream) -> VideoStream:

@@ -1,0 +1,116 @@
+"""Small videos made on the spot, whose frames carry their number; and ways to break them."""
+
+import struct
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+HEIGHT, WIDTH = 64, 96
+_BITS = 8
+
+
+def numbered(number: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
+    """A picture with eight bars, black or white: the bits of ``number``, highest first."""
+    bits = [(number >> bit) & 1 for bit in range(_BITS - 1, -1, -1)]
+    row = np.repeat(np.array(bits, np.uint8) * 255, width // _BITS)
+    row = np.pad(row, (0, width - len(row)))
+    return np.broadcast_to(row[None, :, None], (height, width, 3)).copy()
+
+
+def number_of(picture_HW3: np.ndarray) -> int:
+    """The number that :func:`numbered` put in, whatever the size; without a crop."""
+    width = picture_HW3.shape[1]
+    bars = [int((bar + 0.5) * (width // _BITS)) for bar in range(_BITS)]
+    bits = [picture_HW3[picture_HW3.shape[0] // 2, x].mean() > 127 for x in bars]
+    return sum(int(bit) << (_BITS - 1 - place) for place, bit in enumerate(bits))
+
+
+def write(
+    path: Path,
+    frames: int | list[np.ndarray] = 30,
+    *,
+    codec: str = "libx264",
+    pix_fmt: str = "yuv420p",
+    fps: int = 25,
+    full_range: bool = False,
+    title: str = "",
+    container_options: dict[str, str] | None = None,
+    **options: str,
+) -> Path:
+    """Encode numbered frames, or the pictures given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pictures = [numbered(n) for n in range(frames)] if isinstance(frames, int) else frames
+    with av.open(str(path), "w", options=container_options or {}) as container:
+        container.metadata["title"] = title
+        stream: Any = container.add_stream(codec, rate=Fraction(fps), options=options)
+        stream.height, stream.width = pictures[0].shape[:2]
+        stream.pix_fmt = pix_fmt
+        stream.codec_context.thread_count = 1
+        if full_range:
+            stream.codec_context.color_range = 2
+        for picture in pictures:
+            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+            if full_range:
+                frame = frame.reformat(format=pix_fmt, dst_color_range="JPEG")
+                frame.color_range = 2
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def busy(frames: int, seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> list[np.ndarray]:
+    """Pictures that cost bytes: moving noise. A file of them can be broken in the middle."""
+    rng = np.random.default_rng(seed)
+    noise = rng.integers(0, 256, (height + frames, width, 3), np.uint8)
+    return [noise[n : n + height] for n in range(frames)]
+
+
+def drop_packet(path: Path, number: int) -> Path:
+    """Copy a video without one of its packets, next to it."""
+    copy = path.with_name(f"dropped_{path.name}")
+    with av.open(str(path)) as source, av.open(str(copy), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for place, packet in enumerate(source.demux(video=0)):
+            if packet.size and place != number:
+                packet.stream = stream
+                target.mux(packet)
+    return copy
+
+
+def truncate(path: Path, share: float) -> Path:
+    """Cut the end off."""
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    return path
+
+
+def garble(path: Path, at: float = 0.6, length: int = 400) -> Path:
+    """Overwrite some bytes in the middle with noise."""
+    data = bytearray(path.read_bytes())
+    start = int(len(data) * at)
+    data[start : start + length] = np.random.default_rng(0).bytes(length)
+    path.write_bytes(data)
+    return path
+
+
+def rotate_quarter(path: Path) -> Path:
+    """Mark an MP4 as to be shown turned by a quarter, clockwise (ISO 14496-12, 8.3.2)."""
+    data = bytearray(path.read_bytes())
+    matrix = data.index(b"tkhd") + 4 + 40
+    one = 1 << 16
+    data[matrix : matrix + 36] = struct.pack(">9i", 0, one, 0, -one, 0, 0, 0, 0, 1 << 30)
+    path.write_bytes(data)
+    return path
+
+
+def shorten_edit(path: Path, share: float) -> Path:
+    """Let the edit list of an MP4 show only its first part (ISO 14496-12, 8.6.6)."""
+    data = bytearray(path.read_bytes())
+    field = data.index(b"elst") + 4 + 8
+    (duration,) = struct.unpack_from(">I", data, field)
+    struct.pack_into(">I", data, field, int(duration * share))
+    path.write_bytes(data)
+    return path
