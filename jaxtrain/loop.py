@@ -13,11 +13,21 @@ from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint, config, memory, metrics, optim, processes, rundir, versions
+from jaxtrain import (
+    checkpoint,
+    compiling,
+    config,
+    memory,
+    metrics,
+    optim,
+    processes,
+    rundir,
+    versions,
+)
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain import step as steps
-from jaxtrain.data import pipeline
+from jaxtrain.data import cache, pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.errors import InputError
@@ -53,6 +63,7 @@ def start(run: config.Run, flags: Flags) -> int:
         processes.connect(os.environ, flags.simulate_devices)
         signals.listen()  # jax.distributed has put its own handler over ours
         processes.check_accelerator(os.environ)
+        compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
         jax.config.update("jax_debug_nans", flags.debug)
         return train(run, flags, signals)
 
@@ -100,7 +111,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         }
         with watchdog.pause("start"):
             if start_from is None:
-                state = states.init(definition, optimizer, target, run.seed)
+                state = states.init(definition, optimizer, target, rule, run.seed)
             else:
                 saved = checkpoint.read_meta(start_from)
                 _check_resume(saved, meta, start_from, say)
@@ -138,9 +149,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         )
         began = time.perf_counter()
         with watchdog.pause("compile"), memory.explained(run, target, spec, say):
-            train_step = steps.compile_train_step(
-                step, target, spec, mesh, donate=not flags.debug
-            )
+            train_step = steps.compile_train_step(step, target, spec, mesh, donate=not flags.debug)
         say(f"compiled in {time.perf_counter() - began:.1f} s")
 
         evaluator = _evaluator(run, definition, rule, target, sources, quarantine)
@@ -280,9 +289,7 @@ def _evaluator(
     return Evaluator(definition, rule, run.precision, target, batches)
 
 
-def _check_resume(
-    saved: dict[str, Any], meta: dict[str, Any], start_from: Path, say: Any
-) -> None:
+def _check_resume(saved: dict[str, Any], meta: dict[str, Any], start_from: Path, say: Any) -> None:
     """Refuses another seed or other data; prints whatever else differs."""
     if saved["fingerprint"] != meta["fingerprint"]:
         raise InputError(

@@ -84,7 +84,7 @@ def _train(arguments: list[str]) -> int:
 
         print(versions.line())
         return 0
-    if flags.help and not flags.config or not arguments:
+    if (flags.help and not flags.config) or not arguments:
         parser.print_help()
         print("\ncommands:\n" + "\n".join(f"  {name}  {what}" for name, what in COMMANDS.items()))
         return 0

@@ -60,10 +60,14 @@ def _ways_out(run: config.Run) -> str:
     per_device = run.data.batch_size // devices
     ways = []
     deeper = [
-        parts for parts in range(run.optim.accumulate + 1, per_device + 1) if per_device % parts == 0
+        parts
+        for parts in range(run.optim.accumulate + 1, per_device + 1)
+        if per_device % parts == 0
     ]
     if deeper:
-        ways.append(f"--optim.accumulate {deeper[0]} (same batch, {per_device // deeper[0]} at once)")
+        ways.append(
+            f"--optim.accumulate {deeper[0]} (same batch, {per_device // deeper[0]} at once)"
+        )
     if getattr(run.model, "remat", None) == "none":
         ways.append("--model.remat block (activations of a block are computed again)")
     if run.mesh.shard != "params" and devices > 1:

@@ -1,8 +1,8 @@
 """Devices to a mesh, array shapes to shardings. The only place that counts devices.
 
-Two axes. ``fsdp`` shards parameters, gradients and optimizer state, ``data`` repeats them; the batch
-is split over both. So ``fsdp`` across all devices is ZeRO-3, and ``data`` x ``fsdp`` is the hybrid:
-shard inside a node, replicate across nodes.
+Two axes. ``fsdp`` shards parameters, gradients and optimizer state, ``data`` repeats them; the
+batch is split over both. So ``fsdp`` across all devices is ZeRO-3, and ``data`` x ``fsdp`` is the
+hybrid: shard inside a node, replicate across nodes.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class HasShape(Protocol):
     """An array, or what stands for one under ``eval_shape``."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension."""
 
 
 def make(settings: config.Mesh) -> jax.sharding.Mesh:
@@ -40,8 +41,9 @@ def make(settings: config.Mesh) -> jax.sharding.Mesh:
         raise InputError(
             f"the config wants {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
             f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
-            f"set --mesh.fsdp {len(present)} --mesh.data 1 (and a data.batch_size that it divides), "
-            f"try it with --simulate-devices {wanted}, or take a config for {len(present)}"
+            f"set --mesh.fsdp {len(present)} --mesh.data 1 (and a data.batch_size that it "
+            f"divides), try it with --simulate-devices {wanted}, or take a config for "
+            f"{len(present)}"
         )
     shape = (settings.data, settings.fsdp)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))

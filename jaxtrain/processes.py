@@ -56,7 +56,11 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
         InputError: an NVIDIA driver is present, jax uses the CPU, and nobody asked for that.
     """
     asked_for_cpu = "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
-    if asked_for_cpu or jax.config.jax_platforms == "cpu" or jax.default_backend() != "cpu":
+    if (
+        asked_for_cpu
+        or getattr(jax.config, "jax_platforms", None) == "cpu"
+        or jax.default_backend() != "cpu"
+    ):
         return
     if Path("/proc/driver/nvidia/version").exists():
         raise InputError(
@@ -86,7 +90,9 @@ def check_same(what: str, value: str, cure: str) -> None:
     if jax.process_count() == 1:
         return
     padded = np.frombuffer(value.encode().ljust(128, b"\0")[:128], np.uint8)
-    values = [bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(padded)]
+    values = [
+        bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(padded)
+    ]
     if len(set(values)) > 1:
         listing = ", ".join(f"process {number}: {one}" for number, one in enumerate(values))
         raise InputError(f"the processes see different {what} ({listing}): {cure}")

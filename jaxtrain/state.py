@@ -15,9 +15,9 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import layers
+from jaxtrain import compiling, layers
 from jaxtrain import mesh as meshes
 
 Arrays = dict[str, jax.Array]
@@ -50,12 +50,13 @@ class State:
 class GatheredParam(nnx.Param):
     """A parameter that is stored in shards and gathered where it is read.
 
-    The gathered copy is named, and :func:`jaxtrain.layers.remat` never saves that name: the backward
-    pass gathers again, which is what ZeRO-3 means. The gradient is constrained to the shards'
-    layout, so that the compiler emits a reduce-scatter.
+    The gathered copy is named, and :func:`jaxtrain.layers.remat` never saves that name: the
+    backward pass gathers again, which is what ZeRO-3 means. The gradient is constrained to the
+    shards' layout, so that the compiler emits a reduce-scatter.
     """
 
     def get_value(self, *, index: Any = ..., **kwargs: Any) -> Any:
+        """The gathered array; NNX calls this for each read."""
         value = super().get_value(**kwargs)
         stored = self.get_metadata().get("stored")
         if stored is not None and any(stored.spec):
@@ -65,7 +66,8 @@ class GatheredParam(nnx.Param):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _gather(shard: jax.Array, stored: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(shard, meshes.replicated(stored.mesh))
+    whole = NamedSharding(stored.mesh, PartitionSpec())
+    return jax.lax.with_sharding_constraint(shard, whole)
 
 
 def _gather_forward(shard: jax.Array, stored: NamedSharding) -> tuple[jax.Array, None]:
@@ -91,7 +93,7 @@ class Definition:
         self._build = build
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
         self._graph_type = type(abstract)
-        self._graph, params, extras = nnx.split(abstract, nnx.Param, ...)
+        self._graph, params, extras = _split(abstract)
         self._param_paths = _paths(params)
         self._extra_leaves = dict(nnx.to_flat_state(extras))
         self.params = _flatten(params)
@@ -105,7 +107,7 @@ class Definition:
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
         """Initial parameters and extras, float32 as built. Pure: call it under ``jax.jit``."""
-        _, params, extras = nnx.split(self._build(nnx.Rngs(key)), nnx.Param, ...)
+        _, params, extras = _split(self._build(nnx.Rngs(key)))
         return _flatten(params), _flatten(extras)
 
     def module(
@@ -139,7 +141,7 @@ class Definition:
 
     def extras_of(self, module: nnx.Module) -> Arrays:
         """The extras after a call, for the next state."""
-        _, _, extras = nnx.split(module, nnx.Param, ...)
+        _, _, extras = _split(module)
         return _flatten(extras)
 
 
@@ -153,7 +155,8 @@ def abstract(
 ) -> State:
     """The state's shapes, dtypes and shardings; touches no device."""
     shapes = jax.eval_shape(
-        functools.partial(_initial, definition, optimizer), jax.eval_shape(lambda: jax.random.key(0))
+        functools.partial(_initial, definition, optimizer),
+        jax.eval_shape(lambda: jax.random.key(0)),
     )
     return cast(
         State,
@@ -164,7 +167,11 @@ def abstract(
 
 
 def init(
-    definition: Definition, optimizer: optax.GradientTransformation, target: State, seed: int
+    definition: Definition,
+    optimizer: optax.GradientTransformation,
+    target: State,
+    rule: meshes.Rule,
+    seed: int,
 ) -> State:
     """A fresh state, each shard made on the device that holds it: no host ever has the whole.
 
@@ -172,10 +179,16 @@ def init(
         definition: the model.
         optimizer: whose state is made too.
         target: what :func:`abstract` gave.
+        rule: with which it was made.
         seed: of the initial parameters.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
-    make = jax.jit(functools.partial(_initial, definition, optimizer), out_shardings=shardings)
+    platform = str(rule.mesh.devices.flat[0].platform)
+    make = jax.jit(
+        functools.partial(_initial, definition, optimizer),
+        out_shardings=shardings,
+        compiler_options=compiling.once_options(platform),
+    )
     return cast(State, make(jax.random.key(seed)))
 
 
@@ -198,6 +211,12 @@ def _initial(
         extras=extras,
         opt=optimizer.init(params),
     )
+
+
+def _split(module: Any) -> tuple[Any, nnx.State, nnx.State]:
+    """Graph definition, parameters, everything else."""
+    graph, params, extras = cast(Any, nnx.split)(module, nnx.Param, ...)
+    return graph, params, extras
 
 
 def _dotted(path: tuple[Any, ...]) -> str:

@@ -1,8 +1,8 @@
 """One training step and one evaluation step: pure functions, compiled once.
 
-``train_step(state, batch) -> (state, metrics)``. What differs between sharding modes, precisions and
-accumulation is composed when the step is built; the step itself has no flags. It reads no key of
-the batch: the model does.
+``train_step(state, batch) -> (state, metrics)``. What differs between sharding modes, precisions
+and accumulation is composed when the step is built; the step itself has no flags. It reads no key
+of the batch: the model does.
 
 Reading order: :func:`build_train_step`, then :func:`_gradients`. The rest is small.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import config
+from jaxtrain import compiling, config
 from jaxtrain import mesh as meshes
 from jaxtrain.state import Arrays, Definition, State
 
@@ -181,7 +181,9 @@ def compile_train_step(
         out_shardings=(state_shardings, meshes.replicated(mesh)),
         donate_argnums=(0,) if donate else (),
     )
-    return jitted.lower(target, batch).compile()
+    return jitted.lower(target, batch).compile(
+        compiler_options=compiling.step_options(_platform(mesh))
+    )
 
 
 def jit_eval_step(
@@ -193,7 +195,12 @@ def jit_eval_step(
         step,
         in_shardings=(params, extras, meshes.batch_sharding(mesh)),
         out_shardings=meshes.replicated(mesh),
+        compiler_options=compiling.step_options(_platform(mesh)),
     )
+
+
+def _platform(mesh: jax.sharding.Mesh) -> str:
+    return str(mesh.devices.flat[0].platform)
 
 
 def _gradients(
@@ -234,9 +241,7 @@ def _gradients(
         ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
             grads, sums, extras = carry
             number, microbatch = part
-            more, added, extras = one(
-                prepared, extras, microbatch, jax.random.fold_in(key, number)
-            )
+            more, added, extras = one(prepared, extras, microbatch, jax.random.fold_in(key, number))
             return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
 
         carry = (view.store(jax.tree.map(jnp.zeros_like, params)), zeros, extras)

@@ -11,13 +11,44 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 # demo_mlm shrunk until it compiles in a few seconds.
-TINY_MLM = (
-    "--config demo_mlm --model.hidden 32 --model.ff 64 --model.layers 1 --model.heads 2 "
-    "--model.vocab_size 300 --model.sequence_length 32 --model.dropout 0.1 --data.batch_size 8 "
-    "--data.workers 0 --optim.schedule constant --optim.warmup_steps 0 "
-    "--optim.warmup_fraction None --loop.epochs None --loop.log_every 1 "
-    "--loop.eval_every None --checkpoint.best_metric None --mesh.min_shard_elements 64"
-).split()
+TINY_MLM = [
+    "--config",
+    "demo_mlm",
+    "--model.hidden",
+    "32",
+    "--model.ff",
+    "64",
+    "--model.layers",
+    "1",
+    "--model.heads",
+    "2",
+    "--model.vocab_size",
+    "300",
+    "--model.sequence_length",
+    "32",
+    "--model.dropout",
+    "0.1",
+    "--data.batch_size",
+    "8",
+    "--data.workers",
+    "0",
+    "--optim.schedule",
+    "constant",
+    "--optim.warmup_steps",
+    "0",
+    "--optim.warmup_fraction",
+    "None",
+    "--loop.epochs",
+    "None",
+    "--loop.log_every",
+    "1",
+    "--loop.eval_every",
+    "None",
+    "--checkpoint.best_metric",
+    "None",
+    "--mesh.min_shard_elements",
+    "64",
+]
 
 
 def command(*arguments: object) -> list[str]:
@@ -27,7 +58,7 @@ def command(*arguments: object) -> list[str]:
 
 def environment(directory: Path, **more: str) -> dict[str, str]:
     """Variables for a run that keeps its caches under ``directory``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("XLA_")}
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return kept | {
         "PYTHONPATH": str(CHECKOUT),
         "JAXTRAIN_CACHE": str(directory / "cache"),

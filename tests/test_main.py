@@ -12,7 +12,9 @@ from jaxtrain.errors import InputError
 
 def test_the_flags_are_frozen() -> None:
     """A new setting is a config field; these flags are all there will ever be."""
-    options = {option for action in main.flags_parser()._actions for option in action.option_strings}
+    options = {
+        option for action in main.flags_parser()._actions for option in action.option_strings
+    }
     assert options == {
         "--config",
         "--output-dir",
@@ -80,7 +82,8 @@ def test_version_names_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_importing_the_command_line_does_not_import_jax(checkout: Path) -> None:
-    probe = "import sys, jaxtrain.main; print([m for m in ('jax', 'grain', 'tyro') if m in sys.modules])"
+    heavy = ("jax", "grain", "tyro")
+    probe = f"import sys, jaxtrain.main; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run(
         [sys.executable, "-c", probe], cwd=checkout, capture_output=True, text=True, check=True
     )

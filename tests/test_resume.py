@@ -26,8 +26,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 EIGHT = [
     *TINY_MLM,
-    *"--data.path corpus --mesh.fsdp 8 --mesh.shard params --simulate-devices 8".split(),
-    *"--checkpoint.every 1000 --optim.peak_lr 1e-2".split(),
+    *[
+        "--data.path",
+        "corpus",
+        "--mesh.fsdp",
+        "8",
+        "--mesh.shard",
+        "params",
+        "--simulate-devices",
+        "8",
+    ],
+    *["--checkpoint.every", "1000", "--optim.peak_lr", "1e-2"],
 ]
 
 
@@ -48,9 +57,7 @@ def params(directory: Path) -> dict[str, np.ndarray]:
 def test_twenty_steps_straight_equal_eight_and_twelve(place: Path) -> None:
     """Bit for bit, in every loss and every parameter."""
     train(place, *EIGHT, "--loop.steps", 8, "--output-dir", "halves")
-    text = train(
-        place, *EIGHT, "--loop.steps", 20, "--output-dir", "halves", "--resume", "latest"
-    )
+    text = train(place, *EIGHT, "--loop.steps", 20, "--output-dir", "halves", "--resume", "latest")
     assert "64 examples seen" in text
     assert "loop.steps" in text  # the difference to the saved config is said
     straight, halves = losses(place / "straight"), losses(place / "halves")
@@ -129,7 +136,5 @@ def test_what_cannot_be_gone_on_with_is_refused(place: Path) -> None:
 
 
 def test_resume_latest_starts_anew_where_there_is_nothing(place: Path) -> None:
-    text = train(
-        place, *EIGHT, "--loop.steps", 2, "--output-dir", "fresh", "--resume", "latest"
-    )
+    text = train(place, *EIGHT, "--loop.steps", 2, "--output-dir", "fresh", "--resume", "latest")
     assert "no checkpoint" in text

@@ -25,9 +25,15 @@ def recording() -> optax.GradientTransformation:
     )
 
 
+@functools.cache
+def recorder(model: Any, batch_size: int, **how: Any) -> toy.Stepper:
+    """A step of ``model`` that records gradients; compiled once for all tests."""
+    return toy.stepper(model, optimizer=recording(), batch_size=batch_size, **how)
+
+
 def gradients(model: Any, batch: dict[str, np.ndarray], **how: Any) -> tuple[float, Any]:
     """Loss and gradients of one step, computed as ``how`` says."""
-    stepper = toy.stepper(model, optimizer=recording(), batch_size=len(batch["weight"]), **how)
+    stepper = recorder(model, len(batch["weight"]), **how)
     loss = stepper(batch)["loss"]
     return loss, {name: np.asarray(grad) for name, grad in stepper.state.opt.items()}
 
@@ -156,8 +162,7 @@ def collectives(text: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_only_parameters_are_gathered(name: str) -> None:
     """No activation travels: what is gathered has a parameter's shape, whole."""
-    model, _ = example_of(name)
-    stepper = toy.stepper(model, fsdp=8)
+    stepper = recorder(example_of(name)[0], 16, fsdp=8)
     shapes = {tuple(array.shape) for array in stepper.definition.params.values()}
     found = collectives(stepper.compiled.as_text())
     gathered = [types for types, kind in found if kind == "all-gather"]

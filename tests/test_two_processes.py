@@ -21,9 +21,27 @@ def test_two_processes_give_the_loss_of_one(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     arguments = [
         *TINY_MLM,
-        *"--data.path corpus --mesh.data 2 --mesh.fsdp 4 --mesh.shard params".split(),
-        *"--simulate-devices 8 --loop.steps 6 --checkpoint.every 3 --data.workers 1".split(),
-        *"--loop.eval_every 3 --loop.eval_examples 11 --optim.peak_lr 1e-2".split(),
+        *[
+            "--data.path",
+            "corpus",
+            "--mesh.data",
+            "2",
+            "--mesh.fsdp",
+            "4",
+            "--mesh.shard",
+            "params",
+        ],
+        *[
+            "--simulate-devices",
+            "8",
+            "--loop.steps",
+            "6",
+            "--checkpoint.every",
+            "3",
+            "--data.workers",
+            "1",
+        ],
+        *["--loop.eval_every", "3", "--loop.eval_examples", "11", "--optim.peak_lr", "1e-2"],
     ]
     train(tmp_path, *arguments, "--output-dir", "one")
     address = f"127.0.0.1:{free_port()}"

@@ -65,7 +65,9 @@ class Config:
 def random_batch(spec: dict[str, jax.ShapeDtypeStruct], seed: int = 0) -> dict[str, np.ndarray]:
     """Normal rows whose weights differ."""
     rng = np.random.default_rng(seed)
-    batch = {name: rng.standard_normal(part.shape).astype(np.float32) for name, part in spec.items()}
+    batch = {
+        name: rng.standard_normal(part.shape).astype(np.float32) for name, part in spec.items()
+    }
     batch["weight"] = rng.integers(1, 4, spec["weight"].shape).astype(np.float32)
     return batch
 
@@ -121,9 +123,7 @@ def stepper(
 ) -> Stepper:
     """Builds, initialises and compiles a step of ``model``."""
     mesh = mesh_of(data, fsdp)
-    settings = config.Mesh(
-        data=data, fsdp=fsdp, shard=shard, min_shard_elements=min_shard_elements
-    )
+    settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=min_shard_elements)
     rule = meshes.Rule(mesh, settings)
     definition = states.Definition(model.build)
     schedule = optim.schedule(OPTIM, 100)
@@ -137,7 +137,7 @@ def stepper(
         definition,
         rule,
         target,
-        states.init(definition, optimizer, target, seed=1),
+        states.init(definition, optimizer, target, rule, seed=1),
         step,
         steps.compile_train_step(step, target, spec, mesh),
         spec,

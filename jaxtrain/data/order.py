@@ -99,9 +99,9 @@ class TrainingRows:
                 self.quarantine.add(bad, found="training", position=position)
                 continue
             return example | {
-                WEIGHT: np.float32(1),
-                ID: np.int64(index),
-                BAD: np.int32(attempt),
+                WEIGHT: np.array(1, np.float32),
+                ID: np.array(index, np.int64),
+                BAD: np.array(attempt, np.int32),
             }
         raise InputError(
             f"{MAX_SUBSTITUTES} examples in a row are broken at position {position}; the last: "
@@ -142,11 +142,11 @@ class ValidationRows:
     def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
         batch, offset = divmod(int(row), self.rows)
         index = batch * self.batch_size + self.first + offset
-        weight, example = np.float32(0), None
+        weight, example = np.array(0, np.float32), None
         if index < self.examples:
             try:
                 example = self.source.example(index, generator(self.seed, index))
-                weight = np.float32(1)
+                weight = np.array(1, np.float32)
             except BadExample as bad:
                 self.quarantine.add(bad, found="validation", position=index)
         return (self.blank() if example is None else example) | {WEIGHT: weight}

@@ -4,6 +4,7 @@
 processes, whole batches in turn; a thread puts the next batch on the devices while a step runs.
 """
 
+import contextlib
 import os
 import queue
 import threading
@@ -115,10 +116,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         """Stops the thread and the workers."""
         self._closed.set()
         while self._thread.is_alive():
-            try:
+            with contextlib.suppress(queue.Empty):
                 self._ready.get_nowait()
-            except queue.Empty:
-                pass
             self._thread.join(timeout=0.05)
         close = getattr(self._host, "close", None)
         if close is not None:  # Grain prints errors at exit about iterators left open
@@ -247,9 +246,7 @@ def _read(
     read = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, 1))
     data = grain.MapDataset.source(cast(Any, rows)).batch(batch).to_iter_dataset(read)
     if workers:
-        options = grain.MultiprocessingOptions(
-            num_workers=workers, per_worker_buffer_size=prefetch
-        )
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
         data = data.mp_prefetch(options, worker_init_fn=_no_accelerator)
     return iter(data)
 

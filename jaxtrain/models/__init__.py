@@ -35,6 +35,6 @@ A parameter is read as ``self.kernel[...]`` where it is used, inside a block tha
 ``jaxtrain.layers.remat``, and handed as it is to the operation that uses it: then a sharded
 parameter is gathered there, in the forward and again in the backward pass.
 
-No random key or ``nnx.Rngs`` may stay in the module. State that is no parameter (batch norm, replay)
-is an NNX variable of a type of its own.
+No random key or ``nnx.Rngs`` may stay in the module. State that is no parameter (batch norm,
+replay) is an NNX variable of a type of its own.
 """

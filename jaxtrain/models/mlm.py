@@ -1,38 +1,30 @@
-"""A masked language model: BERT (Devlin et al. 2018, arXiv:1810.04805), for any size.
+"""A masked language model: a BERT encoder with its prediction head.
 
-Layer for layer what transformers calls ``BertForMaskedLM``: normalisation after each residual sum,
-learned positions, exact GELU, a transform before the decoder, and a decoder tied to the word
-embedding with a bias of its own. There is one kind of segment; an export writes zeros for the
-embeddings of the two that BERT has.
+The network is that of BERT (https://arxiv.org/abs/1810.04805): learned positions, a layer norm
+after each residual sum, exact GELU, and a head (dense, GELU, layer norm) whose output layer is the
+word embedding with a bias. Parameters map one to one onto transformers' `BertForMaskedLM`, whose token
+types are zeros here (they are a constant, which the positions hold already).
 
-Logits are computed at the masked positions alone, which is all that the loss looks at: the batch
-names them in slots of a fixed number, so nothing is dropped.
-
-Shapes: B sequences, S tokens of one, M slots for masked positions, D hidden size, F size of the
-feed-forward layer, H heads, K size of a head, V vocabulary.
+Shapes: B sequences, S tokens, M predicted positions, D hidden width, N heads, K width of a head,
+V words.
 """
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
-from jaxtrain import layers
 from jaxtrain.errors import InputError
+from jaxtrain.layers import Remat, remat
 
 PAD = 0
-SPECIALS = 5
-"""[PAD], [UNK], [CLS], [SEP], [MASK]: the first ids of every vocabulary."""
 _INIT_STD = 0.02
-_NORM_EPSILON = 1e-12
+_NORM_EPS = 1e-12
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
-Key = jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,66 +32,68 @@ class Config:
     """The masked language model."""
 
     vocab_size: int
-    """Entries of the vocabulary, the five special ones among them (tokens)."""
+    """Words, with the five special ones (rows of the embedding)."""
     sequence_length: int
-    """Length of an example (tokens)."""
+    """Tokens of a sequence."""
     hidden: int
-    """Size of a token's vector between layers."""
+    """Width of a token's vector."""
     layers: int
-    """Layers of attention and feed-forward."""
+    """Attention and feed-forward pairs."""
     heads: int
-    """Attention heads; they divide hidden."""
+    """Attention heads; they share `hidden` evenly."""
     ff: int | None = None
-    """Size inside a feed-forward layer; None is 4 x hidden."""
+    """Width of the feed-forward layers. None is 4 times `hidden`."""
     dropout: float = 0.1
-    """Share of values set to zero while training: embeddings, attention weights, layer outputs."""
+    """Share that is zeroed of embeddings, attention probabilities and the output of each layer."""
     mask_fraction: float = 0.15
-    """Share of an example's ordinary tokens to predict, 0 to 1."""
-    remat: layers.Remat = "none"
+    """Share of the tokens of a sequence that is predicted."""
+    remat: Remat = "none"
     """block: the backward pass computes each layer again and keeps only what goes into it; none: it
     keeps everything."""
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "hidden", "layers", "heads"):
+        for name in ("vocab_size", "sequence_length", "hidden", "layers", "heads"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name}={getattr(self, name)}: use at least 1")
-        if self.vocab_size <= SPECIALS:
-            raise InputError(
-                f"model.vocab_size={self.vocab_size}: use more than {SPECIALS}, which are special"
-            )
-        if self.hidden % self.heads:
-            nearest = max(1, round(self.hidden / self.heads)) * self.heads
-            raise InputError(
-                f"model.hidden={self.hidden} must be a multiple of model.heads={self.heads}: the "
-                f"nearest is {nearest}"
-            )
         if self.ff is not None and self.ff < 1:
-            raise InputError(f"model.ff={self.ff}: use at least 1, or None for 4 x hidden")
+            raise InputError(f"model.ff={self.ff}: use at least 1, or None for 4 x model.hidden")
+        if self.hidden % self.heads:
+            near = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
+            raise InputError(
+                f"model.hidden={self.hidden} must be a multiple of model.heads={self.heads}: "
+                f"the nearest number of heads is {min(near, key=lambda n: abs(n - self.heads))}"
+            )
         if not 0 <= self.dropout < 1:
-            raise InputError(f"model.dropout={self.dropout}: use a number from 0 to below 1")
-        if not 0 < self.mask_fraction < 1 or self.slots < 1:
+            raise InputError(f"model.dropout={self.dropout}: use a share from 0 to below 1")
+        if not 0 < self.mask_fraction <= 1:
+            raise InputError(f"model.mask_fraction={self.mask_fraction}: use a share in (0, 1]")
+        if self.predicted < 1:
             raise InputError(
                 f"model.mask_fraction={self.mask_fraction} of "
-                f"model.sequence_length={self.sequence_length} tokens masks {self.slots}: use a "
-                "number between 0 and 1 that masks at least one"
+                f"model.sequence_length={self.sequence_length} is no token: enlarge one of them"
             )
 
     @property
-    def slots(self) -> int:
-        """Most positions that can be masked in one example."""
+    def ff_width(self) -> int:
+        """Width of the feed-forward layers."""
+        return 4 * self.hidden if self.ff is None else self.ff
+
+    @property
+    def predicted(self) -> int:
+        """Slots for predicted positions of a sequence: the share rounded to nearest, halves up."""
         return math.floor(self.mask_fraction * self.sequence_length + 0.5)
 
-    def build(self, rngs: nnx.Rngs) -> "MaskedLM":
+    def build(self, rngs: nnx.Rngs) -> "MaskedLanguageModel":
         """The module, with fresh float32 parameters."""
-        return MaskedLM(self, rngs)
+        return MaskedLanguageModel(self, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a batch holds.
+        """Ids in `tokens` int32 [B, S] (masked), and what to predict where.
 
-        ``tokens`` int32 [B, S], masked already, padded with 0; ``positions`` and ``targets`` int32
-        [B, M] and ``target_weights`` float32 [B, M], 0 in slots that are not used; ``weight``.
+        `positions`, `targets` int32 [B, M] and `target_weights` float32 [B, M]: weight 0 marks an
+        unused slot. `weight` float32 [B].
         """
-        tokens, slots = (batch_size, self.sequence_length), (batch_size, self.slots)
+        tokens, slots = (batch_size, self.sequence_length), (batch_size, self.predicted)
         return {
             "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32),
             "positions": jax.ShapeDtypeStruct(slots, jnp.int32),
@@ -109,170 +103,205 @@ class Config:
         }
 
     def flops_per_example(self) -> float:
-        """Matrix products, forward and backward (3 x forward), of one sequence.
+        """Forward and backward pass of a sequence: 3 x forward, matrix products only.
 
-        Forward: layers x S x (8 D^2 + 4 D F + 4 S D) for projections, feed-forward and attention,
-        and M x (2 D^2 + 2 D V) for the transform and the logits, at masked positions alone.
+        Forward: `layers x (8 S D^2 + 4 S D F + 4 S^2 D) + M x (2 D^2 + 2 D V)`, with F the
+        feed-forward width: projections, feed-forward, attention; the head at M positions only.
         """
-        d, f, s = self.hidden, self.feed_forward, self.sequence_length
-        forward = self.layers * s * (8 * d**2 + 4 * d * f + 4 * s * d)
-        forward += self.slots * (2 * d**2 + 2 * d * self.vocab_size)
-        return 3.0 * forward
+        s, d, m = self.sequence_length, self.hidden, self.predicted
+        layer = 8 * s * d * d + 4 * s * d * self.ff_width + 4 * s * s * d
+        head = m * (2 * d * d + 2 * d * self.vocab_size)
+        return 3.0 * (self.layers * layer + head)
 
     def tokens_per_example(self) -> int:
-        """Tokens of a sequence, padding among them."""
+        """Tokens of a sequence."""
         return self.sequence_length
-
-    @property
-    def feed_forward(self) -> int:
-        """Size inside a feed-forward layer."""
-        return 4 * self.hidden if self.ff is None else self.ff
 
     @classmethod
     def tiny(cls) -> "Config":
-        """The same network with two narrow layers, on 16 tokens."""
-        return cls(vocab_size=64, sequence_length=16, hidden=16, layers=2, heads=2)
+        """Two layers of width 16, sequences of 16 tokens, 50 words."""
+        return cls(vocab_size=50, sequence_length=16, hidden=16, layers=2, heads=2)
 
 
-class MaskedLM(nnx.Module):
-    """Embeddings, encoder layers, and the head that predicts masked tokens."""
+class Dense(nnx.Module):
+    """Linear layer with a bias: kernel [in, out], normal with deviation 0.02; bias zeros."""
 
-    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        self.embeddings = Embeddings(config, rngs)
-        self.layers = nnx.List([EncoderLayer(config, rngs) for _ in range(config.layers)])
-        self.head = Head(config, rngs)
-        self.remat = config.remat
+    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs) -> None:
+        self.kernel = _normal(rngs, (inputs, outputs))
+        self.bias = nnx.Param(jnp.zeros((outputs,)))
 
-    def hidden(self, tokens_BS: jax.Array, key: Key) -> jax.Array:
-        """Vectors [B, S, D] after the last layer; ``key`` drops values out, None does not."""
-        keys = [None] * (len(self.layers) + 1)
-        if key is not None:
-            keys = list(jax.random.split(key, len(keys)))
-        # Padding is seen by no token; what stands at a padded position itself is never read.
-        seen_B11S = (tokens_BS != PAD)[:, None, None, :]
-        x_BSD = layers.remat(Embeddings.__call__, "none")(self.embeddings, tokens_BS, keys[0])
-        for layer, own in zip(self.layers, keys[1:], strict=True):
-            x_BSD = layers.remat(EncoderLayer.__call__, self.remat)(layer, x_BSD, seen_B11S, own)
-        return x_BSD
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, any, in] -> [B, any, out]."""
+        return x @ self.kernel[...] + _row(self.bias)
 
-    def logits(self, tokens_BS: jax.Array, positions_BM: jax.Array, key: Key) -> jax.Array:
-        """Float32 [B, M, V] at the given positions."""
-        x_BSD = self.hidden(tokens_BS, key)
-        x_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
-        return layers.remat(Head.__call__, "none")(self.head, x_BMD, self.embeddings.words)
 
-    def loss(self, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
-        """Cross-entropy (nats) summed over masked tokens, and how many there are."""
-        sums = self._sums(batch, key)
-        return *sums["loss"], {"accuracy": sums["accuracy"]}
+class LayerNorm(nnx.Module):
+    """Layer norm with eps 1e-12; statistics in float32."""
 
-    def evaluate(self, batch: Batch) -> Sums:
-        """`loss` and `accuracy`, over masked tokens; nothing is dropped out."""
-        return self._sums(batch, None)
+    def __init__(self, width: int) -> None:
+        self.scale = nnx.Param(jnp.ones((width,)))
+        self.bias = nnx.Param(jnp.zeros((width,)))
 
-    def _sums(self, batch: Batch, key: Key) -> dict[str, tuple[jax.Array, jax.Array]]:
-        logits_BMV = self.logits(batch["tokens"], batch["positions"], key)
-        weight_BM = batch["target_weights"] * batch["weight"][:, None]
-        nats_BM = optax.softmax_cross_entropy_with_integer_labels(logits_BMV, batch["targets"])
-        right_BM = logits_BMV.argmax(-1) == batch["targets"]
-        weight = weight_BM.sum()
-        return {
-            "loss": ((nats_BM * weight_BM).sum(), weight),
-            "accuracy": ((right_BM * weight_BM).sum(), weight),
-        }
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, any, width] -> the same shape and dtype."""
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(-1, keepdims=True)
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        normal = centred * jax.lax.rsqrt(variance + _NORM_EPS)
+        return (normal * _row(self.scale) + _row(self.bias)).astype(x.dtype)
 
 
 class Embeddings(nnx.Module):
-    """Word and position, summed and normalised."""
+    """Word and position vectors, summed and normalised."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        self.words = _embedding(config.vocab_size, config.hidden, rngs)
-        self.positions = _embedding(config.sequence_length, config.hidden, rngs)
-        self.norm = _norm(config.hidden, rngs)
+        self.word = _normal(rngs, (config.vocab_size, config.hidden))
+        self.position = _normal(rngs, (config.sequence_length, config.hidden))
+        self.norm = LayerNorm(config.hidden)
         self.dropout = config.dropout
 
-    def __call__(self, tokens_BS: jax.Array, key: Key) -> jax.Array:
-        """[B, S] -> [B, S, D]."""
-        words_BSD = self.words[...][tokens_BS]
-        positions_1SD = self.positions[...][None, : tokens_BS.shape[1]]
-        return _drop(self.norm(words_BSD + positions_1SD), self.dropout, key)
+    def __call__(self, tokens_BS: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Ids -> [B, S, D]."""
+        length = tokens_BS.shape[1]
+        x_BSD = jnp.take(self.word[...], tokens_BS, axis=0) + self.position[...][None, :length]
+        return dropout(self.norm(x_BSD), self.dropout, key)
 
 
-class EncoderLayer(nnx.Module):
-    """Attention and a feed-forward layer, each summed with its input and then normalised."""
+class Layer(nnx.Module):
+    """Self-attention and feed-forward, each with a residual sum and a norm after it."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        self.qkv = _linear(config.hidden, 3 * config.hidden, rngs)
-        self.attended = _linear(config.hidden, config.hidden, rngs)
-        self.attention_norm = _norm(config.hidden, rngs)
-        self.up = _linear(config.hidden, config.feed_forward, rngs)
-        self.down = _linear(config.feed_forward, config.hidden, rngs)
-        self.ff_norm = _norm(config.hidden, rngs)
+        hidden = config.hidden
+        self.qkv = Dense(hidden, 3 * hidden, rngs=rngs)  # queries, keys, values, side by side
+        self.attention_out = Dense(hidden, hidden, rngs=rngs)
+        self.attention_norm = LayerNorm(hidden)
+        self.ff_in = Dense(hidden, config.ff_width, rngs=rngs)
+        self.ff_out = Dense(config.ff_width, hidden, rngs=rngs)
+        self.ff_norm = LayerNorm(hidden)
         self.heads = config.heads
         self.dropout = config.dropout
 
-    def __call__(self, x_BSD: jax.Array, seen_B11S: jax.Array, key: Key) -> jax.Array:
-        """[B, S, D] -> the same shape."""
+    def __call__(
+        self, x_BSD: jax.Array, attended_BS: jax.Array, key: jax.Array | None
+    ) -> jax.Array:
+        """[B, S, D] -> the same shape; positions where `attended_BS` is False are not looked at."""
         keys = [None] * 3 if key is None else list(jax.random.split(key, 3))
-        attended = self.attended(self._attend(x_BSD, seen_B11S, keys[0]))
-        x_BSD = self.attention_norm(x_BSD + _drop(attended, self.dropout, keys[1]))
-        forward = self.down(jax.nn.gelu(self.up(x_BSD), approximate=False))
-        return self.ff_norm(x_BSD + _drop(forward, self.dropout, keys[2]))
+        h_BSD = self.attention_out(self._attend(x_BSD, attended_BS, keys[0]))
+        x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, keys[1]))
+        h_BSD = self.ff_out(jax.nn.gelu(self.ff_in(x_BSD), approximate=False))
+        return self.ff_norm(x_BSD + dropout(h_BSD, self.dropout, keys[2]))
 
-    def _attend(self, x_BSD: jax.Array, seen_B11S: jax.Array, key: Key) -> jax.Array:
-        """Plain products: fused attention kernels cannot drop attention weights out."""
+    def _attend(self, x_BSD: jax.Array, attended_BS: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Plain products and a float32 softmax.
+
+        Not `jax.nn.dot_product_attention`: BERT drops attention probabilities, which it cannot,
+        and its fast kernels take neither a mask of arbitrary positions nor heads of width 2
+        (`mlm_h200_8_small`). At 256 tokens the scores are small.
+        """
         b, s, d = x_BSD.shape
-        size = d // self.heads
-        q_BSHK, k_BSHK, v_BSHK = jnp.moveaxis(
-            self.qkv(x_BSD).reshape(b, s, 3, self.heads, size), 2, 0
-        )
-        scores_BHSS = jnp.einsum(
-            "bqhk,bshk->bhqs", q_BSHK, k_BSHK, preferred_element_type=jnp.float32
-        )
-        # The lowest number rather than -inf: a row that is all padding must not become NaN.
-        lowest = jnp.finfo(jnp.float32).min
-        weights_BHSS = jax.nn.softmax(
-            jnp.where(seen_B11S, scores_BHSS / math.sqrt(size), lowest), axis=-1
-        )
-        weights_BHSS = _drop(weights_BHSS.astype(x_BSD.dtype), self.dropout, key)
-        return jnp.einsum("bhqs,bshk->bqhk", weights_BHSS, v_BSHK).reshape(b, s, d)
+        qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
+        q_BSNK, k_BSNK, v_BSNK = (qkv_BS3NK[:, :, i] for i in range(3))
+        scores_BNST = jnp.einsum(
+            "bsnk,btnk->bnst", q_BSNK, k_BSNK, preferred_element_type=jnp.float32
+        ) / math.sqrt(d // self.heads)
+        # A finite least value: a row of nothing but padding stays finite.
+        least = jnp.finfo(jnp.float32).min
+        scores_BNST = jnp.where(attended_BS[:, None, None, :], scores_BNST, least)
+        share_BNST = jax.nn.softmax(scores_BNST, -1).astype(x_BSD.dtype)
+        share_BNST = dropout(share_BNST, self.dropout, key)
+        return jnp.einsum("bnst,btnk->bsnk", share_BNST, v_BSNK).reshape(b, s, d)
 
 
 class Head(nnx.Module):
-    """Transform, then the product with the word embedding."""
+    """From vectors to the logits of all words."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        self.transform = _linear(config.hidden, config.hidden, rngs)
-        self.norm = _norm(config.hidden, rngs)
-        self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
+        self.dense = Dense(config.hidden, config.hidden, rngs=rngs)
+        self.norm = LayerNorm(config.hidden)
+        self.bias = nnx.Param(jnp.zeros((config.vocab_size,)))
 
-    def __call__(self, x_BMD: jax.Array, words: nnx.Param[Any]) -> jax.Array:
-        """[B, M, D] -> float32 [B, M, V]; ``words`` is the embedding [V, D]."""
-        x_BMD = self.norm(jax.nn.gelu(self.transform(x_BMD), approximate=False))
+    def __call__(self, embeddings: Embeddings, x_BMD: jax.Array) -> jax.Array:
+        """[B, M, D] -> float32 logits [B, M, V]; the output layer is the word embedding."""
+        h_BMD = self.norm(jax.nn.gelu(self.dense(x_BMD), approximate=False))
         logits_BMV = jnp.einsum(
-            "bmd,vd->bmv", x_BMD, words[...], preferred_element_type=jnp.float32
+            "bmd,vd->bmv", h_BMD, embeddings.word[...], preferred_element_type=jnp.float32
         )
-        return logits_BMV + self.bias[...].astype(jnp.float32).reshape(1, 1, -1)
+        return logits_BMV + _row(self.bias).astype(jnp.float32)
 
 
-def _linear(inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(
-        inputs, outputs, kernel_init=nnx.initializers.normal(_INIT_STD), rngs=rngs
-    )
+class MaskedLanguageModel(nnx.Module):
+    """Embeddings, layers and head, and what training asks of them."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        self.embeddings = Embeddings(config, rngs)
+        self.layers = nnx.List([Layer(config, rngs) for _ in range(config.layers)])
+        self.head = Head(config, rngs)
+        self.sequence_length = config.sequence_length
+        self.remat = config.remat
+
+    def encode(self, tokens_BS: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Ids -> vectors [B, S, D]; without a key nothing is dropped.
+
+        Raises:
+            ValueError: the sequence is longer than the positions that the model has.
+        """
+        if tokens_BS.shape[1] > self.sequence_length:
+            raise ValueError(
+                f"a sequence of {tokens_BS.shape[1]} tokens is longer than the model's "
+                f"sequence_length={self.sequence_length}: cut it"
+            )
+        count = len(self.layers) + 1
+        keys = [None] * count if key is None else list(jax.random.split(key, count))
+        x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, tokens_BS, keys[0])
+        layer_of = remat(Layer.__call__, self.remat)
+        for layer, layer_key in zip(self.layers, keys[1:], strict=True):
+            x_BSD = layer_of(layer, x_BSD, tokens_BS != PAD, layer_key)
+        return x_BSD
+
+    def logits(
+        self, tokens_BS: jax.Array, positions_BM: jax.Array, key: jax.Array | None = None
+    ) -> jax.Array:
+        """float32 logits [B, M, V] at the positions asked for, and nowhere else."""
+        x_BSD = self.encode(tokens_BS, key)
+        x_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
+        return remat(Head.__call__, self.remat)(self.head, self.embeddings, x_BMD)
+
+    def loss(self, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+        """Cross-entropy in nats, over predicted positions; `accuracy` beside it."""
+        return self._loss(batch, key)
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """`loss` and `accuracy` over predicted positions; nothing is dropped."""
+        total, weight, metrics = self._loss(batch, None)
+        return {"loss": (total, weight), **metrics}
+
+    def _loss(self, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array, Sums]:
+        logits_BMV = self.logits(batch["tokens"], batch["positions"], key)
+        targets_BM = batch["targets"]
+        target_BM = jnp.take_along_axis(logits_BMV, targets_BM[:, :, None], axis=-1)[:, :, 0]
+        cost_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - target_BM
+        weight_BM = batch["target_weights"] * batch["weight"][:, None]
+        right_BM = jnp.argmax(logits_BMV, axis=-1) == targets_BM
+        weight = weight_BM.sum()
+        return (
+            (cost_BM * weight_BM).sum(),
+            weight,
+            {"accuracy": ((right_BM * weight_BM).sum(), weight)},
+        )
 
 
-def _norm(size: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    # "Fast" variance, E[x^2] - E[x]^2, loses digits where the mean is large.
-    return nnx.LayerNorm(size, epsilon=_NORM_EPSILON, use_fast_variance=False, rngs=rngs)
-
-
-def _embedding(rows: int, size: int, rngs: nnx.Rngs) -> nnx.Param[Any]:
-    return nnx.Param(_INIT_STD * jax.random.normal(rngs.params(), (rows, size), jnp.float32))
-
-
-def _drop(x: jax.Array, rate: float, key: Key) -> jax.Array:
-    """Sets a share of the values to zero and scales up the rest; ``key`` None changes nothing."""
-    if key is None or rate == 0.0:
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Zeroes a share of the elements and scales the others up; nothing without a key."""
+    if key is None or rate == 0:
         return x
     kept = jax.random.bernoulli(key, 1 - rate, x.shape)
     return jnp.where(kept, x / (1 - rate), jnp.zeros((), x.dtype))
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
+    return nnx.Param(_INIT_STD * jax.random.normal(rngs.params(), shape, jnp.float32))
+
+
+def _row(vector: nnx.Param[jax.Array]) -> jax.Array:
+    """A vector as [1, 1, width], to add to [B, any, width]."""
+    return vector[...].reshape(1, 1, -1)

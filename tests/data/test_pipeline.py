@@ -94,9 +94,7 @@ def test_any_number_of_examples_seen_is_a_place_to_go_on(
     np.testing.assert_array_equal(examples(rest), straight[seen : seen + 8][: len(rest)])
 
 
-def test_another_batch_size_goes_on_in_the_same_order(
-    straight: np.ndarray, tmp_path: Path
-) -> None:
+def test_another_batch_size_goes_on_in_the_same_order(straight: np.ndarray, tmp_path: Path) -> None:
     rest = training_rows(Numbers(), tmp_path, start=8, batch_size=4, rows=4, batches=8)
     np.testing.assert_array_equal(examples(rest), straight[8:40])
 

@@ -3,8 +3,8 @@
 Reading order: :class:`Config`, :class:`VideoAutoencoder`, then `network.py`. `augment.py` changes
 training clips on the device, `quality.py` measures reconstructions.
 
-Frames: T frames are filled up to a multiple of 4 by repeating the last one and become L = ceil(T / 4)
-latents. These decode to 4 L frames, of which the first 3 are dropped; decoded frame i then
+Frames: T frames are filled up to a multiple of 4 by repeating the last one and become
+L = ceil(T / 4) latents. These decode to 4 L frames, of which the first 3 are dropped; decoded frame i then
 reconstructs frame i of the filled-up clip.
 
 Shapes: B clips, T frames, H height, W width, 3 colours.
@@ -79,7 +79,7 @@ class Config:
         return VideoAutoencoder(self, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """`video` uint8 [B, T, H, W, 3]; `augment` float32 [B, 5], see augment.FACTORS; `weight`."""
+        """`video` uint8 [B, T, H, W, 3]; `augment` float32 [B, 5] (augment.FACTORS); `weight`."""
         shape = (batch_size, self.frames, self.height, self.width, 3)
         return {
             "video": jax.ShapeDtypeStruct(shape, jnp.uint8),

@@ -81,16 +81,16 @@ def blur(video_BTHW3: jax.Array, sigma_B: jax.Array) -> jax.Array:
         border = [(0, 0)] * x.ndim
         border[axis] = (_RADIUS, _RADIUS)
         padded, size = jnp.pad(x, border, mode="edge"), x.shape[axis]
-        x = sum(
-            jnp.take(weights, i, axis=1).reshape(-1, 1, 1, 1, 1)
-            * jax.lax.slice_in_dim(padded, i, i + size, axis=axis)
-            for i in range(2 * _RADIUS + 1)
-        )
+        x = jnp.zeros_like(x)
+        for i in range(2 * _RADIUS + 1):
+            share = weights[:, i].reshape(-1, 1, 1, 1, 1)
+            x = x + share * jax.lax.slice_in_dim(padded, i, i + size, axis=axis)
     return x
 
 
 def _grey(video_BTHW3: jax.Array) -> jax.Array:
-    return sum(w * video_BTHW3[..., i : i + 1] for i, w in enumerate(_LUMA))
+    r, g, b = (w * video_BTHW3[..., i : i + 1] for i, w in enumerate(_LUMA))
+    return r + g + b
 
 
 def _blend(from_x: jax.Array, to_x: jax.Array, factor: jax.Array) -> jax.Array:

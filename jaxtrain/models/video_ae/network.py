@@ -1,7 +1,7 @@
 """The network of the video autoencoder: the base model of TAEHV (github.com/madebyollin/taehv).
 
-Space shrinks by 8, time by 4. All frames of a clip are computed at once. A memory block sees its own
-input of the frame before, so information flows from past to future only; the time-pooling layers
+Space shrinks by 8, time by 4. All frames of a clip are computed at once. A memory block sees its
+own input of the frame before, so information flows from past to future only; the time-pooling layers
 join groups of four frames into one latent.
 
 Shapes: B clips, T frames, H height, W width, C channels; L latents in time. Layout BTHWC, kernels

@@ -1,0 +1,37 @@
+"""How programs are compiled: the cache on disk, and the compiler's options for the platform."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+
+# Compilations shorter than this are not worth a file.
+_WORTH_KEEPING_S = 0.5
+
+Options = dict[str, str | bool]
+
+
+def use_cache(environment: Mapping[str, str], folder: Path) -> None:
+    """Keeps compiled programs on disk, so that the same run starts faster the next time.
+
+    Args:
+        environment: JAX_COMPILATION_CACHE_DIR in it wins.
+        folder: where the programs lie.
+    """
+    if not environment.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING_S)
+
+
+def step_options(platform: str) -> Options:
+    """Compiler options for a training or evaluation step.
+
+    CPU: LLVM's level 1 compiles the demo's step in two thirds of the time of the default and the
+    step is as fast, because convolutions and products are library calls.
+    """
+    return {"xla_backend_optimization_level": "1"} if platform == "cpu" else {}
+
+
+def once_options(platform: str) -> Options:
+    """Compiler options for what runs once, as the initialisation: a quarter of the time on CPU."""
+    return {"xla_backend_optimization_level": "0"} if platform == "cpu" else {}

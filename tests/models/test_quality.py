@@ -1,0 +1,55 @@
+"""PSNR and SSIM against plain NumPy, window by window."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtrain.models.video_ae import quality
+
+
+def ssim_by_windows(x: np.ndarray, y: np.ndarray) -> float:
+    """One frame [H, W, C]: NumPy's own mean, variance and covariance of each 11x11 window."""
+    values = []
+    for channel in range(x.shape[2]):
+        for row in range(x.shape[0] - 10):
+            for column in range(x.shape[1] - 10):
+                a = x[row : row + 11, column : column + 11, channel].ravel()
+                b = y[row : row + 11, column : column + 11, channel].ravel()
+                (var_a, cov), (_, var_b) = np.cov(a, b, ddof=1)
+                c1, c2 = 0.01**2, 0.03**2
+                values.append(
+                    (2 * a.mean() * b.mean() + c1)
+                    * (2 * cov + c2)
+                    / ((a.mean() ** 2 + b.mean() ** 2 + c1) * (var_a + var_b + c2))
+                )
+    return float(np.mean(values))
+
+
+@pytest.fixture(scope="module")
+def videos() -> tuple[np.ndarray, np.ndarray]:
+    """Two clips of two frames, 14x17, at four degrees of likeness."""
+    rng = np.random.default_rng(0)
+    x = rng.random((2, 2, 14, 17, 3))
+    noise = np.array([0.0, 0.05, 0.3, 1.0]).reshape(2, 2, 1, 1, 1)
+    return x, np.clip(x + noise * rng.standard_normal(x.shape), 0, 1)
+
+
+def test_ssim_is_that_of_windows(videos: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = videos
+    found = np.asarray(quality.ssim(jnp.float32(x), jnp.float32(y)))
+    want = [[ssim_by_windows(x[b, t], y[b, t]) for t in range(2)] for b in range(2)]
+    np.testing.assert_allclose(found, want, atol=2e-5)
+    assert found[0, 0] == pytest.approx(1)
+
+
+def test_psnr_is_that_of_each_frame(videos: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = videos
+    found = np.asarray(quality.psnr(jnp.float32(x), jnp.float32(y)))
+    error = ((x - y) ** 2).mean((2, 3, 4))
+    np.testing.assert_allclose(found.ravel()[1:], -10 * np.log10(error.ravel()[1:]), rtol=1e-5)
+    assert found[0, 0] == 100  # identical
+
+
+def test_ssim_refuses_frames_smaller_than_a_window() -> None:
+    with pytest.raises(ValueError, match=r"height 8 and width 16 .* 11x11"):
+        quality.ssim(jnp.zeros((1, 1, 8, 16, 3)), jnp.zeros((1, 1, 8, 16, 3)))

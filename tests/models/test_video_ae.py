@@ -1,0 +1,346 @@
+"""The video autoencoder: what it may see, what its loss counts, and the reference's numbers."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxtrain.errors import InputError
+from jaxtrain.models import video_ae
+from jaxtrain.models.video_ae import network
+
+TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # ragged: two are filled up
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[Any, Any]:
+    return nnx.split(TINY.build(nnx.Rngs(0)))
+
+
+def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    shape = TINY.batch_spec(rows)["video"].shape
+    jitter = rng.uniform([0.8, 0.8, 0.8, -0.1, 0.1], [1.2, 1.2, 1.2, 0.1, 2.0], (rows, 5))
+    return {
+        "video": jnp.asarray(rng.integers(0, 256, shape), jnp.uint8),
+        "augment": jnp.asarray(jitter, jnp.float32),
+        "weight": jnp.ones(rows),
+    }
+
+
+def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
+    return {name: array[rows] for name, array in whole.items()}
+
+
+def jitted(method: str, graph: Any) -> Any:
+    if method == "loss":
+        return jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, jax.random.key(0)))
+    return jax.jit(lambda p, b: getattr(nnx.merge(graph, p), method)(b))
+
+
+def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
+
+
+def influence(function: Any, x: jax.Array, out_frame: int) -> np.ndarray:
+    """Largest gradient of output frame `out_frame` with respect to each input frame."""
+    rng = np.random.default_rng(0)
+    y = jax.eval_shape(function, x)
+    pull = jnp.zeros(y.shape).at[:, out_frame].set(rng.standard_normal((y.shape[0], *y.shape[2:])))
+    (grad,) = jax.vjp(function, x)[1](pull)
+    return np.abs(np.asarray(grad)).max((0, 2, 3, 4))
+
+
+def test_a_memory_block_sees_this_frame_and_the_one_before() -> None:
+    block = network.MemoryBlock(4, rngs=nnx.Rngs(0))
+    seen = influence(block, jax.random.normal(jax.random.key(1), (1, 5, 6, 6, 4)), 2)
+    assert (seen > 0).tolist() == [False, True, True, False, False]
+
+
+def test_a_latent_sees_no_later_group_of_frames(parts: tuple[Any, Any]) -> None:
+    encode = nnx.merge(*parts).encode
+    seen = influence(jax.jit(encode), jax.random.uniform(jax.random.key(1), (1, 12, 16, 16, 3)), 1)
+    assert (seen[4:8] > 0).all()
+    assert seen[0:4].max() > 0
+    assert (seen[8:] == 0).all()
+
+
+def test_a_decoded_frame_sees_no_later_latent(parts: tuple[Any, Any]) -> None:
+    decode = jax.jit(nnx.merge(*parts).decode)
+    latents = jax.random.normal(jax.random.key(1), (1, 3, 2, 2, 4))
+    assert (influence(decode, latents, 0) > 0).tolist() == [True, False, False]
+    assert (influence(decode, latents, 1) > 0).tolist() == [True, True, False]
+    assert (influence(decode, latents, 8) > 0)[1:].all()
+
+
+@pytest.mark.parametrize(
+    ("frames", "latents", "decoded"), [(1, 1, 1), (4, 1, 1), (9, 3, 9), (12, 3, 9), (19, 5, 17)]
+)
+def test_frame_arithmetic(frames: int, latents: int, decoded: int) -> None:
+    config = dataclasses.replace(TINY, frames=frames)
+    module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    video = jax.ShapeDtypeStruct((1, frames, 16, 16, 3), jnp.float32)
+    code = jax.eval_shape(module.encode, video)
+    assert code.shape == (1, latents, 2, 2, 4)
+    assert jax.eval_shape(module.decode, code).shape == (1, decoded, 16, 16, 3)
+    assert network.decoded_frames(frames) == decoded
+
+
+def test_a_clip_is_filled_up_with_its_last_frame(parts: tuple[Any, Any]) -> None:
+    video = jax.random.uniform(jax.random.key(0), (1, 6, 16, 16, 3))
+    full = jnp.concatenate([video, video[:, -1:], video[:, -1:]], 1)
+    encode = jax.jit(nnx.merge(*parts).encode)
+    np.testing.assert_allclose(encode(video), encode(full), atol=1e-6)
+
+
+def test_clips_do_not_mix(parts: tuple[Any, Any]) -> None:
+    graph, params = parts
+    run = jax.jit(lambda p, v: nnx.merge(graph, p).decode(nnx.merge(graph, p).encode(v)))
+    video = jax.random.uniform(jax.random.key(0), (2, 6, 16, 16, 3))
+    other = video.at[1].set(0)
+    np.testing.assert_array_equal(run(params, video)[0], run(params, other)[0])
+
+
+def test_the_loss_is_the_weighted_error_of_frame_against_frame(parts: tuple[Any, Any]) -> None:
+    """Frame i against frame i, not clamped; with numbers that augment nothing."""
+    graph, params = parts
+    same = {**batch(2), "augment": jnp.tile(jnp.array([[1.0, 1, 1, 0, 0]]), (2, 1))}
+    params = jax.tree.map(lambda a: 3 * a, params)  # far outside [0, 1]
+    module = nnx.merge(graph, params)
+    video = np.asarray(same["video"], np.float64) / 255
+    found = np.asarray(module.decode(module.encode(jnp.float32(video))), np.float64)
+    assert found.min() < -0.1
+    target = np.concatenate([video, video[:, -1:]], 1)[:, :5]
+    error = ((found - target) ** 2).mean((1, 2, 3, 4)).sum()
+    total, weight, metrics = jitted("loss", graph)(params, same)
+    assert total == pytest.approx(20 * error, rel=1e-4)
+    assert weight == 2
+    assert metrics["reconstruction_loss"][0] == pytest.approx(error, rel=1e-4)
+    seen = ((np.clip(found, 0, 1) - target) ** 2).mean((2, 3, 4))
+    assert metrics["psnr"][0] == pytest.approx(-10 * np.log10(seen).sum(), rel=1e-4)
+    assert metrics["psnr"][1] == 10
+
+
+@pytest.mark.parametrize("method", ["loss", "evaluate"])
+def test_sums_of_parts_add_up(parts: tuple[Any, Any], method: str) -> None:
+    graph, params = parts
+    function, whole = jitted(method, graph), batch(4)
+    whole["weight"] = jnp.array([1.0, 2.0, 0.5, 1.0])
+    halves = [function(params, rows_of(whole, part)) for part in (slice(2), slice(2, 4))]
+    assert_same(function(params, whole), jax.tree.map(jnp.add, *halves))
+
+
+@pytest.mark.parametrize("method", ["loss", "evaluate"])
+def test_rows_of_weight_zero_count_nothing(parts: tuple[Any, Any], method: str) -> None:
+    graph, params = parts
+    function, whole = jitted(method, graph), batch(4)
+    whole["weight"] = jnp.array([1.0, 1.0, 0.0, 0.0])
+    assert_same(function(params, whole), function(params, rows_of(whole, slice(2))))
+
+
+def test_validation_augments_nothing(parts: tuple[Any, Any]) -> None:
+    graph, params = parts
+    evaluate, clips = jitted("evaluate", graph), batch(2)
+    plain = {**clips, "augment": jnp.tile(jnp.array([[1.0, 1, 1, 0, 0]]), (2, 1))}
+    assert_same(evaluate(params, clips), evaluate(params, plain), rtol=0)
+    loss = jitted("loss", graph)
+    assert abs(loss(params, clips)[0] - loss(params, plain)[0]) > 1e-3
+
+
+def test_validation_reports_spread_over_frames(parts: tuple[Any, Any]) -> None:
+    graph, params = parts
+    found = jitted("evaluate", graph)(params, batch(3))
+    assert set(found) == {"loss", "psnr", "ssim"}
+    for name in ("psnr", "ssim"):
+        total, weight, squares = (float(part) for part in found[name])
+        assert weight == 3 * 5
+        assert squares / weight >= (total / weight) ** 2
+    assert found["loss"][1] == 3
+
+
+def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None:
+    graph, params = parts
+    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    clips = batch(2)
+    want = jitted("loss", graph)(params, clips)[0]
+    found = jitted("loss", graph)(low, clips)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+    assert found[0] == pytest.approx(want, rel=0.02)
+
+
+def test_remat_changes_no_number() -> None:
+    results = []
+    for mode in ("none", "block"):
+        graph, params = nnx.split(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
+        loss = jax.value_and_grad(
+            lambda p, b, graph=graph: nnx.merge(graph, p).loss(b, jax.random.key(0))[0]
+        )
+        results.append(jax.jit(loss)(params, batch(1)))
+    (loss_none, grads_none), (loss_block, grads_block) = results
+    assert loss_none == pytest.approx(float(loss_block), rel=1e-6)
+    assert_same(jax.tree.leaves(grads_none), jax.tree.leaves(grads_block), rtol=1e-4)
+
+
+def test_samples_show_originals_above_reconstructions(parts: tuple[Any, Any]) -> None:
+    clips = batch(4)
+    picture = np.asarray(jitted("samples", parts[0])(parts[1], clips)["reconstruction"])
+    assert picture.dtype == np.uint8
+    assert picture.shape == (3 * 2 * 16, 5 * 16, 3)
+    np.testing.assert_array_equal(picture[:16, :16], clips["video"][0, 0])
+    np.testing.assert_array_equal(picture[32:48, -16:], clips["video"][1, 4])
+
+
+def test_flops_are_those_of_the_program(parts: tuple[Any, Any]) -> None:
+    """Forward, as XLA counts it. It leaves out what the zero border contributes: up to 9% at 2x2."""
+    config = dataclasses.replace(TINY, height=64, width=64, frames=4)
+    module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    video = jax.ShapeDtypeStruct((1, 4, 64, 64, 3), jnp.float32)
+    graph, params = nnx.split(module)
+    run = jax.jit(lambda p, v: nnx.merge(graph, p).decode(nnx.merge(graph, p).encode(v)))
+    counted = run.lower(params, video).cost_analysis()["flops"]
+    forward, first = network.forward_flops(
+        frames=4,
+        height=64,
+        width=64,
+        latent_channels=config.latent_channels,
+        encoder_width=config.encoder_width,
+        decoder_widths=config.decoder_widths,
+    )
+    assert forward == pytest.approx(counted, rel=0.1)
+    assert config.flops_per_example() == 3 * forward - first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"height": 476}, r"model.height=476 and model.width=16 .* nearest are 480 and 16"),
+        ({"height": 8}, r"model.height=8 .* at least 16"),
+        ({"frames": 0}, r"model.frames=0"),
+        ({"decoder_widths": (8, 8, 8)}, r"model.decoder_widths=\(8, 8, 8\): use four"),
+        ({"reconstruction_weight": 0.0}, r"model.reconstruction_weight=0.0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(TINY, **changes)
+
+
+# The reference's parameters. Its state dict numbers the layers of two `nn.Sequential`s; a kernel is
+# [out, in, kh, kw].
+
+
+def state_dict(module: video_ae.VideoAutoencoder) -> dict[str, np.ndarray]:
+    """The reference's state dict, from the module."""
+    found: dict[str, np.ndarray] = {}
+
+    def put(name: str, kernel: Any, bias: Any = None) -> None:
+        array = np.asarray(kernel[...])
+        array = array if array.ndim == 4 else array[None, None]
+        found[f"{name}.weight"] = array.transpose(3, 2, 0, 1)
+        if bias is not None:
+            found[f"{name}.bias"] = np.asarray(bias[...])
+
+    def put_blocks(first: int, name: str, blocks: Any) -> None:
+        for number, block in enumerate(blocks, first):
+            own, left = np.split(np.asarray(block.conv1.kernel[...]), 2, axis=3)
+            stacked = np.concatenate([own, left], axis=2)  # [frame, predecessor] over inputs
+            put(f"{name}.{number}.conv.0", stacked, block.conv1.bias)
+            put(f"{name}.{number}.conv.2", block.conv2.kernel, block.conv2.bias)
+            put(f"{name}.{number}.conv.4", block.conv3.kernel, block.conv3.bias)
+
+    encoder, decoder = module.encoder, module.decoder
+    put("encoder.0", encoder.head.kernel, encoder.head.bias)
+    for number, stage in enumerate(encoder.stages):
+        first = 2 + 5 * number
+        put(f"encoder.{first}.conv", stage.pool.kernel)
+        put(f"encoder.{first + 1}", stage.down.kernel)
+        put_blocks(first + 2, "encoder", stage.blocks)
+    put("encoder.17", encoder.tail.kernel, encoder.tail.bias)
+    put("decoder.1", decoder.head.kernel, decoder.head.bias)
+    for number, stage in enumerate(decoder.stages):
+        first = 3 + 6 * number
+        put_blocks(first, "decoder", stage.blocks)
+        put(f"decoder.{first + 4}.conv", stage.grow.kernel)
+        put(f"decoder.{first + 5}", stage.out.kernel)
+    put("decoder.22", decoder.tail.kernel, decoder.tail.bias)
+    return found
+
+
+def load_state_dict(module: video_ae.VideoAutoencoder, values: dict[str, np.ndarray]) -> None:
+    """The other way: `state_dict` applied to a module that holds serial numbers says what goes where."""
+    paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    starts = np.cumsum([0, *(leaf[...].size for _, leaf in paths)])
+    serial = {
+        path: leaf.replace(np.arange(start, start + leaf[...].size).reshape(leaf[...].shape))
+        for (path, leaf), start in zip(paths, starts, strict=False)
+    }
+    places = nnx.merge(nnx.graphdef(module), nnx.from_flat_state(serial))
+    flat = np.full(starts[-1], np.nan, np.float32)
+    for name, numbers in state_dict(places).items():
+        flat[numbers.ravel()] = values[name].ravel()
+    assert not np.isnan(flat).any()
+    filled = {
+        path: leaf.replace(jnp.asarray(flat[start : start + leaf[...].size]).reshape(leaf.shape))
+        for (path, leaf), start in zip(paths, starts, strict=False)
+    }
+    nnx.update(module, nnx.from_flat_state(filled))
+
+
+def reference_values(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """The weights that the reference's outputs belong to: noise seeded by each name."""
+    found = {}
+    for name, shape in shapes.items():
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
+        scale = 0.1 if len(shape) == 1 else 1.1 / np.sqrt(np.prod(shape[1:]))
+        if name == "decoder.22.weight":
+            scale = 0.25 / np.sqrt(np.prod(shape[1:]))
+        found[name] = (noise * scale + (0.5 if name == "decoder.22.bias" else 0)).astype(np.float32)
+    return found
+
+
+@pytest.fixture(scope="module")
+def base() -> video_ae.VideoAutoencoder:
+    return video_ae.Config(frames=12, height=32, width=48).build(nnx.Rngs(0))
+
+
+def test_the_base_model_is_the_references(base: video_ae.VideoAutoencoder, checkout: Path) -> None:
+    """Names, shapes and initial values."""
+    with np.load(checkout / "tests/fixtures/taehv_base.npz") as file:
+        shapes = json.loads(str(file["params"]))
+    ours = state_dict(base)
+    assert {name: list(array.shape) for name, array in ours.items()} == shapes
+    assert sum(array.size for array in ours.values()) == 11_315_539
+    assert sum(a.size for n, a in ours.items() if n.startswith("encoder.")) == 1_470_928
+    for name, array in ours.items():
+        weights = shapes.get(name.removesuffix("bias") + "weight", shapes[name])
+        bound = 1 / np.sqrt(np.prod(weights[1:]))
+        if name == "decoder.22.bias":
+            assert (array == 0.5).all()
+            continue
+        assert np.abs(array).max() <= bound, name
+        if array.ndim > 1:
+            assert array.std() == pytest.approx(bound / np.sqrt(3), rel=0.1), name
+
+
+@pytest.mark.parametrize("name", ["taehv_base", "taehv_base_ragged"])
+def test_outputs_are_the_references(
+    base: video_ae.VideoAutoencoder, checkout: Path, name: str
+) -> None:
+    with np.load(checkout / f"tests/fixtures/{name}.npz") as file:
+        arrays = {key: file[key] for key in file}
+    load_state_dict(base, reference_values(json.loads(str(arrays["params"]))))
+    graph, params = nnx.split(base)
+    encode = jax.jit(lambda p, x: nnx.merge(graph, p).encode(x))
+    decode = jax.jit(lambda p, x: jnp.clip(nnx.merge(graph, p).decode(x), 0, 1))
+    latent = encode(params, arrays["video_nthwc"])
+    np.testing.assert_allclose(latent, arrays["latent_nthwc"], atol=2e-5, rtol=0)
+    decoded = decode(params, arrays["latent_nthwc"])
+    np.testing.assert_allclose(decoded, arrays["decoded_nthwc"], atol=2e-5, rtol=0)

@@ -1,0 +1,139 @@
+"""Rematerialisation keeps what it says; the convolution's gradient is the convolution's gradient."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxtrain import layers
+
+
+def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def plain_gradients(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, Any]:
+    """Of XLA's own convolution, which knows nothing of the rule under test."""
+
+    def conv(x: Any, kernel: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (stride, stride),
+            ((1, 1), (1, 1)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    return jax.vjp(conv, x, kernel)[1](grad)
+
+
+@pytest.mark.parametrize("pixels_per_piece", [2**14, 2 * 6 * 2, 1])
+@pytest.mark.parametrize(("stride", "height", "width"), [(1, 8, 6), (2, 16, 12), (2, 7, 11)])
+def test_the_kernels_gradient_by_dots_is_the_gradient(
+    monkeypatch: pytest.MonkeyPatch, pixels_per_piece: int, stride: int, height: int, width: int
+) -> None:
+    """In one piece, in pieces of some rows, row by row."""
+    monkeypatch.setattr(layers, "_PIXELS_PER_PIECE", pixels_per_piece)
+    out = (-(-height // stride), -(-width // stride))
+    x, kernel, grad = arrays(0, (2, height, width, 3), (3, 3, 3, 5), (2, *out, 5))
+    found = jax.vjp(lambda x, k: layers.conv3x3(x, k, stride), x, kernel)[1](grad)
+    for got, want in zip(found, plain_gradients(x, kernel, grad, stride), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_gradients_are_summed_in_float32() -> None:
+    x, kernel, grad = arrays(1, (2, 32, 32, 2), (3, 3, 2, 2), (2, 32, 32, 2))
+    low = [array.astype(jnp.bfloat16) for array in (x, kernel, grad)]
+    y, pull = jax.vjp(layers.conv3x3, *low[:2])
+    found = pull(low[2])
+    assert [array.dtype for array in (y, *found)] == [jnp.bfloat16] * 3
+    want = plain_gradients(*[array.astype(jnp.float32) for array in low], 1)[1]
+    # One rounding to bfloat16 at the end; 2048 summands rounded one by one would be far off.
+    np.testing.assert_allclose(found[1].astype(jnp.float32), want, rtol=2**-8, atol=1e-6)
+
+
+def test_gpus_keep_their_own_kernel_gradient() -> None:
+    x, kernel = arrays(0, (2, 8, 8, 3), (3, 3, 3, 5))
+    gradient = jax.jit(jax.grad(lambda k, x: layers.conv3x3(x, k).sum()))
+    programs = {
+        platform: gradient.trace(kernel, x).lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "cuda")
+    }
+    assert "dot_general" in programs["cpu"]
+    assert "dot_general" not in programs["cuda"]
+    assert "convolution" in programs["cuda"]
+
+
+def test_no_device_asks_another_for_its_images() -> None:
+    """The kernel's gradient over sharded images: sums travel, images do not."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    rows, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("data",), ()))
+    x, kernel = arrays(0, (16, 64, 32, 2), (3, 3, 2, 2))
+    gradient = jax.grad(lambda k, x: (layers.conv3x3(x, k) ** 2).sum())
+    compiled = jax.jit(gradient, in_shardings=(whole, rows), out_shardings=whole).lower(kernel, x)
+    program = compiled.compile()
+    text = program.as_text()
+    assert text is not None
+    assert "all-reduce" in text
+    assert not re.findall("all-gather|all-to-all|collective-permute", text)
+    placed = program(jax.device_put(kernel, whole), jax.device_put(x, rows))
+    np.testing.assert_allclose(placed, gradient(kernel, x), rtol=1e-5, atol=1e-3)
+
+
+class Block(nnx.Module):
+    def __init__(self) -> None:
+        self.kernel = nnx.Param(jnp.full((3, 3, 2, 2), 0.1))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gathered = jax.lax.with_sharding_constraint(
+            self.kernel[...], jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        )
+        kernel = checkpoint_name(gathered, layers.GATHERED)
+        return jnp.tanh(layers.conv3x3(jnp.tanh(layers.conv3x3(x, kernel)), kernel))
+
+
+def block_loss(mode: Any, kernel: jax.Array, x: jax.Array) -> jax.Array:
+    block = Block()
+    block.kernel[...] = kernel
+    return (layers.remat(Block.__call__, mode)(block, x) ** 2).sum()
+
+
+def saved(mode: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    x, kernel = arrays(0, (1, 8, 8, 2), (3, 3, 2, 2))
+    print_saved_residuals(lambda k, x: block_loss(mode, k, x), kernel, x)
+    return capsys.readouterr().out
+
+
+def test_none_keeps_everything_but_gathered_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = saved("none", capsys)
+    parameters = [line for line in kept.splitlines() if "[3,3,2,2]" in line]
+    assert parameters
+    assert all("from the argument" in line for line in parameters), kept
+    assert kept.count("output of tanh") >= 2, kept
+
+
+def test_block_keeps_only_what_goes_in(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = saved("block", capsys)
+    inner = [line for line in kept.splitlines() if "__call__" in line and "tanh" in line]
+    assert len(inner) <= 1, kept  # the block's result, which the square outside asks for
+
+
+def test_both_modes_give_the_same_gradients() -> None:
+    x, kernel = arrays(0, (1, 8, 8, 2), (3, 3, 2, 2))
+    none, block = (
+        jax.value_and_grad(block_loss, argnums=(1, 2))(mode, kernel, x)
+        for mode in ("none", "block")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), none, block)
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'all' is unknown: use one of none, block"):
+        layers.remat(Block.__call__, "all")  # type: ignore[arg-type]
