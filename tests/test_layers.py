@@ -1,4 +1,4 @@
-"""Rematerialisation keeps what it says; the convolution's gradient is the convolution's gradient."""
+"""Rematerialisation keeps what it says; the convolution's gradients are right."""
 
 import re
 from typing import Any
@@ -54,7 +54,8 @@ def test_bfloat16_gradients_are_summed_in_float32() -> None:
     y, pull = jax.vjp(layers.conv3x3, *low[:2])
     found = pull(low[2])
     assert [array.dtype for array in (y, *found)] == [jnp.bfloat16] * 3
-    want = plain_gradients(*[array.astype(jnp.float32) for array in low], 1)[1]
+    wide = [array.astype(jnp.float32) for array in low]
+    want = plain_gradients(wide[0], wide[1], wide[2], 1)[1]
     # One rounding to bfloat16 at the end; 2048 summands rounded one by one would be far off.
     np.testing.assert_allclose(found[1].astype(jnp.float32), want, rtol=2**-8, atol=1e-6)
 
@@ -116,7 +117,9 @@ def test_none_keeps_everything_but_gathered_parameters(capsys: pytest.CaptureFix
     parameters = [line for line in kept.splitlines() if "[3,3,2,2]" in line]
     assert parameters
     assert all("from the argument" in line for line in parameters), kept
-    assert kept.count("output of tanh") >= 2, kept
+    # What both tanh leave: their results, or (newer jax) what their gradients need of them.
+    inner = [line for line in kept.splitlines() if "(Block.__call__)" in line]
+    assert len(inner) >= 3, kept
 
 
 def test_block_keeps_only_what_goes_in(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,8 @@
 
 The network is that of BERT (https://arxiv.org/abs/1810.04805): learned positions, a layer norm
 after each residual sum, exact GELU, and a head (dense, GELU, layer norm) whose output layer is the
-word embedding with a bias. Parameters map one to one onto transformers' `BertForMaskedLM`, whose token
-types are zeros here (they are a constant, which the positions hold already).
+word embedding with a bias. Parameters map one to one onto transformers' `BertForMaskedLM`, whose
+token types are zeros here (they are a constant, which the positions hold already).
 
 Shapes: B sequences, S tokens, M predicted positions, D hidden width, N heads, K width of a head,
 V words.

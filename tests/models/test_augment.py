@@ -29,6 +29,9 @@ def test_each_clip_has_its_own_numbers() -> None:
     y = changed(x, NOTHING, (0.5, 1.2, 0.8, 0.1, 1.0))
     np.testing.assert_allclose(y[0], x[0], atol=1e-6)
     assert np.abs(y[1] - x[1]).max() > 0.1
+    # And does not depend on the clips beside it.
+    x[0] /= 2
+    np.testing.assert_array_equal(changed(x, NOTHING, (0.5, 1.2, 0.8, 0.1, 1.0))[1], y[1])
 
 
 def test_all_frames_of_a_clip_change_alike() -> None:
@@ -40,7 +43,7 @@ def test_all_frames_of_a_clip_change_alike() -> None:
 
 def test_factors_scale_brightness_contrast_and_saturation() -> None:
     x = 0.4 + 0.2 * video(clips=1)  # far from 0 and 1, so that nothing is cut off
-    grey = (x * np.float32([0.299, 0.587, 0.114])).sum(-1, keepdims=True)
+    grey = (x * np.array([0.299, 0.587, 0.114])).sum(-1, keepdims=True)
     for place, factor, want in [
         (0, 1.2, 1.2 * x),
         (1, 1.2, grey.mean() + 1.2 * (x - grey.mean())),

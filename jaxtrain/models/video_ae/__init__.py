@@ -4,8 +4,8 @@ Reading order: :class:`Config`, :class:`VideoAutoencoder`, then `network.py`. `a
 training clips on the device, `quality.py` measures reconstructions.
 
 Frames: T frames are filled up to a multiple of 4 by repeating the last one and become
-L = ceil(T / 4) latents. These decode to 4 L frames, of which the first 3 are dropped; decoded frame i then
-reconstructs frame i of the filled-up clip.
+L = ceil(T / 4) latents. These decode to 4 L frames, of which the first 3 are dropped; decoded frame
+i then reconstructs frame i of the filled-up clip.
 
 Shapes: B clips, T frames, H height, W width, 3 colours.
 """

@@ -1,8 +1,8 @@
 """The network of the video autoencoder: the base model of TAEHV (github.com/madebyollin/taehv).
 
 Space shrinks by 8, time by 4. All frames of a clip are computed at once. A memory block sees its
-own input of the frame before, so information flows from past to future only; the time-pooling layers
-join groups of four frames into one latent.
+own input of the frame before, so information flows from past to future only; the time-pooling
+layers join groups of four frames into one latent.
 
 Shapes: B clips, T frames, H height, W width, C channels; L latents in time. Layout BTHWC, kernels
 [3, 3, in, out]; the kernel of a layer without extent in space is [in, out] with the frames of a

@@ -1,0 +1,331 @@
+"""The masked language model: what it may see, what its loss counts, and BERT written out again."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxtrain.errors import InputError
+from jaxtrain.models import mlm
+
+TINY = mlm.Config.tiny()
+KEY = jax.random.key(7)
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[Any, Any]:
+    """Graph and parameters; random ones also where training starts from zeros and ones."""
+    graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    return graph, jax.tree.map(
+        lambda leaf: leaf + jnp.asarray(0.3 * rng.standard_normal(leaf.shape), jnp.float32), params
+    )
+
+
+def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
+    """Rows with paddings of different length and one unused slot each."""
+    rng = np.random.default_rng(seed)
+    length, slots = TINY.sequence_length, TINY.predicted
+    tokens = rng.integers(5, TINY.vocab_size, (rows, length))
+    positions = np.sort(rng.random((rows, 10)).argsort(1)[:, :slots], 1)
+    weights = np.ones((rows, slots))
+    weights[:, -1] = 0
+    positions[:, -1] = 0
+    for row in range(rows):
+        tokens[row, length - row :] = 0
+    return {
+        "tokens": jnp.asarray(tokens, jnp.int32),
+        "positions": jnp.asarray(positions, jnp.int32),
+        "targets": jnp.asarray(rng.integers(5, TINY.vocab_size, (rows, slots)), jnp.int32),
+        "target_weights": jnp.asarray(weights, jnp.float32),
+        "weight": jnp.ones(rows),
+    }
+
+
+def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
+    return {name: array[rows] for name, array in whole.items()}
+
+
+@pytest.fixture(scope="module")
+def evaluate(parts: tuple[Any, Any]) -> Any:
+    graph, params = parts
+    run = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))
+    return lambda b: run(params, b)
+
+
+@pytest.fixture(scope="module")
+def encode(parts: tuple[Any, Any]) -> Any:
+    graph, params = parts
+    run = jax.jit(lambda p, tokens: nnx.merge(graph, p).encode(tokens))
+    return lambda tokens: run(params, tokens)
+
+
+def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
+
+
+def test_the_batch_is_what_the_spec_says() -> None:
+    spec = TINY.batch_spec(4)
+    assert {name: (a.shape, a.dtype) for name, a in batch(4).items()} == {
+        name: (a.shape, a.dtype) for name, a in spec.items()
+    }
+    config = dataclasses.replace(TINY, sequence_length=256)
+    assert config.batch_spec(2)["positions"].shape == (2, 38)  # 0.15 x 256 = 38.4
+
+
+def test_every_position_sees_every_other(encode: Any) -> None:
+    tokens = batch(1)["tokens"]
+    for changed in (0, 9):
+        moved = np.abs(encode(tokens) - encode(tokens.at[0, changed].add(1))).max(-1)
+        assert (moved > 0).all()
+
+
+def test_padding_changes_no_other_position(encode: Any) -> None:
+    """A shorter sequence gives the same vectors as one that is filled up with padding."""
+    tokens = batch(1)["tokens"].at[0, 11:].set(0)
+    np.testing.assert_allclose(encode(tokens)[:, :11], encode(tokens[:, :11]), atol=1e-5)
+
+
+def test_rows_do_not_mix(encode: Any) -> None:
+    tokens = batch(2)["tokens"]
+    np.testing.assert_array_equal(encode(tokens)[0], encode(tokens.at[1].set(6))[0])
+
+
+def test_a_sequence_of_nothing_but_padding_stays_finite(evaluate: Any) -> None:
+    empty = {**batch(1), "tokens": jnp.zeros((1, TINY.sequence_length), jnp.int32)}
+    assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(evaluate(empty)))
+
+
+def test_an_unused_slot_counts_nothing(evaluate: Any) -> None:
+    whole = batch()
+    other = {**whole, "targets": whole["targets"].at[:, -1].set(17)}
+    other["positions"] = whole["positions"].at[:, -1].set(5)
+    assert_same(evaluate(whole), evaluate(other), rtol=0)
+    used = {**whole, "targets": whole["targets"].at[:, 0].add(-1)}
+    assert abs(evaluate(whole)["loss"][0] - evaluate(used)["loss"][0]) > 1e-3
+
+
+def test_rows_of_weight_zero_count_nothing(evaluate: Any) -> None:
+    whole = {**batch(4), "weight": jnp.array([1.0, 1, 0, 0])}
+    assert_same(evaluate(whole), evaluate(rows_of(whole, slice(2))))
+
+
+def test_sums_of_parts_add_up(evaluate: Any) -> None:
+    whole = {**batch(4), "weight": jnp.array([1.0, 2, 0.5, 1])}
+    halves = [evaluate(rows_of(whole, part)) for part in (slice(2), slice(2, 4))]
+    assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
+
+
+def test_dropout_follows_the_key(parts: tuple[Any, Any], evaluate: Any) -> None:
+    graph, params = parts
+    loss = jax.jit(lambda p, key: nnx.merge(graph, p).loss(batch(), key)[0])
+    assert loss(params, KEY) == loss(params, KEY)
+    assert loss(params, KEY) != loss(params, jax.random.key(8))
+    assert loss(params, KEY) != evaluate(batch())["loss"][0]
+
+
+def test_dropout_keeps_the_mean() -> None:
+    dropped = np.asarray(mlm.dropout(jnp.ones((100, 100)), 0.1, KEY))
+    assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / 0.9)}
+    assert (dropped == 0).mean() == pytest.approx(0.1, abs=0.02)
+
+
+def test_without_dropout_training_and_validation_agree(evaluate: Any, parts: Any) -> None:
+    module = dataclasses.replace(TINY, dropout=0.0).build(nnx.Rngs(0))
+    nnx.update(module, parts[1])
+    graph, params = nnx.split(module)
+    loss = jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, KEY))
+    total, weight, metrics = loss(params, batch())
+    assert_same({"loss": (total, weight), **metrics}, evaluate(batch()))
+
+
+def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluate: Any) -> None:
+    graph, params = parts
+    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(), KEY), low)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+    vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).encode(batch()["tokens"]), low)
+    assert vectors.dtype == jnp.bfloat16
+    plain = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))(low, batch())["loss"]
+    assert float(plain[0]) == pytest.approx(float(evaluate(batch())["loss"][0]), rel=0.03)
+
+
+def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
+    """Dropout included: the key draws the same mask again."""
+    results = []
+    for mode in ("none", "block"):
+        graph = nnx.graphdef(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
+        loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEY)[0])
+        results.append(jax.jit(loss)(parts[1]))
+    none, block = (jax.tree.leaves(result) for result in results)
+    assert_same(none, block)
+
+
+# BERT once more, in float64 NumPy, by the names of transformers' `BertForMaskedLM`: an independent
+# check of the mathematics, and the mapping of the parameters.
+
+
+def bert_state_dict(module: mlm.MaskedLanguageModel) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+
+    def dense(name: str, kernel: np.ndarray, bias: np.ndarray) -> None:
+        found[f"{name}.weight"], found[f"{name}.bias"] = kernel.T, bias
+
+    def norm(name: str, layer: mlm.LayerNorm) -> None:
+        found[f"{name}.weight"] = np.asarray(layer.scale[...], np.float64)
+        found[f"{name}.bias"] = np.asarray(layer.bias[...], np.float64)
+
+    def both(layer: mlm.Dense) -> tuple[np.ndarray, np.ndarray]:
+        return np.asarray(layer.kernel[...], np.float64), np.asarray(layer.bias[...], np.float64)
+
+    prefix = "bert.embeddings"
+    word = np.asarray(module.embeddings.word[...], np.float64)
+    found[f"{prefix}.word_embeddings.weight"] = word
+    position = np.asarray(module.embeddings.position[...], np.float64)
+    found[f"{prefix}.position_embeddings.weight"] = position
+    found[f"{prefix}.token_type_embeddings.weight"] = np.zeros((1, word.shape[1]))
+    norm(f"{prefix}.LayerNorm", module.embeddings.norm)
+    for number, layer in enumerate(module.layers):
+        prefix = f"bert.encoder.layer.{number}"
+        kernels, biases = (np.split(part, 3, axis=-1) for part in both(layer.qkv))
+        for name, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
+            dense(f"{prefix}.attention.self.{name}", kernel, bias)
+        dense(f"{prefix}.attention.output.dense", *both(layer.attention_out))
+        norm(f"{prefix}.attention.output.LayerNorm", layer.attention_norm)
+        dense(f"{prefix}.intermediate.dense", *both(layer.ff_in))
+        dense(f"{prefix}.output.dense", *both(layer.ff_out))
+        norm(f"{prefix}.output.LayerNorm", layer.ff_norm)
+    dense("cls.predictions.transform.dense", *both(module.head.dense))
+    norm("cls.predictions.transform.LayerNorm", module.head.norm)
+    found["cls.predictions.bias"] = np.asarray(module.head.bias[...], np.float64)
+    return found
+
+
+def bert_logits(values: dict[str, np.ndarray], tokens: np.ndarray, heads: int) -> np.ndarray:
+    """One sequence [S] -> [S, V]."""
+    erf = np.vectorize(math.erf)
+
+    def dense(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ values[f"{name}.weight"].T + values[f"{name}.bias"]
+
+    def norm(name: str, x: np.ndarray) -> np.ndarray:
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * values[f"{name}.weight"] + values[f"{name}.bias"]
+
+    def gelu(x: np.ndarray) -> np.ndarray:
+        return 0.5 * x * (1 + erf(x / math.sqrt(2)))
+
+    prefix = "bert.embeddings"
+    x = values[f"{prefix}.word_embeddings.weight"][tokens]
+    x = x + values[f"{prefix}.position_embeddings.weight"][: len(tokens)]
+    x = norm(f"{prefix}.LayerNorm", x + values[f"{prefix}.token_type_embeddings.weight"][0])
+    for number in range(sum(name.endswith("query.weight") for name in values)):
+        prefix = f"bert.encoder.layer.{number}"
+        q, k, v = (dense(f"{prefix}.attention.self.{n}", x) for n in ("query", "key", "value"))
+        joined = []
+        for part in np.split(np.arange(x.shape[1]), heads):
+            scores = q[:, part] @ k[:, part].T / math.sqrt(len(part))
+            scores = np.exp(np.where(tokens != 0, scores, -np.inf))
+            joined.append(scores / scores.sum(-1, keepdims=True) @ v[:, part])
+        x = x + dense(f"{prefix}.attention.output.dense", np.concatenate(joined, -1))
+        x = norm(f"{prefix}.attention.output.LayerNorm", x)
+        h = dense(f"{prefix}.output.dense", gelu(dense(f"{prefix}.intermediate.dense", x)))
+        x = norm(f"{prefix}.output.LayerNorm", x + h)
+    prefix = "cls.predictions"
+    h = norm(f"{prefix}.transform.LayerNorm", gelu(dense(f"{prefix}.transform.dense", x)))
+    decoder = values["bert.embeddings.word_embeddings.weight"]
+    return h @ decoder.T + values[f"{prefix}.bias"]
+
+
+def test_the_numbers_are_berts(parts: tuple[Any, Any], evaluate: Any) -> None:
+    module, whole = nnx.merge(*parts), batch()
+    values = bert_state_dict(module)
+    logits = jax.jit(lambda p, *b: nnx.merge(parts[0], p).logits(*b))
+    found = np.asarray(logits(parts[1], whole["tokens"], whole["positions"]))
+    assert found.shape == (4, TINY.predicted, TINY.vocab_size)
+    cost, right = 0.0, 0.0
+    for row in range(4):
+        want = bert_logits(values, np.asarray(whole["tokens"][row]), TINY.heads)
+        want = want[np.asarray(whole["positions"][row])]
+        np.testing.assert_allclose(found[row], want, atol=1e-4)
+        used = slice(0, -1)  # the last slot of each row is unused
+        targets = np.asarray(whole["targets"][row])[used]
+        chances = np.exp(want[used]) / np.exp(want[used]).sum(-1, keepdims=True)
+        cost -= np.log(chances[np.arange(len(targets)), targets]).sum()
+        right += (want[used].argmax(-1) == targets).sum()
+    sums = evaluate(whole)
+    assert sums["loss"][0] == pytest.approx(cost, rel=1e-4)
+    assert sums["accuracy"][0] == right
+    assert sums["loss"][1] == sums["accuracy"][1] == 4 * (TINY.predicted - 1)
+
+
+def test_initial_values_are_berts() -> None:
+    config = dataclasses.replace(TINY, hidden=64, vocab_size=500)
+    values = bert_state_dict(config.build(nnx.Rngs(0)))
+    for name, array in values.items():
+        if "LayerNorm" in name or "token_type" in name:
+            assert (array == ("LayerNorm.weight" in name)).all(), name
+        elif array.ndim == 1:
+            assert (array == 0).all(), name
+        else:
+            assert array.std() == pytest.approx(0.02, rel=0.1), name
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ({"vocab_size": 25_000, "sequence_length": 256, "hidden": 256, "layers": 8}, 12_875_432),
+        ({"vocab_size": 10_000, "sequence_length": 128, "hidden": 16, "layers": 6}, 192_064),
+    ],
+)
+def test_shipped_sizes_build(sizes: dict[str, Any], wanted: int) -> None:
+    """V D + S D + 2 D, a layer of 12 D^2 + 13 D, and a head of D^2 + 3 D + V."""
+    v, s, d, n = (sizes[k] for k in ("vocab_size", "sequence_length", "hidden", "layers"))
+    config = mlm.Config(heads=8, **sizes)
+    module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
+    assert count == v * d + s * d + 2 * d + n * (12 * d**2 + 13 * d) + d * d + 3 * d + v
+    assert count == wanted
+    graph, params = nnx.split(module)
+    loss = jax.eval_shape(
+        lambda p, b: nnx.merge(graph, p).loss(b, KEY)[0], params, config.batch_spec(2)
+    )
+    assert loss.shape == ()
+
+
+def test_flops_are_those_of_the_program() -> None:
+    """Within 5% of XLA's count of forward and backward, where products dominate."""
+    config = mlm.Config(
+        vocab_size=4000, sequence_length=64, hidden=256, layers=2, heads=2, dropout=0.0
+    )
+    module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    graph, params = nnx.split(module)
+    gradient = jax.jit(jax.grad(lambda p, b: nnx.merge(graph, p).loss(b, KEY)[0]))
+    counts = gradient.lower(params, config.batch_spec(3)).cost_analysis()
+    assert counts is not None
+    assert 3 * config.flops_per_example() == pytest.approx(counts["flops"], rel=0.05)
+
+
+def test_a_sequence_longer_than_the_positions_is_refused(parts: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match=r"17 tokens .* sequence_length=16"):
+        nnx.merge(*parts).encode(jnp.ones((1, 17), jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, r"model.hidden=16 must be a multiple of model.heads=3: .* is 2"),
+        ({"heads": 0}, r"model.heads=0"),
+        ({"ff": 0}, r"model.ff=0"),
+        ({"dropout": 1.0}, r"model.dropout=1.0"),
+        ({"mask_fraction": 0.01}, r"mask_fraction=0.01 of model.sequence_length=16 is no token"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(TINY, **changes)
