@@ -1,11 +1,11 @@
-"""Building blocks that models share: rematerialisation, and the 3x3 convolution.
+"""Building blocks that models share: rematerialisation, wide products, the 3x3 convolution.
 
 Shapes: N images, H height, W width, I input and O output channels; `_pad` marks a zero border.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,33 @@ def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
     inner = {equation.primitive.name for equation in call.jaxpr.eqns} if call is not None else set()
     constrained = "sharding_constraint" in inner | {primitive.name}
     return not constrained and params.get("name") != GATHERED
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """`jnp.einsum` of two arrays of one dtype, summed and returned in float32: for logits.
+
+    The gradient is rounded to the arrays' dtype before it is multiplied. Left to itself, jax
+    multiplies it in float32, which on a GPU takes several times as long, and the gradient of a
+    parameter then travels in float32 too.
+    """
+    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+
+
+def _einsum_forward(
+    subscripts: str, x: jax.Array, y: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return einsum_float32(subscripts, x, y), (x, y)
+
+
+def _einsum_backward(
+    subscripts: str, kept: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    _, pull = jax.vjp(functools.partial(jnp.einsum, subscripts), *kept)
+    return cast(tuple[jax.Array, jax.Array], pull(grad.astype(kept[0].dtype)))
+
+
+einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

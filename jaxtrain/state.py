@@ -75,7 +75,10 @@ def _gather_forward(shard: jax.Array, stored: NamedSharding) -> tuple[jax.Array,
 
 
 def _gather_backward(stored: NamedSharding, _: None, grad: jax.Array) -> tuple[jax.Array]:
-    return (jax.lax.with_sharding_constraint(grad, stored),)
+    # Whole first: a sum over devices that is then cut up becomes a reduce-scatter. Asked for the
+    # shards at once, the compiler may move a scatter's operands (an embedding's rows) instead.
+    whole = jax.lax.with_sharding_constraint(grad, NamedSharding(stored.mesh, PartitionSpec()))
+    return (jax.lax.with_sharding_constraint(whole, stored),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)

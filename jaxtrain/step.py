@@ -58,7 +58,11 @@ def views(definition: Definition, rule: meshes.Rule, precision: config.Precision
     dtype = jnp.dtype(precision)
 
     def cast(params: Arrays) -> Arrays:
-        return {name: array.astype(dtype) for name, array in params.items()}
+        # Without the constraint the compiler gathers first and casts what it has gathered.
+        return {
+            name: jax.lax.with_sharding_constraint(array.astype(dtype), stored[name])
+            for name, array in params.items()
+        }
 
     def cast_and_gather(params: Arrays) -> Arrays:
         whole = meshes.replicated(rule.mesh)

@@ -72,6 +72,29 @@ def test_gpus_keep_their_own_kernel_gradient() -> None:
     assert "convolution" in programs["cuda"]
 
 
+def test_the_wide_products_gradient_is_the_einsums() -> None:
+    x, y, grad = arrays(2, (2, 5, 3), (7, 3), (2, 5, 7))
+    found = jax.vjp(lambda x, y: layers.einsum_float32("bmd,vd->bmv", x, y), x, y)[1](grad)
+    want = jax.vjp(lambda x, y: jnp.einsum("bmd,vd->bmv", x, y), x, y)[1](grad)
+    for got, expected in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_wide_product_multiplies_no_float32() -> None:
+    x, y, grad = arrays(2, (2, 5, 3), (7, 3), (2, 5, 7))
+    x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
+
+    def both(x: Any, y: Any, grad: Any) -> Any:
+        z, pull = jax.vjp(lambda x, y: layers.einsum_float32("bmd,vd->bmv", x, y), x, y)
+        return z, pull(grad)
+
+    z, found = both(x, y, grad)
+    assert (z.dtype, *(array.dtype for array in found)) == (jnp.float32, *[jnp.bfloat16] * 2)
+    products = re.findall(r"dot_general.*: \((.+?)\) ->", jax.jit(both).lower(x, y, grad).as_text())
+    assert len(products) == 3
+    assert not [operands for operands in products if "f32" in operands.replace("bf16", "")]
+
+
 def test_no_device_asks_another_for_its_images() -> None:
     """The kernel's gradient over sharded images: sums travel, images do not."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))

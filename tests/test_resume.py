@@ -125,12 +125,13 @@ def test_what_cannot_be_gone_on_with_is_refused(place: Path) -> None:
     resume = [*EIGHT, "--loop.steps", 30, "--output-dir", "straight", "--resume", "latest"]
     for other, said in (
         (["--seed", 7], "seed"),
-        (["--model.hidden", 64], "hidden"),
+        (["--model.hidden", 64], "another model"),
         (["--data.path", str(write_corpus(place / "cache", seed=5))], "fingerprint"),
     ):
         refused = run(place, *resume, *other)
         assert refused.returncode == 2, refused.stdout
         assert said in refused.stderr
+        assert refused.stderr.count("\n") == 1
         assert refused.stderr.count("\n") == 1
     assert max(losses(place / "straight")) == 20
 

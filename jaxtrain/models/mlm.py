@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain.errors import InputError
-from jaxtrain.layers import Remat, remat
+from jaxtrain.layers import Remat, einsum_float32, remat
 
 PAD = 0
 _INIT_STD = 0.02
@@ -201,9 +201,8 @@ class Layer(nnx.Module):
         b, s, d = x_BSD.shape
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
         q_BSNK, k_BSNK, v_BSNK = (qkv_BS3NK[:, :, i] for i in range(3))
-        scores_BNST = jnp.einsum(
-            "bsnk,btnk->bnst", q_BSNK, k_BSNK, preferred_element_type=jnp.float32
-        ) / math.sqrt(d // self.heads)
+        scores_BNST = einsum_float32("bsnk,btnk->bnst", q_BSNK, k_BSNK)
+        scores_BNST = scores_BNST / math.sqrt(d // self.heads)
         # A finite least value: a row of nothing but padding stays finite.
         least = jnp.finfo(jnp.float32).min
         scores_BNST = jnp.where(attended_BS[:, None, None, :], scores_BNST, least)
@@ -223,9 +222,7 @@ class Head(nnx.Module):
     def __call__(self, embeddings: Embeddings, x_BMD: jax.Array) -> jax.Array:
         """[B, M, D] -> float32 logits [B, M, V]; the output layer is the word embedding."""
         h_BMD = self.norm(jax.nn.gelu(self.dense(x_BMD), approximate=False))
-        logits_BMV = jnp.einsum(
-            "bmd,vd->bmv", h_BMD, embeddings.word[...], preferred_element_type=jnp.float32
-        )
+        logits_BMV = einsum_float32("bmd,vd->bmv", h_BMD, embeddings.word[...])
         return logits_BMV + _row(self.bias).astype(jnp.float32)
 
 
