@@ -28,7 +28,7 @@ run = dataclasses.replace(
     loop=dataclasses.replace(
         base.loop,
         epochs=None,
-        steps=600,
+        steps=400,
         log_every=20,
         eval_every=200,
         eval_examples=256,

@@ -176,6 +176,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
                 wanted = agreement.exchange(_wish(run, signals, sources, quarantine, batches))
                 if wanted or saver.patience_over:
                     break
+        batches.close()
         with progress.interrupted("save"):
             saver.save(done, state)
             checkpoints.wait()

@@ -132,7 +132,6 @@ def test_what_cannot_be_gone_on_with_is_refused(place: Path) -> None:
         assert refused.returncode == 2, refused.stdout
         assert said in refused.stderr
         assert refused.stderr.count("\n") == 1
-        assert refused.stderr.count("\n") == 1
     assert max(losses(place / "straight")) == 20
 
 

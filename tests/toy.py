@@ -72,6 +72,14 @@ def random_batch(spec: dict[str, jax.ShapeDtypeStruct], seed: int = 0) -> dict[s
     return batch
 
 
+def stirred(params: Any) -> Any:
+    """Parameters that moved a little: some start as zeros, behind which gradients would hide."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda array: array + 0.05 * rng.standard_normal(array.shape).astype(np.float32), params
+    )
+
+
 def mesh_of(data: int, fsdp: int) -> jax.sharding.Mesh:
     """A mesh of the first virtual devices."""
     devices = np.array(jax.devices()[: data * fsdp]).reshape(data, fsdp)
@@ -133,11 +141,13 @@ def stepper(
     step = steps.build_train_step(
         definition, optimizer, schedule, rule, precision=precision, accumulate=accumulate, seed=1
     )
+    state = states.init(definition, optimizer, target, rule, seed=1)
+    moved = dataclasses.replace(state, params=stirred(jax.device_get(state.params)))
     return Stepper(
         definition,
         rule,
         target,
-        states.init(definition, optimizer, target, rule, seed=1),
+        jax.device_put(moved, jax.tree.map(lambda leaf: leaf.sharding, target)),
         step,
         steps.compile_train_step(step, target, spec, mesh),
         spec,

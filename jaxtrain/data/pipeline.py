@@ -125,14 +125,15 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
 
     def _feed(self) -> None:
         try:
-            for local in self._host:
-                ids, bad = local.pop(order.ID), local.pop(order.BAD)
-                item = (self._place(local), ids, int((bad > 0).sum()))
-                if not self._offer(item):
-                    return
-            self._offer(StopIteration())
-        except BaseException as error:  # handed to the main thread, which raises it
+            # No variable here holds a batch: it would keep Grain's shared memory to the very end.
+            while self._offer(self._item(next(self._host))):
+                pass
+        except BaseException as error:  # also the end; the main thread raises it
             self._offer(error)
+
+    def _item(self, local: Arrays) -> tuple[dict[str, jax.Array], np.ndarray, int]:
+        ids, bad = np.array(local.pop(order.ID)), local.pop(order.BAD)
+        return self._place(local), ids, int((bad > 0).sum())
 
     def _offer(self, item: Any) -> bool:
         while not self._closed.is_set():

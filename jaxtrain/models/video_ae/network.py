@@ -79,10 +79,19 @@ def upsample(x_BTHWC: jax.Array) -> jax.Array:
     return doubled.reshape(b, t, 2 * h, 2 * w, c)
 
 
-def _uniform(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax.Array]:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for convolutions and their biases."""
-    bound = 1 / math.sqrt(fan_in)
+def _kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax.Array]:
+    """U(-b, b) with b = sqrt(3 / fan_in): what comes out varies as much as what goes in.
+
+    Not PyTorch's default (a third of the variance), from which the reference starts: under it a
+    signal fades on its way through sixty layers, and training sits for hundreds of steps on clips
+    of one colour (14.7 dB where this start reaches 20; benchmarks/RESULTS.md).
+    """
+    bound = math.sqrt(3 / fan_in)
     return nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound))
+
+
+def _zeros(*shape: int) -> nnx.Param[jax.Array]:
+    return nnx.Param(jnp.zeros(shape))
 
 
 def _conv_frames(x_BTHWC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
@@ -101,8 +110,8 @@ class Conv(nnx.Module):
     def __init__(
         self, inputs: int, outputs: int, *, stride: int = 1, use_bias: bool = True, rngs: nnx.Rngs
     ) -> None:
-        self.kernel = _uniform(rngs, (3, 3, inputs, outputs), 9 * inputs)
-        self.bias = _uniform(rngs, (outputs,), 9 * inputs) if use_bias else None
+        self.kernel = _kernel(rngs, (3, 3, inputs, outputs), 9 * inputs)
+        self.bias = _zeros(outputs) if use_bias else None
         self.stride = stride
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
@@ -121,8 +130,8 @@ class MemoryConv(nnx.Module):
     """
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
-        self.kernel = _uniform(rngs, (3, 3, channels, 2 * channels), 9 * 2 * channels)
-        self.bias = _uniform(rngs, (channels,), 9 * 2 * channels)
+        self.kernel = _kernel(rngs, (3, 3, channels, 2 * channels), 9 * 2 * channels)
+        self.bias = _zeros(channels)
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] -> the same shape."""
@@ -137,6 +146,7 @@ class MemoryBlock(nnx.Module):
         self.conv1 = MemoryConv(channels, rngs=rngs)
         self.conv2 = Conv(channels, channels, rngs=rngs)
         self.conv3 = Conv(channels, channels, rngs=rngs)
+        self.conv3.kernel = _zeros(3, 3, channels, channels)  # a block starts as its skip
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] -> the same shape."""
@@ -149,7 +159,7 @@ class TimePool(nnx.Module):
     """Joins groups of `stride` frames into one, linearly, pixel by pixel."""
 
     def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
-        self.kernel = _uniform(rngs, (stride * channels, channels), stride * channels)
+        self.kernel = _kernel(rngs, (stride * channels, channels), stride * channels)
         self.stride = stride
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
@@ -162,7 +172,7 @@ class TimeGrow(nnx.Module):
     """Splits each frame into `stride` successive ones, linearly, pixel by pixel."""
 
     def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
-        self.kernel = _uniform(rngs, (channels, stride * channels), channels)
+        self.kernel = _kernel(rngs, (channels, stride * channels), channels)
         self.stride = stride
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
