@@ -6,6 +6,7 @@
 import contextlib
 import dataclasses
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,13 +49,18 @@ EXIT_CODES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The flags of the command line that are no fields of a config."""
+    """The flags of the command line that are no fields of a config.
+
+    Attributes:
+        typed: the command line without ``--output-dir`` and ``--resume``.
+    """
 
     output_dir: str | None = None
     resume: str | None = None
     simulate_devices: int | None = None
     debug: bool = False
     profile: tuple[int, int] | None = None
+    typed: str = "python -m jaxtrain.main"
 
 
 def start(run: config.Run, flags: Flags) -> int:
@@ -180,7 +186,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         with progress.interrupted("save"):
             saver.save(done, state)
             checkpoints.wait()
-        _farewell(run, directory, done, total, wanted, saver, progress)
+        _farewell(run, flags, directory, done, total, wanted, saver, progress)
         return EXIT_CODES[wanted]
 
 
@@ -360,6 +366,7 @@ def _batch(run: config.Run) -> str:
 
 def _farewell(
     run: config.Run,
+    flags: Flags,
     directory: Path,
     done: int,
     total: int,
@@ -368,7 +375,7 @@ def _farewell(
     progress: Progress,
 ) -> None:
     """Says how it ended and what to type next."""
-    again = f"python -m jaxtrain.main --config {run.name} --output-dir {directory} --resume latest"
+    again = f"{flags.typed} --output-dir {shlex.quote(str(directory))} --resume latest"
     ends = {
         GO_ON: f"done: {done} of {total} updates",
         STOP_SIGTERM: f"stopped by SIGTERM after {done} updates, saved; go on with: {again}",
@@ -383,4 +390,4 @@ def _farewell(
                 f"stopped early: {run.loop.early_stop_patience} validations without a better "
                 f"{run.checkpoint.best_metric}"
             )
-        progress.summarise(directory, again)
+        progress.summarise(directory, flags.typed, again)

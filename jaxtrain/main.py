@@ -7,6 +7,8 @@ to do.
 import argparse
 import importlib
 import os
+import shlex
+import shutil
 import sys
 
 from jaxtrain.errors import InputError
@@ -109,8 +111,33 @@ def _train(arguments: list[str]) -> int:
             simulate_devices=flags.simulate_devices,
             debug=flags.debug,
             profile=loop.profile_span(flags.profile),
+            typed=as_typed(arguments),
         ),
     )
+
+
+def as_typed(arguments: list[str]) -> str:
+    """This command line, to be typed again, without the run's directory and what it resumes from.
+
+    The program says what to type next: it adds these two itself.
+    """
+    kept = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in ("--output-dir", "--resume"):
+            next(rest, None)  # its value
+        elif not argument.startswith(("--output-dir=", "--resume=")):
+            kept.append(argument)
+    return shlex.join([_python(), "-m", "jaxtrain.main", *kept])
+
+
+def _python() -> str:
+    """The shortest name under which a shell here finds this Python."""
+    found = shutil.which("python")
+    if found and os.path.abspath(found) == sys.executable:
+        return "python"
+    beside = os.path.relpath(sys.executable)
+    return sys.executable if beside.startswith("..") else beside
 
 
 def console() -> None:

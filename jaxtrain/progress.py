@@ -17,6 +17,12 @@ from jaxtrain.watchdog import Watchdog
 # A run that waits for its input longer than this share of the time says so, and how to mend it.
 WAIT_SHARE_TO_MENTION = 0.05
 
+# What the last words give, as of the first record and of the last.
+IN_SUMMARY = (
+    *("train/loss", "train/psnr", "train/accuracy"),
+    *("val/loss", "val/psnr", "val/ssim", "val/accuracy"),
+)
+
 
 class Progress:
     """Takes each step's metrics while the next step runs, and records them at cadence.
@@ -108,6 +114,7 @@ class Progress:
     ) -> None:
         """Records a validation after update ``done``."""
         self._recorder.record(done, values)
+        self._first = values | self._first
         self._last |= values
         self._recorder.say(
             f"step {done}/{self._total} | validation | "
@@ -118,44 +125,52 @@ class Progress:
             if path is not None:
                 self._pictures.append(path)
 
-    def summarise(self, directory: Path, again: str) -> None:
+    def summarise(self, directory: Path, typed: str, again: str) -> None:
         """Says what the run reached, where it lies, and what to type next."""
-        for name in sorted(self._first):
-            if name in ("train/loss", "train/psnr", "train/accuracy") and name in self._last:
-                self.say(f"{name}: {self._first[name]:.4g} -> {self._last[name]:.4g}")
         for name in sorted(self._last):
-            if name.startswith("val/"):
-                self.say(f"{name}: {self._last[name]:.4g}")
+            if name in IN_SUMMARY:
+                first, last = self._first[name], self._last[name]
+                self.say(f"{name}: {first:.4g} -> {last:.4g}")
         if self._pictures:
             self.say(f"picture (original above, reconstruction below): {self._pictures[-1]}")
         self.say(f"checkpoints: {directory / 'checkpoints'}")
-        self.say(f"curves: tensorboard --logdir {directory / 'tensorboard'}")
-        self.say(f"train on: {again} --loop.steps {2 * self._total}")
+        self.say(
+            f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)"
+        )
+        self.say(f"train on: {again} {_twice_as_long(self._run.loop)}")
         if self._run.data.path is None:
-            self.say(
-                f"train on your own data: python -m jaxtrain.main --config {self._run.name} "
-                "--data.path DIR"
-            )
+            self.say(f"train on your own data: {typed} --data.path DIR")
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
         memory_gib = metrics.memory_gib()
         if memory_gib is not None:
             values["train/gpu_memory_usage"] = memory_gib
-        self._first = self._first or values
+        starting = not self._first  # the first window waits for workers to start
+        self._first = values | self._first
         self._last |= values
         self._recorder.record(done, values)
         steps_per_second = values.get("train/steps_per_second")
         eta_s = (self._total - done) / steps_per_second if steps_per_second else None
         self.say(metrics.console_line(done, self._total, values, eta_s))
-        self._mention_wait(values)
+        if not starting:
+            self._mention_wait(values)
 
     def _mention_wait(self, values: dict[str, Any]) -> None:
         share = values.get("train/data_wait_fraction", 0.0)
-        if share > WAIT_SHARE_TO_MENTION and not self._mentioned_wait and self._first is not values:
+        if share > WAIT_SHARE_TO_MENTION and not self._mentioned_wait:
             self._mentioned_wait = True
             self.say(
                 f"the step waits for input {share:.0%} of the time (measured): raise "
                 f"--data.workers (now {self._run.data.workers}) or --data.prefetch (now "
                 f"{self._run.data.prefetch})"
             )
+
+
+def _twice_as_long(settings: config.Loop) -> str:
+    """The override that doubles the run, of the field that determines its length."""
+    for name in ("steps", "epochs", "tokens_per_param"):
+        length = getattr(settings, name)
+        if length is not None:
+            return f"--loop.{name} {2 * length}"
+    raise AssertionError("config.validate() holds that one is set")

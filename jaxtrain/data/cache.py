@@ -33,12 +33,12 @@ def root(cache_dir: str | None) -> Path:
     except OSError as error:
         raise InputError(
             f"cannot make the cache folder {folder} ({error.strerror}): "
-            "name a writable one with --data.cache-dir or $JAXTRAIN_CACHE"
+            "name a writable one with --data.cache_dir or $JAXTRAIN_CACHE"
         ) from error
     if not os.access(folder, os.W_OK):
         raise InputError(
             f"cannot write to the cache folder {folder}: "
-            "name a writable one with --data.cache-dir or $JAXTRAIN_CACHE"
+            "name a writable one with --data.cache_dir or $JAXTRAIN_CACHE"
         )
     return folder
 

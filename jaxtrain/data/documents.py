@@ -301,7 +301,7 @@ def _read_jsonl(path: Path, text_field: str | None) -> Iterator[str]:
                 raise BadExample(
                     str(path),
                     f"line {number}: no field {field!r}, only {_names(list(row))}: "
-                    "name the one with the text with --data.text-field",
+                    "name the one with the text with --data.text_field",
                 )
             value = row[field]
             if value is None:
@@ -329,7 +329,7 @@ def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
                 raise BadExample(
                     str(path),
                     f"no column {field!r}, only {_names(names)}: "
-                    "name the one with the text with --data.text-field",
+                    "name the one with the text with --data.text_field",
                 )
             kind = file.schema_arrow.field(field).type
             if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
@@ -349,7 +349,7 @@ def _choose_field(names: list[str], path: Path, place: str) -> str:
     raise BadExample(
         str(path),
         f"{place}: none of the usual text fields among {_names(names)}: "
-        "name the one with the text with --data.text-field",
+        "name the one with the text with --data.text_field",
     )
 
 

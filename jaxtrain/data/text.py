@@ -106,9 +106,9 @@ class Text:
             )
         else:
             val_found = documents.scan(
-                self.val_path, self.text_field, folder, "--data.val-path", say
+                self.val_path, self.text_field, folder, "--data.val_path", say
             )
-            val_good = self._good(val_found, "--data.val-path", say)
+            val_good = self._good(val_found, "--data.val_path", say)
             splits = tokens.assign_all(counts, tokens.TRAIN, self.max_examples)
             splits += tokens.assign_all([f.documents for f in val_good], tokens.VAL, None)
             good = good + val_good

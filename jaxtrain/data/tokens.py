@@ -98,8 +98,8 @@ def assign(
     """
     if sum(counts) < 2:
         raise InputError(
-            f"the corpus has {sum(counts)} document, training and validation need one each: "
-            "give more text, or --data.val-path"
+            f"{', '.join(names[:3])} has {sum(counts)} document, training and validation need one "
+            "each: give more text, or --data.val_path"
         )
     if len(names) > 1:
         to_val = _choose_val(np.array([_name_hash(name) for name in names]), train_split)

@@ -134,14 +134,14 @@ class Config:
         files = len(train) + len(bad)
         if self.val_path is not None:
             val, val_bad, val_folder = self._index(
-                self.val_path, "--data.val-path", model, root, say
+                self.val_path, "--data.val_path", model, root, say
             )
             bad, files = bad + val_bad, files + len(val) + len(val_bad)
         else:
             if len(train) < 2:
                 raise InputError(
                     f"only one video of {path} can be used ({train[0].name}), and it cannot both "
-                    "train and validate: give more videos, or others with --data.val-path"
+                    "train and validate: give more videos, or others with --data.val_path"
                 )
             sides = video_files.split([entry.name for entry in train], self.train_split)
             val = [entry for entry, trains in zip(train, sides, strict=True) if not trains]

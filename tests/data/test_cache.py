@@ -105,5 +105,5 @@ def test_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.root(None) == tmp_path / ".cache" / "jaxtrain"
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"--data.cache-dir"):
+    with pytest.raises(InputError, match=r"--data.cache_dir"):
         cache.root(str(tmp_path / "file"))

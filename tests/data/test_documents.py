@@ -103,7 +103,7 @@ def test_broken_files_say_where(tmp_path: Path) -> None:
     assert "line 2: no field 'text', only 'body'" in reason(
         rows(tmp_path / "h.jsonl", {"text": "one"}, {"body": "two"})
     )
-    assert "--data.text-field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
+    assert "--data.text_field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
     assert "'code'" in reason(parquet(tmp_path / "j.parquet", text=["x"]), "code")
     assert "is no text: int64" in reason(parquet(tmp_path / "k.parquet", text=[1]))
     whole = parquet(tmp_path / "l.parquet", text=["x" * 100] * 9).read_bytes()

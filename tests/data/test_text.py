@@ -241,12 +241,12 @@ def test_wrong_input(folder: Path, cache: Path, tmp_path: Path) -> None:
         Masked(batch_size=2, cache_dir=str(cache)).open(Model(), seed=0, say=silent)
     with pytest.raises(InputError, match=r"--data.path .*gone: no such file"):
         opened(tmp_path / "gone", cache)
-    with pytest.raises(InputError, match=r"--data.val-path .*gone: no such file"):
+    with pytest.raises(InputError, match=r"--data.val_path .*gone: no such file"):
         opened(folder, cache, val_path=str(tmp_path / "gone"))
     with pytest.raises(InputError, match="sequence_length is 2"):
         opened(folder, cache, Model(sequence_length=2))
     (tmp_path / "one.txt").write_text("One document.")
-    with pytest.raises(InputError, match=r"1 document.*--data.val-path"):
+    with pytest.raises(InputError, match=r"1 document.*--data.val_path"):
         opened(tmp_path / "one.txt", cache)
 
 

@@ -248,7 +248,7 @@ def test_one_file_is_split_by_document() -> None:
     assert (more[:1000] == split).all()
     (two,) = assign([2], ["a.txt"], train_split=0.9, max_examples=None)
     assert sorted(two.tolist()) == [TRAIN, VAL]
-    with pytest.raises(InputError, match=r"has 1 document.*--data.val-path"):
+    with pytest.raises(InputError, match=r"has 1 document.*--data.val_path"):
         assign([1], ["a.txt"], train_split=0.9, max_examples=None)
 
 

@@ -287,7 +287,7 @@ def test_wrong_inputs_are_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--data\.path"):
         video.Config(batch_size=1, cache_dir=cache).open(MODEL, seed=0, say=print)
     sample.write(tmp_path / "one" / "a.mp4", 20)
-    with pytest.raises(InputError, match=r"a\.mp4.*--data\.val-path"):
+    with pytest.raises(InputError, match=r"a\.mp4.*--data\.val_path"):
         _open(tmp_path / "one")
     assert len(_open(tmp_path / "one", val_path=str(tmp_path / "one" / "a.mp4")).train) == 1
     (tmp_path / "none").mkdir()

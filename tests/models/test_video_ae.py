@@ -95,7 +95,7 @@ def test_a_fresh_network_lets_signals_through() -> None:
     """Latents vary as much as pixels do, to a factor: the reference's start divides by hundreds."""
     module = dataclasses.replace(TINY, encoder_width=64).build(nnx.Rngs(0))
     video = jax.random.normal(jax.random.key(1), (2, 8, 16, 16, 3))
-    assert 0.1 < float(module.encode(video).std()) < 2
+    assert 0.03 < float(module.encode(video).std()) < 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""The main job from beginning to end: clips in, a run's directory out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sample_videos
+from PIL import Image
+from program import records, train
+from tensorboard_events import scalars
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    *("--config", "demo", "--model.frames", 4, "--model.height", 16, "--model.width", 16),
+    *("--model.encoder_width", 8, "--model.decoder_widths", 16, 8, 8, 8),
+    *("--loop.steps", 60, "--loop.log_every", 20, "--loop.eval_every", 30),
+    *("--checkpoint.every", 30, "--checkpoint.keep", 1),
+    *("--data.path", "videos", "--data.max_bad_share", 0.5),
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on six good videos, one that is none, one with noise in its middle."""
+    directory = tmp_path_factory.mktemp("video")
+    for number in range(6):
+        sample_videos.write(directory / f"videos/good{number}.mp4", 20 + number)
+    (directory / "videos/none.mp4").write_text("no video")
+    noisy = sample_videos.write(directory / "videos/noisy.mp4", sample_videos.busy(30), g="30")
+    sample_videos.garble(noisy)
+    said = train(directory, *SMALL, "--output-dir", "run")
+    (directory / "said.txt").write_text(said)
+    return directory
+
+
+def test_it_says_what_it_does_and_what_to_type_next(place: Path) -> None:
+    said = (place / "said.txt").read_text()
+    for part in (
+        "8 videos (7 good)",
+        "step 60/60 | loss",
+        "step 60/60 | validation",
+        "val/psnr: ",
+        "samples/reconstruction_60.png",
+        "--output-dir",
+        "--resume latest --loop.steps 120",
+    ):
+        assert part in said
+    log = (place / "run/log.txt").read_text()
+    assert "step 60/60 | loss" in log
+
+
+def test_the_directory_holds_what_the_contract_names(place: Path) -> None:
+    run = place / "run"
+    assert json.loads((run / "config.json").read_text())["model"]["frames"] == 4
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["60"]
+    assert len(list((run / "best").iterdir())) == 1
+    found = records(run)
+    assert sorted(found) == [1, 20, 30, 40, 60]
+    for name in ("train/loss", "train/psnr", "train/learning_rate", "train/grad_norm"):
+        assert np.isfinite(found[60][name])
+    for name in ("train/samples_per_second", "train/steps_per_second", "train/data_wait_fraction"):
+        assert found[60][name] >= 0
+    for name in ("val/loss", "val/psnr", "val/psnr_std", "val/ssim", "val/ssim_std"):
+        assert np.isfinite(found[60][name])
+
+
+def test_it_learns(place: Path) -> None:
+    found = records(place / "run")
+    assert found[60]["val/loss"] < found[30]["val/loss"]
+
+
+def test_the_picture_is_a_picture(place: Path) -> None:
+    """Original above, reconstruction below; neither of one colour."""
+    picture = np.asarray(Image.open(place / "run/samples/reconstruction_60.png"), np.float64)
+    assert picture.shape[0] % 32 == 0
+    assert picture[:16].std() > 10
+    assert picture[16:32].std() > 1
+
+
+def test_tensorboard_holds_the_same_numbers(place: Path) -> None:
+    found = {(step, tag): value for step, tag, value in scalars(place / "run")}
+    for step, record in records(place / "run").items():
+        for name, value in record.items():
+            if "/" in name:
+                assert found[step, name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_broken_videos_are_named_and_never_trained_on(place: Path) -> None:
+    """One is refused when files are looked through, the other when it is first decoded."""
+    lines = [json.loads(line) for line in (place / "run/quarantine.jsonl").read_text().splitlines()]
+    bad = {Path(line["path"]).name: line for line in lines}
+    assert set(bad) == {"none.mp4", "noisy.mp4"}
+    assert bad["none.mp4"]["found"] == "index"
+    assert bad["noisy.mp4"]["found"] in ("training", "validation")
+    assert all(line["reason"] for line in lines)

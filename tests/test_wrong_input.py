@@ -1,0 +1,114 @@
+"""Wrong input ends with one clear line and exit code 2, before anything is compiled."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_videos
+from program import TINY_MLM, write_corpus
+
+from jaxtrain import compiling, main, step
+
+EIGHT_DEVICES = ["--mesh.fsdp", "8"]  # as many as the tests have
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, where no program may be compiled."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("compiled, though the input is wrong")
+
+    monkeypatch.setattr(step, "compile_train_step", refuse)
+    monkeypatch.setattr(compiling, "use_cache", lambda *_: None)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def with_a_file_in_the_way(place: Path) -> list[str]:
+    (place / "taken").write_text("a file")
+    return ["--data.path", str(write_corpus(place)), "--output-dir", "taken"]
+
+
+def in_a_place_where_nothing_can_be_written(place: Path) -> list[str]:
+    return ["--data.path", str(write_corpus(place)), "--output-dir", "/proc/run"]
+
+
+def without_data(place: Path) -> list[str]:
+    return ["--data.path", str(place / "nowhere")]
+
+
+def with_an_empty_folder(place: Path) -> list[str]:
+    (place / "empty").mkdir()
+    return ["--data.path", "empty"]
+
+
+def with_files_that_are_no_text(place: Path) -> list[str]:
+    (place / "pictures").mkdir()
+    (place / "pictures/a.png").write_bytes(b"\x89PNG")
+    return ["--data.path", "pictures"]
+
+
+def with_too_little_text(place: Path) -> list[str]:
+    (place / "short").mkdir()
+    (place / "short/a.txt").write_text("Three words only.")
+    return ["--data.path", "short"]
+
+
+def with_nothing_to_resume_from(place: Path) -> list[str]:
+    return ["--data.path", str(write_corpus(place)), "--resume", str(place / "nowhere")]
+
+
+def with_a_step_that_was_never_saved(place: Path) -> list[str]:
+    (place / "run").mkdir()
+    return ["--data.path", str(write_corpus(place)), "--output-dir", "run", "--resume", "700"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (with_a_file_in_the_way, "taken"),
+        (in_a_place_where_nothing_can_be_written, "/proc/run"),
+        (without_data, "nowhere"),
+        (with_an_empty_folder, "empty"),
+        (with_files_that_are_no_text, "pictures"),
+        (with_too_little_text, "a.txt"),
+        (with_nothing_to_resume_from, "nowhere"),
+        (with_a_step_that_was_never_saved, "700"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    wrong: Callable[[Path], list[str]],
+    named: str,
+) -> None:
+    arguments = [*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong(place)]
+    assert main.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1
+
+
+def test_another_number_of_devices_names_the_ways_out(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([*TINY_MLM, "--data.path", str(write_corpus(place)), "--mesh.fsdp", "4"]) == 2
+    said = capsys.readouterr().err
+    for part in ("wants 4 devices", "this machine has 8", "--mesh.fsdp 8", "--simulate-devices 4"):
+        assert part in said
+
+
+def test_too_many_broken_videos_stop_the_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample_videos.write(place / "videos/good.mp4")
+    sample_videos.write(place / "videos/fine.mp4", 31)
+    (place / "videos/bad.mp4").write_bytes(b"no video")
+    arguments = ["--config", "demo", "--data.path", "videos", "--data.batch_size", "8"]
+    assert main.main([*arguments, *EIGHT_DEVICES]) == 2
+    said = capsys.readouterr().err
+    assert "--data.max_bad_share" in said
+    assert said.count("\n") == 1
