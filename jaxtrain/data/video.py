@@ -27,6 +27,9 @@ from jaxtrain.data.source import Sources
 from jaxtrain.data.video_index import Entry
 from jaxtrain.errors import BadExample, InputError
 
+# The device's kernel reaches three of it (LARGEST_SIGMA in models/video_ae/augment.py).
+LARGEST_SIGMA = 2.0
+
 # Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
 IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
 _DRAWS = 12  # uniform numbers that a training example takes from its generator, always all of them
@@ -103,10 +106,12 @@ class Config:
             )
         if self.clips_per_video < 1:
             raise InputError(f"data.clips_per_video must be >= 1, not {self.clips_per_video}")
-        if self.blur_sigma is not None and not 0 < self.blur_sigma[0] <= self.blur_sigma[1]:
+        if self.blur_sigma is not None and not (
+            0 < self.blur_sigma[0] <= self.blur_sigma[1] <= LARGEST_SIGMA
+        ):
             raise InputError(
-                "data.blur_sigma is the least and the largest sigma in pixels, above 0, "
-                f"not {self.blur_sigma}"
+                "data.blur_sigma is the least and the largest sigma in pixels, above 0 and at most "
+                f"{LARGEST_SIGMA}, not {self.blur_sigma}"
             )
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:

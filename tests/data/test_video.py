@@ -303,6 +303,7 @@ def test_wrong_inputs_are_one_clear_line(tmp_path: Path) -> None:
         {"min_frame_delta": 3, "max_frame_delta": 2},
         {"min_crop_scale": 0.0},
         {"blur_sigma": (2.0, 0.1)},
+        {"blur_sigma": (0.1, 2.5)},
         {"train_split": 95.0},
         {"hue": 0.6},
         {"clips_per_video": 0},

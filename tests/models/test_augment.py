@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxtrain.data import video as clips
 from jaxtrain.models.video_ae import augment
 
 NOTHING = (1.0, 1.0, 1.0, 0.0, 0.0)
@@ -79,3 +80,7 @@ def test_blur_is_a_gaussian_with_repeated_borders(sigma: float) -> None:
     windows = np.lib.stride_tricks.sliding_window_view(padded, (13, 13), (0, 1))
     want = np.einsum("hwcij,i,j->hwc", windows, taps / taps.sum(), taps / taps.sum())
     np.testing.assert_allclose(changed(x, (1, 1, 1, 0, sigma))[0, 0], want, atol=1e-5)
+
+
+def test_no_config_asks_for_more_blur_than_the_kernel_has_room_for() -> None:
+    assert clips.LARGEST_SIGMA == augment.LARGEST_SIGMA

@@ -3,9 +3,13 @@
 The host draws the numbers (so that they are a function of the order); the device does the work, on
 all frames of a clip in the same way, so that nothing flickers.
 
+Hue is dm-pix's. The rest is not: its blur darkens the border, its contrast would let a clip flicker
+(it pivots on the mean of each frame), and its saturation is that of HSV, not torchvision's blend.
+
 Shapes: B clips, T frames, H height, W width, 3 colours (red, green, blue) in [0, 1].
 """
 
+import dm_pix
 import jax
 import jax.numpy as jnp
 
@@ -37,33 +41,7 @@ def augment(video_BTHW3: jax.Array, factors: jax.Array) -> jax.Array:
     # The mean of the clip, not of each frame: contrast must not change when a scene brightens.
     x = _blend(_grey(x).mean((1, 2, 3, 4), keepdims=True), x, contrast)
     x = _blend(_grey(x), x, saturation)
-    return blur(shift_hue(x, hue[..., 0]), sigma.reshape(-1))
-
-
-def shift_hue(video_BTHW3: jax.Array, turns: jax.Array) -> jax.Array:
-    """Turns the hue of each pixel in the HSV cone; value and saturation stay.
-
-    Args:
-        video_BTHW3: float32 in [0, 1].
-        turns: float32 [B, 1, 1, 1]; 1 is a whole turn.
-    """
-    r, g, b = (video_BTHW3[..., i] for i in range(3))
-    value = jnp.maximum(jnp.maximum(r, g), b)
-    chroma = value - jnp.minimum(jnp.minimum(r, g), b)
-    safe = jnp.where(chroma > 0, chroma, 1)
-    sixths = jnp.where(
-        value == r,
-        (g - b) / safe,
-        jnp.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe),
-    )
-    sixths = sixths + 6 * turns
-
-    def channel(offset: int) -> jax.Array:
-        """Inverse of the above; see https://en.wikipedia.org/wiki/HSL_and_HSV, "HSV to RGB"."""
-        k = jnp.mod(offset + sixths, 6)
-        return value - chroma * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
-
-    return jnp.stack([channel(5), channel(3), channel(1)], -1)
+    return blur(dm_pix.adjust_hue(x, hue[..., 0]), sigma.reshape(-1))
 
 
 def blur(video_BTHW3: jax.Array, sigma_B: jax.Array) -> jax.Array:
