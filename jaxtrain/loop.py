@@ -160,6 +160,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
 
         evaluator = _evaluator(run, definition, rule, target, sources, quarantine)
         progress = Progress(run, recorder, watchdog, total, batches, mesh)
+        stack.callback(progress.close)
         agreement = processes.Agreement(mesh)
         saver = _Saver(run, checkpoints, meta)
         wanted = GO_ON
@@ -179,7 +180,8 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
                     with progress.interrupted("save"):
                         saver.save(done, state)
 
-                wanted = agreement.exchange(_wish(run, signals, sources, quarantine, batches))
+                wish = _wish(run, signals, sources, quarantine, batches)
+                wanted = int(agreement.exchange(wish) or GO_ON)
                 if wanted or saver.patience_over:
                     break
         batches.close()

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxtrain.errors import InputError
 from jaxtrain.files import Appended, drop_torn_line, write_whole
-from jaxtrain.throughput import Window, memory_gib, peak_bf16_flops
+from jaxtrain.throughput import Window, peak_bf16_flops
 
 __all__ = [
     "Recorder",
@@ -30,7 +30,6 @@ __all__ = [
     "console_line",
     "duration",
     "finish",
-    "memory_gib",
     "peak_bf16_flops",
     "read",
 ]

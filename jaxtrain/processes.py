@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -99,33 +100,38 @@ def check_same(what: str, value: str, cure: str) -> None:
 
 
 class Agreement:
-    """The largest of a small number that each process contributes, known to all of them.
+    """One number made of a small number that each process contributes, known to all of them.
 
     It is asked for beside one step and read after the next, so it costs no waiting: every process
     reads the same value at the same step, and all take the same decision.
 
     Args:
         mesh: over all devices.
+        reduce: the contributions, float32 [devices], -> one number. The largest, unless told.
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh) -> None:
+    def __init__(
+        self, mesh: jax.sharding.Mesh, reduce: Callable[[jax.Array], jax.Array] = jnp.max
+    ) -> None:
         self._alone = jax.process_count() == 1
         self._sharding = meshes.batch_sharding(mesh)
         self._devices = mesh.size
-        self._largest = jax.jit(lambda flags: flags.max(), out_shardings=meshes.replicated(mesh))
+        self._reduce = jax.jit(reduce, out_shardings=meshes.replicated(mesh))
         self._pending: jax.Array | None = None
 
-    def exchange(self, value: int) -> int:
-        """Contributes ``value``; returns the largest contribution of the call before this one.
+    def exchange(self, value: float) -> float | None:
+        """Contributes ``value``; returns what came of the contributions of the call before this.
 
-        In a run of one process that is ``value`` itself, at once.
+        The first call returns None. In a run of one process ``value`` comes back at once.
         """
         if self._alone:
             return value
-        agreed = 0 if self._pending is None else int(self._pending)
-        local = np.full(len(self._sharding.addressable_devices), value, np.int32)
-        flags = jax.make_array_from_process_local_data(self._sharding, local, (self._devices,))
-        self._pending = self._largest(flags)
+        agreed = None if self._pending is None else float(self._pending)
+        local = np.full(len(self._sharding.addressable_devices), value, np.float32)
+        contributions = jax.make_array_from_process_local_data(
+            self._sharding, local, (self._devices,)
+        )
+        self._pending = self._reduce(contributions)
         return agreed
 
 

@@ -2,14 +2,16 @@
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import config, metrics
+from jaxtrain import config, devices, metrics, processes
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.errors import InputError
 from jaxtrain.watchdog import Watchdog
@@ -62,6 +64,9 @@ class Progress:
             metrics.peak_bf16_flops(jax.devices()[0].device_kind),
         )
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
+        self._utilization = devices.Utilization(os.environ)
+        self._most = processes.Agreement(mesh, jnp.nanmax)
+        self._mean = processes.Agreement(mesh, jnp.nanmean)
         self._waited_s = 0.0
         self._mentioned_wait = False
         self._first: dict[str, float] = {}
@@ -125,6 +130,10 @@ class Progress:
             if path is not None:
                 self._pictures.append(path)
 
+    def close(self) -> None:
+        """Ends what measures in the background."""
+        self._utilization.close()
+
     def summarise(self, directory: Path, typed: str, again: str) -> None:
         """Says what the run reached, where it lies, and what to type next."""
         for name in sorted(self._last):
@@ -143,9 +152,14 @@ class Progress:
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
-        memory_gib = metrics.memory_gib()
-        if memory_gib is not None:
-            values["train/gpu_memory_usage"] = memory_gib
+        # Of all hosts. Every process takes part, also one that cannot say (nan).
+        for name, agreement, value in (
+            ("train/gpu_memory_usage", self._most, devices.memory_gib()),
+            ("train/gpu_utilization", self._mean, self._utilization.share()),
+        ):
+            agreed = agreement.exchange(math.nan if value is None else value)
+            if agreed is not None and not math.isnan(agreed):
+                values[name] = agreed
         starting = not self._first  # the first window waits for workers to start
         self._first = values | self._first
         self._last |= values

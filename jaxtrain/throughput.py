@@ -1,13 +1,9 @@
-"""How fast a run goes and how much device memory it took, measured over a logging window."""
+"""How fast a run goes, measured over a logging window."""
 
 import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
-
-import jax
-
-GIB = 2**30
 
 # Dense bfloat16 rate of one GPU, FLOP/s, from NVIDIA's datasheets (which print most of them with
 # sparsity, twice as high). First row wins whose words all stand in the device's name.
@@ -38,19 +34,6 @@ def peak_bf16_flops(device_kind: str) -> float | None:
     """
     words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
     return next((flops for names, flops in PEAK_BF16_FLOPS if words.issuperset(names)), None)
-
-
-def memory_gib() -> float | None:
-    """Most memory that a device of this process held so far, GiB; None where jax cannot say (CPU).
-
-    The allocator keeps this peak since the start of the process; it cannot be reset.
-    """
-    peaks = [
-        stats["peak_bytes_in_use"]
-        for stats in (device.memory_stats() for device in jax.local_devices())
-        if stats and "peak_bytes_in_use" in stats
-    ]
-    return max(peaks) / GIB if peaks else None
 
 
 class Window:

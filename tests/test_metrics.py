@@ -286,10 +286,6 @@ def test_peak_flops(kind: str, teraflops: float | None) -> None:
     assert metrics.peak_bf16_flops(kind) == expected
 
 
-def test_memory_is_unknown_on_the_cpu() -> None:
-    assert metrics.memory_gib() is None
-
-
 def test_finish_divides_once() -> None:
     values = np.array([1.0, 2.0, 6.0])
     weights = np.array([1.0, 1.0, 0.0])  # the last row is padding
