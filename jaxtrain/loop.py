@@ -6,13 +6,12 @@
 import contextlib
 import dataclasses
 import os
-import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
+import optax
 
 from jaxtrain import (
     checkpoint,
@@ -22,6 +21,7 @@ from jaxtrain import (
     metrics,
     optim,
     processes,
+    profiling,
     rundir,
     versions,
 )
@@ -34,8 +34,11 @@ from jaxtrain.data.source import Sources
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.progress import Progress
+from jaxtrain.saving import Meta, Saver, check_resume, describe
 from jaxtrain.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
 from jaxtrain.watchdog import Watchdog
+
+Say = Callable[[str], None]
 
 # What a process asks for when it wants the run to stop; the largest wins.
 GO_ON, STOP_SIGTERM, STOP_SIGINT, STOP_BAD_DATA = range(4)
@@ -89,84 +92,38 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         sources = _open_data(run, quarantine, say)
         watchdog = stack.enter_context(Watchdog(run.loop.hang_timeout_s, directory, say))
 
-        definition = states.Definition(run.model.build)
-        rule = meshes.Rule(mesh, run.mesh)
-        parameters = states.parameter_count(definition.params)
-        known = {
-            "examples": len(sources.train),
-            "parameters": parameters,
-            "tokens_per_example": run.model.tokens_per_example(),
-        }
-        total = config.resolve_steps(run, **known)
-        say(f"{parameters:,} parameters; {config.steps_rule(run, **known)}; {_batch(run)}")
-        schedule = optim.schedule(run.optim, total)
-        optimizer = optim.make(run.optim, total, definition.params)
-        target = states.abstract(definition, optimizer, rule)
-        for name, shape in rule.unsharded(definition.params).items():
-            say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
+        built = _build(run, mesh, len(sources.train), say)
+        total, spec = built.total, run.model.batch_spec(run.data.batch_size)
+        profiling.check(flags.profile, total)
+        meta = describe(run, sources.train.fingerprint)
+        with watchdog.pause("start"):
+            state = _first_state(run, built, start_from, meta, say)
+        done, seen = int(state.step), int(state.examples_seen)
+        rundir.write_config(directory, meta["config"])
+        recorder.rewind(done)
+        if done >= total:
+            say(f"nothing to do: {done} updates are done, the run has {total}")
+            return DONE
+
+        batches = _open_batches(run, mesh, sources, quarantine, start=seen, batches=total - done)
+        stack.callback(batches.close)
+        with watchdog.pause("compile"), memory.explained(run, built.target, spec, say):
+            train_step = _compile(run, built, flags, say)
+        evaluator = _evaluator(run, built, sources, quarantine)
 
         checkpoints = checkpoint.Checkpoints(
             directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say
         )
         stack.callback(checkpoints.close)
-        meta: dict[str, Any] = {
-            "fingerprint": sources.train.fingerprint,
-            "config": config.to_dict(run),
-            "versions": versions.versions(),
-            "best": None,
-        }
-        with watchdog.pause("start"):
-            if start_from is None:
-                state = states.init(definition, optimizer, target, rule, run.seed)
-            else:
-                saved = checkpoint.read_meta(start_from)
-                _check_resume(saved, meta, start_from, say)
-                state = checkpoint.restore(start_from, target)
-                meta["best"] = saved["best"]
-                say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
-        rundir.write_config(directory, meta["config"])
-        done, seen = int(state.step), int(state.examples_seen)
-        recorder.rewind(done)
-        if done >= total:
-            say(f"nothing to do: {done} updates are done, loop.steps is {total}")
-            return DONE
-
-        spec = run.model.batch_spec(run.data.batch_size)
-        batches = pipeline.TrainingBatches(
-            sources.train,
-            mesh,
-            spec,
-            start=seen,
-            batches=total - done,
-            seed=run.seed,
-            workers=run.data.workers,
-            prefetch=run.data.prefetch,
-            quarantine=quarantine,
-        )
-        stack.callback(batches.close)
-        step = steps.build_train_step(
-            definition,
-            optimizer,
-            schedule,
-            rule,
-            precision=run.precision,
-            accumulate=run.optim.accumulate,
-            seed=run.seed,
-        )
-        began = time.perf_counter()
-        with watchdog.pause("compile"), memory.explained(run, target, spec, say):
-            train_step = steps.compile_train_step(step, target, spec, mesh, donate=not flags.debug)
-        say(f"compiled in {time.perf_counter() - began:.1f} s")
-
-        evaluator = _evaluator(run, definition, rule, target, sources, quarantine)
+        saver = Saver(run, checkpoints, meta)
         progress = Progress(run, recorder, watchdog, total, batches, mesh)
         stack.callback(progress.close)
+        before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
         agreement = processes.Agreement(mesh)
-        saver = _Saver(run, checkpoints, meta)
         wanted = GO_ON
-        with memory.explained(run, target, spec, say), _profiler(flags, directory) as profiled:
+        with memory.explained(run, built.target, spec, say):
             while done < total:
-                profiled(done)
+                before_step(done)
                 state, found = train_step(state, next(batches))
                 done += 1
                 progress.push(done, found)  # looks at the step before this one
@@ -188,75 +145,97 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         with progress.interrupted("save"):
             saver.save(done, state)
             checkpoints.wait()
-        _farewell(run, flags, directory, done, total, wanted, saver, progress)
+        progress.say(_ending(run, done, total, wanted, saver.patience_over))
+        progress.summarise(directory, flags.typed, succeeded=wanted == GO_ON)
         return EXIT_CODES[wanted]
 
 
-class _Saver:
-    """Saves at cadence, keeps the best apart, and counts validations without improvement."""
+@dataclasses.dataclass(frozen=True)
+class _Built:
+    """What is made of a config before any array is."""
 
-    def __init__(
-        self,
-        run: config.Run,
-        checkpoints: checkpoint.Checkpoints,
-        meta: dict[str, Any],
-    ) -> None:
-        self._run = run
-        self._checkpoints = checkpoints
-        self._meta = meta
-
-    @property
-    def patience_over(self) -> bool:
-        """Whether so many validations brought nothing better that the run should end."""
-        patience, best = self._run.loop.early_stop_patience, self._meta["best"]
-        return patience is not None and best is not None and best["validations_since"] >= patience
-
-    def save(self, done: int, state: states.State) -> None:
-        """Saves the state after ``done`` updates; returns once it is copied to the host."""
-        self._checkpoints.save(state, self._described(done, state))
-
-    def keep_if_best(self, done: int, state: states.State, values: dict[str, float]) -> None:
-        """Compares with the best validation so far; keeps this state apart if it is better."""
-        settings = self._run.checkpoint
-        if settings.best_metric is None:
-            return
-        if settings.best_metric not in values:
-            raise InputError(
-                f"checkpoint.best_metric is {settings.best_metric!r}, the model's validation gives "
-                f"{', '.join(sorted(values))}: set --checkpoint.best_metric to one of these"
-            )
-        value, best = values[settings.best_metric], self._meta["best"]
-        sign = 1 if settings.best_mode == "max" else -1
-        if best is not None and sign * value <= sign * best["value"]:
-            self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
-            return
-        self._meta["best"] = {
-            "metric": settings.best_metric,
-            "value": value,
-            "step": done,
-            "validations_since": 0,
-        }
-        self._checkpoints.save_best(state, self._described(done, state))
-
-    def _described(self, done: int, state: states.State) -> dict[str, Any]:
-        return self._meta | {"step": done, "examples_seen": int(state.examples_seen)}
+    definition: states.Definition
+    rule: meshes.Rule
+    schedule: optax.Schedule
+    optimizer: optax.GradientTransformation
+    target: states.State
+    total: int
 
 
-def profile_span(text: str | None) -> tuple[int, int] | None:
-    """``"10:15"`` -> (10, 15): the steps between which a trace is taken.
+def _build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) -> _Built:
+    definition = states.Definition(run.model.build)
+    rule = meshes.Rule(mesh, run.mesh)
+    parameters = states.parameter_count(definition.params)
+    known = {
+        "examples": examples,
+        "parameters": parameters,
+        "tokens_per_example": run.model.tokens_per_example(),
+    }
+    total = config.resolve_steps(run, **known)
+    say(f"{parameters:,} parameters; {config.steps_rule(run, **known)}; {_batch(run)}")
+    for name, shape in rule.unsharded(definition.params).items():
+        say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
+    optimizer = optim.make(run.optim, total, definition.params)
+    target = states.abstract(definition, optimizer, rule)
+    return _Built(definition, rule, optim.schedule(run.optim, total), optimizer, target, total)
 
-    Raises:
-        InputError: it does not read so.
-    """
-    if text is None:
-        return None
-    first, _, last = text.partition(":")
-    if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
-        raise InputError(f"--profile {text} is not START:STOP with START < STOP, as in 10:15")
-    return int(first), int(last)
+
+def _first_state(
+    run: config.Run, built: _Built, start_from: Path | None, meta: Meta, say: Say
+) -> states.State:
+    """A fresh state, or that of a checkpoint; takes over the best so far into ``meta``."""
+    if start_from is None:
+        return states.init(built.definition, built.optimizer, built.target, built.rule, run.seed)
+    saved = checkpoint.read_meta(start_from)
+    check_resume(saved, meta, start_from, say)
+    state = checkpoint.restore(start_from, built.target)
+    meta["best"] = saved["best"]
+    say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
+    return state
 
 
-def _open_data(run: config.Run, quarantine: Quarantine, say: Any) -> Sources:
+def _compile(run: config.Run, built: _Built, flags: Flags, say: Say) -> jax.stages.Compiled:
+    step = steps.build_train_step(
+        built.definition,
+        built.optimizer,
+        built.schedule,
+        built.rule,
+        precision=run.precision,
+        accumulate=run.optim.accumulate,
+        seed=run.seed,
+    )
+    spec = run.model.batch_spec(run.data.batch_size)
+    began = time.perf_counter()
+    compiled = steps.compile_train_step(
+        step, built.target, spec, built.rule.mesh, donate=not flags.debug
+    )
+    say(f"compiled in {time.perf_counter() - began:.1f} s")
+    return compiled
+
+
+def _open_batches(
+    run: config.Run,
+    mesh: jax.sharding.Mesh,
+    sources: Sources,
+    quarantine: Quarantine,
+    *,
+    start: int,
+    batches: int,
+) -> pipeline.TrainingBatches:
+    return pipeline.TrainingBatches(
+        sources.train,
+        mesh,
+        run.model.batch_spec(run.data.batch_size),
+        start=start,
+        batches=batches,
+        seed=run.seed,
+        workers=run.data.workers,
+        prefetch=run.data.prefetch,
+        quarantine=quarantine,
+    )
+
+
+def _open_data(run: config.Run, quarantine: Quarantine, say: Say) -> Sources:
     sources = processes.process_zero_first(
         lambda: run.data.open(run.model, seed=run.seed, say=say), "data"
     )
@@ -275,12 +254,7 @@ def _open_data(run: config.Run, quarantine: Quarantine, say: Any) -> Sources:
 
 
 def _evaluator(
-    run: config.Run,
-    definition: states.Definition,
-    rule: meshes.Rule,
-    target: states.State,
-    sources: Sources,
-    quarantine: Quarantine,
+    run: config.Run, built: _Built, sources: Sources, quarantine: Quarantine
 ) -> Evaluator | None:
     if run.loop.eval_every is None:
         return None
@@ -288,31 +262,14 @@ def _evaluator(
     batch_size = run.data.batch_size // run.optim.accumulate
     batches = pipeline.ValidationBatches(
         sources.val,
-        rule.mesh,
+        built.rule.mesh,
         run.model.batch_spec(batch_size),
         examples=run.loop.eval_examples,
         seed=run.seed,
         threads=run.data.workers,
         quarantine=quarantine,
     )
-    return Evaluator(definition, rule, run.precision, target, batches)
-
-
-def _check_resume(saved: dict[str, Any], meta: dict[str, Any], start_from: Path, say: Any) -> None:
-    """Refuses another seed or other data; prints whatever else differs."""
-    if saved["fingerprint"] != meta["fingerprint"]:
-        raise InputError(
-            f"{start_from} was trained on data with fingerprint {saved['fingerprint']}, this run's "
-            f"data has {meta['fingerprint']}: the order of examples would be another; give the "
-            "same --data.path, or start a new run"
-        )
-    if saved["config"]["seed"] != meta["config"]["seed"]:
-        raise InputError(
-            f"{start_from} was trained with seed {saved['config']['seed']}, this run has seed "
-            f"{meta['config']['seed']}: the order of examples would be another; leave --seed out"
-        )
-    for difference in config.differences(saved["config"], meta["config"]):
-        say(f"differs from the checkpoint: {difference}")
+    return Evaluator(built.definition, built.rule, run.precision, built.target, batches)
 
 
 def _wish(
@@ -334,29 +291,6 @@ def _due(done: int, every: int | None, total: int) -> bool:
     return every is not None and (done % every == 0 or done == total)
 
 
-@contextlib.contextmanager
-def _profiler(flags: Flags, directory: Path) -> Iterator[Any]:
-    """Gives a function to call before each step; it starts and stops the trace."""
-    running = False
-
-    def before_step(done: int) -> None:
-        nonlocal running
-        if flags.profile is None:
-            return
-        if done == flags.profile[0]:
-            jax.profiler.start_trace(directory / "profile")
-            running = True
-        elif done == flags.profile[1] and running:
-            jax.profiler.stop_trace()
-            running = False
-
-    try:
-        yield before_step
-    finally:
-        if running:
-            jax.profiler.stop_trace()
-
-
 def _batch(run: config.Run) -> str:
     devices = run.mesh.data * run.mesh.fsdp
     each = run.data.batch_size // (devices * run.optim.accumulate)
@@ -366,30 +300,17 @@ def _batch(run: config.Run) -> str:
     )
 
 
-def _farewell(
-    run: config.Run,
-    flags: Flags,
-    directory: Path,
-    done: int,
-    total: int,
-    wanted: int,
-    saver: _Saver,
-    progress: Progress,
-) -> None:
-    """Says how it ended and what to type next."""
-    again = f"{flags.typed} --output-dir {shlex.quote(str(directory))} --resume latest"
-    ends = {
-        GO_ON: f"done: {done} of {total} updates",
-        STOP_SIGTERM: f"stopped by SIGTERM after {done} updates, saved; go on with: {again}",
-        STOP_SIGINT: f"stopped by Ctrl-C after {done} updates, saved; go on with: {again}",
-        STOP_BAD_DATA: f"stopped after {done} updates, saved: too many broken input files, see "
-        f"{directory / 'quarantine.jsonl'}",
-    }
-    progress.say(ends[wanted])
-    if wanted == GO_ON:
-        if saver.patience_over:
-            progress.say(
-                f"stopped early: {run.loop.early_stop_patience} validations without a better "
-                f"{run.checkpoint.best_metric}"
-            )
-        progress.summarise(directory, flags.typed, again)
+def _ending(run: config.Run, done: int, total: int, wanted: int, patience_over: bool) -> str:
+    if wanted:
+        reason = {
+            STOP_SIGTERM: "stopped by SIGTERM",
+            STOP_SIGINT: "stopped by Ctrl-C",
+            STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
+        }[wanted]
+        return f"{reason}; {done} of {total} updates are done and saved"
+    if patience_over and done < total:
+        return (
+            f"stopped early: {run.loop.early_stop_patience} validations without a better "
+            f"{run.checkpoint.best_metric}; {done} of {total} updates are done and saved"
+        )
+    return f"done: {done} of {total} updates"

@@ -101,7 +101,7 @@ def _train(arguments: list[str]) -> int:
     run = config.load(flags.config, overrides)
     if flags.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
-    from jaxtrain import loop
+    from jaxtrain import loop, profiling
 
     return loop.start(
         run,
@@ -110,7 +110,7 @@ def _train(arguments: list[str]) -> int:
             resume=flags.resume,
             simulate_devices=flags.simulate_devices,
             debug=flags.debug,
-            profile=loop.profile_span(flags.profile),
+            profile=profiling.span(flags.profile),
             typed=as_typed(arguments),
         ),
     )

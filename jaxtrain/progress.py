@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,18 @@ class Progress:
         """Ends what measures in the background."""
         self._utilization.close()
 
-    def summarise(self, directory: Path, typed: str, again: str) -> None:
-        """Says what the run reached, where it lies, and what to type next."""
+    def summarise(self, directory: Path, typed: str, *, succeeded: bool) -> None:
+        """Says what the run reached, where it lies, and what to type next.
+
+        Args:
+            directory: of the run.
+            typed: the command line, without the run's directory and what it resumes from.
+            succeeded: whether the run came to its end.
+        """
+        again = f"{typed} --output-dir {shlex.quote(str(directory))} --resume latest"
+        if not succeeded:
+            self.say(f"go on with: {again}")
+            return
         for name in sorted(self._last):
             if name in IN_SUMMARY:
                 first, last = self._first[name], self._last[name]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain import loop, main
+from jaxtrain import loop, main, profiling
 from jaxtrain.errors import InputError
 
 
@@ -93,9 +93,9 @@ def test_importing_the_command_line_does_not_import_jax(checkout: Path) -> None:
 @pytest.mark.parametrize("text", ["", "3", "3:", "5:5", "a:b", "-1:4"])
 def test_a_profile_span_is_start_and_stop(text: str) -> None:
     with pytest.raises(InputError, match="START:STOP"):
-        loop.profile_span(text)
+        profiling.span(text)
 
 
 def test_a_profile_span_is_read() -> None:
-    assert loop.profile_span("10:15") == (10, 15)
-    assert loop.profile_span(None) is None
+    assert profiling.span("10:15") == (10, 15)
+    assert profiling.span(None) is None

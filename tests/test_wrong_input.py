@@ -66,6 +66,10 @@ def with_a_step_that_was_never_saved(place: Path) -> list[str]:
     return ["--data.path", str(write_corpus(place)), "--output-dir", "run", "--resume", "700"]
 
 
+def with_a_trace_behind_the_end(place: Path) -> list[str]:
+    return ["--data.path", str(write_corpus(place)), "--profile", "50:60"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -77,6 +81,7 @@ def with_a_step_that_was_never_saved(place: Path) -> list[str]:
         (with_too_little_text, "a.txt"),
         (with_nothing_to_resume_from, "nowhere"),
         (with_a_step_that_was_never_saved, "700"),
+        (with_a_trace_behind_the_end, "50:60"),
     ],
 )
 def test_wrong_input_is_one_line(

@@ -1,0 +1,196 @@
+"""How processes find each other and agree, as far as one process can show it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import toy
+
+from jaxtrain import processes
+from jaxtrain.errors import InputError
+
+ADDRESS, COUNT, INDEX = processes.ADDRESS, processes.COUNT, processes.INDEX
+ALL = {ADDRESS: "host:1234", COUNT: "3", INDEX: "0"}
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What ``jax.distributed.initialize`` was called with; it does nothing here."""
+    calls: list[Any] = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args: calls.append(args))
+    return calls
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What jax was configured with; it stays as it is."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(jax.config, "update", found.__setitem__)
+    return found
+
+
+@pytest.mark.parametrize(
+    "given", [[ADDRESS], [COUNT], [INDEX], [ADDRESS, COUNT], [ADDRESS, INDEX], [COUNT, INDEX]]
+)
+def test_some_of_three_variables_name_the_others(given: list[str], joined: list[Any]) -> None:
+    with pytest.raises(InputError) as error:
+        processes.connect({name: ALL[name] for name in given}, None)
+    is_set, _, missing = str(error.value).partition("set, but not")
+    for name in ALL:
+        assert (name in is_set) == (name in given)
+        assert (name in missing) == (name not in given)
+    assert not joined
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    with pytest.raises(InputError, match=f"but not {ADDRESS}"):
+        processes.connect(ALL | {ADDRESS: ""}, None)
+
+
+@pytest.mark.parametrize(("name", "value"), [(COUNT, "two"), (COUNT, "0"), (INDEX, "first")])
+def test_a_variable_that_is_no_number_is_named_with_its_value(
+    name: str, value: str, joined: list[Any], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=f"{name}.*{value}"):
+        processes.connect(ALL | {name: value}, 3)
+    assert not joined
+
+
+@pytest.mark.parametrize(
+    ("environment", "call"),
+    [
+        ({}, None),
+        ({COUNT: "1", ADDRESS: "host:1234", INDEX: "0"}, None),
+        (ALL, ("host:1234", 3, 0)),
+        ({"SLURM_NTASKS": "1"}, None),
+        ({"SLURM_NTASKS": "2"}, ()),  # jax reads the rest itself
+        (ALL | {"SLURM_NTASKS": "2"}, ("host:1234", 3, 0)),
+    ],
+)
+def test_processes_join_where_there_are_several(
+    environment: dict[str, str], call: Any, joined: list[Any]
+) -> None:
+    processes.connect(environment, None)
+    assert joined == ([] if call is None else [call])
+
+
+@pytest.mark.parametrize(("devices", "environment"), [(8, ALL), (0, {}), (2, ALL)])
+def test_simulated_devices_that_do_not_divide_are_refused(
+    devices: int, environment: dict[str, str], joined: list[Any], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=f"--simulate-devices {devices} .* take a multiple of"):
+        processes.connect(environment, devices)
+    assert not joined
+    assert not settings
+
+
+@pytest.mark.parametrize(
+    ("environment", "call"), [(ALL, ("host:1234", 3, 0)), ({"SLURM_NTASKS": "3"}, ())]
+)
+def test_simulated_devices_are_divided_among_the_processes(
+    environment: dict[str, str],
+    call: Any,
+    joined: list[Any],
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # put back what connect() changes
+    processes.connect(environment, 12)
+    assert joined == [call]
+    assert settings == {
+        "jax_platforms": "cpu",
+        "jax_num_cpu_devices": 4,
+        "jax_cpu_collectives_implementation": "gloo",
+    }
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with an NVIDIA driver, on which jax found the CPU and nobody asked for it."""
+    monkeypatch.setattr(Path, "exists", lambda path: path == Path("/proc/driver/nvidia/version"))
+    asked = jax.config.jax_platforms
+    jax.config.update("jax_platforms", None)
+    yield
+    jax.config.update("jax_platforms", asked)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_gpu_that_jax_cannot_see_is_refused_with_the_cure() -> None:
+    for environment in ({}, {"JAX_PLATFORMS": ""}, {"JAX_PLATFORMS": "cuda"}):
+        with pytest.raises(InputError, match=r"pip install -e '\.\[cuda12\]'.*JAX_PLATFORMS=cpu"):
+            processes.check_accelerator(environment)
+
+
+@pytest.mark.usefixtures("driver")
+def test_the_cpu_is_used_where_somebody_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes.check_accelerator({"JAX_PLATFORMS": "cpu"})
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        processes.check_accelerator({})
+    jax.config.update("jax_platforms", "cpu")  # as --simulate-devices does
+    processes.check_accelerator({})
+
+
+@pytest.mark.usefixtures("driver")
+def test_without_a_driver_the_cpu_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    processes.check_accelerator({})
+
+
+def test_one_process_agrees_with_itself_at_once() -> None:
+    agreement = processes.Agreement(toy.mesh_of(1, 8))
+    assert [agreement.exchange(wish) for wish in (0, 2, 0, 1)] == [0, 2, 0, 1]
+
+
+def test_several_processes_agree_one_call_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the devices of this process for those of all."""
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: 2)
+        agreement = processes.Agreement(toy.mesh_of(2, 4))
+    assert not agreement.exchange(2)  # nothing is known yet
+    assert [agreement.exchange(wish) for wish in (0, 1, 0)] == [2, 0, 1]
+
+
+def test_one_process_waits_for_nobody() -> None:
+    processes.check_same("data", "abc", "give every process the same")
+    assert processes.process_zero_first(lambda: "made", "data") == "made"
+
+
+def test_different_values_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gathered(row: np.ndarray) -> np.ndarray:
+        return np.stack([row, np.where(row == ord("a"), ord("b"), row).astype(np.uint8)])
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", gathered)
+    with pytest.raises(InputError, match=r"different data \(process 0: a1, process 1: b1\): do so"):
+        processes.check_same("data", "a1", "do so")
+    processes.check_same("data", "c1", "do so")
+
+
+@pytest.mark.parametrize(("process", "order"), [(0, ["action", "waits"]), (1, ["waits", "action"])])
+def test_process_zero_acts_first_and_keeps_nobody_waiting(
+    process: int, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where its action fails: the others would wait for ever for a wrong path."""
+    events: list[str] = []
+
+    def action(error: Exception | None) -> str:
+        events.append("action")
+        if error:
+            raise error
+        return "made"
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(
+        processes.multihost_utils, "sync_global_devices", lambda name: events.append("waits")
+    )
+    assert processes.process_zero_first(lambda: action(None), "data") == "made"
+    assert events == order
+    events.clear()
+    with pytest.raises(InputError, match="no such folder"):
+        processes.process_zero_first(lambda: action(InputError("no such folder")), "data")
+    assert events == order
