@@ -26,6 +26,10 @@ from jaxtrain.errors import InputError
 Arrays = dict[str, np.ndarray]
 Spec = dict[str, jax.ShapeDtypeStruct]
 
+# Smaller arrays come through a pipe: making, mapping and freeing shared memory costs more, and what
+# is not freed by the end of the program is complained about.
+_WORTH_SHARING_BYTES = 2**20
+
 
 def check_bad_share(sources: Sources, quarantine: Quarantine, max_share: float) -> str | None:
     """Why the run should stop over broken inputs, or None while they are few.
@@ -249,6 +253,9 @@ def _read(
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
         data = data.mp_prefetch(options, worker_init_fn=_no_accelerator)
+        data = grain.experimental.WithOptionsIterDataset(
+            data, grain.experimental.DatasetOptions(min_shm_size=_WORTH_SHARING_BYTES)
+        )
     return iter(data)
 
 
