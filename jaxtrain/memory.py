@@ -70,9 +70,12 @@ def _ways_out(run: config.Run) -> str:
         )
     if getattr(run.model, "remat", None) == "none":
         ways.append("--model.remat block (activations of a block are computed again)")
-    if run.mesh.shard != "params" and devices > 1:
+    if run.mesh.fsdp == 1 and devices > 1:  # there is no axis to shard along
+        ways.append(f"--mesh.data 1 --mesh.fsdp {devices} --mesh.shard params (ZeRO-3)")
+    elif run.mesh.shard != "params" and devices > 1:
         ways.append("--mesh.shard params (ZeRO-3)")
-    if run.data.batch_size > devices:
-        ways.append(f"--data.batch_size {max(devices, run.data.batch_size // 2)}")
+    unit = devices * run.optim.accumulate
+    if run.data.batch_size > unit:  # else a device has one example at a time already
+        ways.append(f"--data.batch_size {run.data.batch_size // unit // 2 * unit}")
     ways.append("more devices, or a smaller model")
     return ", or ".join(ways)

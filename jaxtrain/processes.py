@@ -39,15 +39,18 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
             f"{' and '.join(given)} set, but not {' and '.join(missing)}: set all three for a run "
             "of several processes, or none for one process"
         )
-    processes = int(environment[COUNT]) if given else 1
+    processes = _number(environment, COUNT if given else "SLURM_NTASKS", least=1)
     if simulate_devices is not None:
         _simulate(simulate_devices, processes)
-    if given and processes > 1:
-        if environment.get("JAX_PLATFORMS", "") == "cpu" or simulate_devices is not None:
-            jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(environment[ADDRESS], processes, int(environment[INDEX]))
-    elif not given and int(environment.get("SLURM_NTASKS", "1")) > 1:
-        jax.distributed.initialize()
+    if processes == 1:
+        return
+    if environment.get("JAX_PLATFORMS", "") == "cpu" or simulate_devices is not None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if given:
+        index = _number(environment, INDEX, least=0)
+        jax.distributed.initialize(environment[ADDRESS], processes, index)
+    else:
+        jax.distributed.initialize()  # SLURM
 
 
 def check_accelerator(environment: Mapping[str, str]) -> None:
@@ -75,9 +78,10 @@ def process_zero_first(action: Callable[[], T], name: str) -> T:
     if jax.process_count() == 1:
         return action()
     if jax.process_index() == 0:
-        result = action()
-        multihost_utils.sync_global_devices(name)
-        return result
+        try:
+            return action()
+        finally:  # also where it fails: the others then meet the same error, and none waits
+            multihost_utils.sync_global_devices(name)
     multihost_utils.sync_global_devices(name)
     return action()
 
@@ -133,6 +137,13 @@ class Agreement:
         )
         self._pending = self._reduce(contributions)
         return agreed
+
+
+def _number(environment: Mapping[str, str], name: str, *, least: int) -> int:
+    text = environment.get(name, "1")
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(f"{name} is {text!r}; it has to be a whole number, at least {least}")
+    return int(text)
 
 
 def _simulate(devices: int, processes: int) -> None:

@@ -5,8 +5,9 @@ import os
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-# Tests compile much and compute little: LLVM's level 0 halves the time. It changes no shardings.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
+# Tests compile much and compute little: level 1 compiles faster. Level 0 would be faster still, but
+# with jax 0.12.0 it computes a wrong PSNR (by 0.04%). The level changes no shardings.
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=1 " + os.environ.get("XLA_FLAGS", "")
 
 import tempfile
 from pathlib import Path

@@ -53,20 +53,25 @@ class _Painter(_Judge):
 
 @dataclasses.dataclass
 class Rows:
-    """Random rows. Row BROKEN cannot be read."""
+    """Random rows, always the same. Row BROKEN cannot be read."""
 
     examples: int
     fingerprint: str = "rows"
-    read: int = 0
+    read: list[int] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         return self.examples
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        self.read += 1
+        self.read.append(index)
         if index == BROKEN:
             raise BadExample("file-3", "broken on purpose")
-        return dict(zip("xy", rng.standard_normal((2, toy.WIDTH), np.float32), strict=True))
+        return row(index)
+
+
+def row(index: int) -> dict[str, np.ndarray]:
+    x, y = np.random.default_rng(index).standard_normal((2, toy.WIDTH), np.float32)
+    return {"x": x, "y": y}
 
 
 @dataclasses.dataclass
@@ -78,7 +83,7 @@ class Trained:
     target: states.State
     state: states.State
 
-    def evaluator(self, rows: Rows, examples: int, directory: Path) -> Evaluator:
+    def evaluator(self, rows: Rows, examples: int, place: Path, how: Any = "float32") -> Evaluator:
         batches = ValidationBatches(
             rows,
             self.rule.mesh,
@@ -86,36 +91,32 @@ class Trained:
             examples=examples,
             seed=5,
             threads=2,
-            quarantine=Quarantine(directory / "quarantine.jsonl"),
+            quarantine=Quarantine(place / "quarantine.jsonl"),
         )
-        return Evaluator(self.definition, self.rule, "float32", self.target, batches)
-
-    def expected(self, examples: int) -> dict[str, float]:
-        """The same in float64, from each example in turn."""
-        kernel, bias = (np.asarray(self.state.params[name], float) for name in ("kernel", "bias"))
-        indices = [index for index in range(examples) if index != BROKEN]
-        errors = []
-        for index in indices:
-            x, y = _row(index).values()
-            errors.append(np.square(np.asarray(x, float) @ kernel + bias - y).mean())
-        mean, std = np.mean(errors), np.std(errors)
-        return {"val/loss": mean, "val/error": mean, "val/error_std": std, "val/half": mean}
+        return Evaluator(self.definition, self.rule, how, self.target, batches)
 
 
-def _row(index: int) -> dict[str, np.ndarray]:
-    from jaxtrain.data.order import generator
-
-    return Rows(0).example(index, generator(5, index))
-
-
-def trained(model: Any, seed: int = 1) -> Trained:
+def trained(model: Any) -> Trained:
     settings = config.Mesh(data=2, fsdp=4, shard="params", min_shard_elements=64)
     rule = meshes.Rule(toy.mesh_of(2, 4), settings)
     definition, optimizer = states.Definition(model), optax.identity()
     target = states.abstract(definition, optimizer, rule)
-    return Trained(
-        definition, rule, target, states.init(definition, optimizer, target, rule, seed)
-    )
+    state = states.init(definition, optimizer, target, rule, seed=1)
+    return Trained(definition, rule, target, state)
+
+
+def by_hand(state: states.State, examples: int) -> dict[str, float]:
+    """What numpy gives, one example after the other, in float64."""
+    kernel, bias = (np.asarray(state.params[name], np.float64) for name in ("kernel", "bias"))
+    rows = [row(index) for index in range(examples) if index != BROKEN]
+    errors = [np.square(one["x"] @ kernel + bias - one["y"]).mean() for one in rows]
+    mean = np.mean(errors)
+    return {
+        "val/loss": mean,
+        "val/error": mean,
+        "val/error_std": np.std(errors),
+        "val/half": mean,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -132,4 +133,35 @@ def test_values_are_those_of_numpy(
     wanted: int, present: int, judge: Trained, tmp_path: Path
 ) -> None:
     found = judge.evaluator(Rows(present), wanted, tmp_path).metrics(judge.state)
-    assert found == pytest.approx(judge.expected(min(wanted, present)), rel=1e-5)
+    assert found == pytest.approx(by_hand(judge.state, min(wanted, present)), rel=1e-5)
+
+
+def test_the_same_examples_each_time(judge: Trained, tmp_path: Path) -> None:
+    rows = Rows(40)
+    evaluator = judge.evaluator(rows, 13, tmp_path)
+    first = evaluator.metrics(judge.state)
+    doubled = jax.tree.map(lambda array: 2 * array, judge.state.params)
+    moved = dataclasses.replace(judge.state, params=doubled)
+    assert evaluator.metrics(moved) == pytest.approx(by_hand(moved, 13), rel=1e-5)
+    assert evaluator.metrics(judge.state) == first  # to the last digit
+    assert sorted(rows.read) == list(range(13))  # and read only once
+
+
+def test_it_computes_in_the_precision_of_the_run(judge: Trained, tmp_path: Path) -> None:
+    found = judge.evaluator(Rows(40), 13, tmp_path, "bfloat16").metrics(judge.state)
+    exact = by_hand(judge.state, 13)
+    assert found == pytest.approx(exact, rel=0.02)
+    assert found != pytest.approx(exact, rel=1e-5)
+
+
+def test_samples_are_pictures_of_the_first_batch(tmp_path: Path) -> None:
+    painter = trained(_Painter)
+    pictures = painter.evaluator(Rows(40), 16, tmp_path).samples(painter.state)
+    painted = [0.0 if index == BROKEN else row(index)["x"][0] for index in range(BATCH)]
+    expected = np.clip(100 + 10 * np.asarray(painted), 0, 255).astype(np.uint8)
+    assert {name: picture.dtype for name, picture in pictures.items()} == {"rows": np.uint8}
+    np.testing.assert_array_equal(pictures["rows"], np.tile(expected[None, :, None], (2, 1, 3)))
+
+
+def test_a_model_without_samples_has_no_pictures(judge: Trained, tmp_path: Path) -> None:
+    assert judge.evaluator(Rows(40), 16, tmp_path).samples(judge.state) == {}

@@ -36,18 +36,13 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     "given", [[ADDRESS], [COUNT], [INDEX], [ADDRESS, COUNT], [ADDRESS, INDEX], [COUNT, INDEX]]
 )
 def test_some_of_three_variables_name_the_others(given: list[str], joined: list[Any]) -> None:
-    with pytest.raises(InputError) as error:
-        processes.connect({name: ALL[name] for name in given}, None)
-    is_set, _, missing = str(error.value).partition("set, but not")
-    for name in ALL:
-        assert (name in is_set) == (name in given)
-        assert (name in missing) == (name not in given)
+    for unset in ({}, dict.fromkeys(ALL, "")):
+        with pytest.raises(InputError) as error:
+            processes.connect(unset | {name: ALL[name] for name in given}, None)
+        is_set, _, missing = str(error.value).partition("set, but not")
+        for name in ALL:
+            assert (name in is_set, name in missing) == (name in given, name not in given)
     assert not joined
-
-
-def test_an_empty_variable_is_not_set() -> None:
-    with pytest.raises(InputError, match=f"but not {ADDRESS}"):
-        processes.connect(ALL | {ADDRESS: ""}, None)
 
 
 @pytest.mark.parametrize(("name", "value"), [(COUNT, "two"), (COUNT, "0"), (INDEX, "first")])
@@ -125,18 +120,17 @@ def test_a_gpu_that_jax_cannot_see_is_refused_with_the_cure() -> None:
 
 
 @pytest.mark.usefixtures("driver")
-def test_the_cpu_is_used_where_somebody_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_machines_and_those_who_asked_for_the_cpu_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     processes.check_accelerator({"JAX_PLATFORMS": "cpu"})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path: False)
+        processes.check_accelerator({})
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
         processes.check_accelerator({})
     jax.config.update("jax_platforms", "cpu")  # as --simulate-devices does
-    processes.check_accelerator({})
-
-
-@pytest.mark.usefixtures("driver")
-def test_without_a_driver_the_cpu_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "exists", lambda path: False)
     processes.check_accelerator({})
 
 
@@ -145,16 +139,25 @@ def test_one_process_agrees_with_itself_at_once() -> None:
     assert [agreement.exchange(wish) for wish in (0, 2, 0, 1)] == [0, 2, 0, 1]
 
 
-def test_several_processes_agree_one_call_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the devices of this process for those of all."""
-    with monkeypatch.context() as patch:
-        patch.setattr(jax, "process_count", lambda: 2)
-        agreement = processes.Agreement(toy.mesh_of(2, 4))
+def test_several_processes_agree_on_the_largest_one_call_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a device of this process for each of eight, which want 0, 1, ... 7 times as much."""
+
+    def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+        assert local.shape == shape == (8,)
+        return jax.device_put(local * np.arange(8, dtype=local.dtype), sharding)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 8)
+    monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
+    agreement = processes.Agreement(toy.mesh_of(2, 4))
     assert not agreement.exchange(2)  # nothing is known yet
-    assert [agreement.exchange(wish) for wish in (0, 1, 0)] == [2, 0, 1]
+    assert [agreement.exchange(wish) for wish in (0, 1, 0)] == [14, 0, 7]
 
 
-def test_one_process_waits_for_nobody() -> None:
+def test_one_process_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("process_allgather", "sync_global_devices"):
+        monkeypatch.setattr(processes.multihost_utils, name, pytest.fail)
     processes.check_same("data", "abc", "give every process the same")
     assert processes.process_zero_first(lambda: "made", "data") == "made"
 

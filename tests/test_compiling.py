@@ -1,0 +1,62 @@
+"""Where compiled programs are kept, and what the compiler is told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxtrain import compiling
+
+SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    """Puts jax's settings back."""
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.parametrize("environment", [{}, {"JAX_COMPILATION_CACHE_DIR": ""}])
+def test_programs_are_kept_in_the_folder(environment: dict[str, str], tmp_path: Path) -> None:
+    compiling.use_cache(environment, tmp_path)
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+
+
+def test_the_environment_chooses_another_place(tmp_path: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", "chosen")  # jax reads the variable by itself
+    compiling.use_cache({"JAX_COMPILATION_CACHE_DIR": "chosen"}, tmp_path)
+    assert jax.config.jax_compilation_cache_dir == "chosen"
+
+
+def test_what_compiles_at_once_is_not_kept(tmp_path: Path) -> None:
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compiling.use_cache({}, tmp_path)
+    assert 0.1 <= jax.config.jax_persistent_cache_min_compile_time_secs <= 1.0
+
+
+@pytest.mark.parametrize("options", [compiling.step_options, compiling.once_options])
+def test_only_the_cpu_compiles_with_less_effort(options: Any) -> None:
+    assert options("gpu") == options("cuda") == {}
+    assert 0 <= int(options("cpu")["xla_backend_optimization_level"]) < 2
+
+
+def test_what_runs_once_is_compiled_with_the_least_effort() -> None:
+    (step,), (once,) = (
+        compiling.step_options("cpu").values(),
+        compiling.once_options("cpu").values(),
+    )
+    assert int(once) < int(step)
+
+
+@pytest.mark.parametrize("options", [compiling.step_options, compiling.once_options])
+def test_the_compiler_knows_the_options(options: Any) -> None:
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    compiled = lowered.compile(compiler_options=options(jax.devices()[0].platform))
+    assert compiled(1.0) == 2.0
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        lowered.compile(compiler_options={"xla_no_such_option": "1"})
