@@ -200,12 +200,7 @@ class Checkpoints:
 
     def _supersede(self, folder: Path, step: int) -> None:
         """Moves aside what would stand in the way of ``folder/<step>`` or count as newer."""
-        later = [
-            number
-            for number in numbered(folder)
-            if number == step or (number > step and folder != self._best)
-        ]
-        for number in later:
+        for number in [number for number in numbered(folder) if number >= step]:
             aside = folder.parent / SUPERSEDED / folder.name / str(number)
             if aside.exists():
                 shutil.rmtree(aside)

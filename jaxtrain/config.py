@@ -189,6 +189,8 @@ def validate(run: Run) -> None:
         _check_warmup(run.optim, run.loop.steps)
     _check_batch(run)
     _check_best(run)
+    if not 0 <= run.seed < 2**32:
+        raise InputError(f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed")
 
 
 def resolve_steps(

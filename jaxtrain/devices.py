@@ -33,13 +33,14 @@ class Utilization:
 
     Args:
         environment: ``os.environ``; CUDA_VISIBLE_DEVICES in it limits what is sampled.
+        platform: of the run's devices; only "gpu" is sampled.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], platform: str) -> None:
         self._sum, self._count = 0.0, 0
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        program = shutil.which("nvidia-smi")
+        program = shutil.which("nvidia-smi") if platform == "gpu" else None
         if program is None:
             return
         visible = environment.get("CUDA_VISIBLE_DEVICES")

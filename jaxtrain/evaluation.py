@@ -36,8 +36,16 @@ class Evaluator:
             return steps.jit_eval_step(step, target, rule.mesh)
 
         self._batches = batches
+        self._target = target
         self._evaluate = compiled("evaluate")
         self._samples = compiled("samples") if definition.has("samples") else None
+
+    def names(self) -> set[str]:
+        """The names that :meth:`metrics` will give; nothing is computed."""
+        spec = self._batches.spec
+        sums = jax.eval_shape(self._evaluate, self._target.params, self._target.extras, spec)
+        spreads = {f"val/{name}_std" for name, parts in sums.items() if len(parts) == 3}
+        return {f"val/{name}" for name in sums} | spreads
 
     def metrics(self, state: State) -> dict[str, float]:
         """``val/NAME`` -> value, the same on every process."""

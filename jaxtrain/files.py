@@ -7,6 +7,16 @@ import tempfile
 from pathlib import Path
 
 
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+_UMASK = _umask()  # read once, before there are threads
+
+
 def write_whole(path: Path, data: bytes | str) -> None:
     """Replaces a file so that a reader sees the old one or the new one: beside, fsync, rename.
 
@@ -24,7 +34,7 @@ def write_whole(path: Path, data: bytes | str) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(beside, 0o666 & ~_umask())  # mkstemp makes it private
+        os.chmod(beside, 0o666 & ~_UMASK)  # mkstemp makes it private
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -35,13 +45,6 @@ def write_whole(path: Path, data: bytes | str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 class Appended:

@@ -17,6 +17,7 @@ from jaxtrain import (
     checkpoint,
     compiling,
     config,
+    debugging,
     memory,
     metrics,
     optim,
@@ -34,7 +35,7 @@ from jaxtrain.data.source import Sources
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.progress import Progress
-from jaxtrain.saving import Meta, Saver, check_resume, describe
+from jaxtrain.saving import Meta, Saver, carried_best, check_best_metric, check_resume, describe
 from jaxtrain.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
 from jaxtrain.watchdog import Watchdog
 
@@ -73,8 +74,11 @@ def start(run: config.Run, flags: Flags) -> int:
         signals.listen()  # jax.distributed has put its own handler over ours
         processes.check_accelerator(os.environ)
         compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-        jax.config.update("jax_debug_nans", flags.debug)
-        return train(run, flags, signals)
+        try:
+            return train(run, flags, signals)
+        except Exception as error:
+            processes.leave(error)
+            raise
 
 
 def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
@@ -88,17 +92,22 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         say = recorder.say
         say(f"run directory {directory}")
         say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
-        quarantine = Quarantine(directory / "quarantine.jsonl")
-        sources = _open_data(run, quarantine, say)
+        stack.push(recorder.log_error)
         watchdog = stack.enter_context(Watchdog(run.loop.hang_timeout_s, directory, say))
+        if flags.resume and start_from is None:
+            say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
+        quarantine = Quarantine.open(directory, jax.process_index())
+        with watchdog.pause("data"):
+            sources = _open_data(run, say)
+        bad_share = _quarantined(run, sources, quarantine)
 
         built = _build(run, mesh, len(sources.train), say)
         total, spec = built.total, run.model.batch_spec(run.data.batch_size)
-        profiling.check(flags.profile, total)
         meta = describe(run, sources.train.fingerprint)
-        with watchdog.pause("start"):
-            state = _first_state(run, built, start_from, meta, say)
+        with watchdog.pause("start"), memory.explained(run, built.target, spec, say):
+            state = _first_state(run, built, start_from, directory, meta, say)
         done, seen = int(state.step), int(state.examples_seen)
+        profiling.check(flags.profile, done, total, say)
         rundir.write_config(directory, meta["config"])
         recorder.rewind(done)
         if done >= total:
@@ -107,9 +116,9 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
 
         batches = _open_batches(run, mesh, sources, quarantine, start=seen, batches=total - done)
         stack.callback(batches.close)
+        evaluator = _evaluator(run, built, sources, quarantine)
         with watchdog.pause("compile"), memory.explained(run, built.target, spec, say):
             train_step = _compile(run, built, flags, say)
-        evaluator = _evaluator(run, built, sources, quarantine)
 
         checkpoints = checkpoint.Checkpoints(
             directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say
@@ -137,14 +146,13 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
                     with progress.interrupted("save"):
                         saver.save(done, state)
 
-                wish = _wish(run, signals, sources, quarantine, batches)
-                wanted = int(agreement.exchange(wish) or GO_ON)
+                wanted = int(agreement.exchange(_wish(signals, bad_share)) or GO_ON)
                 if wanted or saver.patience_over:
                     break
-        batches.close()
-        with progress.interrupted("save"):
-            saver.save(done, state)
-            checkpoints.wait()
+            batches.close()
+            with progress.interrupted("save"):
+                saver.save(done, state)
+                checkpoints.wait()
         progress.say(_ending(run, done, total, wanted, saver.patience_over))
         progress.summarise(directory, flags.typed, succeeded=wanted == GO_ON)
         return EXIT_CODES[wanted]
@@ -172,7 +180,7 @@ def _build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) ->
         "tokens_per_example": run.model.tokens_per_example(),
     }
     total = config.resolve_steps(run, **known)
-    say(f"{parameters:,} parameters; {config.steps_rule(run, **known)}; {_batch(run)}")
+    say(f"{parameters:,} parameters; {config.steps_rule(run, **known)}; {_batch_sentence(run)}")
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
     optimizer = optim.make(run.optim, total, definition.params)
@@ -181,7 +189,7 @@ def _build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) ->
 
 
 def _first_state(
-    run: config.Run, built: _Built, start_from: Path | None, meta: Meta, say: Say
+    run: config.Run, built: _Built, start_from: Path | None, directory: Path, meta: Meta, say: Say
 ) -> states.State:
     """A fresh state, or that of a checkpoint; takes over the best so far into ``meta``."""
     if start_from is None:
@@ -189,12 +197,12 @@ def _first_state(
     saved = checkpoint.read_meta(start_from)
     check_resume(saved, meta, start_from, say)
     state = checkpoint.restore(start_from, built.target)
-    meta["best"] = saved["best"]
+    meta["best"] = carried_best(saved["best"], run.checkpoint, start_from, directory)
     say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
     return state
 
 
-def _compile(run: config.Run, built: _Built, flags: Flags, say: Say) -> jax.stages.Compiled:
+def _compile(run: config.Run, built: _Built, flags: Flags, say: Say) -> steps.TrainStep:
     step = steps.build_train_step(
         built.definition,
         built.optimizer,
@@ -210,7 +218,7 @@ def _compile(run: config.Run, built: _Built, flags: Flags, say: Say) -> jax.stag
         step, built.target, spec, built.rule.mesh, donate=not flags.debug
     )
     say(f"compiled in {time.perf_counter() - began:.1f} s")
-    return compiled
+    return debugging.checked(compiled) if flags.debug else compiled
 
 
 def _open_batches(
@@ -235,22 +243,28 @@ def _open_batches(
     )
 
 
-def _open_data(run: config.Run, quarantine: Quarantine, say: Say) -> Sources:
+def _open_data(run: config.Run, say: Say) -> Sources:
     sources = processes.process_zero_first(
         lambda: run.data.open(run.model, seed=run.seed, say=say), "data"
     )
     say(sources.summary)
-    if jax.process_index() == 0:
-        quarantine.add_all(sources.bad, found="index")
-    reason = pipeline.check_bad_share(sources, quarantine, run.data.max_bad_share)
-    if reason:
-        raise InputError(reason)
     processes.check_same(
         "data",
         sources.train.fingerprint,
         "give every process the same files, and let none change them during the run",
     )
     return sources
+
+
+def _quarantined(run: config.Run, sources: Sources, quarantine: Quarantine) -> pipeline.BadShare:
+    """Records the inputs that were found broken when the data was opened."""
+    if jax.process_index() == 0:
+        quarantine.add_all(sources.bad, found="index")
+    share = pipeline.BadShare(sources, quarantine, run.data.max_bad_share)
+    complaint = share.complaint()
+    if complaint:
+        raise InputError(complaint)
+    return share
 
 
 def _evaluator(
@@ -269,20 +283,14 @@ def _evaluator(
         threads=run.data.workers,
         quarantine=quarantine,
     )
-    return Evaluator(built.definition, built.rule, run.precision, built.target, batches)
+    evaluator = Evaluator(built.definition, built.rule, run.precision, built.target, batches)
+    check_best_metric(run.checkpoint, evaluator.names())
+    return evaluator
 
 
-def _wish(
-    run: config.Run,
-    signals: StopSignals,
-    sources: Sources,
-    quarantine: Quarantine,
-    batches: pipeline.TrainingBatches,
-) -> int:
+def _wish(signals: StopSignals, bad_share: pipeline.BadShare) -> int:
     """What this process would like to do now; all processes then do the same."""
-    if batches.substituted and pipeline.check_bad_share(
-        sources, quarantine, run.data.max_bad_share
-    ):
+    if bad_share.complaint():
         return STOP_BAD_DATA
     return {None: GO_ON, "SIGTERM": STOP_SIGTERM, "SIGINT": STOP_SIGINT}[signals.requested]
 
@@ -291,7 +299,7 @@ def _due(done: int, every: int | None, total: int) -> bool:
     return every is not None and (done % every == 0 or done == total)
 
 
-def _batch(run: config.Run) -> str:
+def _batch_sentence(run: config.Run) -> str:
     devices = run.mesh.data * run.mesh.fsdp
     each = run.data.batch_size // (devices * run.optim.accumulate)
     return (

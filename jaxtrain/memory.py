@@ -9,9 +9,8 @@ import numpy as np
 
 from jaxtrain import config
 from jaxtrain import state as states
+from jaxtrain.devices import GIB
 from jaxtrain.errors import InputError
-
-GIB = 2**30
 
 
 @contextlib.contextmanager
@@ -48,7 +47,7 @@ def _held(run: config.Run, target: states.State, spec: dict[str, Any]) -> str:
     batch = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in spec.values())
     rows = run.data.batch_size // (devices * run.optim.accumulate)
     return (
-        f"each device holds {states.nbytes(target) / GIB:.3f} GiB of state and "
+        f"each device holds {states.bytes_per_device(target) / GIB:.3f} GiB of state and "
         f"{batch / devices / GIB:.3f} GiB of batch (computed), and the activations of {rows} "
         "examples at a time"
     )

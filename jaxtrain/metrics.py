@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,24 @@ class Recorder:
 
     def say(self, text: str) -> None:
         """Prints a line (process 0) and logs it with the UTC time (every process)."""
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         with self._lock:
             if self._first:
                 _print(text)
+            self._append_to_log(text)
+
+    def _append_to_log(self, text: str) -> None:
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        with self._lock:
             lines = "".join(f"{now} {line}\n" for line in text.splitlines() or [""])
             self._guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
+
+    def log_error(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Logs the error that ends the run, which the command line prints. For an ExitStack."""
+        del kind, trace
+        if isinstance(error, InputError):
+            self._append_to_log(f"error: {error}")
+        elif isinstance(error, Exception):
+            self._append_to_log("".join(traceback.format_exception(error)).rstrip())
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one record; process 0 only, the others return at once.

@@ -15,7 +15,6 @@ are those of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid tha
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +22,9 @@ import optax
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
+from jaxtrain.mesh import HasShape
 
 Shape = Callable[[jax.Array], jax.Array]  # completed updates, int32 [] -> share of the peak rate
-
-
-class HasShape(Protocol):
-    """An array, or what stands for one under ``eval_shape``."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its dimensions."""
 
 
 def warmup_steps(settings: config.Optim, total_steps: int) -> int:

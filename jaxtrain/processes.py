@@ -1,6 +1,9 @@
 """The processes of a run: how they find each other, and how they decide together."""
 
 import os
+import sys
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +17,8 @@ from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError
 
 T = TypeVar("T")
+
+_LAST_WORDS_S = 2.0
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
@@ -50,7 +55,14 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
         index = _number(environment, INDEX, least=0)
         jax.distributed.initialize(environment[ADDRESS], processes, index)
     else:
-        jax.distributed.initialize()  # SLURM
+        try:
+            jax.distributed.initialize()  # SLURM
+        except ValueError as error:
+            raise InputError(
+                f"SLURM_NTASKS is {environment['SLURM_NTASKS']}, but this is no task that srun "
+                f"started ({error}): start the command with srun, set {ADDRESS}, {COUNT} and "
+                f"{INDEX}, or unset SLURM_NTASKS for one process"
+            ) from error
 
 
 def check_accelerator(environment: Mapping[str, str]) -> None:
@@ -71,6 +83,26 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
             "this machine has an NVIDIA driver, but jax sees only the CPU: "
             "pip install -e '.[cuda12]', or set JAX_PLATFORMS=cpu to train on the CPU"
         )
+
+
+def leave(error: Exception) -> None:
+    """Ends this process at once over an error, if there are others; returns in a run of one.
+
+    An ordinary exit waits for all processes, and those wait for this one in a collective. So it
+    does not wait: they see the connection break, and end too.
+    """
+    if jax.process_count() == 1:
+        return
+    if isinstance(error, InputError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    if jax.process_index() == 0:
+        # The others lose their coordinator with it: first let them tell of an error of their own.
+        time.sleep(_LAST_WORDS_S)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2 if isinstance(error, InputError) else 1)
 
 
 def process_zero_first(action: Callable[[], T], name: str) -> T:

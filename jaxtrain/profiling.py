@@ -23,17 +23,21 @@ def span(text: str | None) -> tuple[int, int] | None:
     return int(first), int(last)
 
 
-def check(steps: tuple[int, int] | None, total: int) -> None:
-    """A trace has to begin within the run.
+def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[str], None]) -> None:
+    """A trace has to begin within the run; a resumed run may have passed it, and says so.
 
     Raises:
-        InputError: it does not.
+        InputError: it begins after the end.
     """
-    if steps is not None and steps[0] >= total:
+    if steps is None:
+        return
+    if steps[0] >= total:
         raise InputError(
             f"--profile {steps[0]}:{steps[1]} begins after the end of the run ({total} steps): "
             "take a smaller START, or raise --loop.steps"
         )
+    if steps[0] < done:
+        say(f"--profile {steps[0]}:{steps[1]}: no trace, {done} updates are done already")
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ class Progress:
             metrics.peak_bf16_flops(jax.devices()[0].device_kind),
         )
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
-        self._utilization = devices.Utilization(os.environ)
+        self._utilization = devices.Utilization(os.environ, mesh.devices.flat[0].platform)
         self._most = processes.Agreement(mesh, jnp.nanmax)
         self._mean = processes.Agreement(mesh, jnp.nanmean)
         self._waited_s = 0.0
@@ -84,7 +84,7 @@ class Progress:
         """Waits for the metrics handed over last, and records them.
 
         Raises:
-            InputError: the loss is not finite.
+            InputError: the loss or the gradient is not finite.
         """
         if self._pending is None:
             return
@@ -94,12 +94,12 @@ class Progress:
         self._watchdog.beat(done)
         waited_s, self._waited_s = self._batches.wait_s - self._waited_s, self._batches.wait_s
         self._window.step(waited_s)
-        if not math.isfinite(values["train/loss"]):
+        if not (math.isfinite(values["train/loss"]) and math.isfinite(values["train/grad_norm"])):
             self._recorder.record(done, values)
             raise InputError(
-                f"the loss of update {done} is {values['train/loss']} (learning rate "
-                f"{values['train/learning_rate']:.3g}, gradient norm "
-                f"{values['train/grad_norm']:.3g}): go on from the newest checkpoint with "
+                f"the loss of update {done} is {values['train/loss']} and its gradient's norm "
+                f"{values['train/grad_norm']:.3g} (learning rate "
+                f"{values['train/learning_rate']:.3g}): go on from the newest checkpoint with "
                 "--resume latest and a lower --optim.peak_lr, or look with --debug"
             )
         if not self._first or done % self._run.loop.log_every == 0 or done == self._total:

@@ -41,10 +41,6 @@ def start_from(
     def decide() -> str:
         given = None if output_dir is None else _absolute(output_dir)
         found = checkpoint.find(resume, given, root.absolute() / name)
-        if found is None:
-            print(
-                f"no checkpoint to resume from in {given or root / name}: starting anew", flush=True
-            )
         return "" if found is None else str(found.absolute())
 
     told = _told_by_process_zero(decide)

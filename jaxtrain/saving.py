@@ -4,7 +4,8 @@ Beside a state stands what says which run it belongs to: the fingerprint of the 
 the versions, the step, the examples seen, and the best validation so far.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,18 @@ class Saver:
 
     def keep_if_best(self, done: int, state: states.State, values: dict[str, float]) -> None:
         """Compares with the best validation so far; keeps this state apart if it is better."""
-        settings = self._run.checkpoint
+        settings, best = self._run.checkpoint, self._meta["best"]
         if settings.best_metric is None:
             return
-        if settings.best_metric not in values:
-            raise InputError(
-                f"checkpoint.best_metric is {settings.best_metric!r}, the model's validation gives "
-                f"{', '.join(sorted(values))}: set --checkpoint.best_metric to one of these"
-            )
-        value, best = values[settings.best_metric], self._meta["best"]
+        value = values[settings.best_metric]
         sign = 1 if settings.best_mode == "max" else -1
-        if best is not None and sign * value <= sign * best["value"]:
-            self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
+        if not math.isfinite(value) or (best and sign * value <= sign * best["value"]):
+            if best:
+                self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
             return
         self._meta["best"] = {
             "metric": settings.best_metric,
+            "mode": settings.best_mode,
             "value": value,
             "step": done,
             "validations_since": 0,
@@ -90,3 +88,30 @@ def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str],
         )
     for difference in config.differences(saved["config"], meta["config"]):
         say(f"differs from the checkpoint: {difference}")
+
+
+def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None:
+    """The metric that says which checkpoint is best has to be one of the validation's.
+
+    Raises:
+        InputError: it is none; names those that there are.
+    """
+    if settings.best_metric is not None and settings.best_metric not in names:
+        raise InputError(
+            f"checkpoint.best_metric is {settings.best_metric!r}, the model's validation gives "
+            f"{', '.join(sorted(names))}: set --checkpoint.best_metric to one of these"
+        )
+
+
+def carried_best(
+    best: Meta | None, settings: config.Checkpoint, start_from: Path, directory: Path
+) -> Meta | None:
+    """The best validation that a resumed run starts with.
+
+    That of another metric cannot be compared, and the checkpoint of another run's best does not lie
+    in this run's directory: then the next validation is the first.
+    """
+    if best is None or directory.resolve() not in start_from.resolve().parents:
+        return None
+    same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
+    return best if same else None

@@ -34,7 +34,7 @@ class State:
 
     Attributes:
         step: completed updates, uint32 [].
-        examples_seen: examples consumed, uint32 []. A skipped update still consumes its examples.
+        examples_seen: examples consumed, uint32 []; not step x batch, which a resume may change.
         params: dotted path -> float32 array.
         extras: dotted path -> array of model state that is no parameter (batch norm, replay).
         opt: the optimizer's state.
@@ -190,12 +190,12 @@ def init(
     make = jax.jit(
         functools.partial(_initial, definition, optimizer),
         out_shardings=shardings,
-        compiler_options=compiling.once_options(platform),
+        compiler_options=compiling.options(platform),
     )
     return cast(State, make(jax.random.key(seed)))
 
 
-def nbytes(target: State) -> int:
+def bytes_per_device(target: State) -> int:
     """Bytes of one device's part of the state."""
     return sum(
         int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize

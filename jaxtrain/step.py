@@ -8,7 +8,7 @@ Reading order: :func:`build_train_step`, then :func:`_gradients`. The rest is sm
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxtrain.state import Arrays, Definition, State
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
 Metrics = dict[str, jax.Array]
+TrainStep = Callable[[State, Batch], tuple[State, Metrics]]
 
 
 class LossSums(NamedTuple):
@@ -57,18 +58,18 @@ def views(definition: Definition, rule: meshes.Rule, precision: config.Precision
     stored = {name: rule(array) for name, array in definition.params.items()}
     dtype = jnp.dtype(precision)
 
-    def cast(params: Arrays) -> Arrays:
+    def lower(params: Arrays) -> Arrays:
         # Without the constraint the compiler gathers first and casts what it has gathered.
         return {
             name: jax.lax.with_sharding_constraint(array.astype(dtype), stored[name])
             for name, array in params.items()
         }
 
-    def cast_and_gather(params: Arrays) -> Arrays:
+    def lower_and_gather(params: Arrays) -> Arrays:
         whole = meshes.replicated(rule.mesh)
         return {
             name: jax.lax.with_sharding_constraint(array, whole)
-            for name, array in cast(params).items()
+            for name, array in lower(params).items()
         }
 
     def module_of_shards(params: Arrays, extras: Arrays) -> Any:
@@ -81,8 +82,8 @@ def views(definition: Definition, rule: meshes.Rule, precision: config.Precision
         }
 
     if rule.shard == "params":
-        return Views(cast, module_of_shards, store)
-    return Views(cast_and_gather, definition.module, store)
+        return Views(lower, module_of_shards, store)
+    return Views(lower_and_gather, definition.module, store)
 
 
 def build_train_step(
@@ -94,7 +95,7 @@ def build_train_step(
     precision: config.Precision,
     accumulate: int,
     seed: int,
-) -> Callable[[State, Batch], tuple[State, Metrics]]:
+) -> TrainStep:
     """The pure step, not yet compiled.
 
     Args:
@@ -132,7 +133,7 @@ def build_train_step(
         following = State(
             step=state.step + 1,
             examples_seen=state.examples_seen + jnp.uint32(rows),
-            params=_apply(state.params, updates),
+            params=cast(Arrays, optax.apply_updates(state.params, updates)),
             extras=extras,
             opt=opt,
         )
@@ -161,7 +162,7 @@ def build_eval_step(
 
 
 def compile_train_step(
-    step: Callable[[State, Batch], tuple[State, Metrics]],
+    step: TrainStep,
     target: State,
     batch: dict[str, jax.ShapeDtypeStruct],
     mesh: jax.sharding.Mesh,
@@ -185,9 +186,7 @@ def compile_train_step(
         out_shardings=(state_shardings, meshes.replicated(mesh)),
         donate_argnums=(0,) if donate else (),
     )
-    return jitted.lower(target, batch).compile(
-        compiler_options=compiling.step_options(_platform(mesh))
-    )
+    return jitted.lower(target, batch).compile(compiler_options=compiling.options(_platform(mesh)))
 
 
 def jit_eval_step(
@@ -199,7 +198,7 @@ def jit_eval_step(
         step,
         in_shardings=(params, extras, meshes.batch_sharding(mesh)),
         out_shardings=meshes.replicated(mesh),
-        compiler_options=compiling.step_options(_platform(mesh)),
+        compiler_options=compiling.options(_platform(mesh)),
     )
 
 
@@ -263,7 +262,3 @@ def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> 
     return jax.lax.with_sharding_constraint(
         parts, NamedSharding(mesh, PartitionSpec(None, meshes.AXES))
     )
-
-
-def _apply(params: Arrays, updates: Any) -> Arrays:
-    return {name: param + updates[name] for name, param in params.items()}

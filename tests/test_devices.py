@@ -32,7 +32,7 @@ def test_utilization_is_the_mean_of_what_nvidia_smi_says(
     nvidia_smi(tmp_path, 'echo "$@" > asked; printf "80\\n[N/A]\\n80\\n"; exec sleep 60')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
-    utilization = devices.Utilization({"CUDA_VISIBLE_DEVICES": "2,3"})
+    utilization = devices.Utilization({"CUDA_VISIBLE_DEVICES": "2,3"}, "gpu")
     assert first_share(utilization) == pytest.approx(0.8)
     utilization.close()
     asked = (tmp_path / "asked").read_text()
@@ -44,7 +44,7 @@ def test_nothing_is_said_without_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    utilization = devices.Utilization({})
+    utilization = devices.Utilization({}, "gpu")
     assert utilization.share() is None
     utilization.close()
 
@@ -54,6 +54,6 @@ def test_an_nvidia_smi_that_fails_says_nothing(
 ) -> None:
     nvidia_smi(tmp_path, "exit 9")
     monkeypatch.setenv("PATH", str(tmp_path))
-    utilization = devices.Utilization({})
+    utilization = devices.Utilization({}, "gpu")
     utilization.close()
     assert utilization.share() is None

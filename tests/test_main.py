@@ -38,7 +38,6 @@ def test_the_flags_are_frozen() -> None:
         (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "2"], "7"),
         (["--config", "demo", "--profile", "9:3"], "9:3"),
         (["--config", "demo", "--simulate-devices", "many"], "many"),
-        (["--config", "h100_16", "--simulate-devices", "16"], "--data.path"),
         (["confgs", "list"], "configs"),
     ],
 )

@@ -178,7 +178,7 @@ def test_only_parameters_are_gathered(name: str) -> None:
 def test_the_whole_state_is_donated(shard: str) -> None:
     stepper = toy.stepper(toy.Config(), fsdp=8, shard=shard)
     memory = stepper.compiled.memory_analysis()
-    assert memory.alias_size_in_bytes == states.nbytes(stepper.target)
+    assert memory.alias_size_in_bytes == states.bytes_per_device(stepper.target)
 
 
 def test_sharded_state_is_an_eighth_on_each_device() -> None:

@@ -97,6 +97,25 @@ def test_wrong_input_is_one_line(
     assert said.count("\n") == 1
 
 
+def test_a_config_without_data_of_its_own_names_the_override(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eight = ["--config", "mlm_h200_8"]
+    assert main.main(eight) == 2
+    assert "--data.path" in capsys.readouterr().err
+
+
+def test_a_best_metric_that_the_model_does_not_give(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ["--checkpoint.best_metric", "val/acuracy", "--loop.eval_every", "1"]
+    path = ["--data.path", str(write_corpus(place)), "--loop.steps", "2"]
+    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *path, *wrong]) == 2
+    said = capsys.readouterr().err
+    assert "'val/acuracy'" in said
+    assert "val/accuracy, val/loss" in said
+
+
 def test_another_number_of_devices_names_the_ways_out(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

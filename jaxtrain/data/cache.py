@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError
+from jaxtrain.files import write_whole
 
 MANIFEST = "manifest.json"
 
@@ -51,17 +52,7 @@ def digest(*parts: Any) -> str:
 def write_file(path: Path, text: str) -> None:
     """Write a text file so that it appears whole, replacing an older one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = _beside(path)
-    try:
-        with open(work, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(work, path)
-    except BaseException:
-        work.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
+    write_whole(path, text)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jaxtrain.data import cache
+from jaxtrain.data import cache, folders
 from jaxtrain.errors import BadExample, InputError
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
@@ -102,7 +102,7 @@ def find(pattern: str, flag: str) -> list[tuple[Path, str]]:
     if given.is_file():
         base, paths = given.parent, [given]
     elif given.is_dir():
-        base, paths = given, list(_walk(given))
+        base, paths = given, list(folders.files(given))
     else:
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
         if not paths:
@@ -116,23 +116,6 @@ def find(pattern: str, flag: str) -> list[tuple[Path, str]]:
             f"it reads {', '.join(SUFFIXES)}"
         )
     return sorted(known, key=lambda item: item[1])
-
-
-def _walk(base: Path) -> Iterator[Path]:
-    """Files under a folder, through links to folders too (each folder once)."""
-
-    def stop(error: OSError) -> None:
-        raise InputError(f"cannot list the folder {error.filename}: {error.strerror}") from error
-
-    seen: set[str] = set()
-    for folder, inner, names in os.walk(base, followlinks=True, onerror=stop):
-        real = os.path.realpath(folder)
-        if real in seen:
-            inner.clear()
-            continue
-        seen.add(real)
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
 def scan(

@@ -7,6 +7,7 @@ processes, whole batches in turn; a thread puts the next batch on the devices wh
 import contextlib
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -31,22 +32,39 @@ Spec = dict[str, jax.ShapeDtypeStruct]
 _WORTH_SHARING_BYTES = 2**20
 
 
-def check_bad_share(sources: Sources, quarantine: Quarantine, max_share: float) -> str | None:
-    """Why the run should stop over broken inputs, or None while they are few.
+class BadShare:
+    """Watches how many of the input files are broken.
 
     Args:
         sources: what was found when the data was opened.
-        quarantine: what was found since.
-        max_share: of all input files.
+        quarantine: what is found from then on.
+        largest: share of all input files that the run puts up with.
     """
-    bad = quarantine.paths() | {one.path for one in sources.bad}
-    if len(bad) <= max_share * sources.files:
-        return None
-    return (
-        f"{len(bad)} of {sources.files} input files are broken ({len(bad) / sources.files:.1%}), "
-        f"more than data.max_bad_share ({max_share:.1%}): {quarantine.path} lists them; mend or "
-        "remove them, or raise --data.max_bad_share"
-    )
+
+    def __init__(self, sources: Sources, quarantine: Quarantine, largest: float) -> None:
+        self._sources = sources
+        self._quarantine = quarantine
+        self._largest = largest
+        self._size: int | None = None
+        self._complaint: str | None = None
+
+    def complaint(self) -> str | None:
+        """Why the run should stop, or None while few files are broken."""
+        size = self._quarantine.size()
+        if size != self._size:
+            self._size, self._complaint = size, self._look()
+        return self._complaint
+
+    def _look(self) -> str | None:
+        bad = self._quarantine.found() | {one.path for one in self._sources.bad}
+        files = self._sources.files
+        if len(bad) <= self._largest * files:
+            return None
+        return (
+            f"{len(bad)} of {files} input files are broken ({len(bad) / files:.1%}), more than "
+            f"data.max_bad_share ({self._largest:.1%}): {self._quarantine.path} lists them; mend "
+            "or remove them, or raise --data.max_bad_share"
+        )
 
 
 class TrainingBatches(Iterator[dict[str, jax.Array]]):
@@ -185,6 +203,7 @@ class ValidationBatches:
             _Blank({name: (part.shape[1:], str(part.dtype)) for name, part in spec.items()}),
             quarantine,
         )
+        self.spec = spec
         self._threads = max(1, threads)
         self._place = _Placement(mesh, spec)
         self._held: list[Arrays] | None = None
@@ -252,15 +271,21 @@ def _read(
     data = grain.MapDataset.source(cast(Any, rows)).batch(batch).to_iter_dataset(read)
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
-        data = data.mp_prefetch(options, worker_init_fn=_no_accelerator)
+        data = data.mp_prefetch(options, worker_init_fn=_prepare_worker)
         data = grain.experimental.WithOptionsIterDataset(
             data, grain.experimental.DatasetOptions(min_shm_size=_WORTH_SHARING_BYTES)
         )
     return iter(data)
 
 
-def _no_accelerator(worker: int, workers: int) -> None:
-    """Grain imports jax; without this each worker could take memory of the accelerator."""
+def _prepare_worker(worker: int, workers: int) -> None:
+    """Signals are for the main process, which saves and then ends the workers.
+
+    A terminal sends Ctrl-C to all of them. And Grain imports jax: without the variables each worker
+    could take memory of the accelerator.
+    """
     del worker, workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

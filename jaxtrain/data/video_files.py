@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxtrain.data import folders
 from jaxtrain.errors import InputError
 
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
@@ -98,19 +99,10 @@ def _place(name: str) -> float:
 
 
 def _walk(top: Path) -> Iterator[Found]:
-    """Video files below ``top``, hidden ones left out; links to folders are followed once."""
-    seen = set()
-    for folder, folders, files in os.walk(top, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in sorted(files):
-            if not file.startswith(".") and os.path.splitext(file)[1].lower() in SUFFIXES:
-                full = os.path.join(folder, file)
-                yield Found(Path(full).relative_to(top).as_posix(), full)
+    """Video files below ``top``."""
+    for path in folders.files(top):
+        if path.suffix.lower() in SUFFIXES:
+            yield Found(path.relative_to(top).as_posix(), str(path))
 
 
 def _items(path: Path, flag: str) -> Iterator[dict[str, str]]:

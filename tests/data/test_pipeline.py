@@ -213,7 +213,7 @@ def test_validation_is_the_same_each_time_and_padded_with_weight_zero(tmp_path: 
     np.testing.assert_array_equal(x[weight > 0, 0], [0, *range(2, 11)])
     for left, right in zip(first, again, strict=True):
         np.testing.assert_array_equal(left["x"], right["x"])
-    assert Quarantine(tmp_path / "quarantine.jsonl").paths() == {"file-1"}
+    assert Quarantine(tmp_path / "quarantine.jsonl").found() == {"file-1"}
 
 
 def test_rows_travel_to_workers(tmp_path: Path) -> None:
@@ -224,12 +224,18 @@ def test_rows_travel_to_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("share", "stops"), [(0.1, True), (0.2, False)])
 def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: Path) -> None:
-    quarantine = Quarantine(tmp_path / "quarantine.jsonl")
+    Quarantine.open(tmp_path, 0).add(BadExample("file-7", "broken"), found="training")
+    quarantine = Quarantine.open(tmp_path, 0)  # of another run in the same directory
     found = BadExample("file-0", "broken")
     sources = Sources(train=Numbers(), val=Numbers(), files=10, bad=(found,), summary="")
     quarantine.add_all(sources.bad, found="index")
     quarantine.add(BadExample("file-1", "broken"), found="training", position=4)
     quarantine.add(BadExample("file-1", "broken"), found="training", position=9)
-    reason = pipeline.check_bad_share(sources, quarantine, share)
-    assert bool(reason) is stops
-    assert not stops or "2 of 10" in str(reason)
+    bad_share = pipeline.BadShare(sources, quarantine, share)
+    assert bool(bad_share.complaint()) is stops
+    assert not stops or "2 of 10" in str(bad_share.complaint())
+    # Another process of the run finds more, and its last line is still being written.
+    Quarantine.open(tmp_path, 1).add(BadExample("file-2", "broken"), found="validation")
+    with (tmp_path / "quarantine.1.jsonl").open("a") as file:
+        file.write('{"path": "fi')
+    assert "3 of 10" in str(bad_share.complaint())

@@ -1,0 +1,37 @@
+"""What `--debug` adds to a step."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.errors import InputError
+from jaxtrain.state import State
+from jaxtrain.step import Batch, Metrics, TrainStep
+
+
+def checked(step: TrainStep) -> TrainStep:
+    """A step that looks at all it has computed, and names what is not finite.
+
+    It waits for each step. (`jax_debug_nans` looks at nothing here: it does not see the calls of a
+    program that was compiled ahead.)
+    """
+
+    @jax.jit
+    def finite(following: State, metrics: Metrics) -> dict[str, jax.Array]:
+        arrays = {f"train/{name}": value for name, value in metrics.items()} | following.params
+        return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
+
+    def checked_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        following, metrics = step(state, batch)
+        bad = [
+            name for name, good in jax.device_get(finite(following, metrics)).items() if not good
+        ]
+        if bad:
+            raise InputError(
+                f"update {int(following.step)} (examples from {int(state.examples_seen)} on) gives "
+                f"numbers that are not finite: {', '.join(bad[:5])}"
+                + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+                + ": lower --optim.peak_lr, or look at these examples"
+            )
+        return following, metrics
+
+    return checked_step
