@@ -21,13 +21,13 @@ def checked(step: TrainStep) -> TrainStep:
         return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
 
     def checked_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        first = int(state.examples_seen)  # read now: the step takes the state's memory
         following, metrics = step(state, batch)
-        bad = [
-            name for name, good in jax.device_get(finite(following, metrics)).items() if not good
-        ]
+        good = jax.device_get(finite(following, metrics))
+        bad = sorted((name for name in good if not good[name]), key=following.params.__contains__)
         if bad:
             raise InputError(
-                f"update {int(following.step)} (examples from {int(state.examples_seen)} on) gives "
+                f"update {int(following.step)} (examples from {first} on) gives "
                 f"numbers that are not finite: {', '.join(bad[:5])}"
                 + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
                 + ": lower --optim.peak_lr, or look at these examples"

@@ -66,12 +66,14 @@ class Story:
             self.run, self.recorder, self.watchdog, TOTAL, self.batches, toy.mesh_of(1, 8)
         )
 
-    def step(self, loss: float | None = None, wait_s: float = 0.0) -> None:
+    def step(
+        self, loss: float | None = None, *, wait_s: float = 0.0, gradient: float = 2.0
+    ) -> None:
         """One more step, whose loss is its number unless told."""
         self.spend(wait_s)
         self.batches.wait_s += wait_s
         self.done += 1
-        found: Any = {"grad_norm": np.float32(2), "learning_rate": np.float32(0.001)}
+        found: Any = {"grad_norm": np.float32(gradient), "learning_rate": np.float32(0.001)}
         number = self.done if loss is None else loss
         found["loss"] = Computing(number, lambda: self.spend(1.0))
         self.progress.push(self.done, found)
@@ -124,9 +126,16 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_any_step(story: Story, loss:
     for _ in range(5):
         story.step()
     story.step(loss)  # the sixth, which is not at cadence
-    with pytest.raises(InputError, match=rf"loss of update 6 is {loss} .*gradient norm 2\)"):
+    with pytest.raises(InputError, match=rf"loss of update 6 is {loss} .*norm 2 "):
         story.step()
     np.testing.assert_equal(story.records()[6]["train/loss"], loss)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(story: Story) -> None:
+    story.step()
+    story.step(gradient=math.inf)
+    with pytest.raises(InputError, match=r"update 2 is 2\.0 and its gradient's norm inf"):
+        story.step()
 
 
 def test_nothing_is_saved_after_a_bad_step(story: Story) -> None:
