@@ -1,5 +1,6 @@
 """Nothing is lost: a run that was stopped goes on as if it had not been."""
 
+import os
 import signal
 import subprocess
 import time
@@ -80,14 +81,18 @@ def test_four_devices_go_on_with_what_eight_saved(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+    ("sent", "code", "workers"),
+    [(signal.SIGTERM, 75, 0), (signal.SIGINT, 130, 2)],
+    ids=["SIGTERM", "SIGINT"],
 )
 def test_a_signal_saves_once_and_the_run_goes_on(
-    place: Path, sent: signal.Signals, code: int
+    place: Path, sent: signal.Signals, code: int, workers: int
 ) -> None:
+    """SIGTERM reaches the main process alone; Ctrl-C its workers too, as in a terminal."""
     directory = f"stopped-{sent.name}"
     arguments = [*EIGHT, "--loop.steps", 20, "--output-dir", directory]
     slow = [*EIGHT, "--loop.steps", 1_000_000, "--output-dir", directory]
+    slow += ["--data.workers", workers]
     process = subprocess.Popen(
         command(*slow),
         cwd=place,
@@ -95,6 +100,7 @@ def test_a_signal_saves_once_and_the_run_goes_on(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     metrics = place / directory / "metrics.jsonl"
     deadline = time.monotonic() + 120
@@ -102,9 +108,10 @@ def test_a_signal_saves_once_and_the_run_goes_on(
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(sent)
+    (os.killpg if workers else os.kill)(process.pid, sent)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output
+    assert "Traceback" not in output
     assert "--resume latest" in output
     steps = [path.name for path in (place / directory / "checkpoints").iterdir()]
     assert len(steps) == 1
@@ -135,6 +142,10 @@ def test_what_cannot_be_gone_on_with_is_refused(place: Path) -> None:
     assert max(losses(place / "straight")) == 20
 
 
+FRESH = ["--output-dir", "fresh", "--resume", "latest", "--profile", "1:2"]
+
+
 def test_resume_latest_starts_anew_where_there_is_nothing(place: Path) -> None:
-    text = train(place, *EIGHT, "--loop.steps", 2, "--output-dir", "fresh", "--resume", "latest")
+    text = train(place, *EIGHT, "--loop.steps", 2, *FRESH)
     assert "no checkpoint" in text
+    assert list((place / "fresh" / "profile").rglob("*.xplane.pb"))

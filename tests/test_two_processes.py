@@ -1,57 +1,48 @@
 """Two real processes with four virtual devices each are one run."""
 
+import contextlib
+import signal
 import socket
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from program import TINY_MLM, command, environment, losses, train, write_corpus
+from program import TINY_MLM, command, environment, losses, records, train, write_corpus
+
+pytestmark = pytest.mark.slow
+
+EIGHT = [
+    *TINY_MLM,
+    *["--data.path", "corpus", "--mesh.data", "2", "--mesh.fsdp", "4", "--mesh.shard", "params"],
+    *["--simulate-devices", "8", "--data.workers", "1", "--optim.peak_lr", "1e-2"],
+    *["--loop.steps", "6", "--checkpoint.every", "3"],
+    *["--loop.eval_every", "3", "--loop.eval_examples", "11"],
+]
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a corpus."""
+    directory = tmp_path_factory.mktemp("processes")
+    write_corpus(directory)
+    return directory
+
+
+@contextlib.contextmanager
+def two(directory: Path, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
+    """The program as processes 0 and 1 of a run; none outlives the block."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", 0))  # a port that nobody listens on
         port: int = probe.getsockname()[1]
-    return port
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_loss_of_one(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
-    arguments = [
-        *TINY_MLM,
-        *[
-            "--data.path",
-            "corpus",
-            "--mesh.data",
-            "2",
-            "--mesh.fsdp",
-            "4",
-            "--mesh.shard",
-            "params",
-        ],
-        *[
-            "--simulate-devices",
-            "8",
-            "--loop.steps",
-            "6",
-            "--checkpoint.every",
-            "3",
-            "--data.workers",
-            "1",
-        ],
-        *["--loop.eval_every", "3", "--loop.eval_examples", "11", "--optim.peak_lr", "1e-2"],
-    ]
-    train(tmp_path, *arguments, "--output-dir", "one")
-    address = f"127.0.0.1:{free_port()}"
     started = [
         subprocess.Popen(
-            command(*arguments, "--output-dir", "two"),
-            cwd=tmp_path,
+            command(*EIGHT, *arguments),
+            cwd=directory,
             env=environment(
-                tmp_path,
-                JAX_COORDINATOR_ADDRESS=address,
+                directory,
+                JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
                 JAX_NUM_PROCESSES="2",
                 JAX_PROCESS_ID=str(number),
             ),
@@ -61,19 +52,57 @@ def test_two_processes_give_the_loss_of_one(tmp_path: Path) -> None:
         )
         for number in range(2)
     ]
-    outputs = [process.communicate(timeout=240)[0] for process in started]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_two_processes_give_the_numbers_of_one(place: Path) -> None:
+    train(place, *EIGHT, "--output-dir", "one")
+    with two(place, "--output-dir", "two") as started:
+        outputs = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
-    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
-    assert sorted(one) == sorted(two) == [1, 2, 3, 4, 5, 6]
-    for step, loss in one.items():
-        assert two[step] == pytest.approx(loss, rel=1e-5), step
-    steps = sorted(path.name for path in (tmp_path / "two" / "checkpoints").iterdir())
-    assert steps == sorted(path.name for path in (tmp_path / "one" / "checkpoints").iterdir())
-    assert (tmp_path / "two" / "log.txt").exists()
-    assert (tmp_path / "two" / "log.1.txt").exists()
+    one, both = records(place / "one"), records(place / "two")
+    assert sorted(one) == sorted(both) == [1, 2, 3, 4, 5, 6]
+    for step, record in one.items():
+        assert both[step]["train/loss"] == pytest.approx(record["train/loss"], rel=1e-5), step
+        validated = sorted(name for name in record if name.startswith("val/"))
+        assert validated == (["val/accuracy", "val/loss"] if step in (3, 6) else [])
+        for name in validated:
+            assert both[step][name] == pytest.approx(record[name], rel=1e-5), (step, name)
+    steps = sorted(path.name for path in (place / "two" / "checkpoints").iterdir())
+    assert steps == sorted(path.name for path in (place / "one" / "checkpoints").iterdir())
+    assert (place / "two" / "log.txt").exists()
+    assert (place / "two" / "log.1.txt").exists()
     assert "step 6/6" in outputs[0]
     assert "step 6/6" not in outputs[1]
     # And one process goes on with what two have saved.
-    more = [*arguments, "--loop.steps", 8, "--output-dir", "two", "--resume", "latest"]
-    train(tmp_path, *more)
-    assert sorted(losses(tmp_path / "two")) == [1, 2, 3, 4, 5, 6, 7, 8]
+    train(place, *EIGHT, "--loop.steps", 8, "--output-dir", "two", "--resume", "latest")
+    assert sorted(losses(place / "two")) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_wrong_input_ends_both(place: Path) -> None:
+    with two(place, "--output-dir", "wrong", "--data.path", "nowhere") as started:
+        outputs = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [2, 2], "\n".join(outputs)
+    for output in outputs:
+        assert "nowhere" in output
+        assert "Traceback" not in output
+
+
+def test_nothing_outlives_a_killed_coordinator(place: Path) -> None:
+    """Neither the other process nor any worker; they would hold the pipes open."""
+    with two(place, "--output-dir", "killed", "--loop.steps", 1_000_000) as started:
+        metrics = place / "killed" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            assert [process.poll() for process in started] == [None, None]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        started[0].send_signal(signal.SIGKILL)
+        for process in reversed(started):
+            output, _ = process.communicate(timeout=60)
+            assert process.returncode not in (0, None), output

@@ -5,6 +5,8 @@ processes, whole batches in turn; a thread puts the next batch on the devices wh
 """
 
 import contextlib
+import multiprocessing
+import multiprocessing.connection
 import os
 import queue
 import signal
@@ -281,11 +283,20 @@ def _read(
 def _prepare_worker(worker: int, workers: int) -> None:
     """Signals are for the main process, which saves and then ends the workers.
 
-    A terminal sends Ctrl-C to all of them. And Grain imports jax: without the variables each worker
-    could take memory of the accelerator.
+    A terminal sends Ctrl-C to all of them. Where the main process is killed and ends nobody, a
+    worker ends itself. And Grain imports jax: without the variables each worker could take memory
+    of the accelerator.
     """
     del worker, workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker is started by multiprocessing"
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
