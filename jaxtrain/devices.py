@@ -26,6 +26,16 @@ def memory_gib() -> float | None:
     return max(peaks) / GIB if peaks else None
 
 
+def driver_version() -> str | None:
+    """The NVIDIA driver's version; None where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = [program, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    ended = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    return ended.stdout.strip() or None
+
+
 class Utilization:
     """Share of the time that this host's GPUs ran a kernel, sampled once a second by nvidia-smi.
 

@@ -5,22 +5,21 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import optax
 
 from jaxtrain import (
+    building,
     checkpoint,
     compiling,
     config,
     debugging,
     memory,
     metrics,
-    optim,
     processes,
     profiling,
     rundir,
@@ -29,6 +28,7 @@ from jaxtrain import (
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain import step as steps
+from jaxtrain.building import Built, Say
 from jaxtrain.data import cache, pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
@@ -38,8 +38,6 @@ from jaxtrain.progress import Progress
 from jaxtrain.saving import Meta, Saver, carried_best, check_best_metric, check_resume, describe
 from jaxtrain.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
 from jaxtrain.watchdog import Watchdog
-
-Say = Callable[[str], None]
 
 # What a process asks for when it wants the run to stop; the largest wins.
 GO_ON, STOP_SIGTERM, STOP_SIGINT, STOP_BAD_DATA = range(4)
@@ -101,11 +99,12 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
             sources = _open_data(run, say)
         bad_share = _quarantined(run, sources, quarantine)
 
-        built = _build(run, mesh, len(sources.train), say)
-        total, spec = built.total, run.model.batch_spec(run.data.batch_size)
+        built = building.build(run, mesh, len(sources.train), say)
+        total = built.total
+        explained = functools.partial(memory.explained, run, built.target, built.spec, say)
         meta = describe(run, sources.train.fingerprint)
-        with watchdog.pause("start"), memory.explained(run, built.target, spec, say):
-            state = _first_state(run, built, start_from, directory, meta, say)
+        with watchdog.pause("start"), explained():
+            state = _first_state(built, start_from, directory, meta, say)
         done, seen = int(state.step), int(state.examples_seen)
         profiling.check(flags.profile, done, total, say)
         rundir.write_config(directory, meta["config"])
@@ -114,11 +113,11 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
             say(f"nothing to do: {done} updates are done, the run has {total}")
             return DONE
 
-        batches = _open_batches(run, mesh, sources, quarantine, start=seen, batches=total - done)
+        batches = _open_batches(built, sources, quarantine, start=seen, batches=total - done)
         stack.callback(batches.close)
-        evaluator = _evaluator(run, built, sources, quarantine)
-        with watchdog.pause("compile"), memory.explained(run, built.target, spec, say):
-            train_step = _compile(run, built, flags, say)
+        evaluator = _evaluator(built, sources, quarantine)
+        with watchdog.pause("compile"), explained():
+            train_step = _compile(built, flags, say)
 
         checkpoints = checkpoint.Checkpoints(
             directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say
@@ -130,7 +129,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
         agreement = processes.Agreement(mesh)
         wanted = GO_ON
-        with memory.explained(run, built.target, spec, say):
+        with explained():
             while done < total:
                 before_step(done)
                 state, found = train_step(state, next(batches))
@@ -158,82 +157,35 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         return EXIT_CODES[wanted]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Built:
-    """What is made of a config before any array is."""
-
-    definition: states.Definition
-    rule: meshes.Rule
-    schedule: optax.Schedule
-    optimizer: optax.GradientTransformation
-    target: states.State
-    total: int
-
-
-def _build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) -> _Built:
-    definition = states.Definition(run.model.build)
-    rule = meshes.Rule(mesh, run.mesh)
-    parameters = states.parameter_count(definition.params)
-    known = {
-        "examples": examples,
-        "parameters": parameters,
-        "tokens_per_example": run.model.tokens_per_example(),
-    }
-    total = config.resolve_steps(run, **known)
-    say(f"{parameters:,} parameters; {config.steps_rule(run, **known)}; {_batch_sentence(run)}")
-    for name, shape in rule.unsharded(definition.params).items():
-        say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make(run.optim, total, definition.params)
-    target = states.abstract(definition, optimizer, rule)
-    return _Built(definition, rule, optim.schedule(run.optim, total), optimizer, target, total)
-
-
 def _first_state(
-    run: config.Run, built: _Built, start_from: Path | None, directory: Path, meta: Meta, say: Say
+    built: Built, start_from: Path | None, directory: Path, meta: Meta, say: Say
 ) -> states.State:
     """A fresh state, or that of a checkpoint; takes over the best so far into ``meta``."""
     if start_from is None:
-        return states.init(built.definition, built.optimizer, built.target, built.rule, run.seed)
+        return built.fresh_state()
     saved = checkpoint.read_meta(start_from)
     check_resume(saved, meta, start_from, say)
     state = checkpoint.restore(start_from, built.target)
-    meta["best"] = carried_best(saved["best"], run.checkpoint, start_from, directory)
+    meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
     say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
     return state
 
 
-def _compile(run: config.Run, built: _Built, flags: Flags, say: Say) -> steps.TrainStep:
-    step = steps.build_train_step(
-        built.definition,
-        built.optimizer,
-        built.schedule,
-        built.rule,
-        precision=run.precision,
-        accumulate=run.optim.accumulate,
-        seed=run.seed,
-    )
-    spec = run.model.batch_spec(run.data.batch_size)
+def _compile(built: Built, flags: Flags, say: Say) -> steps.TrainStep:
     began = time.perf_counter()
-    compiled = steps.compile_train_step(
-        step, built.target, spec, built.rule.mesh, donate=not flags.debug
-    )
+    compiled = built.compile_step(donate=not flags.debug)
     say(f"compiled in {time.perf_counter() - began:.1f} s")
     return debugging.checked(compiled) if flags.debug else compiled
 
 
 def _open_batches(
-    run: config.Run,
-    mesh: jax.sharding.Mesh,
-    sources: Sources,
-    quarantine: Quarantine,
-    *,
-    start: int,
-    batches: int,
+    built: Built, sources: Sources, quarantine: Quarantine, *, start: int, batches: int
 ) -> pipeline.TrainingBatches:
+    run = built.run
     return pipeline.TrainingBatches(
         sources.train,
-        mesh,
-        run.model.batch_spec(run.data.batch_size),
+        built.rule.mesh,
+        built.spec,
         start=start,
         batches=batches,
         seed=run.seed,
@@ -267,9 +219,8 @@ def _quarantined(run: config.Run, sources: Sources, quarantine: Quarantine) -> p
     return share
 
 
-def _evaluator(
-    run: config.Run, built: _Built, sources: Sources, quarantine: Quarantine
-) -> Evaluator | None:
+def _evaluator(built: Built, sources: Sources, quarantine: Quarantine) -> Evaluator | None:
+    run = built.run
     if run.loop.eval_every is None:
         return None
     # A microbatch's size, so that evaluation never needs more memory than a step.
@@ -297,15 +248,6 @@ def _wish(signals: StopSignals, bad_share: pipeline.BadShare) -> int:
 
 def _due(done: int, every: int | None, total: int) -> bool:
     return every is not None and (done % every == 0 or done == total)
-
-
-def _batch_sentence(run: config.Run) -> str:
-    devices = run.mesh.data * run.mesh.fsdp
-    each = run.data.batch_size // (devices * run.optim.accumulate)
-    return (
-        f"{run.data.batch_size} examples a step = {each} per device x {devices} devices x "
-        f"{run.optim.accumulate} accumulation"
-    )
 
 
 def _ending(run: config.Run, done: int, total: int, wanted: int, patience_over: bool) -> str:

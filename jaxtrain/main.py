@@ -13,7 +13,10 @@ import sys
 
 from jaxtrain.errors import InputError
 
-COMMANDS = {"configs": "list the configs, show one whole, or compare two"}
+COMMANDS = {
+    "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
+    "configs": "list the configs, show one whole, or compare two",
+}
 
 FLAGS_HELP = """\
 usage: jaxtrain --config NAME [flags] [--section.field value ...]

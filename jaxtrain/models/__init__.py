@@ -14,6 +14,8 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
 - ``flops_per_example() -> float``: floating-point operations of forward and backward pass for one
   example, with the formula in its docstring. It counts what the model needs: no recomputation.
 - ``tokens_per_example() -> int | None``: tokens of one example; None where that means nothing.
+- ``index_limits() -> {name: count}``, optional: for arrays of a batch that hold indices, how many
+  values there are. Batches made up for measuring stay below.
 - ``tiny() -> Config``, a class method: the same model, small enough for a test on a CPU.
 
 The module that ``build`` returns:

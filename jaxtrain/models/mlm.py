@@ -102,6 +102,11 @@ class Config:
             "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
         }
 
+    def index_limits(self) -> dict[str, int]:
+        """How many values each index in a batch can have."""
+        words = self.vocab_size
+        return {"tokens": words, "targets": words, "positions": self.sequence_length}
+
     def flops_per_example(self) -> float:
         """Forward and backward pass of a sequence: 3 x forward, matrix products only.
 

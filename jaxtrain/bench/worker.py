@@ -1,0 +1,48 @@
+"""Measures one config in this process, and writes what it found as JSON.
+
+    python -m jaxtrain.bench.worker REQUEST.json
+
+Started by :mod:`jaxtrain.bench.request`. It imports nothing heavy before it looks at the clock, and
+Grain's worker processes, which import this module again, do not run it.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+_STARTED_AT = time.time()
+
+
+def main(path: str) -> int:
+    """Reads a request, measures, writes the findings; 0 also where memory ran out."""
+    request = json.loads(Path(path).read_text())
+    began = time.perf_counter()
+    import jax  # the import is part of what is measured
+
+    from jaxtrain.bench import measurement
+    from jaxtrain.errors import InputError
+
+    imported_s = time.perf_counter() - began
+    started = {
+        "start/interpreter": _STARTED_AT - request["launched_at"],
+        "start/imports": imported_s,
+    }
+    try:
+        findings = measurement.measure(request, started)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        findings = {"failure": "out of memory", "detail": str(error).strip().splitlines()[0]}
+    partial = f"{request['output']}.partial"
+    Path(partial).write_text(json.dumps(findings))
+    os.replace(partial, request["output"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

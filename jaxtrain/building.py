@@ -1,0 +1,100 @@
+"""What is made of a config before any array is: the model, where its arrays go, the optimizer."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import optax
+
+from jaxtrain import config, optim
+from jaxtrain import mesh as meshes
+from jaxtrain import state as states
+from jaxtrain import step as steps
+
+Say = Callable[[str], None]
+Spec = dict[str, jax.ShapeDtypeStruct]
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """Everything that a run's step is made of.
+
+    Attributes:
+        run: the config.
+        definition: the model, without arrays.
+        rule: where arrays are stored.
+        schedule: completed updates -> learning rate.
+        optimizer: float32 gradients -> updates.
+        target: shapes and shardings of the state.
+        spec: shapes and dtypes of a global batch.
+        total: updates of the whole run.
+    """
+
+    run: config.Run
+    definition: states.Definition
+    rule: meshes.Rule
+    schedule: optax.Schedule
+    optimizer: optax.GradientTransformation
+    target: states.State
+    spec: Spec
+    total: int
+
+    def fresh_state(self) -> states.State:
+        """The state that a run starts with."""
+        return states.init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
+
+    def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
+        """The training step, ready to be called."""
+        step = steps.build_train_step(
+            self.definition,
+            self.optimizer,
+            self.schedule,
+            self.rule,
+            precision=self.run.precision,
+            accumulate=self.run.optim.accumulate,
+            seed=self.run.seed,
+        )
+        return steps.compile_train_step(step, self.target, self.spec, self.rule.mesh, donate=donate)
+
+
+def build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) -> Built:
+    """Resolves a config.
+
+    Args:
+        run: checked.
+        mesh: over all devices; they may be abstract ones.
+        examples: in an epoch of the training split.
+        say: takes lines about what was resolved.
+    """
+    definition = states.Definition(run.model.build)
+    rule = meshes.Rule(mesh, run.mesh)
+    parameters = states.parameter_count(definition.params)
+    known = {
+        "examples": examples,
+        "parameters": parameters,
+        "tokens_per_example": run.model.tokens_per_example(),
+    }
+    total = config.resolve_steps(run, **known)
+    say(f"{parameters:,} parameters; {config.steps_rule(run, **known)}; {_batch_sentence(run)}")
+    for name, shape in rule.unsharded(definition.params).items():
+        say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
+    optimizer = optim.make(run.optim, total, definition.params)
+    return Built(
+        run=run,
+        definition=definition,
+        rule=rule,
+        schedule=optim.schedule(run.optim, total),
+        optimizer=optimizer,
+        target=states.abstract(definition, optimizer, rule),
+        spec=run.model.batch_spec(run.data.batch_size),
+        total=total,
+    )
+
+
+def _batch_sentence(run: config.Run) -> str:
+    devices = run.mesh.data * run.mesh.fsdp
+    each = run.data.batch_size // (devices * run.optim.accumulate)
+    return (
+        f"{run.data.batch_size} examples a step = {each} per device x {devices} devices x "
+        f"{run.optim.accumulate} accumulation"
+    )
