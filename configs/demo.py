@@ -23,7 +23,9 @@ run = dataclasses.replace(
         remat="none",
     ),
     data=dataclasses.replace(base.data, demo=True, batch_size=4, workers=2, train_split=0.8),
-    optim=dataclasses.replace(base.optim, peak_lr=3e-3, warmup_steps=10, accumulate=1),
+    optim=dataclasses.replace(
+        base.optim, peak_lr=3e-3, warmup_steps=None, warmup_fraction=1 / 16, accumulate=1
+    ),
     mesh=dataclasses.replace(base.mesh, fsdp=1),
     loop=dataclasses.replace(
         base.loop,

@@ -57,7 +57,13 @@ class Built:
         return steps.compile_train_step(step, self.target, self.spec, self.rule.mesh, donate=donate)
 
 
-def build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) -> Built:
+def build(
+    run: config.Run,
+    mesh: jax.sharding.Mesh,
+    examples: int,
+    say: Say,
+    position: config.Position = config.Position(),  # noqa: B008  frozen
+) -> Built:
     """Resolves a config.
 
     Args:
@@ -65,6 +71,7 @@ def build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) -> 
         mesh: over all devices; they may be abstract ones.
         examples: in an epoch of the training split.
         say: takes lines about what was resolved.
+        position: where the run goes on.
     """
     definition = states.Definition(run.model.build)
     rule = meshes.Rule(mesh, run.mesh)
@@ -73,9 +80,11 @@ def build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) -> 
         "examples": examples,
         "parameters": parameters,
         "tokens_per_example": run.model.tokens_per_example(),
+        "position": position,
     }
     total = config.resolve_steps(run, **known)
-    say(f"{parameters:,} parameters; {config.steps_rule(run, **known)}; {_batch_sentence(run)}")
+    rule_of_steps = config.steps_rule(run, total, **known)
+    say(f"{parameters:,} parameters; {rule_of_steps}; {_batch_sentence(run)}")
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
     optimizer = optim.make(run.optim, total, definition.params)
@@ -92,9 +101,8 @@ def build(run: config.Run, mesh: jax.sharding.Mesh, examples: int, say: Say) -> 
 
 
 def _batch_sentence(run: config.Run) -> str:
-    devices = run.mesh.data * run.mesh.fsdp
-    each = run.data.batch_size // (devices * run.optim.accumulate)
     return (
-        f"{run.data.batch_size} examples a step = {each} per device x {devices} devices x "
+        f"{run.data.batch_size} examples a step = {run.rows_at_once} per device x "
+        f"{run.mesh.devices} devices x "
         f"{run.optim.accumulate} accumulation"
     )

@@ -14,7 +14,8 @@ a folder with a number for a name is whole, unless it was copied or deleted in p
 """
 
 import contextlib
-import logging
+import gc
+import os
 import re
 import shutil
 import threading
@@ -41,6 +42,7 @@ from jaxtrain.checkpoint_folders import (
     steps,
 )
 from jaxtrain.errors import InputError
+from jaxtrain.orbax_noise import quiet_orbax
 
 __all__ = [
     "BEST",
@@ -59,7 +61,7 @@ __all__ = [
 SUPERSEDED = "superseded"
 # Time for all processes to write their part; after it the save counts as failed.
 SAVE_TIMEOUT_S = 1200
-_LEFTOVER = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|deleted)")
+_LEFTOVER = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|deleted|partial)")
 _ARRAYS_TO_NAME = 4
 
 
@@ -86,7 +88,7 @@ class Checkpoints:
 
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one checkpoint must stay")
-        _quiet_orbax()
+        quiet_orbax()
         self._directory = directory.absolute()
         self._best = self._directory.parent / BEST
         self._keep = keep
@@ -104,7 +106,7 @@ class Checkpoints:
         self._saved: dict[Path, int] = {}  # folder -> the step that was saved there last
         self._closed = False
 
-    def save(self, state: Any, meta: Mapping[str, Any]) -> None:
+    def save(self, state: Any, meta: Mapping[str, Any], *, best: bool = False) -> None:
         """Saves ``state`` as ``checkpoints/<state.step>/``; waits for an earlier save first.
 
         Saving the same step twice does nothing. Checkpoints of later steps are of a future that a
@@ -113,11 +115,12 @@ class Checkpoints:
         Args:
             state: pytree of arrays with an attribute ``step``.
             meta: JSON-able, with the same ``step``.
+            best: it becomes ``best/<state.step>/`` too, without being written twice.
 
         Raises:
             SaveFailed: this save could not start, or the one before it failed.
         """
-        self._start(self._directory, state, meta, self._keep)
+        self._start(self._directory, state, meta, self._keep, also_best=best)
 
     def save_best(self, state: Any, meta: Mapping[str, Any]) -> None:
         """Saves ``state`` as ``best/<state.step>/``, in place of the one there."""
@@ -155,7 +158,15 @@ class Checkpoints:
         finally:
             self._checkpointer.close()
 
-    def _start(self, folder: Path, state: Any, meta: Mapping[str, Any], keep: int) -> None:
+    def _start(
+        self,
+        folder: Path,
+        state: Any,
+        meta: Mapping[str, Any],
+        keep: int,
+        *,
+        also_best: bool = False,
+    ) -> None:
         step = int(state.step)
         if meta["step"] != step:
             raise ValueError(f"meta says step {meta['step']}, the state says {step}")
@@ -169,6 +180,8 @@ class Checkpoints:
             if self._process_zero:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._supersede(folder, step)
+                if also_best:
+                    self._supersede(self._best, step)
             self._checkpointer.save(
                 target,
                 args=self._args.Composite(
@@ -182,17 +195,19 @@ class Checkpoints:
             raise self._failed(target, error) from error
         self._saved[folder] = step
         self._finisher = threading.Thread(
-            target=self._finish, args=(target, keep), name="checkpoint"
+            target=self._finish, args=(target, keep, also_best), name="checkpoint"
         )
         self._finisher.start()
 
-    def _finish(self, target: Path, keep: int) -> None:
+    def _finish(self, target: Path, keep: int, also_best: bool) -> None:
         """Runs beside the training: waits for Orbax, then deletes what is no longer kept."""
         try:
             self._checkpointer.wait_until_finished()
             if self._process_zero:
-                for step in steps(target.parent)[:-keep]:
-                    _delete(target.parent / str(step))
+                if also_best:
+                    _link(target, self._best / target.name)
+                    _delete_oldest(self._best, 1)
+                _delete_oldest(target.parent, keep)
         except BaseException as error:  # handed to the main thread by wait()
             self._failure = (target, error)
             if self._process_zero:  # half a checkpoint on a full disk helps nobody
@@ -261,7 +276,8 @@ def restore(path: Path, abstract_state: Any, *, subset: bool = False) -> Any:
             + (f"; and {more} more" if more > 0 else "")
             + ": take the config that wrote it, or start a new run"
         )
-    _quiet_orbax()
+    quiet_orbax()
+    failure = ""
     try:
         with contextlib.closing(ocp.Checkpointer(ocp.PyTreeCheckpointHandler())) as reader:
             arrays = reader.restore(
@@ -272,12 +288,17 @@ def restore(path: Path, abstract_state: Any, *, subset: bool = False) -> Any:
                     partial_restore=subset,
                 ),
             )
-    except (OSError, ValueError, KeyError) as error:
+    except jax.errors.JaxRuntimeError:
+        raise  # of the device, which may be out of memory
+    except Exception as error:  # Orbax raises plain ones for damaged files
+        failure = reason(error)
+    if failure:
+        gc.collect()  # the other readers, while somebody listens to what they say
         others = [step for step in steps(path.parent) if str(step) != path.name]
         raise InputError(
-            f"{path} cannot be read ({reason(error)}): resume from another one"
+            f"{path} cannot be read ({failure}): resume from another one"
             + (f", beside it are {listed(others)}" if others else "")
-        ) from error
+        )
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
 
 
@@ -305,6 +326,25 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, subset:
     return found
 
 
+def _delete_oldest(folder: Path, keep: int) -> None:
+    for step in steps(folder)[:-keep]:
+        _delete(folder / str(step))
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same files under a second name, or copies where the file system has no hard links."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.copytree(source, partial, copy_function=link)
+    partial.rename(target)
+
+
 def _delete(path: Path) -> None:
     """Deletes a checkpoint; if that breaks off, what is left no longer looks like one."""
     doomed = path.with_name(f"{path.name}.deleted")
@@ -327,16 +367,3 @@ def _sweep_while_written(folder: Path) -> None:
         time.sleep(0.1)
         if not any(_LEFTOVER.fullmatch(entry.name) for entry in folder.iterdir()):
             return
-
-
-class _NoTracebacks(logging.Filter):
-    """Drops the tracebacks that Orbax logs of errors which it also raises."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
-
-
-def _quiet_orbax() -> None:
-    logger = logging.getLogger("absl")
-    if not any(isinstance(one, _NoTracebacks) for one in logger.filters):
-        logger.addFilter(_NoTracebacks())

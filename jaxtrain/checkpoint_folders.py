@@ -162,7 +162,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def reason(error: BaseException) -> str:
-    """The cause in a few words: TensorStore ends its long messages with the system's own."""
+    """The first cause in a few words: TensorStore ends its messages with the system's own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     from_system = re.search(r"([^:\[]+) \[os_error_code=", str(error))

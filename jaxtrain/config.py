@@ -17,9 +17,6 @@ Precision = Literal["bfloat16", "float32"]
 Shard = Literal["params", "optimizer", "none"]
 Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_restarts"]
 
-names = config_files.names
-did_you_mean = overrides.did_you_mean
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optim:
@@ -65,6 +62,11 @@ class Mesh:
     optimizer: all state, gathered once a step; none: nothing."""
     min_shard_elements: int = 2**14
     """Arrays with fewer elements stay whole on each device (elements)."""
+
+    @property
+    def devices(self) -> int:
+        """Of the whole run."""
+        return self.data * self.fsdp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,11 @@ class Run:
     mesh: Mesh
     loop: Loop
     checkpoint: Checkpoint
+
+    @property
+    def rows_at_once(self) -> int:
+        """Examples of a microbatch on one device."""
+        return self.data.batch_size // (self.mesh.devices * self.optim.accumulate)
 
 
 def named(name_or_path: str) -> Run:
@@ -193,8 +200,21 @@ def validate(run: Run) -> None:
         raise InputError(f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed")
 
 
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a run goes on: updates done, and examples seen (perhaps in batches of another size)."""
+
+    done: int = 0
+    seen: int = 0
+
+
 def resolve_steps(
-    run: Run, *, examples: int, parameters: int, tokens_per_example: int | None
+    run: Run,
+    *,
+    examples: int,
+    parameters: int,
+    tokens_per_example: int | None,
+    position: Position = Position(),
 ) -> int:
     """Updates of the whole run; whole batches only, so epochs and tokens are rounded down.
 
@@ -203,6 +223,7 @@ def resolve_steps(
         examples: in one epoch of the training split.
         parameters: elements of the model's parameters.
         tokens_per_example: None for a model that has no tokens.
+        position: where the run goes on; epochs and tokens count what was seen.
 
     Raises:
         InputError: the rule gives no step, fewer than the warm-up, or asks for tokens of a model
@@ -212,7 +233,7 @@ def resolve_steps(
     if loop.steps is not None:
         steps = loop.steps
     elif loop.epochs is not None:
-        steps = loop.epochs * examples // batch
+        steps = position.done + (loop.epochs * examples - position.seen) // batch
     else:
         assert loop.tokens_per_param is not None, "validate() holds that one of the three is set"
         if tokens_per_example is None:
@@ -221,7 +242,8 @@ def resolve_steps(
                 "has no tokens: set --loop.steps or --loop.epochs, and "
                 "--loop.tokens_per_param None"
             )
-        steps = int(loop.tokens_per_param * parameters) // (batch * tokens_per_example)
+        wanted = int(loop.tokens_per_param * parameters) // tokens_per_example
+        steps = position.done + (wanted - position.seen) // batch
     if steps < 1:
         raise InputError(
             f"the run has no step: {loop.epochs} epochs of {examples} examples"
@@ -235,11 +257,16 @@ def resolve_steps(
     return steps
 
 
-def steps_rule(run: Run, *, examples: int, parameters: int, tokens_per_example: int | None) -> str:
+def steps_rule(
+    run: Run,
+    steps: int,
+    *,
+    examples: int,
+    parameters: int,
+    tokens_per_example: int | None,
+    position: Position = Position(),
+) -> str:
     """How :func:`resolve_steps` came to its number, for the console."""
-    steps = resolve_steps(
-        run, examples=examples, parameters=parameters, tokens_per_example=tokens_per_example
-    )
     batch = run.data.batch_size
     if run.loop.epochs is not None:
         how = f"{run.loop.epochs} epochs x {examples} examples / batch {batch}"
@@ -250,6 +277,8 @@ def steps_rule(run: Run, *, examples: int, parameters: int, tokens_per_example: 
         )
     else:
         how = f"loop.steps, {steps * batch / examples:.2f} epochs of {examples} examples"
+    if run.loop.steps is None and position.seen != position.done * batch:
+        how += f", of which {position.seen} examples were seen in {position.done} steps"
     return f"{steps} steps ({how})"
 
 
@@ -318,7 +347,7 @@ def _check_warmup(optim: Optim, steps: int) -> None:
 
 
 def _check_batch(run: Run) -> None:
-    devices, microbatches = run.mesh.data * run.mesh.fsdp, run.optim.accumulate
+    devices, microbatches = run.mesh.devices, run.optim.accumulate
     batch, unit = run.data.batch_size, devices * microbatches
     if batch % unit:
         below = max(batch // unit, 1) * unit

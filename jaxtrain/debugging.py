@@ -21,7 +21,7 @@ def checked(step: TrainStep) -> TrainStep:
         return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
 
     def checked_step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        first = int(state.examples_seen)  # read now: the step takes the state's memory
+        first = int(state.examples_seen)  # before the step, which may take the state's memory
         following, metrics = step(state, batch)
         good = jax.device_get(finite(following, metrics))
         bad = sorted((name for name in good if not good[name]), key=following.params.__contains__)

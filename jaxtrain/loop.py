@@ -34,8 +34,17 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Evaluator
+from jaxtrain.farewell import farewell, go_on
 from jaxtrain.progress import Progress
-from jaxtrain.saving import Meta, Saver, carried_best, check_best_metric, check_resume, describe
+from jaxtrain.saving import (
+    Meta,
+    Saver,
+    carried_best,
+    check_best_metric,
+    check_resume,
+    describe,
+    patience_over,
+)
 from jaxtrain.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
 from jaxtrain.watchdog import Watchdog
 
@@ -54,7 +63,8 @@ class Flags:
     """The flags of the command line that are no fields of a config.
 
     Attributes:
-        typed: the command line without ``--output-dir`` and ``--resume``.
+        program: what was typed before the arguments, to say what to type next.
+        arguments: of the command line.
     """
 
     output_dir: str | None = None
@@ -62,17 +72,18 @@ class Flags:
     simulate_devices: int | None = None
     debug: bool = False
     profile: tuple[int, int] | None = None
-    typed: str = "python -m jaxtrain.main"
+    program: str = "python -m jaxtrain.main"
+    arguments: tuple[str, ...] = ()
 
 
 def start(run: config.Run, flags: Flags) -> int:
     """Connects the processes, trains, and returns the exit code."""
     with StopSignals() as signals:
         processes.connect(os.environ, flags.simulate_devices)
-        signals.listen()  # jax.distributed has put its own handler over ours
-        processes.check_accelerator(os.environ)
-        compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-        try:
+        try:  # from here on others may wait for this process
+            signals.listen()  # jax.distributed has put its own handler over ours
+            processes.check_accelerator(os.environ)
+            compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
             return train(run, flags, signals)
         except Exception as error:
             processes.leave(error)
@@ -95,23 +106,31 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())
-        with watchdog.pause("data"):
+        with watchdog.pause("data", allowance_s=None):
             sources = _open_data(run, say)
         bad_share = _quarantined(run, sources, quarantine)
 
-        built = building.build(run, mesh, len(sources.train), say)
+        position = _position(start_from)
+        built = building.build(run, mesh, len(sources.train), say, position)
         total = built.total
         explained = functools.partial(memory.explained, run, built.target, built.spec, say)
         meta = describe(run, sources.train.fingerprint)
         with watchdog.pause("start"), explained():
             state = _first_state(built, start_from, directory, meta, say)
-        done, seen = int(state.step), int(state.examples_seen)
-        profiling.check(flags.profile, done, total, say)
-        rundir.write_config(directory, meta["config"])
-        recorder.rewind(done)
+        done, seen = position.done, position.seen
         if done >= total:
             say(f"nothing to do: {done} updates are done, the run has {total}")
             return DONE
+        if patience_over(run.loop, meta):
+            say(
+                f"nothing to do: early stopping ended this run after {done} updates; raise "
+                f"--loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
+            )
+            return DONE
+        profiling.check(flags.profile, done, total, say)
+        rundir.write_config(directory, meta["config"])
+        rundir.link_latest(directory)
+        recorder.rewind(done)
 
         batches = _open_batches(built, sources, quarantine, start=seen, batches=total - done)
         stack.callback(batches.close)
@@ -128,7 +147,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         stack.callback(progress.close)
         before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
         agreement = processes.Agreement(mesh)
-        wanted = GO_ON
+        wanted, stop_early = GO_ON, False
         with explained():
             while done < total:
                 before_step(done)
@@ -136,25 +155,48 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
                 done += 1
                 progress.push(done, found)  # looks at the step before this one
 
+                best = False
                 if evaluator and _due(done, run.loop.eval_every, total):
                     with progress.interrupted("evaluation"):
                         values = evaluator.metrics(state)
                         progress.validated(done, values, evaluator.samples(state))
-                        saver.keep_if_best(done, state, values)
-                if _due(done, run.checkpoint.every, total):
+                        best = saver.judge(done, values)
+                        stop_early = patience_over(run.loop, meta)
+                regular = _due(done, run.checkpoint.every, total)
+                if regular or best:
                     with progress.interrupted("save"):
-                        saver.save(done, state)
+                        saver.save(done, state, regular=regular, best=best)
 
                 wanted = int(agreement.exchange(_wish(signals, bad_share)) or GO_ON)
-                if wanted or saver.patience_over:
+                if wanted or stop_early:
                     break
             batches.close()
             with progress.interrupted("save"):
                 saver.save(done, state)
                 checkpoints.wait()
-        progress.say(_ending(run, done, total, wanted, saver.patience_over))
-        progress.summarise(directory, flags.typed, succeeded=wanted == GO_ON)
+        progress.say(_ending(run, done, total, wanted, stop_early))
+        if wanted == GO_ON:
+            farewell(
+                run,
+                flags.program,
+                flags.arguments,
+                directory,
+                first=progress.first,
+                last=progress.last,
+                pictures=progress.pictures,
+                stopped_early=stop_early,
+                say=progress.say,
+            )
+        else:
+            progress.say(f"go on with: {go_on(flags.program, flags.arguments, directory)}")
         return EXIT_CODES[wanted]
+
+
+def _position(start_from: Path | None) -> config.Position:
+    if start_from is None:
+        return config.Position()
+    saved = checkpoint.read_meta(start_from)
+    return config.Position(saved["step"], saved["examples_seen"])
 
 
 def _first_state(
@@ -250,7 +292,7 @@ def _due(done: int, every: int | None, total: int) -> bool:
     return every is not None and (done % every == 0 or done == total)
 
 
-def _ending(run: config.Run, done: int, total: int, wanted: int, patience_over: bool) -> str:
+def _ending(run: config.Run, done: int, total: int, wanted: int, stopped_early: bool) -> str:
     if wanted:
         reason = {
             STOP_SIGTERM: "stopped by SIGTERM",
@@ -258,7 +300,7 @@ def _ending(run: config.Run, done: int, total: int, wanted: int, patience_over: 
             STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
         }[wanted]
         return f"{reason}; {done} of {total} updates are done and saved"
-    if patience_over and done < total:
+    if stopped_early and done < total:
         return (
             f"stopped early: {run.loop.early_stop_patience} validations without a better "
             f"{run.checkpoint.best_metric}; {done} of {total} updates are done and saved"

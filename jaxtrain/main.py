@@ -19,7 +19,7 @@ COMMANDS = {
 }
 
 FLAGS_HELP = """\
-usage: jaxtrain --config NAME [flags] [--section.field value ...]
+jaxtrain --config NAME [flags] [--section.field value ...]
        jaxtrain COMMAND ...
 """
 
@@ -69,9 +69,9 @@ def flags_parser() -> argparse.ArgumentParser:
 
 def _command(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
-        from jaxtrain import config
+        from jaxtrain import overrides
 
-        raise InputError(f"no command {name!r}; {config.did_you_mean(name, COMMANDS)}")
+        raise InputError(f"no command {name!r}; {overrides.did_you_mean(name, COMMANDS)}")
     module = importlib.import_module(f"jaxtrain.commands.{name}")
     code: int = module.main(arguments)
     return code
@@ -93,10 +93,11 @@ def _train(arguments: list[str]) -> int:
         parser.print_help()
         print("\ncommands:\n" + "\n".join(f"  {name}  {what}" for name, what in COMMANDS.items()))
         return 0
-    from jaxtrain import config
+    from jaxtrain import config, config_files
 
     if not flags.config:
-        raise InputError(f"--config is missing; the configs are: {', '.join(config.names())}")
+        names = ", ".join(config_files.names())
+        raise InputError(f"--config is missing; the configs are: {names}")
     if flags.help:
         parser.print_help()
         config.print_help(config.load(flags.config, []))
@@ -114,24 +115,15 @@ def _train(arguments: list[str]) -> int:
             simulate_devices=flags.simulate_devices,
             debug=flags.debug,
             profile=profiling.span(flags.profile),
-            typed=as_typed(arguments),
+            program=_program(),
+            arguments=tuple(arguments),
         ),
     )
 
 
-def as_typed(arguments: list[str]) -> str:
-    """This command line, to be typed again, without the run's directory and what it resumes from.
-
-    The program says what to type next: it adds these two itself.
-    """
-    kept = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument in ("--output-dir", "--resume"):
-            next(rest, None)  # its value
-        elif not argument.startswith(("--output-dir=", "--resume=")):
-            kept.append(argument)
-    return shlex.join([_python(), "-m", "jaxtrain.main", *kept])
+def _program() -> str:
+    """What one types before the arguments, in this directory."""
+    return f"{shlex.quote(_python())} -m jaxtrain.main"
 
 
 def _python() -> str:

@@ -43,19 +43,18 @@ def explained(
 
 
 def _held(run: config.Run, target: states.State, spec: dict[str, Any]) -> str:
-    devices = run.mesh.data * run.mesh.fsdp
+    devices = run.mesh.devices
     batch = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in spec.values())
-    rows = run.data.batch_size // (devices * run.optim.accumulate)
     return (
         f"each device holds {states.bytes_per_device(target) / GIB:.3f} GiB of state and "
-        f"{batch / devices / GIB:.3f} GiB of batch (computed), and the activations of {rows} "
-        "examples at a time"
+        f"{batch / devices / GIB:.3f} GiB of batch (computed), and the activations of "
+        f"{run.rows_at_once} examples at a time"
     )
 
 
 def _ways_out(run: config.Run) -> str:
     """Overrides that lower memory, cheapest first; only those that this config allows."""
-    devices = run.mesh.data * run.mesh.fsdp
+    devices = run.mesh.devices
     per_device = run.data.batch_size // devices
     ways = []
     deeper = [

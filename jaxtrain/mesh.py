@@ -1,4 +1,4 @@
-"""Devices to a mesh, array shapes to shardings. The only place that counts devices.
+"""Devices to a mesh, array shapes to shardings. The only place that asks jax for devices.
 
 Two axes. ``fsdp`` shards parameters, gradients and optimizer state, ``data`` repeats them; the
 batch is split over both. So ``fsdp`` across all devices is ZeRO-3, and ``data`` x ``fsdp`` is the
@@ -36,7 +36,7 @@ def make(settings: config.Mesh) -> jax.sharding.Mesh:
         InputError: the machine has another number of devices than the config.
     """
     present = jax.devices()
-    wanted = settings.data * settings.fsdp
+    wanted = settings.devices
     if len(present) != wanted:
         raise InputError(
             f"the config wants {wanted} devices (mesh.data {settings.data} x mesh.fsdp "

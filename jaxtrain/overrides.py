@@ -18,6 +18,10 @@ from jaxtrain.errors import InputError
 T = TypeVar("T")
 
 
+# Not fields, but near enough to be meant (jaxtrain.main.flags_parser).
+_FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
+
+
 class Leaf(NamedTuple):
     """One field that holds a value, however deep.
 
@@ -152,7 +156,7 @@ def _unknown(flag: str, known: dict[str, Leaf]) -> str:
     same = [other for other in known if other.rpartition(".")[2].removeprefix("--") == word]
     if same:
         return f"{message}; did you mean {' or '.join(same)}?"
-    near = difflib.get_close_matches(flag, known, n=1)
+    near = difflib.get_close_matches(flag, [*known, *_FLAGS], n=1)
     return f"{message}; " + (f"did you mean {near[0]}?" if near else "--help lists all fields")
 
 

@@ -1,6 +1,7 @@
 """The processes of a run: how they find each other, and how they decide together."""
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -53,10 +54,12 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if given:
         index = _number(environment, INDEX, least=0)
-        jax.distributed.initialize(environment[ADDRESS], processes, index)
+        jax.distributed.initialize(
+            environment[ADDRESS], processes, index, local_device_ids=_local_devices(environment)
+        )
     else:
         try:
-            jax.distributed.initialize()  # SLURM
+            jax.distributed.initialize(local_device_ids=_local_devices(environment))  # SLURM
         except ValueError as error:
             raise InputError(
                 f"SLURM_NTASKS is {environment['SLURM_NTASKS']}, but this is no task that srun "
@@ -171,6 +174,21 @@ class Agreement:
         return agreed
 
 
+def _local_devices(environment: Mapping[str, str]) -> list[int] | None:
+    """The argument of ``jax.distributed.initialize`` with which a process uses all it should.
+
+    Within a SLURM task jax takes one GPU for each process, also where only one runs on a node. An
+    empty list leaves all to it. None lets jax choose: a list in JAX_LOCAL_DEVICE_IDS, or one GPU
+    for each of several tasks of a node.
+    """
+    if environment.get("JAX_LOCAL_DEVICE_IDS"):
+        return None
+    # As "8(x2)", "1,2" or "4": tasks of each node, runs of equal nodes folded.
+    tasks = re.sub(r"\(x\d+\)", "", environment.get("SLURM_STEP_TASKS_PER_NODE", "1")).split(",")
+    several = any(count != "1" for count in tasks)
+    return None if several and not environment.get(ADDRESS) else []
+
+
 def _number(environment: Mapping[str, str], name: str, *, least: int) -> int:
     text = environment.get(name, "1")
     if not text.isdecimal() or int(text) < least:
@@ -182,7 +200,7 @@ def _simulate(devices: int, processes: int) -> None:
     if devices < 1 or devices % processes:
         raise InputError(
             f"--simulate-devices {devices} cannot be divided among {processes} processes: "
-            f"take a multiple of {processes}"
+            f"take {processes} or a multiple of it"
         )
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_platforms", "cpu")

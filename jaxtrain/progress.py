@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ from jaxtrain.watchdog import Watchdog
 # A run that waits for its input longer than this share of the time says so, and how to mend it.
 WAIT_SHARE_TO_MENTION = 0.05
 
-# What the last words give, as of the first record and of the last.
-IN_SUMMARY = (
-    *("train/loss", "train/psnr", "train/accuracy"),
-    *("val/loss", "val/psnr", "val/ssim", "val/accuracy"),
-)
-
 
 class Progress:
     """Takes each step's metrics while the next step runs, and records them at cadence.
@@ -41,6 +34,11 @@ class Progress:
         total: steps of the whole run.
         batches: asked how long the loop has waited.
         mesh: over all devices.
+
+    Attributes:
+        first: each metric's first value.
+        last: each metric's last value.
+        pictures: files made so far.
     """
 
     def __init__(
@@ -70,9 +68,9 @@ class Progress:
         self._mean = processes.Agreement(mesh, jnp.nanmean)
         self._waited_s = 0.0
         self._mentioned_wait = False
-        self._first: dict[str, float] = {}
-        self._last: dict[str, float] = {}
-        self._pictures: list[Path] = []
+        self.first: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        self.pictures: list[Path] = []
         self.say = recorder.say
 
     def push(self, done: int, found: dict[str, jax.Array]) -> None:
@@ -102,7 +100,7 @@ class Progress:
                 f"{values['train/learning_rate']:.3g}): go on from the newest checkpoint with "
                 "--resume latest and a lower --optim.peak_lr, or look with --debug"
             )
-        if not self._first or done % self._run.loop.log_every == 0 or done == self._total:
+        if not self.first or done % self._run.loop.log_every == 0 or done == self._total:
             self._record(done, values)
 
     @contextlib.contextmanager
@@ -120,8 +118,8 @@ class Progress:
     ) -> None:
         """Records a validation after update ``done``."""
         self._recorder.record(done, values)
-        self._first = values | self._first
-        self._last |= values
+        self.first = values | self.first
+        self.last |= values
         self._recorder.say(
             f"step {done}/{self._total} | validation | "
             + " | ".join(f"{name} {value:.4g}" for name, value in sorted(values.items()))
@@ -129,37 +127,11 @@ class Progress:
         for name, picture in pictures.items():
             path = self._recorder.image(done, name, picture)
             if path is not None:
-                self._pictures.append(path)
+                self.pictures.append(path)
 
     def close(self) -> None:
         """Ends what measures in the background."""
         self._utilization.close()
-
-    def summarise(self, directory: Path, typed: str, *, succeeded: bool) -> None:
-        """Says what the run reached, where it lies, and what to type next.
-
-        Args:
-            directory: of the run.
-            typed: the command line, without the run's directory and what it resumes from.
-            succeeded: whether the run came to its end.
-        """
-        again = f"{typed} --output-dir {shlex.quote(str(directory))} --resume latest"
-        if not succeeded:
-            self.say(f"go on with: {again}")
-            return
-        for name in sorted(self._last):
-            if name in IN_SUMMARY:
-                first, last = self._first[name], self._last[name]
-                self.say(f"{name}: {first:.4g} -> {last:.4g}")
-        if self._pictures:
-            self.say(f"picture (original above, reconstruction below): {self._pictures[-1]}")
-        self.say(f"checkpoints: {directory / 'checkpoints'}")
-        self.say(
-            f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)"
-        )
-        self.say(f"train on: {again} {_twice_as_long(self._run.loop)}")
-        if self._run.data.path is None:
-            self.say(f"train on your own data: {typed} --data.path DIR")
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
@@ -171,9 +143,9 @@ class Progress:
             agreed = agreement.exchange(math.nan if value is None else value)
             if agreed is not None and not math.isnan(agreed):
                 values[name] = agreed
-        starting = not self._first  # the first window waits for workers to start
-        self._first = values | self._first
-        self._last |= values
+        starting = not self.first  # the first window waits for workers to start
+        self.first = values | self.first
+        self.last |= values
         self._recorder.record(done, values)
         steps_per_second = values.get("train/steps_per_second")
         eta_s = (self._total - done) / steps_per_second if steps_per_second else None
@@ -190,12 +162,3 @@ class Progress:
                 f"--data.workers (now {self._run.data.workers}) or --data.prefetch (now "
                 f"{self._run.data.prefetch})"
             )
-
-
-def _twice_as_long(settings: config.Loop) -> str:
-    """The override that doubles the run, of the field that determines its length."""
-    for name in ("steps", "epochs", "tokens_per_param"):
-        length = getattr(settings, name)
-        if length is not None:
-            return f"--loop.{name} {2 * length}"
-    raise AssertionError("config.validate() holds that one is set")

@@ -57,7 +57,7 @@ def prepare(
     """Makes the run's directory; process 0 decides, and all processes must see it.
 
     It is ``output_dir``; or the run that ``--resume latest`` goes on with; or a new
-    ``root/NAME/<UTC time>``. A directory below ``root`` becomes ``root/latest``.
+    ``root/NAME/<UTC time>``.
 
     Args:
         name: of the config.
@@ -84,8 +84,6 @@ def prepare(
             _make(directory)
         else:
             directory = _make_new(root.absolute() / name)
-        if root.absolute() in directory.parents:
-            _link_latest(root.absolute(), directory)
         return str(directory)
 
     directory = Path(_told_by_process_zero(decide))
@@ -166,8 +164,11 @@ def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None
         )
 
 
-def _link_latest(root: Path, directory: Path) -> None:
-    """Points ``root/latest`` at the run, in one step: a reader never finds it missing."""
+def link_latest(directory: Path, root: Path = ROOT) -> None:
+    """Points ``root/latest`` at a run below ``root``; a reader never finds it missing."""
+    root = root.absolute()
+    if jax.process_index() or root not in directory.parents:
+        return
     link = root / "latest"
     beside = root / f".latest-{os.getpid()}"
     try:

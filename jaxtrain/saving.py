@@ -39,27 +39,17 @@ class Saver:
         self._checkpoints = checkpoints
         self._meta = meta
 
-    @property
-    def patience_over(self) -> bool:
-        """Whether so many validations brought nothing better that the run should end."""
-        patience, best = self._run.loop.early_stop_patience, self._meta["best"]
-        return patience is not None and best is not None and best["validations_since"] >= patience
-
-    def save(self, done: int, state: states.State) -> None:
-        """Saves the state after ``done`` updates; returns once it is copied to the host."""
-        self._checkpoints.save(state, self._described(done, state))
-
-    def keep_if_best(self, done: int, state: states.State, values: dict[str, float]) -> None:
-        """Compares with the best validation so far; keeps this state apart if it is better."""
+    def judge(self, done: int, values: dict[str, float]) -> bool:
+        """Compares a validation with the best so far; whether its state is now the best."""
         settings, best = self._run.checkpoint, self._meta["best"]
         if settings.best_metric is None:
-            return
+            return False
         value = values[settings.best_metric]
         sign = 1 if settings.best_mode == "max" else -1
         if not math.isfinite(value) or (best and sign * value <= sign * best["value"]):
             if best:
                 self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
-            return
+            return False
         self._meta["best"] = {
             "metric": settings.best_metric,
             "mode": settings.best_mode,
@@ -67,10 +57,30 @@ class Saver:
             "step": done,
             "validations_since": 0,
         }
-        self._checkpoints.save_best(state, self._described(done, state))
+        return True
 
-    def _described(self, done: int, state: states.State) -> Meta:
-        return self._meta | {"step": done, "examples_seen": int(state.examples_seen)}
+    def save(
+        self, done: int, state: states.State, *, regular: bool = True, best: bool = False
+    ) -> None:
+        """Saves the state after ``done`` updates; returns once it is copied to the host.
+
+        Args:
+            done: completed updates.
+            state: after them.
+            regular: as the newest checkpoint.
+            best: as the best one.
+        """
+        meta = self._meta | {"step": done, "examples_seen": int(state.examples_seen)}
+        if regular:
+            self._checkpoints.save(state, meta, best=best)
+        elif best:
+            self._checkpoints.save_best(state, meta)
+
+
+def patience_over(settings: config.Loop, meta: Meta) -> bool:
+    """Whether so many validations brought nothing better that the run should end."""
+    patience, best = settings.early_stop_patience, meta["best"]
+    return patience is not None and best is not None and best["validations_since"] >= patience
 
 
 def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str], None]) -> None:
@@ -88,6 +98,8 @@ def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str],
         )
     for difference in config.differences(saved["config"], meta["config"]):
         say(f"differs from the checkpoint: {difference}")
+    for difference in config.differences(saved["versions"], meta["versions"]):
+        say(f"version differs from the checkpoint: {difference}")
 
 
 def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None:
@@ -109,9 +121,11 @@ def carried_best(
     """The best validation that a resumed run starts with.
 
     That of another metric cannot be compared, and the checkpoint of another run's best does not lie
-    in this run's directory: then the next validation is the first.
+    in this run's directory (nor does one that was lost): then the next validation is the first.
     """
     if best is None or directory.resolve() not in start_from.resolve().parents:
+        return None
+    if not checkpoint.is_complete(directory / checkpoint.BEST / str(best["step"])):
         return None
     same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
     return best if same else None

@@ -10,6 +10,7 @@ WRONG_USE = 2  # wrong use or wrong input
 RUN_AGAIN = 75  # preempted or hung: the same command with --resume latest goes on (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT)
 
+TERMINATING = b"\nSIGTERM: stopping after this step\n"
 STOPPING = b"\nstopping after this step; press Ctrl-C again to stop at once, without saving\n"
 
 
@@ -53,6 +54,7 @@ class StopSignals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             self.requested = self.requested or "SIGTERM"
+            os.write(2, TERMINATING)
             return
         if self.requested is not None:
             raise KeyboardInterrupt

@@ -81,9 +81,17 @@ def views(definition: Definition, rule: meshes.Rule, precision: config.Precision
             for name, grad in grads.items()
         }
 
+    def store_whole(grads: Arrays) -> Arrays:
+        # Whole first: the shards' layout would otherwise spread into the backward pass, and
+        # activations would travel to meet it.
+        whole = meshes.replicated(rule.mesh)
+        return store(
+            {name: jax.lax.with_sharding_constraint(grad, whole) for name, grad in grads.items()}
+        )
+
     if rule.shard == "params":
         return Views(lower, module_of_shards, store)
-    return Views(lower_and_gather, definition.module, store)
+    return Views(lower_and_gather, definition.module, store_whole)
 
 
 def build_train_step(

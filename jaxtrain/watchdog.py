@@ -18,7 +18,8 @@ import jax
 
 from jaxtrain.signals import RUN_AGAIN
 
-# Compiling, saving or evaluating takes as long as it takes; an hour without an end is a hang.
+# Compiling, saving or evaluating takes as long as it takes; an hour without an end is a hang. The
+# first preparation of data may take longer yet, and has no limit.
 PAUSE_ALLOWANCE_S = 3600.0
 # The last words themselves may hang (a dead file system): the process ends after this anyway.
 LAST_WORDS_S = 20.0
@@ -42,7 +43,7 @@ class Watchdog:
         self._directory = directory
         self._say = say
         self._changed = threading.Condition()
-        self._pauses: list[tuple[str, float]] = []  # name and limit of each open phase
+        self._pauses: list[tuple[str, float | None]] = []  # name and limit of each open phase
         self._last_beat = time.monotonic()
         self._step: int | None = None
         self._ended = False
@@ -76,14 +77,14 @@ class Watchdog:
             self._step = self._step if step is None else step
 
     @contextlib.contextmanager
-    def pause(self, name: str, allowance_s: float = PAUSE_ALLOWANCE_S) -> Iterator[None]:
+    def pause(self, name: str, allowance_s: float | None = PAUSE_ALLOWANCE_S) -> Iterator[None]:
         """Another limit for a phase that is no step: it must end within ``allowance_s``.
 
         Args:
             name: of the phase, for the last line.
-            allowance_s: counted from here; never less than the limit of a step.
+            allowance_s: counted from here; never less than the limit of a step. None: no limit.
         """
-        limit_s = max(allowance_s, self._timeout_s or 0.0)
+        limit_s = None if allowance_s is None else max(allowance_s, self._timeout_s or 0.0)
         with self._changed:
             self._pauses.append((name, limit_s))
             self._last_beat = time.monotonic()
@@ -100,6 +101,9 @@ class Watchdog:
         with self._changed:
             while not self._ended:
                 name, limit_s = self._pauses[-1] if self._pauses else ("", self._timeout_s or 0.0)
+                if limit_s is None:
+                    self._changed.wait()
+                    continue
                 left_s = self._last_beat + limit_s - time.monotonic()
                 if left_s <= 0:
                     break
@@ -107,6 +111,7 @@ class Watchdog:
             if self._ended:
                 return
             step = self._step
+        assert limit_s is not None, "a phase without a limit never gets here"
         self._exit(name, limit_s, step)
 
     def _exit(self, phase: str, limit_s: float, step: int | None) -> None:

@@ -220,6 +220,35 @@ def test_keeps_the_newest_and_one_best(run: Path) -> None:
     assert checkpoint.latest_in(run / "checkpoints") == run / "checkpoints" / "6"
 
 
+def test_the_best_of_the_checkpoints_is_written_once(run: Path) -> None:
+    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 1)
+    for step in (2, 4, 6):
+        checkpoints.save(make_state(step), meta_of(step), best=step < 6)
+        if step == 4:
+            checkpoints.wait()
+            names = [(run / folder / "4" / "state/_METADATA") for folder in ("checkpoints", "best")]
+            assert names[0].samefile(names[1])
+    checkpoints.close()
+    assert checkpoint.steps(run / "checkpoints") == [6]
+    assert checkpoint.steps(run / "best") == [4]  # it outlives its other name
+    state = make_state(4)
+    restored = checkpoint.restore(run / "best" / "4", target_of(state, mesh_of(1)))
+    np.testing.assert_array_equal(
+        restored.params["encoder.0.kernel"], state.params["encoder.0.kernel"]
+    )
+
+
+def test_a_later_best_is_superseded_too(run: Path) -> None:
+    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 2)
+    checkpoints.save(make_state(8), meta_of(8), best=True)
+    checkpoints.close()
+    resumed = checkpoint.Checkpoints(run / "checkpoints", 2, lambda line: None)
+    resumed.save(make_state(6), meta_of(6), best=True)
+    resumed.close()
+    assert checkpoint.steps(run / "best") == [6]
+    assert checkpoint.is_complete(run / "superseded" / "best" / "8")
+
+
 def test_the_same_step_twice_is_one_save(saver: checkpoint.Checkpoints, run: Path) -> None:
     save(saver, 5)
     before = (run / "checkpoints" / "5" / "_CHECKPOINT_METADATA").read_text()

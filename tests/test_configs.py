@@ -38,7 +38,7 @@ VIDEO_LENGTHS = {
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, config.Run]:
-    return {name: config.load(name) for name in config.names()}
+    return {name: config.load(name) for name in config_files.names()}
 
 
 def test_what_ships(runs: dict[str, config.Run]) -> None:
@@ -114,7 +114,7 @@ def test_demos_fit_a_laptop(runs: dict[str, config.Run], name: str) -> None:
 
 
 def test_each_says_what_it_is_and_its_command() -> None:
-    for name in config.names():
+    for name in config_files.names():
         text = config_files.docstring(name)
         assert f"--config {name}" in text, name
         assert text.partition("\n")[0].endswith("."), name

@@ -20,7 +20,11 @@ ALL = {ADDRESS: "host:1234", COUNT: "3", INDEX: "0"}
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What ``jax.distributed.initialize`` was called with; it does nothing here."""
     calls: list[Any] = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *args: calls.append(args))
+
+    def initialize(*args: Any, local_device_ids: Any) -> None:
+        calls.append((*args, local_device_ids))
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
     return calls
 
 
@@ -59,10 +63,15 @@ def test_a_variable_that_is_no_number_is_named_with_its_value(
     [
         ({}, None),
         ({COUNT: "1", ADDRESS: "host:1234", INDEX: "0"}, None),
-        (ALL, ("host:1234", 3, 0)),
+        (ALL, ("host:1234", 3, 0, [])),
+        (ALL | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, ("host:1234", 3, 0, None)),
         ({"SLURM_NTASKS": "1"}, None),
-        ({"SLURM_NTASKS": "2"}, ()),  # jax reads the rest itself
-        (ALL | {"SLURM_NTASKS": "2"}, ("host:1234", 3, 0)),
+        # jax reads the rest itself; a task that is alone on its node takes all its GPUs
+        ({"SLURM_NTASKS": "2"}, ([],)),
+        ({"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, ([],)),
+        ({"SLURM_NTASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, (None,)),
+        ({"SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1,2"}, (None,)),
+        (ALL | {"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, ("host:1234", 3, 0, [])),
     ],
 )
 def test_processes_join_where_there_are_several(
@@ -83,7 +92,7 @@ def test_simulated_devices_that_do_not_divide_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("environment", "call"), [(ALL, ("host:1234", 3, 0)), ({"SLURM_NTASKS": "3"}, ())]
+    ("environment", "call"), [(ALL, ("host:1234", 3, 0, [])), ({"SLURM_NTASKS": "3"}, ([],))]
 )
 def test_simulated_devices_are_divided_among_the_processes(
     environment: dict[str, str],

@@ -179,29 +179,8 @@ def test_a_validation_is_recorded_and_its_pictures_kept(story: Story, said: Any)
     story.progress.validated(4, {"val/psnr": 22.0, "val/loss": 0.25}, pictures)
     assert [record["val/psnr"] for record in story.records().values()] == [20.0, 22.0]
     assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in said()
-    story.progress.summarise(story.directory, TYPED, succeeded=True)
     kept = [story.directory / "samples" / f"reconstruction_{step}.png" for step in (2, 4)]
     assert all(path.is_file() for path in kept)
-    lines = said()
-    (where,) = [line for line in lines if line.startswith("picture")]
-    assert where.endswith(f": {kept[1]}")  # the newest
-    assert {"val/psnr: 20 -> 22", "val/loss: 0.5 -> 0.25"} <= set(lines)
-
-
-def test_the_summary_says_what_was_reached_and_what_to_type_next(story: Story, said: Any) -> None:
-    for number in range(TOTAL):
-        story.step(loss=8.0 / 2**number)
-    story.progress.flush()
-    said()
-    story.progress.summarise(story.directory, TYPED, succeeded=True)
-    reached, *lines = said()
-    again = f"{TYPED} --output-dir {story.directory} --resume latest"
-    assert reached == "train/loss: 8 -> 0.007812"
-    assert lines[0] == f"checkpoints: {story.directory / 'checkpoints'}"
-    assert lines[1].startswith(f"curves: tensorboard --logdir {story.directory / 'tensorboard'}")
-    assert lines[2] == f"train on: {again} --loop.steps {2 * TOTAL}"
-    assert lines[3:] == [
-        f"train on your own data: {TYPED} --data.path DIR"
-    ]  # the demo made its own
-    story.progress.summarise(story.directory, TYPED, succeeded=False)
-    assert said() == [f"go on with: {again}"]
+    assert story.progress.pictures == kept
+    assert story.progress.first == {"val/psnr": 20.0, "val/loss": 0.5}
+    assert story.progress.last == {"val/psnr": 22.0, "val/loss": 0.25}

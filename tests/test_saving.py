@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain import config, saving
+from jaxtrain import checkpoint, config, saving
 from jaxtrain.errors import InputError
 
 RUN = config.named("demo_mlm")
@@ -25,28 +25,32 @@ class Checkpoints:
 
     def __init__(self) -> None:
         self.best: list[int] = []
+        self.regular: list[int] = []
+
+    def save(self, state: Any, meta: Any, *, best: bool) -> None:
+        self.regular.append(meta["step"])
+        if best:
+            self.save_best(state, meta)
 
     def save_best(self, state: Any, meta: Any) -> None:
         assert meta["examples_seen"] == 8
         self.best.append(meta["step"])
 
 
-def saver(patience: int | None = None, **settings: Any) -> tuple[saving.Saver, Checkpoints]:
-    run = dataclasses.replace(
-        RUN,
-        checkpoint=dataclasses.replace(SETTINGS, **settings),
-        loop=dataclasses.replace(RUN.loop, early_stop_patience=patience),
-    )
+def saver(**settings: Any) -> tuple[saving.Saver, Checkpoints]:
+    run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS, **settings))
     checkpoints = Checkpoints()
     meta = saving.describe(run, "fingerprint")
     return saving.Saver(run, checkpoints, meta), checkpoints  # type: ignore[arg-type]
 
 
 def best_of(values: list[float], **settings: Any) -> list[int]:
-    """The steps that were kept as best, of validations at steps 1, 2, ..."""
+    """The steps that were kept as best, of validations at steps 1, 2, ...; 2 and 4 are saved."""
     one, checkpoints = saver(**settings)
     for step, value in enumerate(values, 1):
-        one.keep_if_best(step, State(), {"val/psnr": value})  # type: ignore[arg-type]
+        best = one.judge(step, {"val/psnr": value})
+        one.save(step, State(), regular=step in (2, 4), best=best)  # type: ignore[arg-type]
+    assert checkpoints.regular == [step for step in (2, 4) if step <= len(values)]
     return checkpoints.best
 
 
@@ -65,15 +69,23 @@ def test_without_a_metric_nothing_is_best() -> None:
 
 
 def test_patience_counts_validations_without_a_better_one() -> None:
-    one, _ = saver(patience=2)
+    run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS))
+    loop = dataclasses.replace(RUN.loop, early_stop_patience=2)
+    meta = saving.describe(run, "fingerprint")
+    assert not saving.patience_over(loop, meta)
+    one = saving.Saver(run, Checkpoints(), meta)  # type: ignore[arg-type]
     over = []
     for step, value in enumerate([20, 19, 21, 20, math.nan], 1):
-        one.keep_if_best(step, State(), {"val/psnr": value})  # type: ignore[arg-type]
-        over.append(one.patience_over)
+        one.judge(step, {"val/psnr": value})
+        over.append(saving.patience_over(loop, meta))
     assert over == [False, False, False, False, True]
 
 
-def test_a_resumed_run_goes_on_with_its_best(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_its_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {tmp_path / "run" / "best" / "3"}
+    monkeypatch.setattr(checkpoint, "is_complete", there.__contains__)
     best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
     start = tmp_path / "run/checkpoints/4"
     assert saving.carried_best(best, SETTINGS, start, tmp_path / "run") == best
@@ -82,6 +94,8 @@ def test_a_resumed_run_goes_on_with_its_best(tmp_path: Path) -> None:
         settings = dataclasses.replace(SETTINGS, **other)
         assert saving.carried_best(best, settings, start, tmp_path / "run") is None
     assert saving.carried_best(None, SETTINGS, start, tmp_path / "run") is None
+    there.clear()  # the folder is lost
+    assert saving.carried_best(best, SETTINGS, start, tmp_path / "run") is None
 
 
 @pytest.mark.parametrize(
@@ -95,3 +109,13 @@ def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None)
         return
     with pytest.raises(InputError, match=named):
         saving.check_resume(saved, now, Path("4"), print)
+
+
+def test_other_versions_are_said() -> None:
+    saved, now = saving.describe(RUN, "same"), saving.describe(RUN, "same")
+    saved["versions"] = saved["versions"] | {"grain": "0.0.1"}
+    said: list[str] = []
+    saving.check_resume(saved, now, Path("4"), said.append)
+    assert [line.partition(" -> ")[0] for line in said] == [
+        "version differs from the checkpoint: grain: 0.0.1"
+    ]

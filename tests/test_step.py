@@ -159,10 +159,12 @@ def collectives(text: str) -> list[tuple[str, str]]:
     return re.findall(rf"= (.+?) ({kinds})(?:-start)?\(", text)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_only_parameters_are_gathered(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shard"), [*((name, "params") for name in MODELS), ("mlm", "optimizer")]
+)
+def test_only_parameters_are_gathered(name: str, shard: str) -> None:
     """No activation travels: what is gathered has a parameter's shape, whole."""
-    stepper = recorder(example_of(name)[0], 16, fsdp=8)
+    stepper = recorder(example_of(name)[0], 16, fsdp=8, shard=shard)
     shapes = {tuple(array.shape) for array in stepper.definition.params.values()}
     found = collectives(stepper.compiled.as_text())
     gathered = [types for types, kind in found if kind == "all-gather"]

@@ -31,8 +31,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def two(directory: Path, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
-    """The program as processes 0 and 1 of a run; none outlives the block."""
+def two(
+    directory: Path, *arguments: object, second: dict[str, str] | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The program as processes 0 and 1 of a run; none outlives the block.
+
+    Args:
+        directory: where they run.
+        arguments: of both.
+        second: further variables of process 1.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # a port that nobody listens on
         port: int = probe.getsockname()[1]
@@ -45,6 +53,7 @@ def two(directory: Path, *arguments: object) -> Iterator[list[subprocess.Popen[s
                 JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
                 JAX_NUM_PROCESSES="2",
                 JAX_PROCESS_ID=str(number),
+                **(second if second and number else {}),
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -58,6 +67,16 @@ def two(directory: Path, *arguments: object) -> Iterator[list[subprocess.Popen[s
         for process in started:
             process.kill()
             process.communicate()
+
+
+def wait_for_steps(started: list[subprocess.Popen[str]], directory: Path, count: int) -> None:
+    """Returns when a run has recorded so many steps."""
+    metrics = directory / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") >= count):
+        assert [process.poll() for process in started] == [None, None]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_two_processes_give_the_numbers_of_one(place: Path) -> None:
@@ -96,13 +115,27 @@ def test_wrong_input_ends_both(place: Path) -> None:
 def test_nothing_outlives_a_killed_coordinator(place: Path) -> None:
     """Neither the other process nor any worker; they would hold the pipes open."""
     with two(place, "--output-dir", "killed", "--loop.steps", 1_000_000) as started:
-        metrics = place / "killed" / "metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-            assert [process.poll() for process in started] == [None, None]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for_steps(started, place / "killed", 3)
         started[0].send_signal(signal.SIGKILL)
         for process in reversed(started):
             output, _ = process.communicate(timeout=60)
             assert process.returncode not in (0, None), output
+
+
+def test_an_error_of_one_process_ends_both(place: Path) -> None:
+    """Also before there is a run: here the second one's cache cannot be made."""
+    with two(place, "--output-dir", "torn", second={"JAXTRAIN_CACHE": "/proc/nowhere"}) as started:
+        outputs = [process.communicate(timeout=60)[0] for process in reversed(started)]
+        assert started[1].returncode == 2, outputs
+        assert "/proc/nowhere" in outputs[0]
+        assert started[0].returncode not in (0, None)
+
+
+def test_a_signal_to_one_process_stops_and_saves_both(place: Path) -> None:
+    with two(place, "--output-dir", "stopped", "--loop.steps", 1_000_000) as started:
+        wait_for_steps(started, place / "stopped", 3)
+        started[1].send_signal(signal.SIGTERM)
+        outputs = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
+    (step,) = sorted(int(path.name) for path in (place / "stopped" / "checkpoints").iterdir())[-1:]
+    assert step == max(losses(place / "stopped"))

@@ -83,6 +83,13 @@ def test_a_pause_has_a_limit_of_its_own(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_pause_may_have_no_limit(tmp_path: Path) -> None:
+    with Watchdog(0.2, tmp_path, pytest.fail) as watchdog:
+        with watchdog.pause("data", allowance_s=None):
+            time.sleep(0.5)
+        watchdog.beat(1)
+
+
 def test_after_a_pause_the_step_has_its_whole_time(tmp_path: Path) -> None:
     with Watchdog(0.6, tmp_path, pytest.fail) as watchdog:
         time.sleep(0.4)

@@ -109,10 +109,10 @@ def table(findings: Findings) -> str:
         if group in findings["notes"]:
             lines += ["", f"{title}: left out: {findings['notes'][group]}"]
     if findings["operations"]:
-        lines += ["", "operations that take longest (ms a step, share of all operations)"]
+        lines += ["", "what takes longest (ms a step, share of all operations)"]
         lines += [
-            f"  {one['ms_per_step']:9.2f}  {one['share']:5.1%}  {one['kind'] or '?':<14} "
-            f"{_shortened(one['made_by']) or one['name']}"
+            f"  {one['ms_per_step']:9.2f}  {one['share']:5.1%}  {one['count']:4} x "
+            f"{one['kind'] or '?':<14} {_shortened(one['made_by'])}"
             for one in findings["operations"]
         ]
     return "\n".join(lines)

@@ -26,10 +26,8 @@ def points(run: config.Run, kind: str) -> dict[str, tuple[str, ...]]:
         InputError: the config has no such field, or only one device to shard over.
     """
     if kind == "batch":
-        devices = run.mesh.data * run.mesh.fsdp
-        unit = devices * run.optim.accumulate
-        each = run.data.batch_size // unit
-        sizes = sorted({int(each * 2.0**power) for power in _DOUBLINGS} - {0})
+        unit = run.mesh.devices * run.optim.accumulate
+        sizes = sorted({int(run.rows_at_once * 2.0**power) for power in _DOUBLINGS} - {0})
         return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
     if kind == "remat":
         field = {f.name: f for f in dataclasses.fields(run.model)}.get("remat")

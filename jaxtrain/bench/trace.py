@@ -16,19 +16,19 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One operation of the compiled program.
+    """All operations of the compiled program that one line of the traced function made.
 
     Attributes:
-        name: in the program, as "fusion.12".
         kind: opcode, as "convolution"; "" where the program does not list it.
-        made_by: the traced function's path to it, as "transpose(jvp(...))/conv_general_dilated".
-        ms_per_step: its time, summed over its calls in a step, mean over devices.
+        made_by: the traced function's path to them, as "transpose(jvp(...))/conv_general_dilated".
+        count: how many the program holds that were run.
+        ms_per_step: their time, summed over their calls in a step, mean over devices.
         share: of all operations' time.
     """
 
-    name: str
     kind: str
     made_by: str
+    count: int
     ms_per_step: float
     share: float
 
@@ -50,15 +50,20 @@ def top_operations(
     for path in folder.rglob("*.xplane.pb"):
         times.update(_nanoseconds(ProfileData.from_file(str(path)), described))
     total = sum(times.values())
-    return [
+    groups: collections.defaultdict[tuple[str, str], list[float]] = collections.defaultdict(list)
+    for name, nanoseconds in times.items():
+        groups[described.get(name, ("", name))].append(nanoseconds)
+    operations = [
         Operation(
-            name,
-            *described.get(name, ("", "")),
-            ms_per_step=nanoseconds / 1e6 / steps / devices,
-            share=nanoseconds / total,
+            kind,
+            made_by,
+            count=len(group),
+            ms_per_step=sum(group) / 1e6 / steps / devices,
+            share=sum(group) / total,
         )
-        for name, nanoseconds in times.most_common(count)
+        for (kind, made_by), group in groups.items()
     ]
+    return sorted(operations, key=lambda one: -one.share)[:count]
 
 
 def _nanoseconds(

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config
+from jaxtrain import config, config_files
 from jaxtrain.bench import report, sweep
 from jaxtrain.bench.request import Request
 from jaxtrain.errors import InputError
@@ -31,7 +31,8 @@ def main(arguments: list[str]) -> int:
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see jaxtrain bench --help") from None
     if not flags.config:
-        raise InputError(f"--config is missing; the configs are: {', '.join(config.names())}")
+        names = ", ".join(config_files.names())
+        raise InputError(f"--config is missing; the configs are: {names}")
     run = config.load(flags.config, overrides)
     points = sweep.points(run, flags.sweep) if flags.sweep else {}
     _check_output(flags.json)

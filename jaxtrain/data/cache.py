@@ -5,6 +5,7 @@ and however many processes build it at once.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -50,9 +51,14 @@ def digest(*parts: Any) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file so that it appears whole, replacing an older one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    """Write a text file so that it appears whole, replacing an older one.
+
+    Raises:
+        InputError: the disk is full or read-only.
+    """
+    with _explained(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -79,6 +85,9 @@ def make_folder(
         build: fills an empty folder and returns what the manifest is to say.
         say: takes messages for the console.
 
+    Raises:
+        InputError: the disk is full or read-only.
+
     Two processes may call this at once: on one file system the second waits for the first and then
     reads. Where locks do not work both build, and the first rename wins.
     """
@@ -98,7 +107,8 @@ def make_folder(
         work = _beside(folder)
         work.mkdir()
         try:
-            manifest = build(work)
+            with _explained(folder.parent):
+                manifest = build(work)
             files = {
                 p.relative_to(work).as_posix(): p.stat().st_size
                 for p in sorted(work.rglob("*"))
@@ -112,6 +122,20 @@ def make_folder(
             return _publish(work, folder, manifest, say)
         finally:
             shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turns errors of a full or read-only disk into the way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise InputError(
+            f"cannot write to the cache folder {folder} ({os.strerror(error.errno)}): free space "
+            "there, or name another folder with --data.cache_dir or $JAXTRAIN_CACHE"
+        ) from error
 
 
 def _publish(

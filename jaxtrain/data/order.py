@@ -22,7 +22,7 @@ from jaxtrain.errors import BadExample, InputError
 MAX_SUBSTITUTES = 32
 
 # Fields of an example that are for the host, not for the model.
-ID, BAD = "_id", "_bad"
+ID = "_id"
 WEIGHT = "weight"
 
 
@@ -101,7 +101,6 @@ class TrainingRows:
             return example | {
                 WEIGHT: np.array(1, np.float32),
                 ID: np.array(index, np.int64),
-                BAD: np.array(attempt, np.int32),
             }
         raise InputError(
             f"{MAX_SUBSTITUTES} examples in a row are broken at position {position}; the last: "
@@ -111,7 +110,7 @@ class TrainingRows:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationRows:
-    """Rows of the validation batches of one process, in the split's own order.
+    """Rows of the validation batches of one process: examples evenly spaced over the split.
 
     The last batch is filled up with rows of weight zero, and so is the place of a broken example:
     a metric divides by the weights.
@@ -119,7 +118,7 @@ class ValidationRows:
     Args:
         source: the validation split.
         seed: randomness of an example is a function of this and of its index.
-        examples: how many are used, from the first.
+        examples: how many are used, at most all.
         batch_size: global.
         first: this process's first row within a global batch.
         rows: this process's rows of a global batch.
@@ -141,12 +140,13 @@ class ValidationRows:
 
     def __getitem__(self, row: Any) -> dict[str, np.ndarray]:
         batch, offset = divmod(int(row), self.rows)
-        index = batch * self.batch_size + self.first + offset
+        place = batch * self.batch_size + self.first + offset
         weight, example = np.array(0, np.float32), None
-        if index < self.examples:
+        if place < self.examples:
+            index = place * len(self.source) // self.examples
             try:
                 example = self.source.example(index, generator(self.seed, index))
                 weight = np.array(1, np.float32)
             except BadExample as bad:
-                self.quarantine.add(bad, found="validation", position=index)
+                self.quarantine.add(bad, found="validation", position=place)
         return (self.blank() if example is None else example) | {WEIGHT: weight}

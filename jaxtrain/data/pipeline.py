@@ -5,6 +5,7 @@ processes, whole batches in turn; a thread puts the next batch on the devices wh
 """
 
 import contextlib
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -12,7 +13,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import absl.flags
@@ -29,9 +30,13 @@ from jaxtrain.errors import InputError
 Arrays = dict[str, np.ndarray]
 Spec = dict[str, jax.ShapeDtypeStruct]
 
-# Smaller arrays come through a pipe: making, mapping and freeing shared memory costs more, and what
-# is not freed by the end of the program is complained about.
-_WORTH_SHARING_BYTES = 2**20
+# Smaller arrays come through a pipe: making, mapping and freeing shared memory costs more. But the
+# batches that a worker holds ready have to fit into the pipe (64 KiB): when the run stops, nobody
+# reads them, and Grain waits 25 s for a worker that cannot get rid of them.
+_WORTH_SHARING_BYTES = 2**12
+
+# The run's directory may lie on a network: not for each step.
+_LOOK_EVERY_S = 5.0
 
 
 class BadShare:
@@ -41,17 +46,30 @@ class BadShare:
         sources: what was found when the data was opened.
         quarantine: what is found from then on.
         largest: share of all input files that the run puts up with.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, sources: Sources, quarantine: Quarantine, largest: float) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        quarantine: Quarantine,
+        largest: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._sources = sources
         self._quarantine = quarantine
         self._largest = largest
+        self._clock = clock
         self._size: int | None = None
         self._complaint: str | None = None
+        self._looked_at = -math.inf
 
     def complaint(self) -> str | None:
-        """Why the run should stop, or None while few files are broken."""
+        """Why the run should stop, or None while few files are broken; it looks now and then."""
+        now = self._clock()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return self._complaint
+        self._looked_at = now
         size = self._quarantine.size()
         if size != self._size:
             self._size, self._complaint = size, self._look()
@@ -86,7 +104,6 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
     Attributes:
         wait_s: seconds that the caller has waited for batches so far.
         ids: this process's example indices in the batch given last.
-        substituted: examples replaced so far in this process's rows.
     """
 
     def __init__(
@@ -116,7 +133,6 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         )
         self.wait_s = 0.0
         self.ids = np.empty(0, np.int64)
-        self.substituted = 0
         self._place = _Placement(mesh, spec)
         self._host = _read(rows, rows.rows, workers=workers, prefetch=prefetch)
         # One batch in the queue, one in the thread's hand, one in the step: double buffering.
@@ -132,20 +148,23 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         if isinstance(item, BaseException):
             self._ready.put(item)  # whoever asks again gets the same answer
             raise item
-        arrays, self.ids, bad = item
-        self.substituted += bad
+        arrays, self.ids = item
         return cast(dict[str, jax.Array], arrays)
 
     def close(self) -> None:
         """Stops the thread and the workers."""
         self._closed.set()
         while self._thread.is_alive():
-            with contextlib.suppress(queue.Empty):
-                self._ready.get_nowait()
+            self._drop_ready()
             self._thread.join(timeout=0.05)
+        self._drop_ready()  # what it put there last would keep Grain's shared memory
         close = getattr(self._host, "close", None)
         if close is not None:  # Grain prints errors at exit about iterators left open
             close()
+
+    def _drop_ready(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._ready.get_nowait()
 
     def _feed(self) -> None:
         try:
@@ -155,9 +174,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         except BaseException as error:  # also the end; the main thread raises it
             self._offer(error)
 
-    def _item(self, local: Arrays) -> tuple[dict[str, jax.Array], np.ndarray, int]:
-        ids, bad = np.array(local.pop(order.ID)), local.pop(order.BAD)
-        return self._place(local), ids, int((bad > 0).sum())
+    def _item(self, local: Arrays) -> tuple[dict[str, jax.Array], np.ndarray]:
+        ids = np.array(local.pop(order.ID))
+        return self._place(local), ids
 
     def _offer(self, item: Any) -> bool:
         while not self._closed.is_set():

@@ -144,12 +144,6 @@ class Text:
                 f"{flag}: none of {len(found)} files can be read; the first is "
                 f"{bad[0].path}: {bad[0].reason}"
             )
-        if len(bad) > self.max_bad_share * len(found):
-            raise InputError(
-                f"{flag}: {len(bad)} of {len(found)} files cannot be read, more than "
-                f"data.max_bad_share={self.max_bad_share} allows; the first is "
-                f"{bad[0].path}: {bad[0].reason}"
-            )
         return good
 
 

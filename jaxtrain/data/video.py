@@ -144,6 +144,7 @@ class Config:
             bad, files = bad + val_bad, files + len(val) + len(val_bad)
         else:
             if len(train) < 2:
+                _say_left_out(bad, say)
                 raise InputError(
                     f"only one video of {path} can be used ({train[0].name}), and it cannot both "
                     "train and validate: give more videos, or others with --data.val_path"
@@ -158,10 +159,7 @@ class Config:
             for entry in (*train, *val)
             if entry.verdict is not None and entry.verdict.broken and self.verify == "first_use"
         ]
-        for one in (bad + known)[:_NAMED]:
-            say(f"left out: {one}")
-        if len(bad + known) > _NAMED:
-            say(f"left out: {len(bad + known) - _NAMED:,} more")
+        _say_left_out(bad + known, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))
         good = files - len(bad) - len(known)
         return Sources(
@@ -199,6 +197,7 @@ class Config:
             else:
                 bad.append(BadExample(entry.path, reason))
         if not usable:
+            _say_left_out(bad[1:], say)
             raise InputError(
                 f"{flag} {path}: none of {len(entries):,} videos can be used; the first is {bad[0]}"
             )
@@ -214,6 +213,13 @@ class Config:
         if entry.info.frames - missing < frames:
             return f"is too short: {entry.info.frames - missing} frames, a clip needs {frames}"
         return None
+
+
+def _say_left_out(bad: list[BadExample], say: Callable[[str], None]) -> None:
+    for one in bad[:_NAMED]:
+        say(f"left out: {one}")
+    if len(bad) > _NAMED:
+        say(f"left out: {len(bad) - _NAMED:,} more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ next opening takes them into the index.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -22,7 +23,7 @@ from typing import Any
 from jaxtrain.data import cache, video_decode, video_files, video_packets
 from jaxtrain.data.video_decode import Verdict
 from jaxtrain.data.video_packets import Keyframe, Scan
-from jaxtrain.errors import BadExample
+from jaxtrain.errors import BadExample, InputError
 
 _FORMAT = 1  # of the index; another number builds it anew
 _SAY_EVERY_S = 10.0
@@ -123,7 +124,8 @@ def first_use(entry: Entry, folder: Path) -> Verdict:
         return Verdict(tuple(left["missing"]), left["broken"])
     verdict = video_decode.verify(entry.path, entry.scanned)
     record = {"name": entry.name, "size": entry.size, "mtime_ns": mtime_ns, **verdict._asdict()}
-    cache.write_file(file, json.dumps(record))
+    with contextlib.suppress(InputError):  # a full disk: the file is decoded again next time
+        cache.write_file(file, json.dumps(record))
     return verdict
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxtrain import config, main
+from jaxtrain import config, config_files, main
 from jaxtrain.commands import configs
 from jaxtrain.errors import InputError
 
@@ -14,7 +14,7 @@ def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_list_names_each_config_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out(capsys, "list").splitlines()
-    assert [line.split()[0] for line in lines] == config.names()
+    assert [line.split()[0] for line in lines] == config_files.names()
     assert next(line for line in lines if line.startswith("h100_16 ")).endswith(
         "Video autoencoder, 12x480x720, on two nodes of 8 H100 (80 GB)."
     )

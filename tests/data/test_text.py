@@ -204,8 +204,6 @@ def test_bad_files_are_named_and_never_trained_on(tmp_path: Path) -> None:
     assert sum("left out" in text for text in said) == 2
     assert "8 text files (2 bad)" in got.summary
     assert got.train.fingerprint == clean.train.fingerprint
-    with pytest.raises(InputError, match=r"2 of 8 files cannot be read.*max_bad_share=0.1.*a.txt"):
-        opened(source, tmp_path)
     with pytest.raises(InputError, match=r"none of 1 files can be read.*a.txt: not UTF-8"):
         opened(source / "a.txt", tmp_path, max_bad_share=1.0)
 

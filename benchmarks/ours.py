@@ -1,0 +1,49 @@
+"""jaxtrain's own step, as the loop runs it, for the comparisons."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain import building, config
+from jaxtrain import mesh as meshes
+
+
+def on_one_device(run: config.Run) -> config.Run:
+    """The same run on one device, without a schedule: what a comparison with one process takes."""
+    return dataclasses.replace(
+        run,
+        mesh=dataclasses.replace(run.mesh, data=1, fsdp=1),
+        optim=dataclasses.replace(
+            run.optim, schedule="constant", warmup_steps=0, warmup_fraction=None, accumulate=1
+        ),
+        loop=dataclasses.replace(run.loop, steps=10**6, epochs=None, tokens_per_param=None),
+    )
+
+
+class Training:
+    """The compiled step of a config and its state."""
+
+    def __init__(self, run: config.Run) -> None:
+        self._built = building.build(run, meshes.make(run.mesh), 1, lambda line: None)
+        self._state = self._built.fresh_state()
+        self._step = self._built.compile_step()
+
+    def params(self) -> dict[str, np.ndarray]:
+        """The parameters by their names."""
+        return {name: np.asarray(array) for name, array in self._state.params.items()}
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """A host batch on the devices."""
+        return jax.device_put(dict(batch), meshes.batch_sharding(self._built.rule.mesh))
+
+    def step(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """One update; returns the loss before it, still on the device."""
+        self._state, metrics = self._step(self._state, batch)
+        return metrics["loss"]
+
+    def losses(self, batches: Sequence[Mapping[str, Any]]) -> list[float]:
+        """The loss of each batch in turn, each after the update of the one before."""
+        return [float(self.step(self.place(batch))) for batch in batches]

@@ -1,0 +1,154 @@
+"""The base network of TAEHV in plain PyTorch, as its users run it, and jaxtrain's weights in it.
+
+All frames at once, frames folded into the batch, channels last on a GPU. Growing comes after
+enlarging and all decoded frames are computed, as in the reference.
+
+Shapes: B clips, T frames, C channels, H height, W width.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain.models.video_ae import network
+
+
+class MemoryBlock(nn.Module):
+    """Three convolutions of a frame stacked on the block's input at the frame before; a skip."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(2 * channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv3 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, frames: int) -> torch.Tensor:
+        """[B T, C, H, W] -> the same shape."""
+        clips = x.unflatten(0, (-1, frames))
+        past = functional.pad(clips, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1].flatten(0, 1)
+        h = functional.relu(self.conv1(torch.cat([x, past], 1)))
+        h = functional.relu(self.conv2(h))
+        return functional.relu(self.conv3(h) + x)
+
+
+class EncoderStage(nn.Module):
+    """Joins frames, halves the size, then memory blocks."""
+
+    def __init__(self, width: int, pool: int) -> None:
+        super().__init__()
+        self.pool = nn.Conv2d(pool * width, width, 1, bias=False)
+        self.down = nn.Conv2d(width, width, 3, stride=2, padding=1, bias=False)
+        self.blocks = nn.ModuleList(MemoryBlock(width) for _ in range(network.MEMORY_BLOCKS))
+        self.stride = pool
+
+    def forward(self, x: torch.Tensor, frames: int) -> torch.Tensor:
+        """[B T, C, H, W] -> [B T / pool, C, H / 2, W / 2]."""
+        x = self.down(self.pool(x.unflatten(0, (-1, self.stride)).flatten(1, 2)))
+        for block in self.blocks:
+            x = block(x, frames // self.stride)
+        return x
+
+
+class Encoder(nn.Module):
+    """Frames -> latents."""
+
+    def __init__(self, width: int, latent_channels: int) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(3, width, 3, padding=1)
+        self.stages = nn.ModuleList(EncoderStage(width, pool) for pool in network.ENCODER_POOLS)
+        self.tail = nn.Conv2d(width, latent_channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, frames: int) -> torch.Tensor:
+        """[B T, 3, H, W] -> [B T / 4, latents, H / 8, W / 8]."""
+        x = functional.relu(self.head(x))
+        for stage in self.stages:
+            x = stage(x, frames)
+            frames //= stage.stride
+        return self.tail(x)
+
+
+class DecoderStage(nn.Module):
+    """Memory blocks, twice the size, more frames."""
+
+    def __init__(self, width: int, following: int, grow: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(MemoryBlock(width) for _ in range(network.MEMORY_BLOCKS))
+        self.grow = nn.Conv2d(width, grow * width, 1, bias=False)
+        self.out = nn.Conv2d(width, following, 3, padding=1, bias=False)
+        self.stride = grow
+
+    def forward(self, x: torch.Tensor, frames: int) -> torch.Tensor:
+        """[B T, C, H, W] -> [B T grow, following, 2 H, 2 W]."""
+        for block in self.blocks:
+            x = block(x, frames)
+        x = self.grow(functional.interpolate(x, scale_factor=2))
+        return self.out(x.unflatten(1, (self.stride, -1)).flatten(0, 1))
+
+
+class Decoder(nn.Module):
+    """Latents -> frames, three more than are wanted."""
+
+    def __init__(self, widths: tuple[int, ...], latent_channels: int) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(latent_channels, widths[0], 3, padding=1)
+        pairs = zip(widths[:-1], widths[1:], network.DECODER_GROWS, strict=True)
+        self.stages = nn.ModuleList(DecoderStage(*pair) for pair in pairs)
+        self.tail = nn.Conv2d(widths[-1], 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, frames: int) -> torch.Tensor:
+        """[B L, latents, h, w] -> [B 4 L, 3, 8 h, 8 w]."""
+        x = functional.relu(self.head(3 * torch.tanh(x / 3)))
+        for stage in self.stages:
+            x = stage(x, frames)
+            frames *= stage.stride
+        return self.tail(functional.relu(x))
+
+
+class VideoAutoencoder(nn.Module):
+    """Encoder, decoder and the reconstruction loss."""
+
+    def __init__(
+        self,
+        encoder_width: int,
+        decoder_widths: tuple[int, ...],
+        latent_channels: int,
+        reconstruction_weight: float,
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(encoder_width, latent_channels)
+        self.decoder = Decoder(decoder_widths, latent_channels)
+        self.reconstruction_weight = reconstruction_weight
+
+    def forward(self, video: torch.Tensor) -> torch.Tensor:
+        """uint8 [B, T, H, W, 3] -> the weighted mean squared error."""
+        x = video.permute(0, 1, 4, 2, 3).float() / 255
+        missing = -x.shape[1] % network.TIME_FACTOR
+        x = torch.cat([x, x[:, -1:].expand(-1, missing, -1, -1, -1)], 1)
+        frames = x.shape[1]
+        flat = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        latents = self.encoder(flat, frames)
+        found = self.decoder(latents, frames // network.TIME_FACTOR).unflatten(0, (-1, frames))
+        found = found[:, network.FIRST_DROPPED :].float()
+        error = functional.mse_loss(found, x[:, : -network.FIRST_DROPPED])
+        return self.reconstruction_weight * error
+
+
+def load(module: VideoAutoencoder, params: Mapping[str, np.ndarray]) -> None:
+    """Copies jaxtrain's parameters (the modules have the same names) into the PyTorch module."""
+    state = {}
+    for name, array in params.items():
+        if name.endswith(".kernel"):
+            name, array = f"{name.removesuffix('.kernel')}.weight", _kernel(name, array)
+        state[name] = torch.from_numpy(np.ascontiguousarray(array))
+    module.load_state_dict(state)
+
+
+def _kernel(name: str, array: np.ndarray) -> np.ndarray:
+    if array.ndim == 2:  # pooling and growing: [in, out]
+        return array.T[:, :, None, None]
+    if ".conv1." in name:  # own share and what is left to the next frame -> stacked inputs
+        array = np.concatenate(np.split(array, 2, axis=3), axis=2)
+    return array.transpose(3, 2, 0, 1)

@@ -1,0 +1,120 @@
+"""The video autoencoder's training step against the same network in PyTorch.
+
+    python benchmarks/video_ae_vs_torch.py [--rounds N] [--section.field value ...]
+
+Same weights, same batches, same optimizer. PyTorch runs eagerly on a CPU; on a GPU in bfloat16 with
+channels last and torch.compile. Our step also varies colours (here by nothing) and computes PSNR.
+"""
+
+import dataclasses
+from typing import Any
+
+import common_start  # noqa: F401  before jax and torch
+import numpy as np
+import ours
+import results
+import side_by_side
+import torch
+import torch_training
+import torch_video_ae
+
+from jaxtrain import config
+
+# What one H200 trains at (targets: 12x480x720), and what a CPU can step through in a second.
+ON_GPU = ("h100_8", "--data.batch_size", "8", "--model.remat", "none")
+ON_CPU = (
+    "h100_8",
+    "--precision",
+    "float32",
+    "--data.batch_size",
+    "2",
+    "--model.remat",
+    "none",
+    "--model.frames",
+    "12",
+    "--model.height",
+    "64",
+    "--model.width",
+    "64",
+)
+CURVE_STEPS = 20
+
+
+def main() -> None:
+    """Compares, prints a row, and writes it down."""
+    flags, overrides = results.arguments(__doc__)
+    device = results.device()
+    name, *sizes = ON_GPU if device == "cuda" else ON_CPU
+    single = ["--mesh.data", "1", "--mesh.fsdp", "1", "--optim.accumulate", "1"]
+    run = ours.on_one_device(config.load(name, [*sizes, *single, *overrides]))
+    batches = _batches(run, CURVE_STEPS)
+
+    left, right = ours.Training(run), _theirs(run, device)
+    torch_video_ae.load(right.module, left.params())
+    curve = left.losses(batches)
+    other = [float(right.training.step(right.place(batch))) for batch in batches]
+
+    batch, same = left.place(batches[0]), right.place(batches[0])
+
+    def our_step() -> None:
+        left.step(batch).block_until_ready()
+
+    def their_step() -> None:
+        right.training.step(same)
+        torch_training.synchronize(device)
+
+    compared = side_by_side.alternate(our_step, their_step, rounds=flags.rounds)
+    model = run.model
+    what = (
+        f"video_ae {model.frames}x{model.height}x{model.width}, batch {run.data.batch_size}, "
+        f"{run.precision}, against PyTorch {torch.__version__}"
+    )
+    results.record_comparison(
+        flags, what, compared, curve, other, examples=run.data.batch_size, unit="clips/s"
+    )
+
+
+@dataclasses.dataclass
+class _Theirs:
+    module: torch_video_ae.VideoAutoencoder
+    training: torch_training.Training
+    device: str
+
+    def place(self, batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        return torch_training.to_torch({"video": batch["video"]}, self.device)
+
+
+def _theirs(run: config.Run, device: str) -> _Theirs:
+    model = run.model
+    module = torch_video_ae.VideoAutoencoder(
+        model.encoder_width,
+        model.decoder_widths,
+        model.latent_channels,
+        model.reconstruction_weight,
+    )
+    module.to(device, memory_format=torch.channels_last)
+    called: Any = torch.compile(module) if device == "cuda" else module
+    training = torch_training.Training(
+        module, lambda batch: called(batch["video"]), run.optim, autocast=device == "cuda"
+    )
+    return _Theirs(module, training, device)
+
+
+def _batches(run: config.Run, count: int) -> list[dict[str, np.ndarray]]:
+    """Smooth random clips (white noise cannot be learned)."""
+    rng = np.random.default_rng(0)
+    spec = run.model.batch_spec(run.data.batch_size)
+    b, t, h, w, c = spec["video"].shape
+    neutral = np.tile(np.float32([1, 1, 1, 0, 0]), (b, 1))
+
+    def clips() -> np.ndarray:
+        coarse = rng.uniform(0, 255, (b, t, h // 16 + 1, w // 16 + 1, c))
+        fine = coarse.repeat(16, 2).repeat(16, 3)[:, :, :h, :w]
+        return fine.astype(np.uint8)
+
+    weight = np.ones(b, np.float32)
+    return [{"video": clips(), "augment": neutral, "weight": weight} for _ in range(count)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What a run says at its end: what it reached, where it lies, what to type next."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from jaxtrain import config
+
+# What the last lines of a run compare with its beginning.
+IN_SUMMARY = (
+    *("train/accuracy", "train/loss", "train/psnr"),
+    *("val/accuracy", "val/loss", "val/psnr", "val/ssim"),
+)
+# Flags of one run that the next one need not repeat.
+_OF_THIS_RUN = ("--output-dir", "--resume", "--profile", "--debug")
+
+
+def farewell(
+    run: config.Run,
+    program: str,
+    arguments: Sequence[str],
+    directory: Path,
+    *,
+    first: Mapping[str, float],
+    last: Mapping[str, float],
+    pictures: Sequence[Path],
+    stopped_early: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Says all that after a run that came to its end.
+
+    Args:
+        run: the config.
+        program: what was typed before the arguments.
+        arguments: of the command line.
+        directory: of the run.
+        first: each metric's first value.
+        last: each metric's last value.
+        pictures: that the run made.
+        stopped_early: whether it ended because validations brought nothing better.
+        say: takes a line.
+    """
+    for name in IN_SUMMARY:
+        if name in last:
+            before = "" if first[name] == last[name] else f"{first[name]:.4g} -> "
+            say(f"{name}: {before}{last[name]:.4g}")
+    if pictures:
+        say(f"picture (original above, reconstruction below): {pictures[-1]}")
+    say(f"checkpoints: {directory / 'checkpoints'}")
+    say(f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)")
+    longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
+    say(f"train on: {go_on(program, arguments, directory, longer)}")
+    if run.data.path is None:
+        own = _typed(program, arguments, {"--data.path": "DIR"})
+        say(f"train on your own data: {own}")
+
+
+def go_on(
+    program: str, arguments: Sequence[str], directory: Path, longer: dict[str, str] | None = None
+) -> str:
+    """The command line that goes on with a run.
+
+    Args:
+        program: what was typed before the arguments.
+        arguments: of the command line.
+        directory: of the run.
+        longer: overrides that take the place of what was typed.
+    """
+    again = {"--output-dir": str(directory), "--resume": "latest"}
+    return _typed(program, arguments, again | (longer or {}))
+
+
+def _typed(program: str, arguments: Sequence[str], changes: Mapping[str, str]) -> str:
+    """The command line again, each flag once, without those of this run alone."""
+    settings: dict[str, list[str]] = {}
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            settings[flag] = [value] if equals else []
+        elif flag:
+            settings[flag].append(argument)
+    for name in _OF_THIS_RUN:
+        settings.pop(name, None)
+    settings |= {name: [value] for name, value in changes.items()}
+    words = (word for name, values in settings.items() for word in (name, *values))
+    return f"{program} {shlex.join(words)}"
+
+
+def _more_patience(settings: config.Loop) -> dict[str, str]:
+    assert settings.early_stop_patience is not None, "it stopped the run"
+    return {"--loop.early_stop_patience": str(2 * settings.early_stop_patience)}
+
+
+def _twice_as_long(settings: config.Loop) -> dict[str, str]:
+    """The override that doubles the run, of the field that determines its length."""
+    for name in ("steps", "epochs", "tokens_per_param"):
+        length = getattr(settings, name)
+        if length is not None:
+            return {f"--loop.{name}": str(2 * length)}
+    raise AssertionError("config.validate() holds that one is set")

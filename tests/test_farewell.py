@@ -1,0 +1,54 @@
+"""What a run says at its end."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from jaxtrain import config, farewell
+
+RUN = config.named("demo")
+PYTHON = "python -m jaxtrain.main"
+TYPED = ["--config", "demo", "--loop.steps=8", "--data.blur_sigma", "0.1", "1.0", "--debug"]
+DIRECTORY = Path("/runs/my run")
+
+
+def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]:
+    lines: list[str] = []
+    values: dict[str, Any] = {"first": {}, "last": {}, "pictures": [], "stopped_early": False}
+    farewell.farewell(run, PYTHON, arguments, DIRECTORY, **(values | how), say=lines.append)
+    return lines
+
+
+def test_it_says_what_was_reached() -> None:
+    first = {"val/loss": 2.0, "train/loss": 8.0, "train/mfu": 0.1}
+    lines = said(first=first, last=first | {"train/loss": 0.5}, pictures=[Path("a"), Path("b")])
+    assert lines[:3] == ["train/loss: 8 -> 0.5", "val/loss: 2", lines[2]]
+    assert lines[2].endswith(": b")
+    assert lines[3:5] == [
+        "checkpoints: /runs/my run/checkpoints",
+        "curves: tensorboard --logdir /runs/my run/tensorboard (pip install tensorboard)",
+    ]
+
+
+def test_what_to_type_next_names_each_flag_once() -> None:
+    on, own = said()[-2:]
+    again = "--output-dir '/runs/my run' --resume latest"
+    kept = f"{PYTHON} --config demo --loop.steps"
+    assert on == f"train on: {kept} 320 --data.blur_sigma 0.1 1.0 {again}"
+    assert own == f"train on your own data: {kept} 8 --data.blur_sigma 0.1 1.0 --data.path DIR"
+    typed_again = [*TYPED, "--output-dir", "x", "--resume", "5", "--loop.steps", "9"]
+    assert said(arguments=typed_again)[-2] == on
+    assert farewell.go_on(PYTHON, typed_again, DIRECTORY) == (
+        f"{kept} 9 --data.blur_sigma 0.1 1.0 {again}"
+    )
+
+
+def test_whoever_has_data_needs_no_hint_and_an_early_stop_asks_for_patience() -> None:
+    run = dataclasses.replace(
+        RUN,
+        data=dataclasses.replace(RUN.data, path="clips"),
+        loop=dataclasses.replace(RUN.loop, early_stop_patience=3),
+    )
+    *_, last = said(run, stopped_early=True)
+    assert last.startswith("train on: ")
+    assert last.endswith("--loop.early_stop_patience 6")
