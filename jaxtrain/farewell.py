@@ -80,7 +80,7 @@ def _typed(program: str, arguments: Sequence[str], changes: Mapping[str, str]) -
             settings[flag] = [value] if equals else []
         elif flag:
             settings[flag].append(argument)
-    for name in _OF_THIS_RUN:
+    for name in (*_OF_THIS_RUN, *changes):
         settings.pop(name, None)
     settings |= {name: [value] for name, value in changes.items()}
     words = (word for name, values in settings.items() for word in (name, *values))

@@ -170,6 +170,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
                 wanted = int(agreement.exchange(_wish(signals, bad_share)) or GO_ON)
                 if wanted or stop_early:
                     break
+            progress.flush()  # the last step has ended: nothing needs its batch any more
             batches.close()
             with progress.interrupted("save"):
                 saver.save(done, state)

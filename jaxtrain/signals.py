@@ -53,8 +53,9 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
-            self.requested = self.requested or "SIGTERM"
-            os.write(2, TERMINATING)
+            if self.requested is None:  # launchers repeat it
+                self.requested = "SIGTERM"
+                os.write(2, TERMINATING)
             return
         if self.requested is not None:
             raise KeyboardInterrupt

@@ -20,7 +20,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import BadExample
 from jaxtrain.evaluation import Evaluator
 
-BATCH, BROKEN = 8, 3
+BATCH, BROKEN = 8, 12
 
 
 class _Judge(nnx.Module):
@@ -105,10 +105,15 @@ def trained(model: Any) -> Trained:
     return Trained(definition, rule, target, state)
 
 
-def by_hand(state: states.State, examples: int) -> dict[str, float]:
+def spread(examples: int, present: int) -> list[int]:
+    """The examples that stand for the split, evenly spaced over it."""
+    return [place * present // examples for place in range(examples)]
+
+
+def by_hand(state: states.State, indices: list[int]) -> dict[str, float]:
     """What numpy gives, one example after the other, in float64."""
     kernel, bias = (np.asarray(state.params[name], np.float64) for name in ("kernel", "bias"))
-    rows = [row(index) for index in range(examples) if index != BROKEN]
+    rows = [row(index) for index in indices if index != BROKEN]
     errors = [np.square(one["x"] @ kernel + bias - one["y"]).mean() for one in rows]
     mean = np.mean(errors)
     return {
@@ -133,7 +138,9 @@ def test_values_are_those_of_numpy(
     wanted: int, present: int, judge: Trained, tmp_path: Path
 ) -> None:
     found = judge.evaluator(Rows(present), wanted, tmp_path).metrics(judge.state)
-    assert found == pytest.approx(by_hand(judge.state, min(wanted, present)), rel=1e-5)
+    assert found == pytest.approx(
+        by_hand(judge.state, spread(min(wanted, present), present)), rel=1e-5
+    )
 
 
 def test_the_same_examples_each_time(judge: Trained, tmp_path: Path) -> None:
@@ -142,14 +149,14 @@ def test_the_same_examples_each_time(judge: Trained, tmp_path: Path) -> None:
     first = evaluator.metrics(judge.state)
     doubled = jax.tree.map(lambda array: 2 * array, judge.state.params)
     moved = dataclasses.replace(judge.state, params=doubled)
-    assert evaluator.metrics(moved) == pytest.approx(by_hand(moved, 13), rel=1e-5)
+    assert evaluator.metrics(moved) == pytest.approx(by_hand(moved, spread(13, 40)), rel=1e-5)
     assert evaluator.metrics(judge.state) == first  # to the last digit
-    assert sorted(rows.read) == list(range(13))  # and read only once
+    assert sorted(rows.read) == spread(13, 40)  # and read only once
 
 
 def test_it_computes_in_the_precision_of_the_run(judge: Trained, tmp_path: Path) -> None:
     found = judge.evaluator(Rows(40), 13, tmp_path, "bfloat16").metrics(judge.state)
-    exact = by_hand(judge.state, 13)
+    exact = by_hand(judge.state, spread(13, 40))
     assert found == pytest.approx(exact, rel=0.02)
     assert found != pytest.approx(exact, rel=1e-5)
 
@@ -157,7 +164,7 @@ def test_it_computes_in_the_precision_of_the_run(judge: Trained, tmp_path: Path)
 def test_samples_are_pictures_of_the_first_batch(tmp_path: Path) -> None:
     painter = trained(_Painter)
     pictures = painter.evaluator(Rows(40), 16, tmp_path).samples(painter.state)
-    painted = [0.0 if index == BROKEN else row(index)["x"][0] for index in range(BATCH)]
+    painted = [0.0 if index == BROKEN else row(index)["x"][0] for index in spread(16, 40)[:BATCH]]
     expected = np.clip(100 + 10 * np.asarray(painted), 0, 255).astype(np.uint8)
     assert {name: picture.dtype for name, picture in pictures.items()} == {"rows": np.uint8}
     np.testing.assert_array_equal(pictures["rows"], np.tile(expected[None, :, None], (2, 1, 3)))

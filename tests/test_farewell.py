@@ -33,13 +33,14 @@ def test_it_says_what_was_reached() -> None:
 def test_what_to_type_next_names_each_flag_once() -> None:
     on, own = said()[-2:]
     again = "--output-dir '/runs/my run' --resume latest"
-    kept = f"{PYTHON} --config demo --loop.steps"
-    assert on == f"train on: {kept} 320 --data.blur_sigma 0.1 1.0 {again}"
-    assert own == f"train on your own data: {kept} 8 --data.blur_sigma 0.1 1.0 --data.path DIR"
+    kept = f"{PYTHON} --config demo"
+    blur = "--data.blur_sigma 0.1 1.0"
+    assert on == f"train on: {kept} {blur} {again} --loop.steps 320"
+    assert own == f"train on your own data: {kept} --loop.steps 8 {blur} --data.path DIR"
     typed_again = [*TYPED, "--output-dir", "x", "--resume", "5", "--loop.steps", "9"]
     assert said(arguments=typed_again)[-2] == on
     assert farewell.go_on(PYTHON, typed_again, DIRECTORY) == (
-        f"{kept} 9 --data.blur_sigma 0.1 1.0 {again}"
+        f"{kept} --loop.steps 9 {blur} {again}"
     )
 
 

@@ -5,6 +5,7 @@ processes, whole batches in turn; a thread puts the next batch on the devices wh
 """
 
 import contextlib
+import gc
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -161,6 +162,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         close = getattr(self._host, "close", None)
         if close is not None:  # Grain prints errors at exit about iterators left open
             close()
+        # On a CPU the last batches' arrays are Grain's shared memory. jax lets go of them when
+        # Python collects garbage; at exit they would be complained about as leaked.
+        gc.collect()
 
     def _drop_ready(self) -> None:
         with contextlib.suppress(queue.Empty):
