@@ -2,14 +2,20 @@
 
 import argparse
 import datetime
+import importlib.metadata
 import json
 import os
+import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import common_start
 import numpy as np
 import side_by_side
+
+from jaxtrain.bench import report, sweep
 
 RESULTS = common_start.CHECKOUT / "benchmarks" / "RESULTS.md"
 
@@ -45,13 +51,10 @@ def device() -> str:
     return "cuda" if seen[0] else "cpu"
 
 
-def machine() -> str:
-    """What a row says of the machine."""
-    import jax
-
-    first = jax.local_devices()[0]
-    if first.platform != "cpu":
-        return str(first.device_kind)
+def machine(device_kind: str) -> str:
+    """What a row says of the machine; a CPU is named by its maker's words."""
+    if device_kind != "cpu":
+        return device_kind
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next(
         (line.partition(": ")[2] for line in lines if line.startswith("model name")), "CPU"
@@ -59,16 +62,14 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores {model}"
 
 
-def append_row(path: Path, what: str, result: str, command: str) -> None:
+def append_row(path: Path, device_kind: str, what: str, result: str, command: str) -> None:
     """Adds a dated row to the last table of a results file."""
-    import jax
-
-    from jaxtrain.bench import report
-
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    cells = (today, report.commit() or "", f"{machine()}, jax {jax.__version__}", what, result)
-    row = "| " + " | ".join((*cells, f"`{command}`")) + " |\n"
+    python, jax = platform.python_version(), importlib.metadata.version("jax")
+    where = f"{machine(device_kind)}, Python {python}, jax {jax}"
+    cells = (today, report.commit() or "", where, what, result, f"`{command}`")
     text = path.read_text()
+    row = "| " + " | ".join(cells) + " |\n"
     path.write_text(text + ("" if text.endswith("\n") else "\n") + row)
 
 
@@ -106,8 +107,7 @@ def record_comparison(
 
 def record(flags: argparse.Namespace, what: str, result: str, found: dict[str, Any]) -> None:
     """Prints a result; writes a row and a JSON file where the flags ask for them."""
-    import shlex
-    import sys
+    import jax
 
     print(f"{what}\n  {result}", flush=True)
     shown = [a for a in sys.argv[1:] if not a.startswith(("--results", "--json"))]
@@ -116,4 +116,60 @@ def record(flags: argparse.Namespace, what: str, result: str, found: dict[str, A
     if flags.json:
         flags.json.write_text(json.dumps({"what": what, "result": result, **found}, indent=1))
     if flags.results:
-        append_row(flags.results, what, result, command)
+        append_row(flags.results, jax.local_devices()[0].device_kind, what, result, command)
+
+
+def bench_results(found: dict[str, Any]) -> list[str]:
+    """What ``jaxtrain bench`` found, a few words a row: starts, steps, pipeline, sweep."""
+    if "failure" in found:
+        return [f"failed: {found['failure']}"]
+    rows, lines = found["rows"], []
+    if "ceilings/bf16_flops" in rows and "start/total" not in rows:
+        return [
+            f"bf16 {rows['ceilings/bf16_flops'] / 1e12:.4g} TFLOP/s, float32 "
+            f"{rows['ceilings/float32_flops'] / 1e12:.4g} TFLOP/s, copying "
+            f"{rows['ceilings/copy_bytes'] / 1e9:.4g} GB/s"
+        ]
+    lines.append(
+        f"first step after {rows['start/total']:.1f} s cold (compile "
+        f"{rows['start/compile']:.1f}), {rows.get('start/warm_total', float('nan')):.1f} s warm; "
+        f"a save blocks {1000 * rows['save/blocks_loop']:.0f} ms, complete in "
+        f"{rows['save/complete']:.2f} s ({rows['save/gib']:.3g} GiB)"
+    )
+    for prefix in ("synthetic", "pipeline"):
+        if f"{prefix}/step" in rows:
+            lines.append(_steps(rows, prefix))
+    if found.get("sweep"):
+        lines.append("; ".join(f"{label}: {_point(one)}" for label, one in found["sweep"].items()))
+    return lines
+
+
+def _steps(rows: dict[str, Any], prefix: str) -> str:
+    step = rows[f"{prefix}/step"]
+    parts = [
+        f"{prefix}: step {1000 * step['median_s']:.1f} ms (p95 {1000 * step['p95_s']:.1f}, spread "
+        f"{step['spread']:.1%} of {step['count']})",
+        f"{rows[f'{prefix}/examples_per_second']:.4g} examples/s",
+    ]
+    for name, words in (
+        ("tokens_per_second", "tokens/s"),
+        ("mfu", "MFU"),
+        ("share_of_measured_flops", "of the measured product rate"),
+        ("share_of_measured_copy", "of the measured copy rate"),
+        ("data_wait_fraction", "waiting for data"),
+    ):
+        value = rows.get(f"{prefix}/{name}")
+        if value is not None:
+            parts.append(f"{value:.4g} {words}" if "tokens" in name else f"{value:.1%} {words}")
+    if prefix == "synthetic":
+        memory = rows.get("memory/device_peak_gib")
+        planned = f"{rows['memory/compiled_gib']:.3g} GiB planned"
+        parts.append(planned if memory is None else f"{memory:.3g} GiB held at most, {planned}")
+    return ", ".join(parts)
+
+
+def _point(found: dict[str, Any]) -> str:
+    rate, memory = sweep.summary(found)
+    if isinstance(rate, str):
+        return rate
+    return f"{rate:.4g} examples/s, {memory:.3g} GiB"

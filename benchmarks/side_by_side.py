@@ -37,17 +37,18 @@ def alternate(
         rounds: measurements of each, after one that does not count.
         steps: in a measurement.
     """
-
-    def seconds(step: Callable[[], None]) -> float:
-        began = time.perf_counter()
-        for _ in range(steps):
-            step()
-        return (time.perf_counter() - began) / steps
-
     for step in (ours, theirs):
         step()
-    pairs = [(seconds(ours), seconds(theirs)) for _ in range(rounds)]
+    pairs = [(seconds(ours, steps), seconds(theirs, steps)) for _ in range(rounds)]
     return Comparison(*map(tuple, zip(*pairs, strict=True)))
+
+
+def seconds(step: Callable[[], None], steps: int) -> float:
+    """Time of one of ``steps`` steps."""
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - began) / steps
 
 
 def largest_difference(ours: list[float], theirs: list[float]) -> float:

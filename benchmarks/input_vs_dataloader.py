@@ -1,0 +1,187 @@
+"""The video input pipeline against a torch DataLoader that decodes and cuts the same clips.
+
+    python benchmarks/input_vs_dataloader.py [--rounds N] [--section.field value ...]
+
+Both sides have as many workers (data.workers) and hold as many batches ready; both draw a file, a
+frame distance, a start and a crop of the same distributions. The other side decodes as most loaders
+do: seek to the key frame before the clip, decode, convert to RGB, cut, resize with antialiasing.
+Files: data.path, or the scenes that `demo` renders.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import common_start  # noqa: F401  before jax and torch
+import numpy as np
+import results
+import side_by_side
+import torch
+import torch.utils.data
+
+from jaxtrain import config
+from jaxtrain.data import pipeline
+from jaxtrain.data.quarantine import Quarantine
+
+BATCHES = 8  # a measurement; those that were ready before are taken first, and not timed
+
+
+class RandomClips(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Endless random clips, uint8 [T, H, W, 3].
+
+    Args:
+        paths: video files with their number of frames.
+        frames, height, width: of a clip.
+        largest_delta: largest distance of two frames.
+        least_scale: least side of a crop as a share of the largest that fits.
+    """
+
+    def __init__(
+        self,
+        paths: list[tuple[str, int]],
+        frames: int,
+        height: int,
+        width: int,
+        largest_delta: int,
+        least_scale: float,
+    ) -> None:
+        self.paths, self.frames, self.height, self.width = paths, frames, height, width
+        self.largest_delta, self.least_scale = largest_delta, least_scale
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        information = torch.utils.data.get_worker_info()
+        rng = np.random.default_rng(information.seed if information else 0)
+        torch.set_num_threads(1)
+        while True:
+            path, count = self.paths[rng.integers(len(self.paths))]
+            delta = min(int(rng.integers(1, self.largest_delta + 1)), (count - 1) // self.frames)
+            delta = max(delta, 1)
+            start = int(rng.integers(0, count - (self.frames - 1) * delta))
+            yield self._cut(self._decode(path, start, delta), rng)
+
+    def _decode(self, path: str, start: int, delta: int) -> np.ndarray:
+        import av
+
+        wanted = range(start, start + self.frames * delta, delta)
+        with av.open(path) as container:
+            stream = container.streams.video[0]
+            stream.thread_type = "NONE"
+            rate, base = stream.average_rate, stream.time_base
+            assert rate is not None
+            assert base is not None
+            first = stream.start_time or 0
+            container.seek(first + int(start / rate / base), stream=stream)
+            found = []
+            for frame in container.decode(stream):
+                assert frame.pts is not None
+                number = round((frame.pts - first) * base * rate)
+                if number in wanted:
+                    found.append(frame.to_ndarray(format="rgb24"))
+                if number >= wanted[-1]:
+                    break
+        while len(found) < self.frames:  # a file whose last frames have no own time
+            found.append(found[-1])
+        return np.stack(found)
+
+    def _cut(self, video_THWC: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+        high, wide = video_THWC.shape[1:3]
+        aspect = self.width / self.height
+        scale = rng.uniform(self.least_scale, 1)
+        piece_w = min(wide, int(min(wide, high * aspect) * scale))
+        piece_h = min(high, int(piece_w / aspect))
+        top, left = rng.integers(high - piece_h + 1), rng.integers(wide - piece_w + 1)
+        piece = video_THWC[:, top : top + piece_h, left : left + piece_w]
+        if rng.random() < 0.5:
+            piece = piece[:, :, ::-1]
+        x = torch.from_numpy(np.ascontiguousarray(piece)).permute(0, 3, 1, 2)
+        x = torch.nn.functional.interpolate(
+            x, (self.height, self.width), mode="bilinear", antialias=True
+        )
+        return x.permute(0, 2, 3, 1).contiguous()
+
+
+def main() -> None:
+    """Compares, prints a row, and writes it down."""
+    flags, overrides = results.arguments(__doc__)
+    run = config.load("demo", overrides)
+    sources = run.data.open(run.model, seed=run.seed, say=print)
+    ours, theirs = _ours(run, sources), _theirs(run, sources)
+    ready = 2 * max(run.data.workers, 1) * run.data.prefetch + 2
+
+    def taking(batches: Iterator[Any]) -> Any:
+        def step() -> None:
+            for _ in range(BATCHES):
+                next(batches)
+
+        return step
+
+    left, right = taking(ours), taking(theirs)
+    times: list[tuple[float, float]] = []
+    for _ in range(flags.rounds):
+        pair = []
+        for batches, step in ((ours, left), (theirs, right)):
+            for _ in range(ready):
+                next(batches)
+            pair.append(side_by_side.seconds(step, 1))
+        times.append((pair[0], pair[1]))
+    ours.close()
+    compared = side_by_side.Comparison(*map(tuple, zip(*times, strict=True)))
+    clips = BATCHES * run.data.batch_size
+    rates = [clips / float(np.median(side)) for side in (compared.ours, compared.theirs)]
+    low, high = compared.range
+    model, cores = run.model, max(run.data.workers, 1)
+    results.record(
+        flags,
+        f"input {model.frames}x{model.height}x{model.width} of {len(sources.train)} files, "
+        f"{run.data.workers} workers, against torch DataLoader {torch.__version__}",
+        f"ours {rates[0]:.3g}, theirs {rates[1]:.3g} clips/s ({rates[0] / cores:.3g} a worker): "
+        f"{compared.ratio:.2f} times as fast (quartiles {low:.2f} to {high:.2f}, "
+        f"{len(compared.ours)} rounds)",
+        {"ours_s": compared.ours, "theirs_s": compared.theirs, "clips": clips},
+    )
+
+
+def _ours(run: config.Run, sources: Any) -> pipeline.TrainingBatches:
+    import tempfile
+    from pathlib import Path
+
+    import jax
+    from jax.sharding import AxisType
+
+    from jaxtrain import mesh as meshes
+
+    return pipeline.TrainingBatches(
+        sources.train,
+        jax.make_mesh((1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 2),
+        run.model.batch_spec(run.data.batch_size),
+        start=0,
+        batches=10**6,
+        seed=run.seed,
+        workers=run.data.workers,
+        prefetch=run.data.prefetch,
+        quarantine=Quarantine.open(Path(tempfile.mkdtemp()), 0),
+    )
+
+
+def _theirs(run: config.Run, sources: Any) -> Iterator[torch.Tensor]:
+    model, data = run.model, run.data
+    clips = RandomClips(
+        [(entry.path, entry.scanned.frames) for entry in sources.train.entries],
+        model.frames,
+        model.height,
+        model.width,
+        data.max_frame_delta,
+        data.min_crop_scale,
+    )
+    loader = torch.utils.data.DataLoader(
+        clips,
+        batch_size=data.batch_size,
+        num_workers=data.workers,
+        prefetch_factor=data.prefetch if data.workers else None,
+        multiprocessing_context="spawn" if data.workers else None,
+    )
+    return itertools.chain(loader)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The masked LM's training step against transformers' BertForMaskedLM.
+
+    python benchmarks/mlm_vs_transformers.py [--rounds N] [--section.field value ...]
+
+Same weights, same batches, same optimizer, dropout as configured while times are taken and none
+while losses are compared. On a GPU transformers runs in bfloat16 with SDPA and torch.compile.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import common_start  # noqa: F401  before jax and torch
+import numpy as np
+import ours
+import results
+import side_by_side
+import torch
+import torch_training
+import transformers
+
+from jaxtrain import config
+from jaxtrain.data import masking
+
+# BERT base on a GPU; on a CPU the guide's own sizes (8 layers of width 256, 25,000 words).
+ON_GPU = (
+    "mlm_h200_8",
+    "--data.batch_size",
+    "64",
+    "--model.hidden",
+    "768",
+    "--model.layers",
+    "12",
+    "--model.heads",
+    "12",
+    "--model.sequence_length",
+    "512",
+    "--model.vocab_size",
+    "30522",
+)
+ON_CPU = ("mlm_h200_8", "--data.batch_size", "16", "--precision", "float32")
+CURVE_STEPS = 20
+_IGNORED = -100  # transformers' label of a position that is not predicted
+
+
+def main() -> None:
+    """Compares, prints a row, and writes it down."""
+    flags, overrides = results.arguments(__doc__)
+    device = results.device()
+    name, *sizes = ON_GPU if device == "cuda" else ON_CPU
+    single = ["--mesh.data", "1", "--mesh.fsdp", "1"]
+    run = ours.on_one_device(config.load(name, [*sizes, *single, *overrides]))
+    batches = _batches(run.model, run.data.batch_size, CURVE_STEPS)
+
+    still = dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.0))
+    left, right = ours.Training(still), _theirs(still, device)
+    right.load(left.params())
+    curve = left.losses(batches)
+    other = [float(right.step(right.place(batch))) for batch in batches]
+
+    left, right = ours.Training(run), _theirs(run, device)
+    batch, same = left.place(batches[0]), right.place(batches[0])
+
+    def our_step() -> None:
+        left.step(batch).block_until_ready()
+
+    def their_step() -> None:
+        right.step(same)
+        torch_training.synchronize(device)
+
+    compared = side_by_side.alternate(our_step, their_step, rounds=flags.rounds)
+    model = run.model
+    what = (
+        f"mlm {model.layers}L/{model.heads}H/{model.hidden}D, V {model.vocab_size}, batch "
+        f"{run.data.batch_size} x {model.sequence_length}, {run.precision}, against transformers "
+        f"{transformers.__version__}"
+    )
+    tokens = run.data.batch_size * model.sequence_length
+    results.record_comparison(flags, what, compared, curve, other, examples=tokens, unit="tokens/s")
+
+
+class _Theirs:
+    def __init__(self, run: config.Run, device: str) -> None:
+        model = run.model
+        settings = transformers.BertConfig(
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            intermediate_size=model.ff_width,
+            max_position_embeddings=model.sequence_length,
+            hidden_dropout_prob=model.dropout,
+            attention_probs_dropout_prob=model.dropout,
+            layer_norm_eps=1e-12,
+            pad_token_id=masking.PAD,
+            attn_implementation="sdpa",
+        )
+        self.module = transformers.BertForMaskedLM(settings).to(device).train()
+        # Our positions hold what is the same for all tokens.
+        token_types = self.module.bert.embeddings.token_type_embeddings.weight
+        token_types.requires_grad_(False).zero_()
+        called: Any = torch.compile(self.module) if device == "cuda" else self.module
+        self._training = torch_training.Training(
+            self.module, lambda batch: called(**batch).loss, run.optim, autocast=device == "cuda"
+        )
+        self._device = device
+
+    def load(self, params: Mapping[str, np.ndarray]) -> None:
+        """Copies jaxtrain's parameters."""
+        state = {name: torch.from_numpy(array.copy()) for name, array in _named(params).items()}
+        missing, unexpected = self.module.load_state_dict(state, strict=False)
+        left = [name for name in missing if "token_type" not in name and "decoder" not in name]
+        assert not left, f"transformers' parameters without one of ours: {left}"
+        assert not unexpected, f"ours without one of transformers': {unexpected}"
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Ids, attention and labels, as transformers takes them."""
+        labels = np.full(batch["tokens"].shape, _IGNORED, np.int64)
+        np.put_along_axis(labels, batch["positions"], batch["targets"], axis=1)
+        arrays = {
+            "input_ids": batch["tokens"].astype(np.int64),
+            "attention_mask": (batch["tokens"] != masking.PAD).astype(np.int64),
+            "labels": labels,
+        }
+        return torch_training.to_torch(arrays, self._device)
+
+    def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._training.step(batch)
+
+
+def _theirs(run: config.Run, device: str) -> _Theirs:
+    return _Theirs(run, device)
+
+
+def _named(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Our parameters under transformers' names, in PyTorch's layouts."""
+    found: dict[str, np.ndarray] = {}
+
+    def dense(theirs: str, kernel: np.ndarray, bias: np.ndarray) -> None:
+        found[f"{theirs}.weight"], found[f"{theirs}.bias"] = kernel.T, bias
+
+    def norm(theirs: str, name: str) -> None:
+        found[f"{theirs}.weight"] = params[f"{name}.scale"]
+        found[f"{theirs}.bias"] = params[f"{name}.bias"]
+
+    embeddings = "bert.embeddings"
+    found[f"{embeddings}.word_embeddings.weight"] = params["embeddings.word"]
+    found[f"{embeddings}.position_embeddings.weight"] = params["embeddings.position"]
+    norm(f"{embeddings}.LayerNorm", "embeddings.norm")
+    layers = {name.split(".")[1] for name in params if name.startswith("layers.")}
+    for number in layers:
+        name, theirs = f"layers.{number}", f"bert.encoder.layer.{number}"
+        kernels = np.split(params[f"{name}.qkv.kernel"], 3, axis=1)
+        biases = np.split(params[f"{name}.qkv.bias"], 3)
+        for part, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
+            dense(f"{theirs}.attention.self.{part}", kernel, bias)
+        for part, mine in (
+            ("attention.output.dense", "attention_out"),
+            ("intermediate.dense", "ff_in"),
+            ("output.dense", "ff_out"),
+        ):
+            kernel, bias = params[f"{name}.{mine}.kernel"], params[f"{name}.{mine}.bias"]
+            dense(f"{theirs}.{part}", kernel, bias)
+        norm(f"{theirs}.attention.output.LayerNorm", f"{name}.attention_norm")
+        norm(f"{theirs}.output.LayerNorm", f"{name}.ff_norm")
+    head = "cls.predictions"
+    dense(f"{head}.transform.dense", params["head.dense.kernel"], params["head.dense.bias"])
+    norm(f"{head}.transform.LayerNorm", "head.norm")
+    found[f"{head}.bias"] = params["head.bias"]
+    return found
+
+
+def _batches(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
+    """Random words of a skewed distribution, masked as the pipeline masks them."""
+    rng = np.random.default_rng(0)
+    shares = 1 / np.arange(1, model.vocab_size - masking.FIRST_ORDINARY + 1)
+    shares /= shares.sum()
+
+    def example() -> dict[str, np.ndarray]:
+        words = rng.choice(len(shares), model.sequence_length, p=shares) + masking.FIRST_ORDINARY
+        words[0], words[-1] = masking.CLS, masking.SEP
+        return masking.mask(
+            words.astype(np.int32),
+            rng,
+            mask_fraction=model.mask_fraction,
+            random_share=0.1,
+            keep_share=0.1,
+            vocab_size=model.vocab_size,
+        )
+
+    def batch() -> dict[str, np.ndarray]:
+        examples = [example() for _ in range(batch_size)]
+        stacked = {name: np.stack([one[name] for one in examples]) for name in examples[0]}
+        # Unused slots repeat a used one, so that transformers' labels hold every target once.
+        unused = stacked["target_weights"] == 0
+        for name in ("positions", "targets"):
+            stacked[name] = np.where(unused, stacked[name][:, :1], stacked[name])
+        return stacked | {"weight": np.ones(batch_size, np.float32)}
+
+    return [batch() for _ in range(count)]
+
+
+if __name__ == "__main__":
+    main()

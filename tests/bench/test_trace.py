@@ -1,0 +1,51 @@
+"""The trace of a compiled step: what took the time."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.bench import trace
+
+PROGRAM = """\
+HloModule jit_f
+
+%body (p: f32[4]) -> f32[4] {
+  ROOT %dot.3 = f32[4]{0} dot(%a, %b), metadata={op_name="jit(f)/while/body/dot_general"}
+}
+
+ENTRY %main {
+  %fusion.1 = (f32[4]{0}, f32[4]{0}) fusion(%p), kind=kLoop, metadata={op_name="jit(f)/add"}
+  while.2 = f32[4]{0} while(%x), condition=%c, body=%body
+}
+"""
+
+
+def test_instructions_are_read_from_the_program() -> None:
+    found = trace._described(PROGRAM)
+    assert found["dot.3"] == ("dot", "jit(f)/while/body/dot_general")
+    assert found["fusion.1"] == ("fusion", "jit(f)/add")
+    assert found["while.2"] == ("while", "")
+
+
+def test_a_large_product_takes_longer_than_a_small_one(tmp_path: Path) -> None:
+    def f(x: jax.Array, y: jax.Array) -> jax.Array:
+        with jax.named_scope("large"):
+            x = x @ x
+        with jax.named_scope("small"):
+            y = y @ y
+        return x.sum() + y.sum()
+
+    x, y = jnp.ones((700, 700)), jnp.ones((40, 40))
+    compiled = jax.jit(f).lower(x, y).compile()
+    compiled(x, y).block_until_ready()
+    with jax.profiler.trace(tmp_path):
+        for _ in range(3):
+            compiled(x, y).block_until_ready()
+    found = trace.top_operations(tmp_path, compiled.as_text(), steps=3, devices=1, count=50)
+    assert "large" in found[0].made_by
+    assert found[0].share > 0.5
+    assert sum(one.share for one in found) <= 1.0001
+    assert trace.top_operations(tmp_path, compiled.as_text(), steps=6, devices=1, count=1)[
+        0
+    ].ms_per_step * 2 == found[0].ms_per_step

@@ -1,0 +1,60 @@
+"""``jaxtrain bench`` on a tiny config: real workers, cold and warm, and a sweep."""
+
+import json
+from pathlib import Path
+
+import pytest
+from program import TINY_MLM, write_corpus
+
+from jaxtrain import main
+
+TINY = ["bench", *TINY_MLM, "--seconds", "0.2"]
+
+
+@pytest.mark.slow
+def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "found.json"
+    data = ["--data.path", str(write_corpus(tmp_path)), "--data.cache_dir", str(tmp_path / "cache")]
+    assert main.main([*TINY, *data, "--json", str(output), "--sweep", "remat"]) == 0
+    found = json.loads(output.read_text())
+    rows = found["rows"]
+    for name in (
+        *("start/imports", "start/compile", "start/total", "start/warm_total"),
+        *("synthetic/step", "synthetic/tokens_per_second", "pipeline/step"),
+        *("pipeline/data_wait_fraction", "memory/host_peak_gib", "save/blocks_loop"),
+        *("ceilings/bf16_flops", "synthetic/share_of_measured_flops"),
+    ):
+        assert name in rows, name
+    assert rows["start/compile"] > rows["start/warm_compile"]
+    assert rows["start/total"] == pytest.approx(
+        sum(rows[f"start/{lap}"] for lap in ("interpreter", "imports", "devices", "state"))
+        + rows["start/compile"]
+        + rows["start/first_step"]
+    )
+    assert 0 < rows["synthetic/share_of_measured_flops"] < 1
+    assert rows["save/gib"] > 0
+    assert found["operations"][0]["ms_per_step"] > 0
+    assert set(found["sweep"]) == {"none", "block"}
+    assert all("synthetic/step" in one["rows"] for one in found["sweep"].values())
+    said = capsys.readouterr().out
+    assert "steps on the real pipeline" in said
+    assert "speed (examples/s)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--config", "demp"], "did you mean demo"),
+        (["--seconds", "3"], "--config is missing"),
+        (["--config", "demo", "--sweep", "depth"], "depth"),
+        (["--config", "demo", "--sweep", "shard"], "mesh.fsdp is 1"),
+        (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["bench", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1
