@@ -29,19 +29,19 @@ def test_instructions_are_read_from_the_program() -> None:
 
 
 def test_a_large_product_takes_longer_than_a_small_one(tmp_path: Path) -> None:
-    def f(x: jax.Array, y: jax.Array) -> jax.Array:
+    def f(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         with jax.named_scope("large"):
             x = x @ x
         with jax.named_scope("small"):
             y = y @ y
-        return x.sum() + y.sum()
+        return x, y
 
     x, y = jnp.ones((700, 700)), jnp.ones((40, 40))
     compiled = jax.jit(f).lower(x, y).compile()
-    compiled(x, y).block_until_ready()
+    jax.block_until_ready(compiled(x, y))
     with jax.profiler.trace(tmp_path):
         for _ in range(3):
-            compiled(x, y).block_until_ready()
+            jax.block_until_ready(compiled(x, y))
     found = trace.top_operations(tmp_path, compiled.as_text(), steps=3, devices=1, count=50)
     assert "large" in found[0].made_by
     assert found[0].share > 0.5
