@@ -40,6 +40,7 @@ ON_GPU = (
 )
 ON_CPU = ("mlm_h200_8", "--data.batch_size", "16", "--precision", "float32")
 CURVE_STEPS = 20
+CURVE_BATCH = 4  # losses of few sequences tell as much, and a CPU takes a second for each
 _IGNORED = -100  # transformers' label of a position that is not predicted
 
 
@@ -50,16 +51,20 @@ def main() -> None:
     name, *sizes = ON_GPU if device == "cuda" else ON_CPU
     single = ["--mesh.data", "1", "--mesh.fsdp", "1"]
     run = ours.on_one_device(config.load(name, [*sizes, *single, *overrides]))
-    batches = _batches(run.model, run.data.batch_size, CURVE_STEPS)
-
-    still = dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.0))
+    still = dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, dropout=0.0),
+        data=dataclasses.replace(run.data, batch_size=min(CURVE_BATCH, run.data.batch_size)),
+    )
+    batches = _batches(run.model, still.data.batch_size, CURVE_STEPS)
     left, right = ours.Training(still), _theirs(still, device)
     right.load(left.params())
     curve = left.losses(batches)
     other = [float(right.step(right.place(batch))) for batch in batches]
 
     left, right = ours.Training(run), _theirs(run, device)
-    batch, same = left.place(batches[0]), right.place(batches[0])
+    (timed,) = _batches(run.model, run.data.batch_size, 1)
+    batch, same = left.place(timed), right.place(timed)
 
     def our_step() -> None:
         left.step(batch).block_until_ready()

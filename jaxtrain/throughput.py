@@ -26,14 +26,46 @@ PEAK_BF16_FLOPS = (
 )
 
 
+# Memory bandwidth of one GPU, bytes/s, from NVIDIA's datasheets; read as the table above.
+MEMORY_BYTES_PER_SECOND = (
+    (("H100", "PCIE"), 2.0e12),
+    (("H100", "NVL"), 3.9e12),
+    (("H200",), 4.8e12),
+    (("H100",), 3.35e12),
+    (("GH200",), 4.0e12),
+    (("B200",), 8.0e12),
+    (("A100",), 2.0e12),
+    (("A800",), 2.0e12),
+    (("A40",), 0.696e12),
+    (("A10",), 0.6e12),
+    (("A10G",), 0.6e12),
+    (("A6000",), 0.768e12),
+    (("L4",), 0.3e12),
+    (("L40S",), 0.864e12),
+)
+
+
+def memory_bytes_per_second(device_kind: str) -> float | None:
+    """Datasheet bandwidth, bytes/s; None for a device not in the table.
+
+    Args:
+        device_kind: ``jax.Device.device_kind``.
+    """
+    return _of(MEMORY_BYTES_PER_SECOND, device_kind)
+
+
 def peak_bf16_flops(device_kind: str) -> float | None:
     """Datasheet rate of dense bfloat16 products, FLOP/s; None for a device not in the table.
 
     Args:
         device_kind: ``jax.Device.device_kind``, as "NVIDIA H100 80GB HBM3".
     """
+    return _of(PEAK_BF16_FLOPS, device_kind)
+
+
+def _of(table: tuple[tuple[tuple[str, ...], float], ...], device_kind: str) -> float | None:
     words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
-    return next((flops for names, flops in PEAK_BF16_FLOPS if words.issuperset(names)), None)
+    return next((value for names, value in table if words.issuperset(names)), None)
 
 
 class Window:

@@ -277,6 +277,9 @@ def _shares(rows: Rows, step: Any, precision: config.Precision, count: int) -> R
         rate = counted / median_s
         shares["synthetic/bytes_per_second"] = rate
         shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
+        datasheet = throughput.memory_bytes_per_second(jax.devices()[0].device_kind)
+        if datasheet is not None:
+            shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
     return shares
 
 

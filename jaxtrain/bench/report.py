@@ -23,6 +23,7 @@ _UNITS = (
     ("_fraction", "%"),
     ("share_of_measured_flops", "%"),
     ("share_of_measured_copy", "%"),
+    ("share_of_datasheet_bandwidth", "%"),
     ("mfu", "%"),
     ("flops_per_second_per_device", "TFLOP/s"),
     ("_flops", "TFLOP/s"),
@@ -31,11 +32,12 @@ _UNITS = (
     ("_per_second", "/s"),
     ("gib", "GiB"),
 )
+_NOT_RESULTS = ":(top,exclude)benchmarks/RESULTS.md"
 _FACTORS = {"%": 100.0, "TFLOP/s": 1e-12, "GB/s": 1e-9}
 _NOTES = {
     "synthetic/mfu": "of the datasheet's dense bf16 rate; work by the model's formula",
     "synthetic/share_of_measured_flops": "work by the model's formula, rate as below",
-    "synthetic/bytes_per_second": "bytes that the compiler counts",
+    "synthetic/bytes_per_second": "bytes that the compiler counts, a device",
     "memory/compiled_gib": "planned by the compiler, a device",
     "memory/compiled_temporaries_gib": "of which temporaries",
     "memory/device_peak_gib": "the allocator's own peak",
@@ -57,14 +59,17 @@ def complete(findings: Findings, arguments: list[str]) -> Findings:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with "+" where files differ from it; None without one."""
+    """The checkout's commit, with "+" where files differ from it; None without one.
+
+    The table of results may differ: it is where this goes.
+    """
     here = ["git", "-C", str(Path(__file__).parent)]
     try:
         named = subprocess.run(
             [*here, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
         )
         changed = subprocess.run(
-            [*here, "status", "--porcelain", "--untracked-files=no"],
+            [*here, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", _NOT_RESULTS],
             capture_output=True,
             text=True,
             check=True,

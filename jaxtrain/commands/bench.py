@@ -47,8 +47,11 @@ def main(arguments: list[str]) -> int:
             findings["rows"] |= {
                 name.replace("start/", "start/warm_"): value for name, value in rows.items()
             }
+    findings = report.complete(findings | {"sweep": {}}, arguments)
+    if flags.json and points:  # what is known so far, should the sweep be ended
+        report.write(findings, flags.json)
     findings["sweep"] = _sweep(flags, overrides, points)
-    return _finish(findings, arguments, flags.json)
+    return _finish(findings, flags.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,11 +121,10 @@ def _ceilings(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         "driver": devices.driver_version(),
     }
     findings = {"rows": found, "notes": {}, "operations": [], "device": device, "sweep": {}}
-    return _finish(findings, arguments, flags.json)
+    return _finish(report.complete(findings, arguments), flags.json)
 
 
-def _finish(findings: dict[str, Any], arguments: list[str], path: Path | None) -> int:
-    findings = report.complete(findings, arguments)
+def _finish(findings: dict[str, Any], path: Path | None) -> int:
     if "device" in findings:
         print(f"\n{report.heading(findings)}")
     print(report.table(findings))

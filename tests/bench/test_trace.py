@@ -46,6 +46,10 @@ def test_a_large_product_takes_longer_than_a_small_one(tmp_path: Path) -> None:
     assert "large" in found[0].made_by
     assert found[0].share > 0.5
     assert sum(one.share for one in found) <= 1.0001
-    assert trace.top_operations(tmp_path, compiled.as_text(), steps=6, devices=1, count=1)[
-        0
-    ].ms_per_step * 2 == found[0].ms_per_step
+    assert (
+        trace.top_operations(tmp_path, compiled.as_text(), steps=6, devices=1, count=1)[
+            0
+        ].ms_per_step
+        * 2
+        == found[0].ms_per_step
+    )
