@@ -110,13 +110,26 @@ def record(flags: argparse.Namespace, what: str, result: str, found: dict[str, A
     import jax
 
     print(f"{what}\n  {result}", flush=True)
-    shown = [a for a in sys.argv[1:] if not a.startswith(("--results", "--json"))]
-    script = Path(sys.argv[0]).name
-    command = shlex.join(["python", f"benchmarks/{script}", *shown])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_shown(sys.argv[1:])])
     if flags.json:
         flags.json.write_text(json.dumps({"what": what, "result": result, **found}, indent=1))
     if flags.results:
         append_row(flags.results, jax.local_devices()[0].device_kind, what, result, command)
+
+
+def _shown(typed: list[str]) -> list[str]:
+    """Arguments for a table: without where the results go, and where the data lies here."""
+    shown: list[str] = []
+    rest = iter(typed)
+    for argument in rest:
+        if argument in ("--results", "--json"):
+            next(rest, None)
+        elif argument == "--data.path":
+            next(rest, None)
+            shown += [argument, "DIR"]
+        else:
+            shown.append(argument)
+    return shown
 
 
 def bench_results(found: dict[str, Any]) -> list[str]:
