@@ -1,10 +1,12 @@
-"""Makes a checkout importable without installing it, and leaves a GPU's memory to both sides."""
+"""Makes a checkout importable without installing it.
 
-import os
+A comparison also sets ``SHARED_GPU``: jax would otherwise take most of a GPU's memory at once.
+"""
+
 import sys
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 if str(CHECKOUT) not in sys.path:
     sys.path.insert(0, str(CHECKOUT))
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

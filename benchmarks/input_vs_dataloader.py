@@ -8,7 +8,8 @@ do: seek to the key frame before the clip, decode, convert to RGB, cut, resize w
 Files: data.path, or the scenes that `demo` renders.
 """
 
-import itertools
+import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ import results
 import side_by_side
 import torch
 import torch.utils.data
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # neither side copies to a GPU
 
 from jaxtrain import config
 from jaxtrain.data import pipeline
@@ -105,27 +108,12 @@ def main() -> None:
     flags, overrides = results.arguments(__doc__)
     run = config.load("demo", overrides)
     sources = run.data.open(run.model, seed=run.seed, say=print)
-    ours, theirs = _ours(run, sources), _theirs(run, sources)
     ready = 2 * max(run.data.workers, 1) * run.data.prefetch + 2
-
-    def taking(batches: Iterator[Any]) -> Any:
-        def step() -> None:
-            for _ in range(BATCHES):
-                next(batches)
-
-        return step
-
-    left, right = taking(ours), taking(theirs)
-    times: list[tuple[float, float]] = []
-    for _ in range(flags.rounds):
-        pair = []
-        for batches, step in ((ours, left), (theirs, right)):
-            for _ in range(ready):
-                next(batches)
-            pair.append(side_by_side.seconds(step, 1))
-        times.append((pair[0], pair[1]))
-    ours.close()
-    compared = side_by_side.Comparison(*map(tuple, zip(*times, strict=True)))
+    pairs = [
+        (_seconds(_ours(run, sources), ready), _seconds(_theirs(run, sources), ready))
+        for _ in range(flags.rounds)
+    ]
+    compared = side_by_side.Comparison(*map(tuple, zip(*pairs, strict=True)))
     clips = BATCHES * run.data.batch_size
     rates = [clips / float(np.median(side)) for side in (compared.ours, compared.theirs)]
     low, high = compared.range
@@ -139,6 +127,23 @@ def main() -> None:
         f"{len(compared.ours)} rounds)",
         {"ours_s": compared.ours, "theirs_s": compared.theirs, "clips": clips},
     )
+
+
+def _seconds(batches: Iterator[Any], ready: int) -> float:
+    """Time of some batches; those that were made before it began are taken first.
+
+    Each time with new workers, so that those of the other side have ended.
+    """
+    try:
+        for _ in range(ready):
+            next(batches)
+        began = time.perf_counter()
+        for _ in range(BATCHES):
+            next(batches)
+        return time.perf_counter() - began
+    finally:
+        if isinstance(batches, pipeline.TrainingBatches):
+            batches.close()
 
 
 def _ours(run: config.Run, sources: Any) -> pipeline.TrainingBatches:
@@ -180,7 +185,7 @@ def _theirs(run: config.Run, sources: Any) -> Iterator[torch.Tensor]:
         prefetch_factor=data.prefetch if data.workers else None,
         multiprocessing_context="spawn" if data.workers else None,
     )
-    return itertools.chain(loader)
+    return iter(loader)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,19 @@ while losses are compared. On a GPU transformers runs in bfloat16 with SDPA and 
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
-import common_start  # noqa: F401  before jax and torch
+import common_start
+
+os.environ.update(common_start.SHARED_GPU)
+
 import numpy as np
 import ours
 import results
 import side_by_side
+import sizes
 import torch
 import torch_training
 import transformers
@@ -23,21 +28,7 @@ from jaxtrain import config
 from jaxtrain.data import masking
 
 # BERT base on a GPU; on a CPU the guide's own sizes (8 layers of width 256, 25,000 words).
-ON_GPU = (
-    "mlm_h200_8",
-    "--data.batch_size",
-    "64",
-    "--model.hidden",
-    "768",
-    "--model.layers",
-    "12",
-    "--model.heads",
-    "12",
-    "--model.sequence_length",
-    "512",
-    "--model.vocab_size",
-    "30522",
-)
+ON_GPU = ("mlm_h200_8", *sizes.BERT_BASE)
 ON_CPU = ("mlm_h200_8", "--data.batch_size", "16", "--precision", "float32")
 CURVE_STEPS = 20
 CURVE_BATCH = 4  # losses of few sequences tell as much, and a CPU takes a second for each
@@ -48,32 +39,32 @@ def main() -> None:
     """Compares, prints a row, and writes it down."""
     flags, overrides = results.arguments(__doc__)
     device = results.device()
-    name, *sizes = ON_GPU if device == "cuda" else ON_CPU
+    name, *chosen = ON_GPU if device == "cuda" else ON_CPU
     single = ["--mesh.data", "1", "--mesh.fsdp", "1"]
-    run = ours.on_one_device(config.load(name, [*sizes, *single, *overrides]))
+    run = ours.on_one_device(config.load(name, [*chosen, *single, *overrides]))
     still = dataclasses.replace(
         run,
         model=dataclasses.replace(run.model, dropout=0.0),
         data=dataclasses.replace(run.data, batch_size=min(CURVE_BATCH, run.data.batch_size)),
     )
     batches = _batches(run.model, still.data.batch_size, CURVE_STEPS)
-    left, right = ours.Training(still), _theirs(still, device)
+    left, right = ours.Training(still), _Theirs(still, device)
     right.load(left.params())
     curve = left.losses(batches)
     other = [float(right.step(right.place(batch))) for batch in batches]
 
-    left, right = ours.Training(run), _theirs(run, device)
+    left, right = ours.Training(run), _Theirs(run, device)
     (timed,) = _batches(run.model, run.data.batch_size, 1)
     batch, same = left.place(timed), right.place(timed)
 
-    def our_step() -> None:
-        left.step(batch).block_until_ready()
-
-    def their_step() -> None:
-        right.step(same)
-        torch_training.synchronize(device)
-
-    compared = side_by_side.alternate(our_step, their_step, rounds=flags.rounds)
+    on_gpu = device == "cuda"
+    compared = side_by_side.alternate(
+        side_by_side.Side(lambda: left.step(batch), left.finish),
+        side_by_side.Side(lambda: right.step(same), lambda: torch_training.synchronize(device)),
+        rounds=flags.rounds,
+        steps=10 if on_gpu else 1,
+        warm_up=5 if on_gpu else 1,
+    )
     model = run.model
     what = (
         f"mlm {model.layers}L/{model.heads}H/{model.hidden}D, V {model.vocab_size}, batch "
@@ -104,7 +95,10 @@ class _Theirs:
         # Our positions hold what is the same for all tokens.
         token_types = self.module.bert.embeddings.token_type_embeddings.weight
         token_types.requires_grad_(False).zero_()
-        called: Any = torch.compile(self.module) if device == "cuda" else self.module
+        called: Any = self.module
+        if device == "cuda":
+            torch._dynamo.reset()  # or a second size would be compiled for any size
+            called = torch.compile(self.module, dynamic=False)
         self._training = torch_training.Training(
             self.module, lambda batch: called(**batch).loss, run.optim, autocast=device == "cuda"
         )
@@ -124,17 +118,14 @@ class _Theirs:
         np.put_along_axis(labels, batch["positions"], batch["targets"], axis=1)
         arrays = {
             "input_ids": batch["tokens"].astype(np.int64),
-            "attention_mask": (batch["tokens"] != masking.PAD).astype(np.int64),
             "labels": labels,
         }
+        if (batch["tokens"] == masking.PAD).any():  # without a mask SDPA takes its fastest kernel
+            arrays["attention_mask"] = (batch["tokens"] != masking.PAD).astype(np.int64)
         return torch_training.to_torch(arrays, self._device)
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self._training.step(batch)
-
-
-def _theirs(run: config.Run, device: str) -> _Theirs:
-    return _Theirs(run, device)
 
 
 def _named(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

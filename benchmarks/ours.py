@@ -44,6 +44,10 @@ class Training:
         self._state, metrics = self._step(self._state, batch)
         return metrics["loss"]
 
+    def finish(self) -> None:
+        """Waits for all steps."""
+        jax.block_until_ready(self._state.step)
+
     def losses(self, batches: Sequence[Mapping[str, Any]]) -> list[float]:
         """The loss of each batch in turn, each after the update of the one before."""
         return [float(self.step(self.place(batch))) for batch in batches]

@@ -15,8 +15,10 @@ import common_start
 import numpy as np
 import side_by_side
 
+from jaxtrain import devices
 from jaxtrain.bench import report, sweep
 
+TABLE_HEAD = "| date | commit | machine | what | result | command |\n|---|---|---|---|---|---|\n"
 RESULTS = common_start.CHECKOUT / "benchmarks" / "RESULTS.md"
 
 
@@ -63,14 +65,23 @@ def machine(device_kind: str) -> str:
 
 
 def append_row(path: Path, device_kind: str, what: str, result: str, command: str) -> None:
-    """Adds a dated row to the last table of a results file."""
+    """Adds a dated row to the last table of a results file, which is begun if it is missing."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     python, jax = platform.python_version(), importlib.metadata.version("jax")
+    driver = devices.driver_version()
     where = f"{machine(device_kind)}, Python {python}, jax {jax}"
-    cells = (today, report.commit() or "", where, what, result, f"`{command}`")
-    text = path.read_text()
-    row = "| " + " | ".join(cells) + " |\n"
-    path.write_text(text + ("" if text.endswith("\n") else "\n") + row)
+    cells = (
+        today,
+        report.commit() or "unknown",
+        where + (f", driver {driver}" if driver else ""),
+        what,
+        result,
+        f"`{command}`",
+    )
+    row = "| " + " | ".join(" ".join(cell.replace("|", "/").split()) for cell in cells) + " |\n"
+    new = not path.exists() or not path.read_text().strip()
+    with path.open("a") as file:
+        file.write((TABLE_HEAD if new else "") + row)
 
 
 def record_comparison(
@@ -110,14 +121,14 @@ def record(flags: argparse.Namespace, what: str, result: str, found: dict[str, A
     import jax
 
     print(f"{what}\n  {result}", flush=True)
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_shown(sys.argv[1:])])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *shown(sys.argv[1:])])
     if flags.json:
         flags.json.write_text(json.dumps({"what": what, "result": result, **found}, indent=1))
     if flags.results:
         append_row(flags.results, jax.local_devices()[0].device_kind, what, result, command)
 
 
-def _shown(typed: list[str]) -> list[str]:
+def shown(typed: list[str]) -> list[str]:
     """Arguments for a table: without where the results go, and where the data lies here."""
     shown: list[str] = []
     rest = iter(typed)
@@ -135,20 +146,25 @@ def _shown(typed: list[str]) -> list[str]:
 def bench_results(found: dict[str, Any]) -> list[str]:
     """What ``jaxtrain bench`` found, a few words a row: starts, steps, pipeline, sweep."""
     if "failure" in found:
-        return [f"failed: {found['failure']}"]
-    rows, lines = found["rows"], []
+        return [f"failed: {found['failure']} {found['detail']}"]
+    rows = found["rows"]
+    lines = [f"{part} left out: {note}" for part, note in found["notes"].items()]
     if "ceilings/bf16_flops" in rows and "start/total" not in rows:
         return [
             f"bf16 {rows['ceilings/bf16_flops'] / 1e12:.4g} TFLOP/s, float32 "
             f"{rows['ceilings/float32_flops'] / 1e12:.4g} TFLOP/s, copying "
             f"{rows['ceilings/copy_bytes'] / 1e9:.4g} GB/s"
         ]
+    warm = rows.get("start/warm_total")
     lines.append(
-        f"first step after {rows['start/total']:.1f} s cold (compile "
-        f"{rows['start/compile']:.1f}), {rows.get('start/warm_total', float('nan')):.1f} s warm; "
-        f"a save blocks {1000 * rows['save/blocks_loop']:.0f} ms, complete in "
-        f"{rows['save/complete']:.2f} s ({rows['save/gib']:.3g} GiB)"
+        f"first step after {rows['start/total']:.1f} s cold (compile {rows['start/compile']:.1f})"
+        + ("" if warm is None else f", {warm:.1f} s warm")
     )
+    if "save/blocks_loop" in rows:
+        lines.append(
+            f"a save blocks {1000 * rows['save/blocks_loop']:.0f} ms, complete in "
+            f"{rows['save/complete']:.2f} s ({rows['save/gib']:.3g} GiB)"
+        )
     for prefix in ("synthetic", "pipeline"):
         if f"{prefix}/step" in rows:
             lines.append(_steps(rows, prefix))

@@ -8,10 +8,13 @@ missing is left out, and said.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -19,21 +22,13 @@ from pathlib import Path
 
 import common_start
 import results
+import sizes
 
 from jaxtrain import devices
 
 _HERE = Path(__file__).parent
 _LEAST_S = 45  # less is not worth starting
-_ONE_GPU = (
-    "--mesh.data",
-    "1",
-    "--mesh.fsdp",
-    "1",
-    "--mesh.shard",
-    "none",
-    "--optim.accumulate",
-    "1",
-)
+_PROBE = "import jax; print(jax.default_backend(), jax.local_devices()[0].device_kind, sep='|')"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,38 +39,31 @@ class Measurement:
         name: for the console.
         arguments: after ``python``.
         needs: packages.
+        at_most_s: it is ended after this time.
     """
 
     name: str
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    at_most_s: float = 600.0
 
 
-def on_gpu() -> list[Measurement]:
-    """On one GPU."""
-    video = ("--config", "h100_8", *_ONE_GPU, "--data.batch_size", "8")
-    base = (
-        "--model.hidden",
-        "768",
-        "--model.layers",
-        "12",
-        "--model.heads",
-        "12",
-        "--model.sequence_length",
-        "512",
-        "--data.batch_size",
-        "64",
-    )
-    mlm = ("--config", "mlm_h200_8", *_ONE_GPU, *base)
+def on_gpu(videos: str | None) -> list[Measurement]:
+    """On one GPU: the comparisons first, then what explains them."""
+    clips = ("--data.path", videos) if videos else ("--data.demo", "True")
+    video = ("--config", "h100_8", *sizes.ONE_GPU, "--data.batch_size", "8", *clips)
+    text = ("--config", "mlm_h200_8", *sizes.ONE_GPU, *sizes.BERT_BASE, "--data.demo", "True")
+    short = ("--seconds", "5")
     return [
-        _bench("video_ae", *video, "--sweep", "remat"),
-        _script("video_ae_vs_torch.py", "torch"),
-        _script("mlm_vs_transformers.py", "torch", "transformers"),
-        _bench("mlm base", *mlm, "--sweep", "remat"),
-        _bench("video_ae, batches", *video, "--sweep", "batch"),
         _bench("ceilings"),
+        _script("video_ae_vs_torch.py", "torch"),
+        _bench("video_ae", *video, *short),
+        _script("mlm_vs_transformers.py", "torch", "transformers"),
+        _bench("mlm base", *text, *short),
+        _bench("video_ae, remat", *video, *short, "--sweep", "remat"),
+        _bench("video_ae, batches", *video, *short, "--sweep", "batch"),
         _script("input_vs_dataloader.py", "torch", "av"),
-        _bench("mlm base, batches", *mlm, "--sweep", "batch"),
+        _bench("mlm base, batches", *text, *short, "--sweep", "batch"),
     ]
 
 
@@ -83,15 +71,15 @@ def on_cpu(videos: str | None) -> list[Measurement]:
     """On a CPU, at sizes that step in a second or so."""
     found = [
         _bench("ceilings"),
-        _bench("demo", "--config", "demo", "--sweep", "batch"),
-        _bench("demo_mlm", "--config", "demo_mlm", "--sweep", "remat"),
         _script("video_ae_vs_torch.py", "torch"),
         _script("mlm_vs_transformers.py", "torch", "transformers"),
+        _bench("demo", "--config", "demo", "--seconds", "10", "--sweep", "batch"),
+        _bench("demo_mlm", "--config", "demo_mlm", "--seconds", "10", "--sweep", "remat"),
         _script("input_vs_dataloader.py", "torch", "av"),
     ]
     if videos:
-        sizes = ("--model.frames", "12", "--model.height", "480", "--model.width", "720")
-        data = ("--data.path", videos, "--data.batch_size", "2", *sizes)
+        clip = ("--model.frames", "12", "--model.height", "480", "--model.width", "720")
+        data = ("--data.path", videos, "--data.batch_size", "2", *clip)
         found.append(_script("input_vs_dataloader.py", "torch", "av", arguments=data))
     return found
 
@@ -117,47 +105,66 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("output/benchmarks"), help="JSON files")
     flags = parser.parse_args()
     flags.output.mkdir(parents=True, exist_ok=True)
-    gpu = devices.driver_version() is not None
+    backend, kind = _device()
+    print(f"=== on {kind} ({backend})", flush=True)
     ends = time.monotonic() + 60 * flags.minutes
-    for number, one in enumerate(on_gpu() if gpu else on_cpu(flags.videos)):
+    chosen = on_gpu(flags.videos) if backend == "gpu" else on_cpu(flags.videos)
+    for number, one in enumerate(chosen):
         if flags.only and flags.only not in one.name:
             continue
         missing = [name for name in one.needs if importlib.util.find_spec(name) is None]
-        left_s = ends - time.monotonic()
+        left_s = min(ends - time.monotonic(), one.at_most_s)
         if missing:
             print(f"=== {one.name}: left out, not installed: {', '.join(missing)}", flush=True)
         elif left_s < _LEAST_S:
             print(f"=== {one.name}: left out, {max(left_s, 0):.0f} s are left", flush=True)
         else:
-            _run(one, flags.output / f"{number:02}.json", flags.results, left_s)
+            run(one, flags.output / f"{number:02}.json", flags.results, left_s, kind)
 
 
-def _run(one: Measurement, findings: Path, table: Path, timeout_s: float) -> None:
+def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: str) -> None:
+    """Runs one measurement in a process of its own; what it found until it ended is kept."""
     findings.unlink(missing_ok=True)
     of_bench = one.arguments[0] == "-m"
     options = ["--json", str(findings.absolute())]
     if not of_bench:
         options += ["--results", str(table.absolute())]
-    command = [sys.executable, *one.arguments, *options]
     print(f"=== {one.name}", flush=True)
     began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, *one.arguments, *options],
+        cwd=common_start.CHECKOUT,
+        start_new_session=True,
+    )
     try:
-        code = subprocess.run(
-            command, cwd=common_start.CHECKOUT, timeout=timeout_s, check=False
-        ).returncode
+        ended = f"exit code {process.wait(timeout_s)}"
     except subprocess.TimeoutExpired:
-        print(f"=== {one.name}: ended after {timeout_s:.0f} s, the time is over", flush=True)
-        code = None
+        ended = "ended, the time is over"
+    finally:  # it, and what it has started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     if of_bench and findings.exists():
-        _write_rows(one, json.loads(findings.read_text()), table)
-    print(f"=== {one.name}: exit code {code}, {time.monotonic() - began:.0f} s", flush=True)
+        command = shlex.join(["jaxtrain", *results.shown(list(one.arguments[2:]))])
+        for result in results.bench_results(json.loads(findings.read_text())):
+            results.append_row(table, kind, one.name, result, command)
+    print(f"=== {one.name}: {ended}, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _write_rows(one: Measurement, found: dict, table: Path) -> None:  # type: ignore[type-arg]
-    command = shlex.join(["jaxtrain", *one.arguments[2:]])
-    kind = found.get("device", {}).get("kind", "unknown")
-    for result in results.bench_results(found):
-        results.append_row(table, kind, one.name, result, command)
+def _device() -> tuple[str, str]:
+    """jax's platform and the device's name, asked for in a process that then lets go of it."""
+    asked = subprocess.run(
+        [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=True
+    )
+    backend, _, kind = asked.stdout.strip().splitlines()[-1].partition("|")
+    if backend != "gpu" and devices.driver_version() is not None:
+        raise SystemExit(
+            f"this machine has an NVIDIA GPU, but jax runs on {backend}: {asked.stderr}"
+        )
+    return backend, kind
 
 
 if __name__ == "__main__":

@@ -26,29 +26,41 @@ class Comparison:
         return float(low), float(high)
 
 
-def alternate(
-    ours: Callable[[], None], theirs: Callable[[], None], *, rounds: int, steps: int = 1
-) -> Comparison:
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One of the two.
+
+    Attributes:
+        step: hands over one step's work.
+        finish: waits until all that was handed over is done.
+    """
+
+    step: Callable[[], object]
+    finish: Callable[[], object]
+
+    def seconds(self, steps: int) -> float:
+        """Time of one of ``steps`` steps, handed over one behind the other as a loop does."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.finish()
+        return (time.perf_counter() - began) / steps
+
+
+def alternate(ours: Side, theirs: Side, *, rounds: int, steps: int, warm_up: int) -> Comparison:
     """Times both in turn.
 
     Args:
-        ours: does one step's work and returns when it is done.
-        theirs: the same.
-        rounds: measurements of each, after one that does not count.
+        ours: one side.
+        theirs: the other.
+        rounds: measurements of each.
         steps: in a measurement.
+        warm_up: steps of each that do not count.
     """
-    for step in (ours, theirs):
-        step()
-    pairs = [(seconds(ours, steps), seconds(theirs, steps)) for _ in range(rounds)]
+    for side in (ours, theirs):
+        side.seconds(warm_up)
+    pairs = [(ours.seconds(steps), theirs.seconds(steps)) for _ in range(rounds)]
     return Comparison(*map(tuple, zip(*pairs, strict=True)))
-
-
-def seconds(step: Callable[[], None], steps: int) -> float:
-    """Time of one of ``steps`` steps."""
-    began = time.perf_counter()
-    for _ in range(steps):
-        step()
-    return (time.perf_counter() - began) / steps
 
 
 def largest_difference(ours: list[float], theirs: list[float]) -> float:

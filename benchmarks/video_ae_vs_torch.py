@@ -7,9 +7,13 @@ channels last and torch.compile. Our step also varies colours (here by nothing) 
 """
 
 import dataclasses
+import os
 from typing import Any
 
-import common_start  # noqa: F401  before jax and torch
+import common_start
+
+os.environ.update(common_start.SHARED_GPU)
+
 import numpy as np
 import ours
 import results
@@ -21,7 +25,8 @@ import torch_video_ae
 from jaxtrain import config
 
 # What one H200 trains at (targets: 12x480x720), and what a CPU can step through in a second.
-ON_GPU = ("h100_8", "--data.batch_size", "8", "--model.remat", "none")
+# Four clips: both sides' activations are held at once.
+ON_GPU = ("h100_8", "--data.batch_size", "4", "--model.remat", "none")
 ON_CPU = (
     "h100_8",
     "--precision",
@@ -56,14 +61,16 @@ def main() -> None:
 
     batch, same = left.place(batches[0]), right.place(batches[0])
 
-    def our_step() -> None:
-        left.step(batch).block_until_ready()
-
-    def their_step() -> None:
-        right.training.step(same)
-        torch_training.synchronize(device)
-
-    compared = side_by_side.alternate(our_step, their_step, rounds=flags.rounds)
+    on_gpu = device == "cuda"
+    compared = side_by_side.alternate(
+        side_by_side.Side(lambda: left.step(batch), left.finish),
+        side_by_side.Side(
+            lambda: right.training.step(same), lambda: torch_training.synchronize(device)
+        ),
+        rounds=flags.rounds,
+        steps=10 if on_gpu else 1,
+        warm_up=5 if on_gpu else 1,
+    )
     model = run.model
     what = (
         f"video_ae {model.frames}x{model.height}x{model.width}, batch {run.data.batch_size}, "
@@ -109,8 +116,7 @@ def _batches(run: config.Run, count: int) -> list[dict[str, np.ndarray]]:
 
     def clips() -> np.ndarray:
         coarse = rng.uniform(0, 255, (b, t, h // 16 + 1, w // 16 + 1, c))
-        fine = coarse.repeat(16, 2).repeat(16, 3)[:, :, :h, :w]
-        return fine.astype(np.uint8)
+        return coarse.astype(np.uint8).repeat(16, 2).repeat(16, 3)[:, :, :h, :w]
 
     weight = np.ones(b, np.float32)
     return [{"video": clips(), "augment": neutral, "weight": weight} for _ in range(count)]

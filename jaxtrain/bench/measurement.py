@@ -1,7 +1,7 @@
 """What one process measures of a config: start, steps, pipeline, memory, saves, operations.
 
-All rows are measured here, except those that say "counted": they come from the model's formula or
-from the compiler.
+Times and peaks are measured. Work comes from the model's formula, bytes moved from the compiled
+program, planned memory from the compiler.
 """
 
 import collections
@@ -17,7 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import building, checkpoint, compiling, config, devices, processes, saving, throughput
+from jaxtrain import (
+    building,
+    checkpoint,
+    compiling,
+    config,
+    devices,
+    processes,
+    program,
+    saving,
+    throughput,
+)
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain.bench import ceilings, timing, trace
@@ -27,66 +37,61 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.errors import InputError
 
-PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
 TOP_OPERATIONS = 12
 _TRACED_STEPS = 3
 _LEAST_STEPS = 5
 _FIRST_STEPS = 2  # a pipeline's first batches were loaded while nothing else ran
 
 Rows = dict[str, Any]
-Step = Callable[[states.State, Any], tuple[states.State, Any]]
 
 
-def measure(request: dict[str, Any], rows: Rows) -> dict[str, Any]:
-    """Measures what ``request["parts"]`` names; a start always.
+def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Measures a start, then what ``request["parts"]`` names; a part that fails is noted.
 
     Args:
         request: made by :class:`jaxtrain.bench.request.Request`.
         rows: of the start so far, s.
-
-    Returns:
-        ``rows`` (name -> number or :meth:`timing.Times.summary`), ``device``, ``operations``,
-        ``notes`` (part -> why it was left out).
+        keep: takes all findings after each part: ``rows`` (name -> number or
+            :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part -> why it was
+            left out).
     """
-    clock = _Laps(rows)
+    laps = _Laps(rows)
     run = config.load(request["config"], request["overrides"])
     processes.connect({}, request["simulate_devices"])
+    processes.check_accelerator(os.environ)
     compiling.use_cache({}, Path(request["compiled"]))
     mesh = meshes.make(run.mesh)
-    clock.lap("start/devices")
+    laps.lap("start/config_and_devices")
     # How many steps a run has changes nothing that is measured; counting them may take the data.
     built = building.build(_with_steps(run), mesh, 1, _silent)
     state = built.fresh_state()
-    clock.lap("start/state")
+    laps.lap("start/state")
     step = built.compile_step()
-    clock.lap("start/compile")
+    laps.lap("start/compile")
     batch = synthetic_batch(built)
-    clock.skip()
+    laps.skip()
     state, metrics = step(state, batch)
     jax.block_until_ready(metrics)
-    clock.lap("start/first_step")
+    laps.lap("start/first_step")
     rows["start/total"] = sum(rows[name] for name in rows if name.startswith("start/"))
 
     found: dict[str, Any] = {"rows": rows, "notes": {}, "operations": [], "device": _device(mesh)}
-    parts, seconds = request["parts"], request["seconds"]
-    if "steps" in parts:
-        state, times = _steps(step, state, iter(lambda: batch, None), seconds)
-        rows |= _rates(built, times, "synthetic")
-        rows |= _memory(step)
-    if "trace" in parts:
-        state, found["operations"] = _trace(step, state, batch, len(jax.local_devices()))
-    if "pipeline" in parts:
+    keep(found)
+    session = _Session(built, step, state, batch, request["seconds"])
+    measured: dict[str, Callable[[], Rows]] = {
+        "steps": lambda: _steps(session),
+        "trace": lambda: found.update(operations=_operations(session)) or {},
+        "pipeline": lambda: _pipeline(session),
+        "save": lambda: _save(session),
+        "ceilings": lambda: _shares(session, rows),
+    }
+    for part in request["parts"]:
         try:
-            state, more = _pipeline(built, step, state, seconds)
-            rows |= more
-        except InputError as error:
-            found["notes"]["pipeline"] = str(error)
-    if "save" in parts:
-        rows |= _save(run, state)
-    if "ceilings" in parts:
-        del state, batch
-        rows |= _shares(rows, step, run.precision, mesh.size)
-    return found
+            rows |= measured[part]()
+        except Exception as error:
+            # What was found before is worth more than what this part would have added.
+            found["notes"][part] = f"{type(error).__name__}: {error}".splitlines()[0]
+        keep(found)
 
 
 def synthetic_batch(built: Built) -> dict[str, jax.Array]:
@@ -132,28 +137,52 @@ def _silent(line: str) -> None:
     del line
 
 
-def _steps(
-    step: Step, state: states.State, batches: Iterator[Any], seconds: float
-) -> tuple[states.State, timing.Times]:
-    """Times steps as the loop runs them: it looks at a step's metrics when the next one is queued.
+class _Session:
+    """The compiled step and the state that it was called on last."""
 
-    So a time is that from the end of one step to the end of the next.
-    """
-    pending: collections.deque[Any] = collections.deque()
-    ends: list[float] = []
+    def __init__(
+        self, built: Built, step: Any, state: states.State, batch: Any, seconds: float
+    ) -> None:
+        self.built, self.step, self.batch = built, step, batch
+        self._state, self._seconds = state, seconds
 
-    def finish() -> None:
-        jax.block_until_ready(pending.popleft())
-        ends.append(time.perf_counter())
+    @property
+    def state(self) -> states.State:
+        """The newest state; a fresh one if a step took it and failed."""
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+            self._state = self.built.fresh_state()
+        return self._state
 
-    began = time.perf_counter()
-    while len(ends) <= _FIRST_STEPS + _LEAST_STEPS or time.perf_counter() - began < seconds:
-        state, metrics = step(state, next(batches))
-        pending.append(metrics)
-        if len(pending) > 1:
-            finish()
-    finish()
-    return state, timing.Times(tuple(np.diff(ends[_FIRST_STEPS:])))
+    def once(self, batch: Any) -> Any:
+        """One step; returns its metrics, perhaps before they are computed."""
+        self._state, metrics = self.step(self.state, batch)
+        return metrics
+
+    def times(self, batches: Iterator[Any]) -> timing.Times:
+        """Times steps as the loop runs them: a step's metrics are read when the next is queued.
+
+        So a time is that from the end of one step to the end of the next.
+        """
+        pending: collections.deque[Any] = collections.deque()
+        ends: list[float] = []
+
+        def finish() -> None:
+            jax.block_until_ready(pending.popleft())
+            ends.append(time.perf_counter())
+
+        began = time.perf_counter()
+        least = _FIRST_STEPS + _LEAST_STEPS
+        while len(ends) <= least or time.perf_counter() - began < self._seconds:
+            pending.append(self.once(next(batches)))
+            if len(pending) > 1:
+                finish()
+        finish()
+        return timing.Times(tuple(np.diff(ends[_FIRST_STEPS:])))
+
+
+def _steps(session: _Session) -> Rows:
+    times = session.times(iter(lambda: session.batch, None))
+    return _rates(session.built, times, "synthetic") | _memory(session.step)
 
 
 def _rates(built: Built, times: timing.Times, prefix: str) -> Rows:
@@ -190,24 +219,26 @@ def _memory(step: Any) -> Rows:
     return rows
 
 
-def _trace(
-    step: Any, state: states.State, batch: Any, count: int
-) -> tuple[states.State, list[dict[str, Any]]]:
+def _operations(session: _Session) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(_TRACED_STEPS):
-                state, metrics = step(state, batch)
+                metrics = session.once(session.batch)
             jax.block_until_ready(metrics)
         operations = trace.top_operations(
-            Path(folder), step.as_text(), steps=_TRACED_STEPS, devices=count, count=TOP_OPERATIONS
+            Path(folder),
+            session.step.as_text(),
+            steps=_TRACED_STEPS,
+            devices=len(jax.local_devices()),
+            count=TOP_OPERATIONS,
         )
-    return state, [dataclasses.asdict(operation) for operation in operations]
+    if not operations:
+        raise InputError("the profiler saw no operation of the step")
+    return [dataclasses.asdict(operation) for operation in operations]
 
 
-def _pipeline(
-    built: Built, step: Step, state: states.State, seconds: float
-) -> tuple[states.State, Rows]:
-    run = built.run
+def _pipeline(session: _Session) -> Rows:
+    built, run = session.built, session.built.run
     began = time.perf_counter()
     sources: Sources = run.data.open(run.model, seed=run.seed, say=_silent)
     opened_s = time.perf_counter() - began
@@ -227,20 +258,19 @@ def _pipeline(
             began = time.perf_counter()
             first = next(batches)
             first_batch_s = time.perf_counter() - began
-            state, metrics = step(state, first)
-            jax.block_until_ready(metrics)
+            jax.block_until_ready(session.once(first))
             waited, began = batches.wait_s, time.perf_counter()
-            state, times = _steps(step, state, batches, seconds)
+            times = session.times(batches)
             share = (batches.wait_s - waited) / (time.perf_counter() - began)
         finally:
             batches.close()
     rows = {"pipeline/open": opened_s, "pipeline/first_batch": first_batch_s}
-    return state, rows | _rates(built, times, "pipeline") | {"pipeline/data_wait_fraction": share}
+    return rows | _rates(built, times, "pipeline") | {"pipeline/data_wait_fraction": share}
 
 
-def _save(run: config.Run, state: states.State) -> Rows:
+def _save(session: _Session) -> Rows:
     """Twice, of which the second counts: the first one also starts Orbax."""
-    meta = saving.describe(run, "bench")
+    state, meta = session.state, saving.describe(session.built.run, "bench")
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = checkpoint.Checkpoints(Path(folder) / checkpoint.CHECKPOINTS, 1, _silent)
         for number in range(2):
@@ -259,27 +289,24 @@ def _save(run: config.Run, state: states.State) -> Rows:
     }
 
 
-def _shares(rows: Rows, step: Any, precision: config.Precision, count: int) -> Rows:
+def _shares(session: _Session, rows: Rows) -> Rows:
     """The device's own ceilings, and how close the synthetic step comes to them."""
     found = ceilings.measure()
-    peak = found.bf16_flops if precision == "bfloat16" else found.float32_flops
     shares: Rows = {
         f"ceilings/{field.name}": getattr(found, field.name) for field in dataclasses.fields(found)
     }
     if "synthetic/step" not in rows:
         return shares
-    median_s = rows["synthetic/step"]["median_s"]
-    shares["synthetic/share_of_measured_flops"] = (
-        rows["synthetic/flops_per_second_per_device"] / peak
-    )
-    counted = (step.cost_analysis() or {}).get("bytes accessed")
-    if counted:
-        rate = counted / median_s
-        shares["synthetic/bytes_per_second"] = rate
-        shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
-        datasheet = throughput.memory_bytes_per_second(jax.devices()[0].device_kind)
-        if datasheet is not None:
-            shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
+    bf16 = session.built.run.precision == "bfloat16"
+    peak = found.bf16_flops if bf16 else found.float32_flops
+    flops = rows["synthetic/flops_per_second_per_device"]
+    rate = program.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
+    shares["synthetic/share_of_measured_flops"] = flops / peak
+    shares["synthetic/bytes_per_second"] = rate
+    shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
+    datasheet = throughput.memory_bytes_per_second(jax.devices()[0].device_kind)
+    if datasheet is not None:
+        shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
     return shares
 
 
@@ -289,7 +316,7 @@ def _device(mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "kind": device.device_kind,
         "count": mesh.size,
         "platform": device.platform,
-        "platform_version": device.client.platform_version,
+        "platform_version": " ".join(device.client.platform_version.split()),
         "driver": devices.driver_version(),
         "cpus": os.cpu_count(),
     }

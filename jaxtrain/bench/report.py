@@ -1,7 +1,10 @@
 """What a bench found, as JSON and as a table."""
 
+import contextlib
 import datetime
+import importlib.metadata
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -37,7 +40,7 @@ _FACTORS = {"%": 100.0, "TFLOP/s": 1e-12, "GB/s": 1e-9}
 _NOTES = {
     "synthetic/mfu": "of the datasheet's dense bf16 rate; work by the model's formula",
     "synthetic/share_of_measured_flops": "work by the model's formula, rate as below",
-    "synthetic/bytes_per_second": "bytes that the compiler counts, a device",
+    "synthetic/bytes_per_second": "what its instructions read and write",
     "memory/compiled_gib": "planned by the compiler, a device",
     "memory/compiled_temporaries_gib": "of which temporaries",
     "memory/device_peak_gib": "the allocator's own peak",
@@ -53,15 +56,25 @@ def complete(findings: Findings, arguments: list[str]) -> Findings:
         "command": shlex.join(["jaxtrain", "bench", *arguments]),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "versions": versions.versions(),
+        "versions": versions.versions() | _others(),
         **findings,
     }
+
+
+def _others() -> dict[str, str]:
+    """Versions of what is compared with, or runs the device; what is not there is left out."""
+    found = {}
+    for name in ("torch", "transformers", "jax-cuda12-plugin", "jax-cuda13-plugin"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def commit() -> str | None:
     """The checkout's commit, with "+" where files differ from it; None without one.
 
-    The table of results may differ: it is where this goes.
+    The table of results may differ: it is where this goes. A copy of the files without their
+    history is named by $JAXTRAIN_COMMIT.
     """
     here = ["git", "-C", str(Path(__file__).parent)]
     try:
@@ -74,8 +87,8 @@ def commit() -> str | None:
             text=True,
             check=True,
         )
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+        return os.environ.get("JAXTRAIN_COMMIT")
     return named.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
@@ -89,7 +102,7 @@ def heading(findings: Findings) -> str:
     device = findings["device"]
     driver = f", driver {device['driver']}" if device["driver"] else ""
     return (
-        f"{device['count']} x {device['kind']} ({device['platform_version'].splitlines()[0]}"
+        f"{device['count']} x {device['kind']} ({device['platform_version']}"
         f"{driver}), commit {findings['commit'] or 'unknown'}, "
         + ", ".join(
             f"{name} {findings['versions'][name]}" for name in ("python", "jax", "jaxtrain")
@@ -111,8 +124,11 @@ def table(findings: Findings) -> str:
         if rows:
             lines += ["", title]
             lines += [_line(f"{group}/{name}", name, value) for name, value in rows.items()]
-        if group in findings["notes"]:
-            lines += ["", f"{title}: left out: {findings['notes'][group]}"]
+    lines += [
+        line
+        for part, note in findings["notes"].items()
+        for line in ("", f"{part}: left out: {note}")
+    ]
     if findings["operations"]:
         lines += ["", "what takes longest (ms a step, share of all operations)"]
         lines += [

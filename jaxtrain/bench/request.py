@@ -12,7 +12,9 @@ from typing import Any
 
 from jaxtrain.errors import InputError
 
+PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
 _LAST_LINES = 5
+_TIMED_OUT = 124  # as of timeout(1)
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
 
 
@@ -24,7 +26,7 @@ class Request:
         config: a name or a path.
         overrides: as typed.
         simulate_devices: virtual CPU devices; None takes what is there.
-        parts: of ``measurement.PARTS``; () measures the start alone.
+        parts: of :data:`PARTS`; () measures the start alone.
         seconds: for steps, and for the pipeline.
         compiled: folder of compiled programs; an empty one makes a cold start.
         timeout_s: a worker that takes longer is ended.
@@ -45,21 +47,30 @@ class Request:
             written = dataclasses.asdict(self) | {"output": str(output)}
             path.write_text(json.dumps(written | {"launched_at": time.time()}))
             command = [sys.executable, "-m", "jaxtrain.bench.worker", str(path)]
-            try:
-                ended = subprocess.run(
-                    command,
-                    capture_output=True,
-                    text=True,
-                    env=_environment(),
-                    timeout=self.timeout_s,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                return {"failure": f"took longer than {self.timeout_s:.0f} s", "detail": ""}
+            ended = _run(command, self.timeout_s)
             if output.exists():
                 found: dict[str, Any] = json.loads(output.read_text())
+                if ended.returncode != 0 and "failure" not in found:
+                    found["notes"]["worker"] = _failure(ended)["failure"]
                 return found
         return _failure(ended)
+
+
+def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Runs a worker. It stays in this process's group: whoever ends that, ends it too."""
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=_environment(),
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(
+            command, _TIMED_OUT, "", f"took longer than {timeout_s:.0f} s"
+        )
 
 
 def _environment() -> dict[str, str]:
@@ -76,6 +87,8 @@ def _failure(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     last = ended.stderr.strip().splitlines()[-_LAST_LINES:]
     if last and last[-1].startswith("error: "):
         raise InputError(last[-1].removeprefix("error: "))
+    if ended.returncode == _TIMED_OUT:
+        return {"failure": ended.stderr, "detail": ""}
     if any(words in ended.stderr for words in _OUT_OF_MEMORY) or ended.returncode == -9:
         return {"failure": "out of memory", "detail": last[-1] if last else "killed"}
     return {"failure": f"exit code {ended.returncode}", "detail": "\n".join(last)}

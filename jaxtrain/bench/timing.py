@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -66,13 +66,3 @@ def measure(
         action()
         found.append(clock() - before)
     return Times(tuple(found))
-
-
-def ratio(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, float, float]:
-    """Ratio of medians, and a range that holds it.
-
-    The two were measured in turn, so the ratios of neighbours see the same machine; the range is
-    from the first to the third quartile of these.
-    """
-    first, third = np.percentile(np.divide(slow, fast), (25, 75))
-    return float(np.median(slow) / np.median(fast)), float(first), float(third)

@@ -11,12 +11,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 _STARTED_AT = time.time()
 
 
 def main(path: str) -> int:
-    """Reads a request, measures, writes the findings; 0 also where memory ran out."""
+    """Reads a request, measures, writes the findings as they come; 0 also where memory ran out."""
     request = json.loads(Path(path).read_text())
     began = time.perf_counter()
     import jax  # the import is part of what is measured
@@ -29,18 +30,21 @@ def main(path: str) -> int:
         "start/interpreter": _STARTED_AT - request["launched_at"],
         "start/imports": imported_s,
     }
+
+    def keep(findings: dict[str, Any]) -> None:
+        partial = f"{request['output']}.partial"
+        Path(partial).write_text(json.dumps(findings))
+        os.replace(partial, request["output"])
+
     try:
-        findings = measurement.measure(request, started)
+        measurement.measure(request, started, keep)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        findings = {"failure": "out of memory", "detail": str(error).strip().splitlines()[0]}
-    partial = f"{request['output']}.partial"
-    Path(partial).write_text(json.dumps(findings))
-    os.replace(partial, request["output"])
+        keep({"failure": "out of memory", "detail": str(error).strip().splitlines()[0]})
     return 0
 
 

@@ -1,17 +1,17 @@
 """``jaxtrain bench``: how fast a config starts, steps, loads and saves on the devices at hand."""
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, config_files
 from jaxtrain.bench import report, sweep
-from jaxtrain.bench.request import Request
+from jaxtrain.bench.request import PARTS, Request
 from jaxtrain.errors import InputError
 
 _TIMEOUT_S = 3600.0
-PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
 
 
 def main(arguments: list[str]) -> int:
@@ -37,21 +37,27 @@ def main(arguments: list[str]) -> int:
     points = sweep.points(run, flags.sweep) if flags.sweep else {}
     _check_output(flags.json)
 
+    def keep(findings: dict[str, Any]) -> dict[str, Any]:
+        findings = report.complete(findings, arguments)
+        if flags.json:
+            report.write(findings, flags.json)
+        return findings
+
     print("measuring a cold start, steps, pipeline and saves ...", flush=True)
     with tempfile.TemporaryDirectory() as compiled:
-        findings = _request(flags, overrides, compiled, PARTS).findings()
+        findings = keep(_request(flags, overrides, compiled, PARTS).findings() | {"sweep": {}})
         if "failure" not in findings:
             print("measuring a warm start ...", flush=True)
             warm = _request(flags, overrides, compiled, ()).findings()
-            rows = warm.get("rows", {})
             findings["rows"] |= {
-                name.replace("start/", "start/warm_"): value for name, value in rows.items()
+                name.replace("start/", "start/warm_"): value
+                for name, value in warm.get("rows", {}).items()
             }
-    findings = report.complete(findings | {"sweep": {}}, arguments)
-    if flags.json and points:  # what is known so far, should the sweep be ended
-        report.write(findings, flags.json)
-    findings["sweep"] = _sweep(flags, overrides, points)
-    return _finish(findings, flags.json)
+    for label, changes in points.items():
+        print(f"measuring {flags.sweep} {label} ...", flush=True)
+        findings["sweep"][label] = _point(flags, [*overrides, *changes])
+        keep(findings)
+    return _finish(keep(findings), flags.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,16 +93,12 @@ def _request(
     )
 
 
-def _sweep(
-    flags: argparse.Namespace, overrides: list[str], points: dict[str, tuple[str, ...]]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for label, changes in points.items():
-        print(f"measuring {flags.sweep} {label} ...", flush=True)
-        with tempfile.TemporaryDirectory() as compiled:
-            request = _request(flags, [*overrides, *changes], compiled, ("steps",))
-            found[label] = request.findings()
-    return found
+def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as compiled:
+        try:
+            return _request(flags, overrides, compiled, ("steps",)).findings()
+        except InputError as error:
+            return {"failure": str(error), "detail": ""}
 
 
 def _ceilings(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
@@ -106,9 +108,10 @@ def _ceilings(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
     import jax
 
-    from jaxtrain import devices
+    from jaxtrain import devices, processes
     from jaxtrain.bench import ceilings
 
+    processes.check_accelerator(os.environ)
     first = jax.local_devices()[0]
     found = {
         f"ceilings/{name}": value for name, value in dataclasses.asdict(ceilings.measure()).items()
@@ -117,7 +120,7 @@ def _ceilings(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         "kind": first.device_kind,
         "count": 1,
         "platform": first.platform,
-        "platform_version": first.client.platform_version,
+        "platform_version": " ".join(first.client.platform_version.split()),
         "driver": devices.driver_version(),
     }
     findings = {"rows": found, "notes": {}, "operations": [], "device": device, "sweep": {}}

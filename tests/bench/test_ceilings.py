@@ -1,15 +1,22 @@
 """What a device can do at most."""
 
+from typing import Any
+
 import pytest
 
-from jaxtrain.bench import ceilings
+from jaxtrain.bench import ceilings, timing
 
 
 def test_rates_follow_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a tiny size: the numbers are a CPU's, and bfloat16 is not faster there."""
-    monkeypatch.setattr(ceilings, "_SIDE", {"cpu": 256, "gpu": 256})
-    monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**22, "gpu": 2**22})
-    found = ceilings.measure(at_most_s=0.2)
-    assert 1e8 < found.float32_flops < 1e13
-    assert 1e7 < found.bf16_flops < 1e13
-    assert 1e8 < found.copy_bytes < 1e12
+    monkeypatch.setattr(ceilings, "_SIDE", {"cpu": 64, "gpu": 64})
+    monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**12, "gpu": 2**12})
+    monkeypatch.setattr(ceilings, "_CALLS", {"cpu": 3, "gpu": 3})
+
+    def took_half_a_second(action: Any, **how: Any) -> timing.Times:
+        action()
+        return timing.Times((0.5,))
+
+    monkeypatch.setattr(timing, "measure", took_half_a_second)
+    found = ceilings.measure()
+    assert found.float32_flops == found.bf16_flops == 3 * 2 * 64**3 / 0.5
+    assert found.copy_bytes == 3 * 2 * 2**12 / 0.5  # read and written

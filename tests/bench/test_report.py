@@ -21,7 +21,7 @@ FINDINGS = {
     "device": {
         "kind": "NVIDIA H200",
         "count": 2,
-        "platform_version": "PJRT\ncuda 13",
+        "platform_version": "PJRT cuda 13",
         "driver": "580.1",
     },
 }
@@ -49,6 +49,6 @@ def test_it_says_when_how_and_on_what(tmp_path: Path) -> None:
     found = report.complete(FINDINGS, ["--config", "demo"])
     assert found["command"] == "jaxtrain bench --config demo"
     assert "jax" in found["versions"]
-    assert report.heading(found).startswith("2 x NVIDIA H200 (PJRT, driver 580.1), commit ")
+    assert report.heading(found).startswith("2 x NVIDIA H200 (PJRT cuda 13, driver 580.1), commit ")
     report.write(found, tmp_path / "found.json")
     assert json.loads((tmp_path / "found.json").read_text())["rows"] == FINDINGS["rows"]

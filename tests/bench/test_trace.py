@@ -1,6 +1,8 @@
 """The trace of a compiled step: what took the time."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +28,29 @@ def test_instructions_are_read_from_the_program() -> None:
     assert found["dot.3"] == ("dot", "jit(f)/while/body/dot_general")
     assert found["fusion.1"] == ("fusion", "jit(f)/add")
     assert found["while.2"] == ("while", "")
+
+
+def test_on_a_gpu_only_its_streams_count() -> None:
+    """Not the sums over them that are made for the viewer, nor what the host says."""
+
+    def line(name: str, *events: tuple[str, float]) -> Any:
+        made = [SimpleNamespace(stats=[("hlo_op", op)], duration_ns=time) for op, time in events]
+        return SimpleNamespace(name=name, events=made)
+
+    planes = [
+        SimpleNamespace(name="/host:CPU", lines=[line("python", ("dot.3", 1000))]),
+        SimpleNamespace(
+            name="/device:GPU:0",
+            lines=[
+                line("Stream #7(Compute)", ("dot.3", 5), ("fusion.1", 2), ("dot.3", 5)),
+                line("Stream #9(Memcpy)", ("while.2", 100)),  # a container: its body counts
+                line("XLA Ops", ("dot.3", 10)),
+            ],
+        ),
+    ]
+    profile: Any = SimpleNamespace(planes=planes)
+    found = trace._nanoseconds(profile, trace._described(PROGRAM))
+    assert found == {"dot.3": 10, "fusion.1": 2}
 
 
 def test_a_large_product_takes_longer_than_a_small_one(tmp_path: Path) -> None:

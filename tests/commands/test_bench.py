@@ -27,12 +27,14 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert name in rows, name
     assert rows["start/compile"] > rows["start/warm_compile"]
     assert rows["start/total"] == pytest.approx(
-        sum(rows[f"start/{lap}"] for lap in ("interpreter", "imports", "devices", "state"))
+        sum(rows[f"start/{lap}"] for lap in ("interpreter", "imports", "state"))
+        + rows["start/config_and_devices"]
         + rows["start/compile"]
         + rows["start/first_step"]
     )
     assert 0 < rows["synthetic/share_of_measured_flops"] < 1
     assert rows["save/gib"] > 0
+    assert found["notes"] == {}
     assert found["operations"][0]["ms_per_step"] > 0
     assert set(found["sweep"]) == {"none", "block"}
     assert all("synthetic/step" in one["rows"] for one in found["sweep"].values())
@@ -58,3 +60,17 @@ def test_wrong_use_is_one_line(
     said = capsys.readouterr().err
     assert named in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_costs_only_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "found.json"
+    nowhere = ["--data.path", str(tmp_path / "nowhere")]
+    assert main.main([*TINY, *nowhere, "--json", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert list(found["notes"]) == ["pipeline"]
+    assert "nowhere" in found["notes"]["pipeline"]
+    assert "save/blocks_loop" in found["rows"]
+    assert "pipeline: left out: " in capsys.readouterr().out

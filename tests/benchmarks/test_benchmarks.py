@@ -1,0 +1,86 @@
+"""What the comparisons share: alternating, rows, and measurements that end in time."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import results
+import run_all
+import side_by_side
+
+ROWS = {
+    "start/total": 19.0,
+    "start/compile": 11.7,
+    "start/warm_total": 5.9,
+    "synthetic/step": {"median_s": 0.5, "p95_s": 0.6, "spread": 0.01, "count": 9},
+    "synthetic/examples_per_second": 8.0,
+    "synthetic/mfu": 0.25,
+    "memory/compiled_gib": 0.336,
+    "save/blocks_loop": 0.043,
+    "save/complete": 0.57,
+    "save/gib": 0.008,
+}
+
+
+def test_sides_are_measured_in_turn() -> None:
+    done: list[str] = []
+    ours = side_by_side.Side(lambda: done.append("o"), lambda: done.append("O"))
+    theirs = side_by_side.Side(lambda: done.append("t"), lambda: done.append("T"))
+    found = side_by_side.alternate(ours, theirs, rounds=2, steps=3, warm_up=1)
+    assert "".join(done) == "oOtT" + "oooOtttT" * 2
+    assert len(found.ours) == len(found.theirs) == 2
+
+
+def test_the_ratio_says_how_many_times_as_fast() -> None:
+    found = side_by_side.Comparison((1.0, 2.0, 4.0), (2.0, 6.0, 8.0))
+    assert found.ratio == 3.0
+    assert found.range == (2.0, 2.5)
+    assert side_by_side.largest_difference([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+
+
+def test_a_row_begins_a_missing_table_and_cannot_break_it(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    for _ in range(2):
+        results.append_row(path, "NVIDIA H200", "a | b", "fast\nvery", "python x.py")
+    lines = path.read_text().splitlines()
+    assert len(lines) == 4
+    assert {line.count("|") for line in lines} == {7}
+    assert "a / b" in lines[2]
+    assert "fast very" in lines[2]
+    assert "NVIDIA H200" in lines[2]
+
+
+def test_rows_of_a_bench_are_few_words() -> None:
+    found: dict[str, Any] = {"rows": ROWS, "notes": {"pipeline": "no data"}, "sweep": {}}
+    assert results.bench_results(found) == [
+        "pipeline left out: no data",
+        "first step after 19.0 s cold (compile 11.7), 5.9 s warm",
+        "a save blocks 43 ms, complete in 0.57 s (0.008 GiB)",
+        "synthetic: step 500.0 ms (p95 600.0, spread 1.0% of 9), 8 examples/s, 25.0% MFU, "
+        "0.336 GiB planned",
+    ]
+    out = {"failure": "out of memory", "detail": "16 GiB"}
+    assert results.bench_results(out) == ["failed: out of memory 16 GiB"]
+    swept = found | {"sweep": {"4": {"rows": ROWS, "notes": {}}, "8": out}}
+    assert results.bench_results(swept)[-1] == "4: 8 examples/s, 0.336 GiB; 8: out of memory"
+
+
+def test_folders_of_this_machine_stay_out_of_the_table() -> None:
+    typed = ["--data.path", "/data/x", "--json", "y", "--rounds", "3"]
+    assert results.shown(typed) == ["--data.path", "DIR", "--rounds", "3"]
+
+
+def test_a_measurement_ends_in_time_with_all_that_it_started(tmp_path: Path) -> None:
+    mark = tmp_path / "alive"
+    child = (
+        f"import pathlib, time\nwhile True: pathlib.Path({str(mark)!r}).touch(); time.sleep(0.05)"
+    )
+    parent = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n"
+    one = run_all.Measurement("endless", ("-c", parent + "time.sleep(600)"))
+    began = time.monotonic()
+    run_all.run(one, tmp_path / "found.json", tmp_path / "RESULTS.md", 3.0, "cpu")
+    assert time.monotonic() - began < 20
+    mark.unlink()
+    time.sleep(0.5)
+    assert not mark.exists()

@@ -1,0 +1,70 @@
+"""The text of a compiled program: collectives, how often they run, what moves, who wrote it."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxtrain import program
+
+TEXT = (Path(__file__).parent / "fixtures" / "program.hlo").read_text()
+
+
+def test_collectives_their_groups_and_how_often() -> None:
+    gather, scatter, reduce = program.collectives(TEXT, 8)
+    assert (gather.kind, gather.times, gather.overlapped, gather.stack) == (
+        "all-gather",
+        3,
+        True,
+        3,
+    )
+    assert gather.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert gather.outputs == (program.Array("bf16", (4, 8)),)
+    assert gather.wire_bytes == 64 * 3 / 4
+    assert scatter.groups == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert (scatter.kind, scatter.times, scatter.wire_bytes) == ("reduce-scatter", 3, 16 / 2)
+    assert reduce.groups == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert (reduce.times, reduce.overlapped, reduce.wire_bytes) == (1, False, 2 * 40 / 2)
+
+
+def test_bytes_moved_count_loops_and_leave_the_inside_of_fusions_out() -> None:
+    body = (16 + 64 + 16) + 16 + 8  # the gather with its operand, the fusion, the scatter
+    assert program.moved_bytes(TEXT) == 3 * body + (40 + 40) + (40 + 40)
+
+
+def test_the_line_of_the_model_is_found_below_that_of_the_seam() -> None:
+    stacks = program.Stacks(TEXT)
+    assert stacks.line(3, "/models/") == "models/mlm.py:166"
+    assert stacks.line(3, "step.py") == "step.py:63"
+    assert stacks.line(1, "/models/") is None
+    assert stacks.line(0, "/models/") is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f32[2,3]{1,0}", 24),
+        ("(bf16[4], s8[3], pred[])", 8 + 3 + 1),
+        ("u32[]", 4),
+        ("f8e4m3fn[8]", 8),
+    ],
+)
+def test_sizes_of_types(shape: str, size: int) -> None:
+    assert sum(array.size for array in program.arrays(shape)) == size
+
+
+def test_a_real_program_of_eight_devices() -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def total(x: jax.Array) -> jax.Array:
+        return jnp.sum(x, axis=0)
+
+    compiled = jax.jit(total, in_shardings=rows, out_shardings=whole).lower(
+        jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    )
+    found = program.collectives(compiled.compile().as_text(), 8)
+    assert [(one.kind, one.times, len(one.groups[0])) for one in found] == [("all-reduce", 1, 8)]
+    assert found[0].outputs[0] == program.Array("f32", (32,))
