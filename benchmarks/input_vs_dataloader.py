@@ -106,6 +106,8 @@ class RandomClips(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
 def main() -> None:
     """Compares, prints a row, and writes it down."""
     flags, overrides = results.arguments(__doc__)
+    if results.repeated(flags):
+        return
     run = config.load("demo", overrides)
     sources = run.data.open(run.model, seed=run.seed, say=print)
     ready = 2 * max(run.data.workers, 1) * run.data.prefetch + 2
@@ -115,17 +117,14 @@ def main() -> None:
     ]
     compared = side_by_side.Comparison(*map(tuple, zip(*pairs, strict=True)))
     clips = BATCHES * run.data.batch_size
-    rates = [clips / float(np.median(side)) for side in (compared.ours, compared.theirs)]
-    low, high = compared.range
-    model, cores = run.model, max(run.data.workers, 1)
-    results.record(
+    results.record_comparison(
         flags,
-        f"input {model.frames}x{model.height}x{model.width} of {len(sources.train)} files, "
-        f"{run.data.workers} workers, against torch DataLoader {torch.__version__}",
-        f"ours {rates[0]:.3g}, theirs {rates[1]:.3g} clips/s ({rates[0] / cores:.3g} a worker): "
-        f"{compared.ratio:.2f} times as fast (quartiles {low:.2f} to {high:.2f}, "
-        f"{len(compared.ours)} rounds)",
-        {"ours_s": compared.ours, "theirs_s": compared.theirs, "clips": clips},
+        f"input {run.model.frames}x{run.model.height}x{run.model.width} of {len(sources.train)} "
+        f"files, {run.data.workers} workers, against torch DataLoader {torch.__version__}",
+        compared,
+        examples=clips,
+        unit="clips/s",
+        same_work="the same decoding, cropping and resizing; the clips are drawn apart",
     )
 
 

@@ -38,6 +38,8 @@ _IGNORED = -100  # transformers' label of a position that is not predicted
 def main() -> None:
     """Compares, prints a row, and writes it down."""
     flags, overrides = results.arguments(__doc__)
+    if results.repeated(flags):
+        return
     device = results.device()
     name, *chosen = ON_GPU if device == "cuda" else ON_CPU
     single = ["--mesh.data", "1", "--mesh.fsdp", "1"]
@@ -63,7 +65,7 @@ def main() -> None:
         side_by_side.Side(lambda: right.step(same), lambda: torch_training.synchronize(device)),
         rounds=flags.rounds,
         steps=10 if on_gpu else 1,
-        warm_up=5 if on_gpu else 1,
+        warm_up=5 if on_gpu else 3,
     )
     model = run.model
     what = (
@@ -72,7 +74,14 @@ def main() -> None:
         f"{transformers.__version__}"
     )
     tokens = run.data.batch_size * model.sequence_length
-    results.record_comparison(flags, what, compared, curve, other, examples=tokens, unit="tokens/s")
+    results.record_comparison(
+        flags,
+        what,
+        compared,
+        examples=tokens,
+        unit="tokens/s",
+        same_work=results.of_losses(curve, other),
+    )
 
 
 class _Theirs:

@@ -53,12 +53,12 @@ def on_gpu(videos: str | None) -> list[Measurement]:
     clips = ("--data.path", videos) if videos else ("--data.demo", "True")
     video = ("--config", "h100_8", *sizes.ONE_GPU, "--data.batch_size", "8", *clips)
     text = ("--config", "mlm_h200_8", *sizes.ONE_GPU, *sizes.BERT_BASE, "--data.demo", "True")
-    short = ("--seconds", "5")
+    short, once = ("--seconds", "5"), ("--processes", "1")
     return [
         _bench("ceilings"),
-        _script("video_ae_vs_torch.py", "torch"),
+        _script("video_ae_vs_torch.py", "torch", arguments=once),
         _bench("video_ae", *video, *short),
-        _script("mlm_vs_transformers.py", "torch", "transformers"),
+        _script("mlm_vs_transformers.py", "torch", "transformers", arguments=once),
         _bench("mlm base", *text, *short),
         _bench("video_ae, remat", *video, *short, "--sweep", "remat"),
         _bench("video_ae, batches", *video, *short, "--sweep", "batch"),

@@ -21,9 +21,9 @@ class Comparison:
 
     @property
     def range(self) -> tuple[float, float]:
-        """First and third quartile of the ratios of neighbours."""
-        low, high = np.percentile(np.divide(self.theirs, self.ours), (25, 75))
-        return float(low), float(high)
+        """The least and the largest ratio of neighbours."""
+        ratios = np.divide(self.theirs, self.ours)
+        return float(ratios.min()), float(ratios.max())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,6 +48,8 @@ CURVE_STEPS = 20
 def main() -> None:
     """Compares, prints a row, and writes it down."""
     flags, overrides = results.arguments(__doc__)
+    if results.repeated(flags):
+        return
     device = results.device()
     name, *sizes = ON_GPU if device == "cuda" else ON_CPU
     single = ["--mesh.data", "1", "--mesh.fsdp", "1", "--optim.accumulate", "1"]
@@ -69,7 +71,7 @@ def main() -> None:
         ),
         rounds=flags.rounds,
         steps=10 if on_gpu else 1,
-        warm_up=5 if on_gpu else 1,
+        warm_up=5 if on_gpu else 3,
     )
     model = run.model
     what = (
@@ -77,7 +79,12 @@ def main() -> None:
         f"{run.precision}, against PyTorch {torch.__version__}"
     )
     results.record_comparison(
-        flags, what, compared, curve, other, examples=run.data.batch_size, unit="clips/s"
+        flags,
+        what,
+        compared,
+        examples=run.data.batch_size,
+        unit="clips/s",
+        same_work=results.of_losses(curve, other),
     )
 
 

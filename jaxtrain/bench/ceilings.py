@@ -43,6 +43,16 @@ def measure(device: jax.Device | None = None, at_most_s: float = 3.0) -> Ceiling
     )
 
 
+def product_rate(dtype: str, at_most_s: float = 0.5) -> float:
+    """FLOP/s of matrix products on the first device right now: a shared machine's speed changes.
+
+    Args:
+        dtype: ``"bfloat16"`` or ``"float32"``.
+        at_most_s: time for it.
+    """
+    return _products(jax.local_devices()[0], jnp.dtype(dtype), at_most_s)
+
+
 def _products(device: jax.Device, dtype: jnp.dtype | type, at_most_s: float) -> float:
     """FLOP/s: 2 n^3 for each product of random matrices (zeros would let a GPU clock higher)."""
     side = _of(_SIDE, device)

@@ -6,6 +6,7 @@ program, planned memory from the compiler.
 
 import collections
 import dataclasses
+import math
 import os
 import tempfile
 import time
@@ -145,6 +146,7 @@ class _Session:
     ) -> None:
         self.built, self.step, self.batch = built, step, batch
         self._state, self._seconds = state, seconds
+        self.product_rates = (math.nan, math.nan)  # before and after what was timed last
 
     @property
     def state(self) -> states.State:
@@ -161,8 +163,10 @@ class _Session:
     def times(self, batches: Iterator[Any]) -> timing.Times:
         """Times steps as the loop runs them: a step's metrics are read when the next is queued.
 
-        So a time is that from the end of one step to the end of the next.
+        So a time is that from the end of one step to the end of the next. What the device can do
+        is measured before and after, as the speed of a shared machine changes.
         """
+        before = ceilings.product_rate(self.built.run.precision)
         pending: collections.deque[Any] = collections.deque()
         ends: list[float] = []
 
@@ -177,16 +181,17 @@ class _Session:
             if len(pending) > 1:
                 finish()
         finish()
+        self.product_rates = before, ceilings.product_rate(self.built.run.precision)
         return timing.Times(tuple(np.diff(ends[_FIRST_STEPS:])))
 
 
 def _steps(session: _Session) -> Rows:
     times = session.times(iter(lambda: session.batch, None))
-    return _rates(session.built, times, "synthetic") | _memory(session.step)
+    return _rates(session, times, "synthetic") | _memory(session.step)
 
 
-def _rates(built: Built, times: timing.Times, prefix: str) -> Rows:
-    run = built.run
+def _rates(session: _Session, times: timing.Times, prefix: str) -> Rows:
+    built, run = session.built, session.built.run
     rate = run.data.batch_size / times.median_s
     rows: Rows = {f"{prefix}/step": times.summary(), f"{prefix}/examples_per_second": rate}
     tokens = run.model.tokens_per_example()
@@ -197,6 +202,9 @@ def _rates(built: Built, times: timing.Times, prefix: str) -> Rows:
     peak = throughput.peak_bf16_flops(jax.devices()[0].device_kind)
     if peak is not None:
         rows[f"{prefix}/mfu"] = flops / peak
+    before, after = session.product_rates
+    rows[f"{prefix}/share_of_measured_flops"] = 2 * flops / (before + after)
+    rows[f"{prefix}/machine_drift"] = after / before - 1
     return rows
 
 
@@ -265,7 +273,7 @@ def _pipeline(session: _Session) -> Rows:
         finally:
             batches.close()
     rows = {"pipeline/open": opened_s, "pipeline/first_batch": first_batch_s}
-    return rows | _rates(built, times, "pipeline") | {"pipeline/data_wait_fraction": share}
+    return rows | _rates(session, times, "pipeline") | {"pipeline/data_wait_fraction": share}
 
 
 def _save(session: _Session) -> Rows:
@@ -297,11 +305,7 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     }
     if "synthetic/step" not in rows:
         return shares
-    bf16 = session.built.run.precision == "bfloat16"
-    peak = found.bf16_flops if bf16 else found.float32_flops
-    flops = rows["synthetic/flops_per_second_per_device"]
     rate = program.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
-    shares["synthetic/share_of_measured_flops"] = flops / peak
     shares["synthetic/bytes_per_second"] = rate
     shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
     datasheet = throughput.memory_bytes_per_second(jax.devices()[0].device_kind)

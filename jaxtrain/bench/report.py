@@ -25,6 +25,7 @@ _GROUPS = {
 _UNITS = (
     ("_fraction", "%"),
     ("share_of_measured_flops", "%"),
+    ("machine_drift", "%"),
     ("share_of_measured_copy", "%"),
     ("share_of_datasheet_bandwidth", "%"),
     ("mfu", "%"),
@@ -37,9 +38,14 @@ _UNITS = (
 )
 _NOT_RESULTS = ":(top,exclude)benchmarks/RESULTS.md"
 _FACTORS = {"%": 100.0, "TFLOP/s": 1e-12, "GB/s": 1e-9}
+_SHARE = "work by the model's formula; of the product rate just before and after"
+_DRIFT = "change of that rate meanwhile: such is the machine, not the program"
 _NOTES = {
     "synthetic/mfu": "of the datasheet's dense bf16 rate; work by the model's formula",
-    "synthetic/share_of_measured_flops": "work by the model's formula, rate as below",
+    "synthetic/share_of_measured_flops": _SHARE,
+    "pipeline/share_of_measured_flops": _SHARE,
+    "synthetic/machine_drift": _DRIFT,
+    "pipeline/machine_drift": _DRIFT,
     "synthetic/bytes_per_second": "what its instructions read and write",
     "memory/compiled_gib": "planned by the compiler, a device",
     "memory/compiled_temporaries_gib": "of which temporaries",
