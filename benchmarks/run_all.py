@@ -73,9 +73,13 @@ def on_cpu(videos: str | None) -> list[Measurement]:
         _bench("ceilings"),
         _script("video_ae_vs_torch.py", "torch"),
         _script("mlm_vs_transformers.py", "torch", "transformers"),
-        _bench("demo", "--config", "demo", "--seconds", "10", "--sweep", "batch"),
-        _bench("demo_mlm", "--config", "demo_mlm", "--seconds", "10", "--sweep", "remat"),
+        _bench("demo", "--config", "demo", "--seconds", "10"),
+        _bench("demo_mlm", "--config", "demo_mlm", "--seconds", "10"),
         _script("input_vs_dataloader.py", "torch", "av"),
+    ]
+    found += [
+        _bench("sweep demo", "--config", "demo", "--seconds", "5", "--sweep", "batch"),
+        _bench("sweep demo_mlm", "--config", "demo_mlm", "--seconds", "5", "--sweep", "remat"),
     ]
     if videos:
         clip = ("--model.frames", "12", "--model.height", "480", "--model.width", "720")
