@@ -1,0 +1,177 @@
+"""The GPUs that a plan can be made for; every figure with its source.
+
+Sources: [D] NVIDIA's datasheet of the card; [W] NVIDIA's architecture white paper (Ampere GA100,
+GA102, Hopper GH100, Blackwell RTX); [P] CUDA C++ programming guide, table of technical
+specifications by compute capability; [S] total memory as nvidia-smi prints it; [A] an assumption,
+said as such wherever it is used.
+"""
+
+import dataclasses
+
+from jaxtrain import overrides
+from jaxtrain.errors import InputError
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Card:
+    """One kind of GPU.
+
+    Attributes:
+        name: as jax and nvidia-smi print it.
+        memory: total, bytes [S].
+        capability: compute capability.
+        cores: streaming multiprocessors [W].
+        clock_ghz: boost clock [D].
+        l2: second-level cache, bytes [W].
+        bf16_flops: dense products, summed in float32, FLOP/s [D].
+        memory_rate: bandwidth, bytes/s [D].
+        link_rate: to another GPU of the node, one way, bytes/s.
+        node_rate: to a GPU of another node, one way, bytes/s for each GPU [A].
+        link: what the two rates are of.
+    """
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+    cores: int
+    clock_ghz: float
+    l2: int
+    bf16_flops: float
+    memory_rate: float
+    link_rate: float
+    node_rate: float
+    link: str
+
+
+_NDR = "NVLink 4, 900 GB/s both ways [D]; one 400 Gb/s adapter a GPU between nodes [A]"
+
+CARDS = {
+    "a10": Card(
+        name="NVIDIA A10",
+        memory=23028 * MIB,
+        capability=(8, 6),
+        cores=72,
+        clock_ghz=1.695,
+        l2=6 * MIB,
+        bf16_flops=125e12,
+        memory_rate=600e9,
+        link_rate=31.5e9,
+        node_rate=1.56e9,
+        link="PCIe 4 x16 [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
+    ),
+    "a6000": Card(
+        name="NVIDIA RTX A6000",
+        memory=49140 * MIB,
+        capability=(8, 6),
+        cores=84,
+        clock_ghz=1.8,
+        l2=6 * MIB,
+        bf16_flops=154.8e12,
+        memory_rate=768e9,
+        link_rate=31.5e9,
+        node_rate=1.56e9,
+        link="PCIe 4 x16, no NVLink bridge [A]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
+    ),
+    "a800": Card(
+        name="NVIDIA A800-SXM4-80GB",
+        memory=81920 * MIB,
+        capability=(8, 0),
+        cores=108,
+        clock_ghz=1.41,
+        l2=40 * MIB,
+        bf16_flops=312e12,
+        memory_rate=2.039e12,
+        link_rate=200e9,
+        node_rate=25e9,
+        link="NVLink 3, 400 GB/s both ways [D]; one 200 Gb/s adapter a GPU between nodes [A]",
+    ),
+    "h100": Card(
+        name="NVIDIA H100 80GB HBM3",
+        memory=81559 * MIB,
+        capability=(9, 0),
+        cores=132,
+        clock_ghz=1.98,
+        l2=50 * MIB,
+        bf16_flops=989e12,
+        memory_rate=3.35e12,
+        link_rate=450e9,
+        node_rate=50e9,
+        link=_NDR,
+    ),
+    "h200": Card(
+        name="NVIDIA H200",
+        memory=143771 * MIB,
+        capability=(9, 0),
+        cores=132,
+        clock_ghz=1.98,
+        l2=50 * MIB,
+        bf16_flops=989e12,
+        memory_rate=4.8e12,
+        link_rate=450e9,
+        node_rate=50e9,
+        link=_NDR,
+    ),
+    "rtx5090": Card(
+        name="NVIDIA GeForce RTX 5090",
+        memory=32607 * MIB,
+        capability=(12, 0),
+        cores=170,
+        clock_ghz=2.407,
+        l2=96 * MIB,
+        bf16_flops=209.5e12,
+        memory_rate=1.792e12,
+        link_rate=63e9,
+        node_rate=1.56e9,
+        link="PCIe 5 x16 [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
+    ),
+}
+
+# By compute capability [P]: threads of a multiprocessor, its shared memory (bytes), the most that
+# one block may ask for (bytes), its float32 units.
+_LIMITS = {
+    (8, 0): (2048, 164 * 1024, 163 * 1024, 64),
+    (8, 6): (1536, 100 * 1024, 99 * 1024, 128),
+    (9, 0): (2048, 228 * 1024, 227 * 1024, 128),
+    (12, 0): (1536, 100 * 1024, 99 * 1024, 128),
+}
+
+
+def card(name: str) -> Card:
+    """A card by its short name.
+
+    Raises:
+        InputError: names those that there are.
+    """
+    if name not in CARDS:
+        raise InputError(f"--gpu {name} is unknown; {overrides.did_you_mean(name, CARDS)}")
+    return CARDS[name]
+
+
+def card_of_config(name: str) -> str | None:
+    """The card that a shipped config is named after, as "h100" in "mlm_h100_8"."""
+    return next((short for short in CARDS if short in name.split("_")), None)
+
+
+def target_config(card: Card) -> str:
+    """XLA's description of the card (``GpuTargetConfigProto``, text form)."""
+    threads, shared, shared_of_block, units = _LIMITS[card.capability]
+    major, minor = card.capability
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32
+  shared_memory_per_block: 49152 shared_memory_per_core: {shared}
+  threads_per_core_limit: {threads} core_count: {card.cores} fpus_per_core: {units}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {int(card.memory_rate)} l2_cache_size: {card.l2}
+  clock_rate_ghz: {card.clock_ghz} device_memory_size: {card.memory}
+  shared_memory_per_block_optin: {shared_of_block}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+runtime_version {{ major: 12 minor: 9 patch: 0 }}
+device_description_str: "{card.name}"
+"""

@@ -1,0 +1,99 @@
+"""What the compiled step sends, against the least that its sharding has to send."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxtrain import config
+from jaxtrain import mesh as meshes
+from jaxtrain import state as states
+from jaxtrain.planning.cards import Card
+from jaxtrain.program import Collective
+
+_BF16 = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Collectives of one kind, dtype and group, summed over a step.
+
+    Attributes:
+        kind: as "all-gather".
+        dtype: of the arrays; several are joined by "+".
+        axis: of the mesh: "data", "fsdp", or both.
+        crosses_nodes: whether a group holds GPUs of several nodes.
+        count: how many run in a step.
+        wire_bytes: that a device sends in a step, with ring algorithms.
+        seconds: at the stated link speed.
+        overlapped: share of the bytes whose collective runs beside computation.
+    """
+
+    kind: str
+    dtype: str
+    axis: str
+    crosses_nodes: bool
+    count: int
+    wire_bytes: float
+    seconds: float
+    overlapped: float
+
+
+def rows(
+    found: Sequence[Collective], settings: config.Mesh, card: Card, gpus_per_node: int
+) -> list[Row]:
+    """Sums collectives that are alike; the largest first."""
+    groups: dict[tuple[str, str, str, bool], list[Collective]] = {}
+    for one in found:
+        dtype = "+".join(sorted({array.dtype for array in one.outputs}))
+        crosses = any(
+            len({device // gpus_per_node for device in group}) > 1 for group in one.groups
+        )
+        key = (one.kind, dtype, axis_of(one.groups, settings), crosses)
+        groups.setdefault(key, []).append(one)
+    result = []
+    for (kind, dtype, axis, crosses), members in groups.items():
+        sent = sum(one.times * one.wire_bytes for one in members)
+        beside = sum(one.times * one.wire_bytes for one in members if one.overlapped)
+        rate = card.node_rate if crosses else card.link_rate
+        count = sum(one.times for one in members)
+        share = beside / sent if sent else 0.0
+        result.append(Row(kind, dtype, axis, crosses, count, sent, sent / rate, share))
+    return sorted(result, key=lambda row: -row.wire_bytes)
+
+
+def axis_of(groups: Sequence[Sequence[int]], settings: config.Mesh) -> str:
+    """The mesh axes along which the members of a group differ."""
+    places = np.arange(settings.devices).reshape(settings.data, settings.fsdp)
+    axes = set()
+    for group in groups:
+        data, fsdp = np.nonzero(np.isin(places, list(group)))
+        axes |= {"data"} if len(set(data)) > 1 else set()
+        axes |= {"fsdp"} if len(set(fsdp)) > 1 else set()
+    return "+".join(name for name in meshes.AXES if name in axes) or "none"
+
+
+def least_bytes(
+    target: states.State, rule: meshes.Rule, settings: config.Mesh, accumulate: int
+) -> float:
+    """Bytes that each device has to send in a step, parameters and gradients in bfloat16.
+
+    With ``shard="params"`` each microbatch gathers the sharded parameters forward and backward, and
+    scatters their gradients; ``"optimizer"`` gathers once a step. What no axis shards has its
+    gradient reduced over all devices, once a microbatch, as have the shards over ``data``.
+    """
+    sharded = unsharded = 0
+    for array in target.params.values():
+        size = int(np.prod(array.shape)) * _BF16
+        if any(axis is not None for axis in rule(array).spec):
+            sharded += size
+        else:
+            unsharded += size
+    n, d, all_devices = settings.fsdp, settings.data, settings.devices
+    if settings.shard == "none":
+        sharded, unsharded = 0, sharded + unsharded
+    gathers = {"params": 2 * accumulate, "optimizer": 1, "none": 0}[settings.shard]
+    along_fsdp = sharded * (n - 1) / n * (gathers + accumulate)
+    along_data = 2 * sharded / n * (d - 1) / d * accumulate
+    whole = 2 * unsharded * (all_devices - 1) / all_devices * accumulate
+    return along_fsdp + along_data + whole

@@ -1,0 +1,34 @@
+"""The GPUs that a plan can be made for."""
+
+import pytest
+
+from jaxtrain import config_files
+from jaxtrain.errors import InputError
+from jaxtrain.planning import cards
+from jaxtrain.throughput import memory_bytes_per_second, peak_bf16_flops
+
+
+@pytest.mark.parametrize("name", cards.CARDS)
+def test_figures_agree_with_those_that_measure_a_run(name: str) -> None:
+    card = cards.card(name)
+    if name != "rtx5090":  # the tables of a run do not hold it
+        assert peak_bf16_flops(card.name) == card.bf16_flops
+        bandwidth = memory_bytes_per_second(card.name)
+        assert bandwidth == pytest.approx(card.memory_rate, rel=0.02)
+    text = cards.target_config(card)
+    assert f'device_description_str: "{card.name}"' in text
+    assert f"device_memory_size: {card.memory}" in text
+
+
+def test_an_unknown_card_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean h100"):
+        cards.card("h10")
+
+
+def test_shipped_configs_name_their_card() -> None:
+    found = {name: cards.card_of_config(name) for name in config_files.names()}
+    assert found["h100_16"] == "h100"
+    assert found["mlm_a10_8"] == "a10"
+    assert found["a800_8"] == "a800"
+    assert found["mlm_h200_8_small"] == "h200"
+    assert found["demo"] is None

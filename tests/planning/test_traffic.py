@@ -1,0 +1,72 @@
+"""What a step sends, and the least that it has to."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import pytest
+import toy
+
+from jaxtrain import config, optim
+from jaxtrain import mesh as meshes
+from jaxtrain import state as states
+from jaxtrain.planning import cards, traffic
+from jaxtrain.program import Array, Collective
+
+HYBRID = config.Mesh(data=2, fsdp=4, shard="params", min_shard_elements=64)
+
+
+def collective(kind: str, groups: Any, size: int = 1000, **more: Any) -> Collective:
+    array = (Array("bf16", (size,)),)
+    values: dict[str, Any] = {"times": 1, "overlapped": False, "stack": 0}
+    return Collective("x", kind, array, array, groups, **(values | more))
+
+
+@pytest.mark.parametrize(
+    ("groups", "axis"),
+    [
+        (((0, 1, 2, 3), (4, 5, 6, 7)), "fsdp"),
+        (((0, 4), (1, 5), (2, 6), (3, 7)), "data"),
+        ((tuple(range(8)),), "data+fsdp"),
+    ],
+)
+def test_groups_lie_along_axes(groups: Any, axis: str) -> None:
+    assert traffic.axis_of(groups, HYBRID) == axis
+
+
+def test_rows_add_up_what_is_alike() -> None:
+    inside, across = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
+    found = [
+        collective("all-gather", inside, times=3, overlapped=True),
+        collective("all-gather", inside),
+        collective("all-reduce", across),
+    ]
+    h100 = cards.card("h100")
+    gather, reduce = traffic.rows(found, HYBRID, h100, gpus_per_node=4)
+    assert (gather.kind, gather.axis, gather.crosses_nodes, gather.count) == (
+        *("all-gather", "fsdp", False),
+        4,
+    )
+    assert gather.wire_bytes == 4 * 2000 * 3 / 4
+    assert gather.overlapped == 3 / 4
+    assert gather.seconds == gather.wire_bytes / h100.link_rate
+    assert (reduce.axis, reduce.crosses_nodes) == ("data", True)
+    assert reduce.seconds == 2 * 2000 / 2 / h100.node_rate
+
+
+@pytest.mark.parametrize(("shard", "gathers"), [("params", 4), ("optimizer", 1)])
+def test_the_least_gathers_each_parameter_and_scatters_its_gradient(
+    shard: Any, gathers: int
+) -> None:
+    settings = dataclasses.replace(HYBRID, data=1, fsdp=8, shard=shard)
+    rule = meshes.Rule(toy.mesh_of(1, 8), settings)
+    definition = states.Definition(toy.Config().build)
+    target = states.abstract(definition, optim.make(toy.OPTIM, 10, definition.params), rule)
+    sizes = {name: array.size * 2 for name, array in definition.params.items()}
+    whole = {name for name, array in definition.params.items() if not any(rule(array).spec)}
+    assert 0 < len(whole) < len(sizes)
+    sharded = sum(size for name, size in sizes.items() if name not in whole)
+    rest = sum(size for name, size in sizes.items() if name in whole)
+    expected = sharded * 7 / 8 * (gathers + 2) + 2 * rest * 7 / 8 * 2
+    assert traffic.least_bytes(target, rule, settings, accumulate=2) == pytest.approx(expected)
+    assert jax.device_count() == 8
