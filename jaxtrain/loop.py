@@ -170,7 +170,8 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
                 wanted = int(agreement.exchange(_wish(signals, bad_share)) or GO_ON)
                 if wanted or stop_early:
                     break
-            progress.flush()  # the last step has ended: nothing needs its batch any more
+            progress.flush()
+            jax.block_until_ready(state)  # on all devices: none needs the last batch any more
             batches.close()
             with progress.interrupted("save"):
                 saver.save(done, state)
