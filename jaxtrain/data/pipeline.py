@@ -258,6 +258,8 @@ class _Placement:
     def __init__(self, mesh: jax.sharding.Mesh, spec: Spec) -> None:
         self._sharding = meshes.batch_sharding(mesh)
         self._spec = spec
+        # A CPU's arrays would go on using Grain's shared memory, and free it too late at exit.
+        self._own = np.array if mesh.devices.flat[0].platform == "cpu" else np.asarray
 
     def __call__(self, local: Arrays) -> dict[str, jax.Array]:
         given = {name: (part.shape[1:], str(part.dtype)) for name, part in local.items()}
@@ -266,7 +268,7 @@ class _Placement:
             raise InputError(f"the data gives examples {given}, the model wants {wanted}")
         return {
             name: jax.make_array_from_process_local_data(
-                self._sharding, part, self._spec[name].shape
+                self._sharding, self._own(part), self._spec[name].shape
             )
             for name, part in local.items()
         }
