@@ -84,6 +84,7 @@ def train(directory: Path, *arguments: object, **more: str) -> str:
     """Runs the program, which has to succeed; returns what it printed."""
     found = run(directory, *arguments, **more)
     assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
+    assert "leaked" not in found.stderr, found.stderr  # shared memory of Grain's workers
     return found.stdout
 
 

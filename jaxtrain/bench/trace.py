@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import re
+import warnings
 from pathlib import Path
 
 from jax.profiler import ProfileData
@@ -47,8 +48,12 @@ def top_operations(
     """
     described = _described(program)
     times: collections.Counter[str] = collections.Counter()
-    for path in folder.rglob("*.xplane.pb"):
-        times.update(_nanoseconds(ProfileData.from_file(str(path)), described))
+    with warnings.catch_warnings():
+        # Python 3.13 warns of a type that jaxlib 0.12 makes here; where warnings are errors, that
+        # aborts the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for path in folder.rglob("*.xplane.pb"):
+            times.update(_nanoseconds(ProfileData.from_file(str(path)), described))
     total = sum(times.values())
     groups: collections.defaultdict[tuple[str, str], list[float]] = collections.defaultdict(list)
     for name, nanoseconds in times.items():

@@ -162,9 +162,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         close = getattr(self._host, "close", None)
         if close is not None:  # Grain prints errors at exit about iterators left open
             close()
-        # On a CPU the last batches' arrays are Grain's shared memory. jax lets go of them when
-        # Python collects garbage; at exit they would be complained about as leaked.
+        # jax lets go of the last arrays that it was given when Python collects garbage.
         gc.collect()
+        _await_freed_memory()
 
     def _drop_ready(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -303,6 +303,17 @@ def _read(
             data, grain.experimental.DatasetOptions(min_shm_size=_WORTH_SHARING_BYTES)
         )
     return iter(data)
+
+
+def _await_freed_memory() -> None:
+    """Waits until Grain's thread has freed the shared memory that it was told to free.
+
+    What is left to that thread when Python ends stays, until Python's resource tracker finds it and
+    prints a warning of leaked shared memory below the run's last words.
+    """
+    thread = grain.multiprocessing.SharedMemoryArray._del_thread_pool  # no public way to wait
+    if thread is not None:
+        thread.apply(lambda: None)  # its only thread takes what it is given in turn
 
 
 def _prepare_worker(worker: int, workers: int) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pickle
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
+from grain._src.python.ipc import shared_memory_array
+from grain.multiprocessing import SharedMemoryArray
 
 from jaxtrain.data import order, pipeline
 from jaxtrain.data.quarantine import Quarantine
@@ -227,6 +230,31 @@ def test_closing_waits_for_no_worker_that_nobody_listens_to(tmp_path: Path) -> N
     began = time.monotonic()
     batches.close()
     assert time.monotonic() - began < 10  # Grain gives up after 25 s
+
+
+@pytest.mark.slow
+def test_closing_leaves_no_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, freed = [], []
+    free, take = shared_memory_array._del_shm, SharedMemoryArray.unlink_on_del
+
+    def free_slowly(memory: SharedMemory, unlink: bool) -> None:
+        time.sleep(0.3)
+        free(memory, unlink)
+        freed.append(memory.name)
+
+    def take_over(array: SharedMemoryArray) -> None:
+        opened.append(array.metadata.name)
+        take(array)
+
+    monkeypatch.setattr(shared_memory_array, "_del_shm", free_slowly)
+    monkeypatch.setattr(SharedMemoryArray, "unlink_on_del", take_over)
+    wide = jax.ShapeDtypeStruct((8, 8192), jnp.float32)
+    batches = training_batches(tmp_path, Wide(), workers=1, batches=1000, x=wide)
+    for _ in range(3):
+        next(batches)
+    batches.close()
+    assert len(opened) >= 3
+    assert sorted(freed) == sorted(opened)
 
 
 def test_rows_travel_to_workers(tmp_path: Path) -> None:
