@@ -36,6 +36,11 @@ Spec = dict[str, jax.ShapeDtypeStruct]
 # reads them, and Grain waits 25 s for a worker that cannot get rid of them.
 _WORTH_SHARING_BYTES = 2**12
 
+# Grain is never let come to an end, only closed: where its iterators end by themselves, the last
+# batches stay in a cycle of exception and frames, and when Python collects that, two threads close
+# the same file descriptor (0.2.18). The order has no end anyway; this thread counts.
+_MORE_BATCHES_THAN_EVER = 2**40
+
 # The run's directory may lie on a network: not for each step.
 _LOOK_EVERY_S = 5.0
 
@@ -129,9 +134,10 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             batch_size,
             span.start,
             span.stop - span.start,
-            batches,
+            _MORE_BATCHES_THAN_EVER,
             quarantine,
         )
+        self._batches = batches
         self.wait_s = 0.0
         self.ids = np.empty(0, np.int64)
         self._place = _Placement(mesh, spec)
@@ -162,6 +168,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         close = getattr(self._host, "close", None)
         if close is not None:  # Grain prints errors at exit about iterators left open
             close()
+        self._host = iter(())  # the closed ones may still hold batches
         # jax lets go of the last arrays that it was given when Python collects garbage.
         gc.collect()
         _await_freed_memory()
@@ -172,10 +179,12 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
 
     def _feed(self) -> None:
         try:
-            # No variable here holds a batch: it would keep Grain's shared memory to the very end.
-            while self._offer(self._item(next(self._host))):
-                pass
-        except BaseException as error:  # also the end; the main thread raises it
+            for _ in range(self._batches):
+                # No variable here holds a batch: it would keep Grain's shared memory to the end.
+                if not self._offer(self._item(next(self._host))):
+                    return
+            self._offer(StopIteration())
+        except BaseException as error:  # the main thread raises it
             self._offer(error)
 
     def _item(self, local: Arrays) -> tuple[dict[str, jax.Array], np.ndarray]:
