@@ -45,6 +45,10 @@ class Built:
 
     def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
         """The training step, ready to be called."""
+        return self.trace_step(donate=donate).lower().compile()
+
+    def trace_step(self, *, donate: bool = True) -> jax.stages.Traced:
+        """The training step before it is compiled for a platform."""
         step = steps.build_train_step(
             self.definition,
             self.optimizer,
@@ -54,7 +58,8 @@ class Built:
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,
         )
-        return steps.compile_train_step(step, self.target, self.spec, self.rule.mesh, donate=donate)
+        jitted = steps.jit_train_step(step, self.target, self.rule.mesh, donate=donate)
+        return jitted.trace(self.target, self.spec)
 
 
 def build(
@@ -84,7 +89,7 @@ def build(
     }
     total = config.resolve_steps(run, **known)
     rule_of_steps = config.steps_rule(run, total, **known)
-    say(f"{parameters:,} parameters; {rule_of_steps}; {_batch_sentence(run)}")
+    say(f"{parameters:,} parameters; {rule_of_steps}; {batch_sentence(run)}")
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
     optimizer = optim.make(run.optim, total, definition.params)
@@ -100,7 +105,8 @@ def build(
     )
 
 
-def _batch_sentence(run: config.Run) -> str:
+def batch_sentence(run: config.Run) -> str:
+    """What the global batch is made of, for the console."""
     return (
         f"{run.data.batch_size} examples a step = {run.rows_at_once} per device x "
         f"{run.mesh.devices} devices x "

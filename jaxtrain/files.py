@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from jaxtrain.errors import InputError
+
 
 def _umask() -> int:
     """The process's umask, which can only be read by setting it."""
@@ -94,3 +96,17 @@ def drop_torn_line(path: Path) -> None:
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             file.truncate(whole)
+
+
+def check_parent(flag: str, path: Path | None) -> None:
+    """Refuses a file whose folder is not there, before the work that it is to hold.
+
+    Args:
+        flag: that names the file.
+        path: None is fine.
+
+    Raises:
+        InputError: names the folder.
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InputError(f"{flag} {path}: {path.absolute().parent} is no folder; make it first")

@@ -79,6 +79,7 @@ class Flags:
 def start(run: config.Run, flags: Flags) -> int:
     """Connects the processes, trains, and returns the exit code."""
     with StopSignals() as signals:
+        compiling.reserve_memory(os.environ)
         processes.connect(os.environ, flags.simulate_devices)
         try:  # from here on others may wait for this process
             signals.listen()  # jax.distributed has put its own handler over ours

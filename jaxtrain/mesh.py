@@ -5,7 +5,7 @@ batch is split over both. So ``fsdp`` across all devices is ZeRO-3, and ``data``
 hybrid: shard inside a node, replicate across nodes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import jax
@@ -26,16 +26,20 @@ class HasShape(Protocol):
         """Size of each dimension."""
 
 
-def make(settings: config.Mesh) -> jax.sharding.Mesh:
+def make(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     """The mesh over all devices of all processes.
 
     Axes are ``Auto`` (the compiler propagates shardings): ``jax.make_mesh`` would otherwise choose
     explicit ones, under which embeddings and sharded convolutions fail (jax 0.10).
 
+    Args:
+        settings: how many devices along which axis.
+        devices: in place of those that there are: such as only a compiler knows.
+
     Raises:
         InputError: the machine has another number of devices than the config.
     """
-    present = jax.devices()
+    present = jax.devices() if devices is None else devices
     wanted = settings.devices
     if len(present) != wanted:
         raise InputError(
@@ -46,7 +50,8 @@ def make(settings: config.Mesh) -> jax.sharding.Mesh:
             f"{len(present)}"
         )
     shape = (settings.data, settings.fsdp)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    types = (AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(shape, AXES, axis_types=types, devices=present)
 
 
 def partition_spec(shape: tuple[int, ...], fsdp: int, min_elements: int) -> PartitionSpec:

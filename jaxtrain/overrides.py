@@ -123,6 +123,11 @@ def takes(annotation: Any) -> str:
     return words.get(annotation, "None" if annotation is type(None) else str(annotation))
 
 
+def choices(section: Any, field: str) -> tuple[str, ...]:
+    """The values that a field of a config's section takes, if they are listed."""
+    return typing.get_args(typing.get_type_hints(type(section))[field])
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """``"did you mean WORD?"``, or all choices when none is near."""
     choices = list(choices)

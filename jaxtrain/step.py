@@ -169,32 +169,25 @@ def build_eval_step(
     return eval_step
 
 
-def compile_train_step(
-    step: TrainStep,
-    target: State,
-    batch: dict[str, jax.ShapeDtypeStruct],
-    mesh: jax.sharding.Mesh,
-    *,
-    donate: bool = True,
-) -> jax.stages.Compiled:
-    """Compiles a train step for a mesh.
+def jit_train_step(
+    step: TrainStep, target: State, mesh: jax.sharding.Mesh, *, donate: bool = True
+) -> Any:
+    """Jits a train step for a mesh.
 
     Args:
         step: from :func:`build_train_step`.
         target: shapes and shardings of the state, from :func:`jaxtrain.state.abstract`.
-        batch: the model's ``batch_spec`` of the global batch.
         mesh: over all devices.
         donate: hand the old state's memory to the new one; off only for debugging.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
-    rows = meshes.batch_sharding(mesh)
-    jitted = jax.jit(
+    return jax.jit(
         step,
-        in_shardings=(state_shardings, rows),
+        in_shardings=(state_shardings, meshes.batch_sharding(mesh)),
         out_shardings=(state_shardings, meshes.replicated(mesh)),
         donate_argnums=(0,) if donate else (),
+        compiler_options=compiling.options(_platform(mesh)),
     )
-    return jitted.lower(target, batch).compile(compiler_options=compiling.options(_platform(mesh)))
 
 
 def jit_eval_step(

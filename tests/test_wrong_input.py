@@ -20,7 +20,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("compiled, though the input is wrong")
 
-    monkeypatch.setattr(step, "compile_train_step", refuse)
+    monkeypatch.setattr(step, "jit_train_step", refuse)
     monkeypatch.setattr(compiling, "use_cache", lambda *_: None)
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

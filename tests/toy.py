@@ -149,6 +149,6 @@ def stepper(
         target,
         jax.device_put(moved, jax.tree.map(lambda leaf: leaf.sharding, target)),
         step,
-        steps.compile_train_step(step, target, spec, mesh),
+        steps.jit_train_step(step, target, mesh).lower(target, spec).compile(),
         spec,
     )

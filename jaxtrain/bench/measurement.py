@@ -58,6 +58,7 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
     """
     laps = _Laps(rows)
     run = config.load(request["config"], request["overrides"])
+    compiling.reserve_memory(os.environ)
     processes.connect({}, request["simulate_devices"])
     processes.check_accelerator(os.environ)
     compiling.use_cache({}, Path(request["compiled"]))

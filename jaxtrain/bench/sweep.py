@@ -3,11 +3,9 @@
 A point that runs out of memory is a point of the curve, not the end of the sweep.
 """
 
-import dataclasses
-import typing
 from typing import Any
 
-from jaxtrain import config
+from jaxtrain import config, overrides
 from jaxtrain.errors import InputError
 
 KINDS = ("batch", "remat", "shard")
@@ -30,19 +28,16 @@ def points(run: config.Run, kind: str) -> dict[str, tuple[str, ...]]:
         sizes = sorted({int(run.rows_at_once * 2.0**power) for power in _DOUBLINGS} - {0})
         return {str(size): ("--data.batch_size", str(size * unit)) for size in sizes}
     if kind == "remat":
-        field = {f.name: f for f in dataclasses.fields(run.model)}.get("remat")
-        if field is None:
+        if not hasattr(run.model, "remat"):
             raise InputError(f"--sweep remat: {type(run.model).__name__} has no model.remat")
-        hints = typing.get_type_hints(type(run.model))
-        return {mode: ("--model.remat", mode) for mode in typing.get_args(hints["remat"])}
+        return {mode: ("--model.remat", mode) for mode in overrides.choices(run.model, "remat")}
     if kind == "shard":
         if run.mesh.fsdp == 1:
             raise InputError(
                 "--sweep shard: mesh.fsdp is 1, so there is nothing to shard over: "
                 "set --mesh.fsdp to the number of devices"
             )
-        hints = typing.get_type_hints(type(run.mesh))
-        return {mode: ("--mesh.shard", mode) for mode in typing.get_args(hints["shard"])}
+        return {mode: ("--mesh.shard", mode) for mode in overrides.choices(run.mesh, "shard")}
     raise InputError(f"--sweep {kind}: it takes {', '.join(KINDS)}")
 
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config, config_files
+from jaxtrain import config, config_files, files
 from jaxtrain.bench import report, sweep
 from jaxtrain.bench.request import PARTS, Request
 from jaxtrain.errors import InputError
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"--config is missing; the configs are: {names}")
     run = config.load(flags.config, overrides)
     points = sweep.points(run, flags.sweep) if flags.sweep else {}
-    _check_output(flags.json)
+    files.check_parent("--json", flags.json)
 
     def keep(findings: dict[str, Any]) -> dict[str, Any]:
         findings = report.complete(findings, arguments)
@@ -103,7 +103,7 @@ def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
 
 def _ceilings(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     flags = parser.parse_args(arguments[1:])
-    _check_output(flags.json)
+    files.check_parent("--json", flags.json)
     import dataclasses
 
     import jax
@@ -141,8 +141,3 @@ def _finish(findings: dict[str, Any], path: Path | None) -> int:
         report.write(findings, path)
         print(f"\nwritten to {path}")
     return 1 if "failure" in findings else 0
-
-
-def _check_output(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InputError(f"--json {path}: {path.absolute().parent} is no folder; make it first")

@@ -1,4 +1,4 @@
-"""What the compiled step sends, against the least that its sharding has to send."""
+"""What the compiled step sends, against what its sharding has to send."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,0 +1,118 @@
+"""The real training step, compiled for GPUs that are described and not there."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from jaxtrain import building, config, program
+from jaxtrain import mesh as meshes
+from jaxtrain import state as states
+from jaxtrain.planning import buffers, cards, traffic, work
+
+_LARGEST = 5
+_CONVOLUTION = "__cudnn$conv"
+_NO_DATA = 10**6  # examples; an epoch's length is no part of the program
+
+
+def compile_step(request: dict[str, Any]) -> dict[str, Any]:
+    """Compiles the step that a request names.
+
+    Args:
+        request: :class:`jaxtrain.planning.request.Request` as a dict, and ``dump``, the folder of
+            the compiler's dump, and ``estimate``: whether to compile for virtual CPU devices.
+
+    Returns:
+        ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
+        ``program``: bytes a device. ``largest``: temporaries. ``model_flops``, ``flops``: of a
+        step, over all devices. ``moved_bytes``: a device a step. ``traffic``, ``least_bytes``,
+        ``convolutions``, ``total`` (updates; None if that takes data), ``elements`` (of the
+        parameters), ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``, ``versions``,
+        ``estimate``.
+
+    Raises:
+        InputError: the config cannot be built.
+    """
+    began = time.perf_counter()
+    run = config.load(request["config"], request["overrides"])
+    card = cards.card(request["gpu"])
+    mesh = meshes.make(run.mesh, _devices(request, run, card))
+    built = building.build(_with_steps(run), mesh, _NO_DATA, _silent)
+    traced = built.trace_step()
+    if request["estimate"]:
+        compiled = traced.lower().compile()
+    else:
+        compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+    text = compiled.as_text()
+    collectives = program.collectives(text, run.mesh.devices)
+    rows = traffic.rows(collectives, run.mesh, card, request["gpus_per_node"])
+    largest = buffers.largest(Path(request["dump"]), text, _LARGEST)
+    return {
+        **_memory(built, compiled.memory_analysis()),
+        "largest": [dataclasses.asdict(one) for one in largest],
+        "model_flops": run.model.flops_per_example() * run.data.batch_size,
+        "flops": work.product_flops(traced.jaxpr),
+        "moved_bytes": program.moved_bytes(text),
+        "traffic": [dataclasses.asdict(row) for row in rows],
+        "least_bytes": traffic.least_bytes(
+            built.target, built.rule, run.mesh, run.optim.accumulate
+        ),
+        "convolutions": _CONVOLUTION in text,
+        "total": built.total if run.loop.epochs is None else None,
+        "elements": states.parameter_count(built.definition.params),
+        "unsharded": built.rule.unsharded(built.definition.params),
+        "batch_of": building.batch_sentence(run),
+        "versions": {"jax": jax.__version__, "jaxlib": jax.lib.__version__},
+        "compile_s": time.perf_counter() - began,
+        "estimate": request["estimate"],
+    }
+
+
+def _devices(request: dict[str, Any], run: config.Run, card: cards.Card) -> Any:
+    """Devices that only the compiler knows: the card's, or virtual CPU ones for an estimate."""
+    count = run.mesh.devices
+    if request["estimate"]:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+        return jax.devices()
+    of_a_node = min(count, request["gpus_per_node"])
+    found = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=cards.target_config(card),
+        topology=f"1x{count // of_a_node}x{of_a_node}",
+    )
+    return found.devices
+
+
+def _with_steps(run: config.Run) -> config.Run:
+    """An epoch's length takes data; the schedule's length is a constant in the program."""
+    if run.loop.epochs is None:
+        return run
+    loop = dataclasses.replace(run.loop, epochs=None, steps=_NO_DATA)
+    return dataclasses.replace(run, loop=loop)
+
+
+def _silent(line: str) -> None:
+    del line
+
+
+def _memory(built: building.Built, analysis: Any) -> dict[str, int]:
+    """Bytes a device; what is computed from the shardings adds up to the program's arguments."""
+    parameters = states.bytes_per_device((built.target.params, built.target.extras))
+    optimizer = states.bytes_per_device(built.target.opt)
+    arguments = int(analysis.argument_size_in_bytes)
+    gradients = states.bytes_per_device(built.target.params) * (
+        1 if built.run.optim.accumulate == 1 else 2
+    )
+    return {
+        "parameters": parameters,
+        "optimizer": optimizer,
+        "batch": arguments - parameters - optimizer,
+        "gradients": gradients,
+        "temporaries": int(analysis.temp_size_in_bytes),
+        "outputs": int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes),
+        "program": int(analysis.generated_code_size_in_bytes),
+    }

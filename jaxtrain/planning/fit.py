@@ -1,0 +1,154 @@
+"""The same run in less memory: candidates, each of which is compiled before it is recommended."""
+
+import bisect
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxtrain import config, overrides
+from jaxtrain.errors import InputError
+
+Overrides = tuple[str, ...]
+Clock = Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A candidate that was compiled.
+
+    Attributes:
+        changes: overrides to paste; () is the config as it is.
+        needed: bytes a device.
+        spare: bytes; below zero it does not fit.
+        best: seconds of a step at the card's ceilings, predicted.
+    """
+
+    changes: Overrides
+    needed: float
+    spare: float
+    best: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has enough memory."""
+        return self.spare >= 0
+
+
+def search(
+    run: config.Run,
+    attempt: Callable[[Overrides, float], Tried | None],
+    budget_s: float,
+    clock: Clock = time.monotonic,
+) -> list[Tried]:
+    """Compiles candidates until the budget is spent; those that fit first, the fastest first.
+
+    Each way to shard and to rematerialise is tried with the fewest microbatches that fit: memory
+    falls with their number, so that is found by halving. The global batch stays.
+
+    Args:
+        run: the config.
+        attempt: compiles a candidate within so many seconds; None if it could not.
+        budget_s: seconds for all of them.
+        clock: seconds, monotonic.
+    """
+    ends = clock() + budget_s
+    tried: dict[Overrides, Tried | None] = {}
+
+    def compiled(changes: Overrides) -> Tried | None:
+        if changes not in tried:
+            left = ends - clock()
+            if left <= 0:
+                raise TimeoutError
+            tried[changes] = attempt(changes, left)
+        return tried[changes]
+
+    def fits(kind: tuple[str, str | None], parts: int) -> bool:
+        one = compiled(_changes(run, kind, parts))
+        return one is not None and one.fits
+
+    with contextlib.suppress(TimeoutError):
+        compiled(())
+        for kind in kinds(run):
+            # Rising, so it does not fit (False) up to the one that is looked for.
+            bisect.bisect_left(microbatches(run), True, key=functools.partial(fits, kind))
+    found = [one for one in tried.values() if one is not None]
+    return sorted(found, key=lambda one: (not one.fits, one.best if one.fits else one.needed))
+
+
+def kinds(run: config.Run) -> Iterator[tuple[str, str | None]]:
+    """(mesh.shard, model.remat), what the config has first; remat is None for a model without."""
+    remats: Sequence[str | None] = (None,)
+    if hasattr(run.model, "remat"):
+        choices = overrides.choices(run.model, "remat")
+        remats = sorted(choices, key=lambda name: name != run.model.remat)
+    shards = overrides.choices(run.mesh, "shard") if run.mesh.fsdp > 1 else (run.mesh.shard,)
+    for shard in sorted(shards, key=lambda name: name != run.mesh.shard):
+        for remat in remats:
+            yield shard, remat
+
+
+def microbatches(run: config.Run) -> list[int]:
+    """Values of optim.accumulate that divide a device's part of the global batch, rising."""
+    rows = run.data.batch_size // run.mesh.devices
+    return [parts for parts in range(1, rows + 1) if rows % parts == 0]
+
+
+def _changes(run: config.Run, kind: tuple[str, str | None], parts: int) -> Overrides:
+    shard, remat = kind
+    changes: list[str] = []
+    if parts != run.optim.accumulate:
+        changes += ["--optim.accumulate", str(parts)]
+    if remat is not None and remat != run.model.remat:
+        changes += ["--model.remat", remat]
+    if shard != run.mesh.shard:
+        changes += ["--mesh.shard", shard]
+    return tuple(changes)
+
+
+def spread(run: config.Run, nodes: int, gpus: int) -> Overrides:
+    """Overrides that put a run on other devices; the global batch stays.
+
+    As many examples at a time on a device as before, or the next fewer that divide its part.
+
+    Raises:
+        InputError: the devices do not divide the batch.
+    """
+    devices = nodes * gpus
+    batch = run.data.batch_size
+    if batch % devices:
+        raise InputError(
+            f"--devices {nodes}x{gpus}: {devices} devices do not divide data.batch_size {batch}; "
+            f"set --data.batch_size {max(batch // devices, 1) * devices}"
+        )
+    rows = batch // devices
+    parts = next(p for p in range(1, rows + 1) if rows % p == 0 and rows // p <= run.rows_at_once)
+    hybrid = run.mesh.data > 1 and nodes > 1
+    data, fsdp = (nodes, gpus) if hybrid else (1, devices)
+    changes = ("--mesh.data", str(data), "--mesh.fsdp", str(fsdp))
+    return (*changes, "--optim.accumulate", str(parts))
+
+
+def parse_devices(text: str) -> tuple[int, int]:
+    """``"2x8"`` -> two nodes of eight GPUs; ``"4"`` -> one node of four.
+
+    Raises:
+        InputError: it is neither.
+    """
+    nodes, _, gpus = text.rpartition("x")
+    try:
+        found = int(nodes or 1), int(gpus)
+    except ValueError:
+        found = (0, 0)
+    if min(found) < 1:
+        raise InputError(
+            f"--devices {text}: write NODESxGPUS, as 2x8, or the GPUs of one node, as 4"
+        )
+    return found
+
+
+def key(one: Tried) -> dict[str, Any]:
+    """The candidate as JSON holds it."""
+    return dataclasses.asdict(one) | {"fits": one.fits}

@@ -1,0 +1,122 @@
+"""From what the compiler said to memory, time and money; pure arithmetic, and labelled predicted.
+
+Assumed, until a row of a real GPU says otherwise: a step reaches between 40% and 100% of what the
+card's two ceilings allow, and its communication is hidden behind them in the best case and not at
+all in the worst.
+"""
+
+import dataclasses
+from typing import Any
+
+from jaxtrain.compiling import MEMORY_FRACTION
+from jaxtrain.devices import GIB
+from jaxtrain.planning.cards import Card
+
+WORST_EFFICIENCY = 0.4
+
+# What the runtime keeps besides the compiled program, bytes a device. All are assumptions: none was
+# measured yet. The first two lie outside XLA's pool and have to fit beside it.
+CONTEXT = 0.7 * GIB
+"""CUDA's context, the libraries' kernels, the compiled program."""
+NCCL = {"one device": 0.0, "one node": 0.5 * GIB, "several nodes": 1.0 * GIB}
+"""NCCL's buffers and channels."""
+CUDNN = 0.5 * GIB
+"""Workspaces of convolutions. cuDNN's algorithm is chosen when the program starts, on the GPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes a device.
+
+    Attributes:
+        rows: what is needed -> bytes.
+        needed: their sum.
+        capacity: that a program can use.
+        outside: that the runtime keeps beside it.
+        total: of the card.
+    """
+
+    rows: dict[str, float]
+    needed: float
+    capacity: float
+    outside: float
+    total: float
+
+    @property
+    def spare(self) -> float:
+        """Left over; below zero it does not fit."""
+        return self.capacity - self.needed
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """Seconds of a step, predicted.
+
+    Attributes:
+        arithmetic: all products at the card's dense rate.
+        traffic: the bytes that instructions read and write, at its bandwidth.
+        communication: all collectives at the stated link speeds.
+        hidden: that of the collectives which the program runs beside other work.
+        best: if arithmetic, memory and communication go on at once, at their ceilings.
+        worst: if communication hides nothing and the rest reaches :data:`WORST_EFFICIENCY`.
+    """
+
+    arithmetic: float
+    traffic: float
+    communication: float
+    hidden: float
+    best: float
+    worst: float
+
+    @property
+    def bound(self) -> str:
+        """The slowest of the three."""
+        times = {
+            "arithmetic": self.arithmetic,
+            "memory": self.traffic,
+            "communication": self.communication,
+        }
+        return max(times, key=lambda name: times[name])
+
+
+def memory(findings: dict[str, Any], card: Card, devices: int, gpus_per_node: int) -> Memory:
+    """What a device needs and has.
+
+    Args:
+        findings: of :func:`jaxtrain.planning.compilation.compile_step`.
+        card: that it is planned for.
+        devices: of the run.
+        gpus_per_node: of each node.
+    """
+    names = ("parameters", "optimizer", "batch", "temporaries", "outputs", "program")
+    rows = {name: float(findings[name]) for name in names}
+    rows["cuDNN workspaces"] = CUDNN if findings["convolutions"] else 0.0
+    where = "one device" if devices == 1 else "one node"
+    outside = CONTEXT + NCCL["several nodes" if devices > gpus_per_node else where]
+    pool = min(MEMORY_FRACTION * card.memory, card.memory - outside)
+    return Memory(rows, sum(rows.values()), pool, card.memory - pool, float(card.memory))
+
+
+def time(findings: dict[str, Any], card: Card, devices: int, precision: str) -> Time:
+    """How long a step takes, at the card's ceilings.
+
+    Args:
+        findings: of :func:`jaxtrain.planning.compilation.compile_step`.
+        card: that it is planned for.
+        devices: of the run.
+        precision: of the computation; float32 products run as TF32, at half the rate [D].
+    """
+    rate = card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5)
+    arithmetic = findings["flops"] / devices / rate
+    traffic = findings["moved_bytes"] / card.memory_rate
+    communication = sum(row["seconds"] for row in findings["traffic"])
+    hidden = sum(row["seconds"] * row["overlapped"] for row in findings["traffic"])
+    busy = max(arithmetic, traffic)
+    return Time(
+        arithmetic,
+        traffic,
+        communication,
+        hidden,
+        best=max(busy, communication),
+        worst=busy / WORST_EFFICIENCY + communication,
+    )

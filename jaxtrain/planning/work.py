@@ -1,0 +1,54 @@
+"""Floating-point operations of a traced step: what it computes, recomputation included."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+
+def product_flops(jaxpr: Any) -> float:
+    """Operations of all matrix products and convolutions, a multiplication and an addition each.
+
+    Loops count as often as they run; of a choice the dearest branch counts, and a loop whose end
+    is not known counts once. What is left out (sums, activations, the optimizer) is bound by memory
+    and not by arithmetic.
+
+    Args:
+        jaxpr: of the whole program, as ``jax.jit(f).trace(...).jaxpr``.
+    """
+    total = 0.0
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        name = equation.primitive.name
+        if name == "dot_general":
+            total += _dot(equation)
+        elif name == "conv_general_dilated":
+            total += _convolution(equation)
+        else:
+            inner = [product_flops(one) for one in _inner(equation.params)]
+            if name == "cond":
+                total += max(inner)
+            else:
+                total += sum(inner) * (equation.params["length"] if name == "scan" else 1)
+    return total
+
+
+def _dot(equation: Any) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * depth
+
+
+def _convolution(equation: Any) -> float:
+    """Each output: the kernel's window times its input channels; zeros between rows are free."""
+    kernel = equation.invars[1].aval.shape
+    _, inputs, *window = equation.params["dimension_numbers"].rhs_spec
+    depth = kernel[inputs] * math.prod(kernel[axis] for axis in window)
+    dilated = math.prod(equation.params["lhs_dilation"])
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * depth / dilated
+
+
+def _inner(params: dict[str, Any]) -> Iterator[Any]:
+    """The programs that an operation runs."""
+    for value in params.values():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if hasattr(getattr(one, "jaxpr", one), "eqns"):
+                yield one
