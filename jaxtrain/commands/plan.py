@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     found = planner.compiled(())
     print(f"\n{report.text(found)}", flush=True)
     fits = found["memory"]["spare"] >= 0
-    if flags.fit or not fits:
+    if flags.fit or not (fits or found["compiled"]["estimate"]):
         print(f"\ncompiling other ways, for at most {flags.fit_seconds:g} s ...", flush=True)
         tried = planner.search(found, flags.fit_seconds)
         found["fit"] = [fit.key(one) for one in tried]

@@ -47,20 +47,15 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     else:
         compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     text = compiled.as_text()
-    collectives = program.collectives(text, run.mesh.devices)
-    rows = traffic.rows(collectives, run.mesh, card, request["gpus_per_node"])
-    largest = buffers.largest(Path(request["dump"]), text, _LARGEST)
+    of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, card, text)
     return {
         **_memory(built, compiled.memory_analysis()),
-        "largest": [dataclasses.asdict(one) for one in largest],
+        **of_gpu,
         "model_flops": run.model.flops_per_example() * run.data.batch_size,
         "flops": work.product_flops(traced.jaxpr),
-        "moved_bytes": program.moved_bytes(text),
-        "traffic": [dataclasses.asdict(row) for row in rows],
         "least_bytes": traffic.least_bytes(
             built.target, built.rule, run.mesh, run.optim.accumulate
         ),
-        "convolutions": _CONVOLUTION in text,
         "total": built.total if run.loop.epochs is None else None,
         "elements": states.parameter_count(built.definition.params),
         "unsharded": built.rule.unsharded(built.definition.params),
@@ -85,6 +80,26 @@ def _devices(request: dict[str, Any], run: config.Run, card: cards.Card) -> Any:
         topology=f"1x{count // of_a_node}x{of_a_node}",
     )
     return found.devices
+
+
+def _of_gpu(
+    request: dict[str, Any], run: config.Run, card: cards.Card, text: str
+) -> dict[str, Any]:
+    """What only the GPU's own program says."""
+    collectives = program.collectives(text, run.mesh.devices)
+    rows = traffic.rows(collectives, run.mesh, card, request["gpus_per_node"])
+    largest = buffers.largest(Path(request["dump"]), text, _LARGEST)
+    return {
+        "largest": [dataclasses.asdict(one) for one in largest],
+        "moved_bytes": program.moved_bytes(text),
+        "traffic": [dataclasses.asdict(row) for row in rows],
+        "convolutions": _CONVOLUTION in text,
+    }
+
+
+def _nothing() -> dict[str, Any]:
+    """In place of :func:`_of_gpu`: a CPU's program has loops for products, and wider dtypes."""
+    return {"largest": [], "moved_bytes": 0.0, "traffic": [], "convolutions": False}
 
 
 def _with_steps(run: config.Run) -> config.Run:

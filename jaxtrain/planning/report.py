@@ -61,8 +61,9 @@ def _heading(plan: Plan) -> str:
     if compiled["estimate"]:
         lines.insert(
             0,
-            "ESTIMATE: jax cannot compile for GPUs here, so this is the CPU's program: its state "
-            "is exact, its temporaries and bytes moved are not the GPU's; install '.[cuda12]'",
+            "ESTIMATE: jax cannot compile for GPUs here (pip install -e '.[cuda12]' mends that, no "
+            "GPU needed). State, batch and arithmetic are exact; temporaries are those of the "
+            "CPU's program, often twice a GPU's; memory and link traffic are left out",
         )
     return "\n".join(lines)
 
@@ -91,7 +92,7 @@ def _memory(plan: Plan) -> str:
 
 def _largest(plan: Plan) -> str:
     found = plan["compiled"]["largest"]
-    if not found or plan["compiled"]["estimate"]:
+    if not found:
         return ""
     lines = ["largest temporaries, GiB, and the lines that make them"]
     for one in found:
@@ -104,23 +105,25 @@ def _largest(plan: Plan) -> str:
 def _work(plan: Plan) -> str:
     compiled, time, devices = plan["compiled"], plan["time"], plan["devices"]
     again = compiled["flops"] / compiled["model_flops"] - 1
-    return "\n".join(
-        [
-            "work of a step, predicted",
-            f"  {compiled['model_flops'] / devices / 1e12:9.3f} TFLOP a device by the model's "
-            f"formula, {compiled['flops'] / devices / 1e12:.3f} in the program ({again:+.0%}: what "
-            "is computed again, or left out)",
-            f"  {1000 * time['arithmetic']:9.2f} ms at the card's dense rate",
+    lines = [
+        "work of a step, predicted",
+        f"  {compiled['model_flops'] / devices / 1e12:9.3f} TFLOP a device by the model's "
+        f"formula, {compiled['flops'] / devices / 1e12:.3f} in the program ({again:+.0%}: what "
+        "is computed again, or left out)",
+        f"  {1000 * time['arithmetic']:9.2f} ms at the card's dense rate",
+    ]
+    if not compiled["estimate"]:
+        lines += [
             f"  {compiled['moved_bytes'] / 1e9:9.2f} GB read and written a device",
             f"  {1000 * time['traffic']:9.2f} ms at its bandwidth",
             f"  bound by {time['bound']}",
         ]
-    )
+    return "\n".join(lines)
 
 
 def _traffic(plan: Plan) -> str:
     compiled = plan["compiled"]
-    if plan["devices"] == 1:
+    if plan["devices"] == 1 or compiled["estimate"]:
         return ""
     lines = ["sent by a device in a step, predicted"]
     rows: list[dict[str, Any]] = compiled["traffic"]
