@@ -1,0 +1,86 @@
+"""``jaxtrain plan`` where jax has no compiler for GPUs: exact state, and the rest as an estimate.
+
+The programs for GPUs are planned in tests/gpu_programs, which takes the cuda12 extra.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from program import TINY_MLM
+
+from jaxtrain import config, main
+from jaxtrain.planning import request
+
+TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--devices", "2x2"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "gpu_compiler", lambda: False)
+
+
+@pytest.mark.slow
+def test_an_estimate_is_labelled_and_its_state_is_exact(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    price = ["--price-per-gpu-hour", "2"]
+    assert main.main([*TINY, *price, "--mesh.min_shard_elements", "1", "--json", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert "ESTIMATE" in said
+    assert "names no card: planned for h100" in said
+    assert "fits with" in said
+    assert "GPU and hour" in said
+    found = json.loads(output.read_text())
+    compiled = found["compiled"]
+    assert (found["devices"], found["nodes"]) == (4, 2)
+    # Each array is sharded in four here, but for those that four does not divide.
+    assert compiled["elements"] <= compiled["parameters"] < 1.1 * compiled["elements"]
+    assert compiled["optimizer"] == pytest.approx(2 * compiled["parameters"], rel=0.01)
+    assert compiled["temporaries"] > 0
+    assert found["run"]["updates"] == 50
+
+
+@pytest.mark.slow
+def test_other_ways_are_compiled_and_ranked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    assert main.main([*TINY, "--fit", "--fit-seconds", "15", "--json", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert len(found["fit"]) >= 2
+    assert all(one["fits"] for one in found["fit"])
+    said = capsys.readouterr().out
+    assert "by predicted time, each compiled" in said
+    assert "(as it is)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--config", "h100_1x"], "did you mean h100_1"),
+        (["--gpu", "h100"], "--config is missing"),
+        (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
+        (["--config", "h100_16", "--devices", "3x8"], "24 devices do not divide"),
+        (["--config", "h100_16", "--mesh.fsdp", "20", "--data.batch_size", "20"], "whole nodes"),
+        (["--config", "demo", "--fit-seconds", "long"], "--fit-seconds"),
+        (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["plan", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1
+
+
+def test_a_step_that_cannot_be_compiled_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jaxtrain.commands.plan.compile_step", lambda *_: {"failure": "too odd"})
+    assert main.main(["plan", "--config", "demo"]) == 2
+    assert "demo could not be compiled: too odd" in capsys.readouterr().err
+    assert config.load("demo").mesh.devices == 1

@@ -1,0 +1,88 @@
+"""Shipped configs, compiled for their GPUs without one; takes the ``cuda12`` extra.
+
+Run by name: ``python -m pytest tests/gpu_programs/golden_plans.py``. The name keeps it out of the
+ordinary suite. After a change that is meant, and with the same jax:
+
+    PYTHONPATH=.:tests python tests/gpu_programs/golden_plans.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain.commands.plan import Planner
+from jaxtrain.planning import request
+
+CONFIGS = ("h100_16", "mlm_h200_8")
+PLANS = Path(__file__).resolve().parent.parent / "fixtures" / "plans"
+MEMORY = ("parameters", "optimizer", "batch", "gradients", "temporaries", "outputs")
+COLLECTIVE = ("kind", "dtype", "axis", "crosses_nodes", "count", "wire_bytes")
+
+
+def summary(name: str) -> dict[str, Any]:
+    """What of a plan a change of the program may not change unnoticed."""
+    compiled = Planner(name, [], None, None, None).compiled(())["compiled"]
+    return {
+        "jax": compiled["versions"]["jax"],
+        "estimate": compiled["estimate"],
+        "memory": {row: compiled[row] for row in MEMORY},
+        "traffic": [{field: row[field] for field in COLLECTIVE} for row in compiled["traffic"]],
+        "least_bytes": compiled["least_bytes"],
+        "largest": [one["made_by"] for one in compiled["largest"]],
+    }
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def pair(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(found, golden)."""
+    golden = json.loads((PLANS / f"{request.param}.json").read_text())
+    return summary(request.param), golden
+
+
+def test_the_plan_is_that_of_a_gpu(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    found, golden = pair
+    assert request.gpu_compiler()
+    assert not found["estimate"]
+    assert found["jax"] == golden["jax"], "a golden plan holds for one jax: make it anew"
+
+
+def test_memory_is_within_2_percent(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    found, golden = pair
+    for row, size in golden["memory"].items():
+        assert found["memory"][row] == pytest.approx(size, rel=0.02), row
+
+
+def test_collectives_are_those_of_the_golden(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    found, golden = pair
+    assert found["traffic"] == golden["traffic"]
+
+
+def test_parameters_travel_in_bfloat16_and_no_activation_does(
+    pair: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    """Holds of the program by itself, not because a golden says so."""
+    found, _ = pair
+    large = [row for row in found["traffic"] if row["wire_bytes"] > 1e6]
+    assert {row["dtype"] for row in large} == {"bf16"}
+    assert {row["kind"] for row in large} >= {"all-gather", "reduce-scatter"}
+    assert {row["kind"] for row in found["traffic"]} <= {
+        *("all-gather", "reduce-scatter", "all-reduce")
+    }
+    sent = sum(row["wire_bytes"] for row in found["traffic"])
+    assert sent < 1.1 * found["least_bytes"]
+
+
+def test_the_largest_temporaries_are_the_models(
+    pair: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    found, _ = pair
+    assert len(found["largest"]) == 5
+    assert all(lines and lines[0].startswith("models/") for lines in found["largest"])
+
+
+if __name__ == "__main__":
+    for config in CONFIGS:
+        text = json.dumps(summary(config), indent=1)
+        (PLANS / f"{config}.json").write_text(text + "\n")

@@ -1,0 +1,63 @@
+"""The compiler's dump of its buffers, and the program that they belong to."""
+
+from pathlib import Path
+
+from jaxtrain.planning import buffers
+
+PROGRAM = """\
+HloModule jit_train_step
+
+FileNames
+1 "/x/jaxtrain/step.py"
+2 "/x/jaxtrain/models/mlm.py"
+
+FunctionNames
+1 "step"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=19 end_line=19 column=0 end_column=0}
+2 {file_name_id=2 function_name_id=1 line=166 end_line=166 column=0 end_column=0}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+
+ENTRY %main {
+  %conv.1 = (bf16[8,4]{1,0}, u8[0]{0}) custom-call(%p), metadata={op_name="jit(s)/jvp()/conv" stack_frame_id=2}
+  %dot.2 = f32[64]{0} dot(%a, %b), metadata={op_name="jit(s)/transpose(jvp())/dot" stack_frame_id=2}
+  %norm = f32[8]{0} fusion(%a), metadata={op_name="jit(s)/sqrt" stack_frame_id=1}
+  ROOT %again = f32[8]{0} fusion(%a), metadata={op_name="x/rematted_computation/add" stack_frame_id=2}
+}
+"""  # noqa: E501
+
+DUMP = """\
+BufferAssignment:
+allocation 0: size 9999, parameter 3, shape |u8[9999]| at ShapeIndex {}:
+ value: <12 param.5 @0> (size=9999,offset=0): u8[9999]{0}
+allocation 1: size 1000, preallocated-temp:
+ value: <13 norm @0> (size=32,offset=0): f32[8]{0}
+ value: <14 conv.1{0} @0> (size=256,offset=64): bf16[8,4]{1,0}
+ value: <15 dot.2 @0> (size=256,offset=64): f32[64]{0}
+ value: <16 again @0> (size=40,offset=512): f32[8]{0}
+ value: <17 nobody @0> (size=64,offset=600): f32[16]{0}
+allocation 2: size 8888, output shape is |f32[2222]|, maybe-live-out:
+ value: <18 dot.2 @0> (size=8888,offset=0): f32[2222]{0}
+"""
+
+
+def test_places_are_sorted_by_size_and_named_by_the_lines_that_fill_them() -> None:
+    found = buffers.parse(DUMP, PROGRAM)
+    assert [one.size for one in found] == [256, 64, 40, 32]
+    shared, unknown, again, norm = found
+    assert shared.shape == "bf16[8,4]"
+    assert shared.shared_by == 2
+    assert shared.made_by == ("models/mlm.py:166 (forward)", "models/mlm.py:166 (backward)")
+    assert unknown.made_by == ()
+    assert again.made_by == ("models/mlm.py:166 (recomputed)",)
+    assert norm.made_by == ("step.py:19 (forward)",)
+
+
+def test_a_compiler_that_dumped_nothing_has_no_largest(tmp_path: Path) -> None:
+    assert buffers.largest(tmp_path, PROGRAM, 5) == []
+    (tmp_path / "module_1.after_optimizations-buffer-assignment.txt").write_text(DUMP)
+    assert len(buffers.largest(tmp_path, PROGRAM, 3)) == 3

@@ -1,0 +1,111 @@
+"""The search for a way that fits: every candidate is tried, and few are."""
+
+import itertools
+
+import pytest
+
+from jaxtrain import config
+from jaxtrain.errors import InputError
+from jaxtrain.planning import fit
+
+RUN = config.load("h100_16")  # 8 clips a device, remat block, shard params
+
+
+def tried(changes: fit.Overrides, *, room: float) -> fit.Tried:
+    """Needs 100 / microbatches, a fifth more without remat; remat and microbatches cost time."""
+    given = dict(zip(changes[::2], changes[1::2], strict=True))
+    parts = int(given.get("--optim.accumulate", 1))
+    plain = given.get("--model.remat") == "none"
+    needed = 100 / parts * (1.2 if plain else 1)
+    return fit.Tried(changes, needed, room - needed, (0.8 if plain else 1) + 0.01 * parts)
+
+
+@pytest.mark.parametrize("room", [10, 13, 26, 55, 61, 101, 121])
+def test_each_kind_ends_with_the_fewest_microbatches_that_fit(room: float) -> None:
+    found = fit.search(RUN, lambda changes, _: tried(changes, room=room), 1e9)
+    for shard, remat in fit.kinds(RUN):
+        fitting = [
+            parts
+            for parts in fit.microbatches(RUN)
+            if tried(fit._changes(RUN, (shard, remat), parts), room=room).fits
+        ]
+        of_kind = [one for one in found if one.fits and one.changes in _all_changes(shard, remat)]
+        if fitting:
+            assert fit._changes(RUN, (shard, remat), fitting[0]) in [one.changes for one in of_kind]
+        else:
+            assert not of_kind
+
+
+def _all_changes(shard: str, remat: str | None) -> list[fit.Overrides]:
+    return [fit._changes(RUN, (shard, remat), parts) for parts in fit.microbatches(RUN)]
+
+
+def test_those_that_fit_come_first_and_the_fastest_of_them_first() -> None:
+    found = fit.search(RUN, lambda changes, _: tried(changes, room=55), 1e9)
+    fits = [one.fits for one in found]
+    assert fits == sorted(fits, reverse=True)
+    times = [one.best for one in found if one.fits]
+    assert times == sorted(times)
+    assert () in [one.changes for one in found]
+
+
+def test_the_search_ends_with_its_budget() -> None:
+    now = [0.0]
+
+    def attempt(changes: fit.Overrides, timeout_s: float) -> fit.Tried:
+        assert timeout_s == 100 - now[0]
+        now[0] += 40
+        return tried(changes, room=1000)
+
+    assert len(fit.search(RUN, attempt, 100, clock=lambda: now[0])) == 3
+
+
+def test_a_candidate_that_does_not_compile_costs_only_itself() -> None:
+    def attempt(changes: fit.Overrides, _: float) -> fit.Tried | None:
+        return None if "none" in changes else tried(changes, room=55)
+
+    found = fit.search(RUN, attempt, 1e9)
+    assert found
+    assert all("none" not in one.changes for one in found)
+
+
+def test_candidates_keep_the_batch_and_are_valid_configs() -> None:
+    for (shard, remat), parts in itertools.product(fit.kinds(RUN), fit.microbatches(RUN)):
+        other = config.load("h100_16", fit._changes(RUN, (shard, remat), parts))
+        assert other.data.batch_size == RUN.data.batch_size
+        assert (other.mesh.shard, other.model.remat) == (shard, remat)
+        assert other.optim.accumulate == parts
+
+
+def test_the_first_kind_is_the_configs_own() -> None:
+    assert next(fit.kinds(RUN)) == ("params", "block")
+
+
+@pytest.mark.parametrize(
+    ("devices", "mesh", "parts"),
+    [("2x8", (1, 16), 1), ("8", (1, 8), 2), ("1x4", (1, 4), 4), ("4x8", (1, 32), 1)],
+)
+def test_other_devices_hold_no_more_at_once(
+    devices: str, mesh: tuple[int, int], parts: int
+) -> None:
+    other = config.load("h100_16", fit.spread(RUN, *fit.parse_devices(devices)))
+    assert (other.mesh.data, other.mesh.fsdp) == mesh
+    assert other.optim.accumulate == parts
+    assert other.rows_at_once <= RUN.rows_at_once
+    assert other.data.batch_size == RUN.data.batch_size
+
+
+def test_a_hybrid_stays_one() -> None:
+    hybrid = config.load("h100_16", ["--mesh.data", "2", "--mesh.fsdp", "8"])
+    assert fit.spread(hybrid, 4, 8)[:4] == ("--mesh.data", "4", "--mesh.fsdp", "8")
+
+
+@pytest.mark.parametrize("text", ["", "x", "2x", "0x8", "2x-1", "two", "2x8x1"])
+def test_devices_that_are_none(text: str) -> None:
+    with pytest.raises(InputError, match="NODESxGPUS"):
+        fit.parse_devices(text)
+
+
+def test_devices_that_do_not_divide_the_batch() -> None:
+    with pytest.raises(InputError, match=r"24 devices.*128.*--data.batch_size 120"):
+        fit.spread(RUN, 3, 8)

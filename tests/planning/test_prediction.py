@@ -1,0 +1,112 @@
+"""From bytes and operations to a verdict, seconds, hours and money."""
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+from jaxtrain.devices import GIB
+from jaxtrain.planning import cards, plan, prediction, report
+
+H100 = cards.card("h100")
+
+
+def findings(**more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "parameters": 2e9, "optimizer": 4e9, "batch": 1e8, "gradients": 2e9, "outputs": 100,
+        "temporaries": 3e10, "program": 0, "model_flops": 8e14, "flops": 1e15, "elements": 7,
+        "moved_bytes": 1e11, "least_bytes": 1e6, "convolutions": False, "total": 3600,
+        "largest": [], "unsharded": {"norm": [7]}, "batch_of": "8 examples", "compile_s": 1.0,
+        "versions": {"jax": "0"}, "estimate": False,
+        "traffic": [
+            {
+                "kind": "all-gather", "dtype": "bf16", "axis": "fsdp", "crosses_nodes": True,
+                "count": 2, "wire_bytes": 1e9, "seconds": 0.02, "overlapped": 0.5,
+            }
+        ],
+    }
+    return found | more
+
+
+def made(price: float | None = None, **more: Any) -> plan.Plan:
+    return plan.make(
+        findings(**more),
+        H100,
+        name="some",
+        devices=16,
+        gpus_per_node=8,
+        precision="bfloat16",
+        price=price,
+    )
+
+
+def test_what_is_needed_is_the_sum_of_the_rows_and_gradients_count_once() -> None:
+    memory = prediction.memory(findings(), H100, 16, 8)
+    assert memory.needed == sum(memory.rows.values()) == 2e9 + 4e9 + 1e8 + 3e10 + 100
+    assert memory.capacity + memory.outside == memory.total == H100.memory
+
+
+def test_convolutions_and_more_devices_leave_less() -> None:
+    plain = prediction.memory(findings(), H100, 1, 8)
+    assert prediction.memory(findings(convolutions=True), H100, 1, 8).spare < plain.spare
+    small = dataclasses.replace(H100, memory=8 * GIB)  # a tenth of it is less than NCCL needs
+    one, node, nodes = (prediction.memory(findings(), small, n, 8).capacity for n in (1, 8, 16))
+    assert one > node > nodes
+
+
+def test_every_card_leaves_room_outside_the_pool() -> None:
+    for card in cards.CARDS.values():
+        memory = prediction.memory(findings(), card, 16, 8)
+        assert memory.outside >= prediction.CONTEXT + prediction.NCCL["several nodes"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_is_never_slower_than_the_worst_nor_than_a_ceiling(seed: int) -> None:
+    rng = random.Random(seed)
+    found = findings(flops=rng.uniform(1e9, 1e17), moved_bytes=rng.uniform(1e6, 1e13))
+    found["traffic"][0]["seconds"] = rng.uniform(1e-6, 1)
+    time = prediction.time(found, H100, 16, "bfloat16")
+    assert time.arithmetic <= time.best <= time.worst
+    assert max(time.traffic, time.communication) <= time.best
+    parts = {"arithmetic": time.arithmetic, "memory": time.traffic}
+    assert (parts | {"communication": time.communication})[time.bound] == time.best
+
+
+def test_float32_products_run_at_half_the_rate() -> None:
+    half = prediction.time(findings(), H100, 16, "float32").arithmetic
+    assert half == 2 * prediction.time(findings(), H100, 16, "bfloat16").arithmetic
+
+
+def test_hours_and_money() -> None:
+    found = made(price=2.0)
+    best = found["time"]["best"]
+    assert found["run"]["hours"][0] == pytest.approx(3600 * best / 3600)
+    assert found["run"]["money"][0] == pytest.approx(best * 16 * 2.0)
+    assert made(total=None, price=2.0)["run"]["money"] is None
+    assert "hours take the data" in report.text(made(total=None))
+
+
+def test_the_verdict_says_how_much() -> None:
+    found = made()
+    assert report.verdict(found) == (
+        f"fits with {found['memory']['spare'] / GIB:.1f} GiB to spare on each device"
+    )
+    assert report.verdict(made(temporaries=1e11)).startswith("does not fit: ")
+
+
+def test_the_text_holds_every_section() -> None:
+    said = report.text(made(price=1.0))
+    for words in (
+        *("16 x NVIDIA H100 80GB HBM3 (2 nodes)", "not sharded: norm (7,)", "memory a device"),
+        *("bound by", "all-gather", "crosses nodes", "times what mesh.shard", "steps/s", "hours"),
+        "at 1 for a GPU and hour",
+    ):
+        assert words in said, words
+
+
+def test_an_estimate_says_so_first_and_leaves_out_what_it_cannot_know() -> None:
+    said = report.text(made(estimate=True, traffic=[], moved_bytes=0.0))
+    assert said.startswith("ESTIMATE")
+    assert "read and written" not in said
+    assert "sent by a device" not in said
