@@ -30,6 +30,10 @@ _WHOLE |= {"all-reduce", "all-reduce-start", "reduce-scatter", "reduce-scatter-s
 # Instructions that move nothing themselves.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"}
 _FREE |= {"call", "after-all", "partition-id", "replica-id", "opt-barrier", "async-start"}
+_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}"
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -243,41 +247,53 @@ def arrays(shape: str) -> tuple[Array, ...]:
 
 
 def _groups(rest: str, devices: int) -> tuple[tuple[int, ...], ...]:
-    """Who talks with whom, from any of XLA's three ways to write it; all if it is left out."""
-    mesh = re.search(
-        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^)]*\))? ?\{([^}]*)\}", rest
-    )
+    """Who talks with whom, from any of XLA's three ways to write it; all if it is left out.
+
+    Raises:
+        ValueError: XLA has found a fourth way.
+    """
+    mesh = _MESH.search(rest)
     if mesh is not None:
         sizes = [(name, int(size)) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh[1])]
-        return _of_mesh(sizes, set(re.findall(r"'([^']*)'", mesh[2])))
+        along = set(re.findall(r"'([^']*)'", mesh[4]))
+        return _of_mesh(sizes, along, _iota(mesh[2] or str(devices), mesh[3]))
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
     if iota is not None:
-        return _of_iota(iota)
+        numbers, size = _iota(iota[3], iota[4]), int(iota[2])
+        return tuple(
+            tuple(group)
+            for group in (numbers[at : at + size] for at in range(0, len(numbers), size))
+        )
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", rest)
     if listed is not None:
         groups = re.findall(r"\{([\d,]+)\}", listed[1])
         return tuple(tuple(int(one) for one in group.split(",")) for group in groups)
+    if re.search(r"(?:replica_groups|source_target_pairs)=(?!\{\})", rest):
+        raise ValueError(f"cannot read the groups of this collective: {rest}")
     return (tuple(range(devices)),)
 
 
-def _of_mesh(sizes: list[tuple[str, int]], along: set[str]) -> tuple[tuple[int, ...], ...]:
-    """Devices numbered row by row over the axes; a group differs along the named ones only."""
+def _of_mesh(
+    sizes: list[tuple[str, int]], along: set[str], devices: list[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Devices stand row by row over the axes; a group differs along the named ones only."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for number, place in enumerate(itertools.product(*(range(size) for _, size in sizes))):
+    places = itertools.product(*(range(size) for _, size in sizes))
+    for device, place in zip(devices, places, strict=True):
         fixed = tuple(at for at, (name, _) in zip(place, sizes, strict=True) if name not in along)
-        groups.setdefault(fixed, []).append(number)
+        groups.setdefault(fixed, []).append(device)
     return tuple(tuple(group) for group in groups.values())
 
 
-def _of_iota(match: re.Match[str]) -> tuple[tuple[int, ...], ...]:
+def _iota(sizes: str, order: str | None) -> list[int]:
+    """``"8,4"`` and ``"1,0"``: the numbers from zero in that shape, its dimensions reordered."""
     import numpy as np
 
-    dims = [int(size) for size in match[3].split(",")]
+    dims = [int(size) for size in sizes.split(",")]
     numbers = np.arange(math.prod(dims)).reshape(dims)
-    if match[4]:
-        numbers = numbers.transpose([int(axis) for axis in match[4].split(",")])
-    rows = numbers.reshape(int(match[1]), int(match[2]))
-    return tuple(tuple(int(one) for one in row) for row in rows)
+    if order:
+        numbers = numbers.transpose([int(axis) for axis in order.split(",")])
+    return [int(one) for one in numbers.flat]
 
 
 def _apart(lines: list[str], number: int, name: str) -> bool:

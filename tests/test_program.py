@@ -68,3 +68,26 @@ def test_a_real_program_of_eight_devices() -> None:
     found = program.collectives(compiled.compile().as_text(), 8)
     assert [(one.kind, one.times, len(one.groups[0])) for one in found] == [("all-reduce", 1, 8)]
     assert found[0].outputs[0] == program.Array("f32", (32,))
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("replica_groups={{0,2},{1,3}}, x", ((0, 2), (1, 3))),
+        ("replica_groups={}, x", ((0, 1, 2, 3),)),
+        ("to_apply=%add", ((0, 1, 2, 3),)),
+        ("replica_groups=[2,2]<=[4], x", ((0, 1), (2, 3))),
+        ("replica_groups=[2,2]<=[2,2]T(1,0), x", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['a'=2,'b'=2] {'b'}, x", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a','b'}, x", ((0, 1, 2, 3),)),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['a'=1,'b'=4], device_ids=([4]) {'b'}", ((0, 1, 2, 3),)),
+    ],
+)
+def test_groups_in_all_of_xlas_ways(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    assert program._groups(text, 4) == groups
+
+
+def test_groups_that_cannot_be_read_are_not_taken_for_all() -> None:
+    with pytest.raises(ValueError, match="cannot read the groups"):
+        program._groups("replica_groups=<=[tiled]4", 4)

@@ -14,15 +14,36 @@ H100 = cards.card("h100")
 
 def findings(**more: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "parameters": 2e9, "optimizer": 4e9, "batch": 1e8, "gradients": 2e9, "outputs": 100,
-        "temporaries": 3e10, "program": 0, "model_flops": 8e14, "flops": 1e15, "elements": 7,
-        "moved_bytes": 1e11, "least_bytes": 1e6, "convolutions": False, "total": 3600,
-        "largest": [], "unsharded": {"norm": [7]}, "batch_of": "8 examples", "compile_s": 1.0,
-        "versions": {"jax": "0"}, "estimate": False,
+        "parameters": 2e9,
+        "optimizer": 4e9,
+        "batch": 1e8,
+        "gradients": 2e9,
+        "outputs": 100,
+        "temporaries": 3e10,
+        "program": 0,
+        "model_flops": 8e14,
+        "flops": 1e15,
+        "elements": 7,
+        "moved_bytes": 1e11,
+        "least_bytes": 1e6,
+        "convolutions": False,
+        "total": 3600,
+        "largest": [],
+        "unsharded": {"norm": [7]},
+        "batch_of": "8 examples",
+        "compile_s": 1.0,
+        "versions": {"jax": "0"},
+        "estimate": False,
         "traffic": [
             {
-                "kind": "all-gather", "dtype": "bf16", "axis": "fsdp", "crosses_nodes": True,
-                "count": 2, "wire_bytes": 1e9, "seconds": 0.02, "overlapped": 0.5,
+                "kind": "all-gather",
+                "dtype": "bf16",
+                "axis": "fsdp",
+                "crosses_nodes": True,
+                "count": 2,
+                "wire_bytes": 1e9,
+                "seconds": 0.02,
+                "overlapped": 0.5,
             }
         ],
     }
