@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from jaxtrain.commands.plan import Planner
+from jaxtrain.devices import GIB
 from jaxtrain.planning import request
 
 # Config -> how many times as much as the formula says its step may send. The masked LM's tied
@@ -26,9 +27,11 @@ COLLECTIVE = ("kind", "dtype", "axis", "crosses_nodes", "count", "wire_bytes")
 
 def summary(name: str) -> dict[str, Any]:
     """What of a plan a change of the program may not change unnoticed."""
-    compiled = Planner(name, [], None, None, None).compiled(())["compiled"]
+    plan = Planner(name, [], None, None, None).compiled(())
+    compiled = plan["compiled"]
     return {
         "config": name,
+        "needed_gib": plan["memory"]["needed"] / GIB,
         "jax": compiled["versions"]["jax"],
         "estimate": compiled["estimate"],
         "memory": {row: compiled[row] for row in MEMORY},
@@ -84,6 +87,19 @@ def test_the_largest_temporaries_are_the_models(
     found, _ = pair
     assert len(found["largest"]) == 5
     assert all(lines and lines[0].startswith("models/") for lines in found["largest"])
+
+
+def test_the_readme_says_what_the_plan_says(
+    pair: tuple[dict[str, Any], dict[str, Any]], checkout: Path
+) -> None:
+    found, _ = pair
+    rows = [
+        line
+        for line in (checkout / "README.md").read_text().splitlines()
+        if line.startswith(f"| `{found['config']}` |") and " GiB |" in line
+    ]
+    assert len(rows) == (0 if found["config"].startswith("mlm") else 1)
+    assert all(f"{found['needed_gib']:.1f} of " in row for row in rows)
 
 
 if __name__ == "__main__":
