@@ -98,15 +98,22 @@ def drop_torn_line(path: Path) -> None:
             file.truncate(whole)
 
 
-def check_parent(flag: str, path: Path | None) -> None:
-    """Refuses a file whose folder is not there, before the work that it is to hold.
+def check_writable(flag: str, path: Path | None) -> None:
+    """Refuses a file that cannot be written, before the work that it is to hold.
 
     Args:
         flag: that names the file.
         path: None is fine.
 
     Raises:
-        InputError: names the folder.
+        InputError: names what is in the way.
     """
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InputError(f"{flag} {path}: {path.absolute().parent} is no folder; make it first")
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"{flag} {path}: {folder} is no folder; make it first")
+    if path.is_dir():
+        raise InputError(f"{flag} {path} is a folder; name a file in it, as {path / 'found.json'}")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{flag} {path}: {folder} cannot be written to; name another folder")

@@ -28,7 +28,7 @@ jaxtrain --config NAME [flags] [--section.field value ...]
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 2 wrong use or input, 75 run me again (preempted or hung), 130 Ctrl-C.
+    0 done, 2 wrong use or input, 3 a plan does not fit, 75 run me again (preempted or hung), 130 Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

@@ -123,6 +123,16 @@ def takes(annotation: Any) -> str:
     return words.get(annotation, "None" if annotation is type(None) else str(annotation))
 
 
+def merged(*parts: Sequence[str]) -> tuple[str, ...]:
+    """Overrides in one list, each field once: what comes later wins.
+
+    Args:
+        parts: each ``("--model.remat", "block", "--mesh.fsdp", "8")``: a flag, its values.
+    """
+    fields = dict(_grouped([word for part in parts for word in part]))
+    return tuple(word for flag, values in fields.items() for word in (flag, *values))
+
+
 def choices(section: Any, field: str) -> tuple[str, ...]:
     """The values that a field of a config's section takes, if they are listed."""
     return typing.get_args(typing.get_type_hints(type(section))[field])

@@ -133,8 +133,9 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
 def moved_bytes(text: str) -> float:
     """Bytes that the instructions of a step read and write, each operand and result once.
 
-    What an instruction keeps inside (a fusion, a library call) does not count, and what stays in a
-    cache between two instructions does: an upper bound on the memory traffic of a good program.
+    An estimate of the memory traffic. What an instruction keeps inside (a fusion, a library call)
+    does not count; what stays in a cache between two instructions does, and so does all of an
+    operand of which a part is read.
 
     Args:
         text: ``compiled.as_text()``; of one device.

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"--config is missing; the configs are: {names}")
     run = config.load(flags.config, overrides)
     points = sweep.points(run, flags.sweep) if flags.sweep else {}
-    files.check_parent("--json", flags.json)
+    files.check_writable("--json", flags.json)
 
     def keep(findings: dict[str, Any]) -> dict[str, Any]:
         findings = report.complete(findings, arguments)
@@ -103,7 +103,7 @@ def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
 
 def _ceilings(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     flags = parser.parse_args(arguments[1:])
-    files.check_parent("--json", flags.json)
+    files.check_writable("--json", flags.json)
     import dataclasses
 
     import jax

@@ -1,22 +1,30 @@
 """``jaxtrain plan``: what a config needs on GPUs, found out without them."""
 
 import argparse
+import dataclasses
 import json
+import math
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
-from jaxtrain import config, config_files, files
+from jaxtrain import config, config_files, files, overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, fit, plan, report
 from jaxtrain.planning.request import Request, compile_step
 
+DOES_NOT_FIT = 3
+
 _GPUS_PER_NODE = 8
 _DEFAULT_CARD = "h100"
-_TIMEOUT_S = 600.0
+_TIMEOUT_S = 1800.0
+_LONGEST_SEARCH_S = 7 * 24 * 3600.0
 _WAYS = 3
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; 0 if the run fits, 1 if it does not.
+    """Runs the command; 0 if the run fits, 3 if it does not.
 
     Raises:
         InputError: wrong use.
@@ -26,39 +34,36 @@ def main(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     try:
-        flags, overrides = parser.parse_known_args(arguments)
+        flags, typed = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see jaxtrain plan --help") from None
     if not flags.config:
         names = ", ".join(config_files.names())
         raise InputError(f"--config is missing; the configs are: {names}")
-    files.check_parent("--json", flags.json)
-    planner = Planner(flags.config, overrides, flags.gpu, flags.devices, flags.price_per_gpu_hour)
+    _check_numbers(flags)
+    files.check_writable("--json", flags.json)
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        return _plan(flags, typed)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
+    planner = Planner(flags.config, typed, flags.gpu, flags.devices, flags.price_per_gpu_hour)
     for line in planner.said:
         print(line, flush=True)
+    print("compiling the step ...", flush=True)
     found = planner.compiled(())
     print(f"\n{report.text(found)}", flush=True)
+    _write(found, flags.json)
     fits = found["memory"]["spare"] >= 0
     if flags.fit or not (fits or found["compiled"]["estimate"]):
-        print(f"\ncompiling other ways, for at most {flags.fit_seconds:g} s ...", flush=True)
-        tried = planner.search(found, flags.fit_seconds)
-        found["fit"] = [fit.key(one) for one in tried]
-        ways = [one for one in tried if one.fits]
-        shown = tried if flags.fit else ways[:_WAYS]
-        if shown:
-            title = "by predicted time" if flags.fit else "the cheapest ways to make it fit"
-            print(f"{title}, each compiled:\n{report.ranking(shown)}")
-        if not ways:
-            print(
-                "no way was found in that time: more devices (--devices), another card (--gpu), "
-                "a smaller model, or a longer search (--fit-seconds)"
-            )
-        elif planner.added:
-            print(f"  together with {' '.join(planner.added)}")
+        _search(planner, found, flags)
+        _write(found, flags.json)
     if flags.json:
-        files.write_whole(flags.json, json.dumps(found, indent=1).encode() + b"\n")
         print(f"\nwritten to {flags.json}")
-    return 0 if fits else 1
+    return 0 if fits else DOES_NOT_FIT
 
 
 class Planner:
@@ -66,13 +71,12 @@ class Planner:
 
     Args:
         name: of the config.
-        overrides: as typed.
+        typed: overrides.
         gpu: short name of a card; None takes the one in the config's name.
         devices: as "2x8"; None takes the config's mesh, in nodes of eight.
         price: of a GPU for an hour.
 
     Attributes:
-        added: overrides that put the run on those devices.
         said: what was assumed.
 
     Raises:
@@ -82,27 +86,28 @@ class Planner:
     def __init__(
         self,
         name: str,
-        overrides: list[str],
+        typed: list[str],
         gpu: str | None,
         devices: str | None,
         price: float | None,
     ) -> None:
         self.said: list[str] = []
-        self.added: tuple[str, ...] = ()
-        self._name, self._overrides, self._price = name, tuple(overrides), price
-        self._run = config.load(name, overrides)
+        self._name, self._typed, self._price = name, tuple(typed), price
+        self._added: tuple[str, ...] = ()
         self._per_node = _GPUS_PER_NODE
         if devices is not None:
             nodes, self._per_node = fit.parse_devices(devices)
-            self.added = fit.spread(self._run, nodes, self._per_node)
-            self._run = config.load(name, [*overrides, *self.added])
-            self.said.append(f"--devices {devices}: {' '.join(self.added)}")
+            elsewhere = overrides.apply(config.named(name), typed)
+            self._added = fit.spread(elsewhere, nodes, self._per_node)
+            self.said.append(f"--devices {devices}: {' '.join(self._added)}")
+        self._run = config.load(name, self._all(()))
         of_run = self._run.mesh.devices
         if of_run > self._per_node and of_run % self._per_node:
+            of_a_node = math.gcd(of_run, self._per_node)
             raise InputError(
                 f"{of_run} devices (mesh.data {self._run.mesh.data} x mesh.fsdp "
                 f"{self._run.mesh.fsdp}) are no whole nodes of {self._per_node} GPUs: say what the "
-                f"nodes are, as --devices {of_run // 2}x2"
+                f"nodes are, as --devices {of_run // of_a_node}x{of_a_node}"
             )
         short = gpu or cards.card_of_config(self._run.name)
         if short is None:
@@ -111,48 +116,89 @@ class Planner:
         self._short, self._card = short, cards.card(short)
 
     def compiled(self, changes: fit.Overrides, timeout_s: float = _TIMEOUT_S) -> plan.Plan:
-        """Compiles, and draws the conclusions.
+        """Compiles the config with some changes, and draws the conclusions.
 
         Raises:
             InputError: the step could not be compiled.
         """
-        overrides = (*self._overrides, *self.added, *changes)
+        settings = self._all(changes)
         request = Request(
-            config=self._name, overrides=overrides, gpu=self._short, gpus_per_node=self._per_node
+            config=self._name, overrides=settings, gpu=self._short, gpus_per_node=self._per_node
         )
         findings = compile_step(request, timeout_s)
         if "failure" in findings:
             raise InputError(f"{self._name} could not be compiled: {findings['failure']}")
-        run = config.load(self._name, overrides)
         return plan.make(
             findings,
             self._card,
-            name=run.name,
-            devices=run.mesh.devices,
+            config.load(self._name, settings),
+            overrides=settings,
             gpus_per_node=self._per_node,
-            precision=run.precision,
             price=self._price,
         )
 
-    def search(self, first: plan.Plan, budget_s: float) -> list[fit.Tried]:
+    def search(self, first: plan.Plan, budget_s: float) -> tuple[list[fit.Tried], bool]:
         """Other ways to run the same, with ``first`` as the config is; see :func:`fit.search`."""
 
         def attempt(changes: fit.Overrides, timeout_s: float) -> fit.Tried | None:
+            pasted = overrides.merged(self._added, changes)
+            label = " ".join(pasted) or "(as it is)"
             try:
                 found = first if not changes else self.compiled(changes, timeout_s)
             except InputError as error:
-                print(f"  {' '.join(changes)}: {error}", flush=True)
+                print(f"  {label}: {error}", flush=True)
                 return None
-            one = fit.Tried(
-                changes,
-                needed=found["memory"]["needed"],
-                spare=found["memory"]["spare"],
-                best=found["time"]["best"],
-            )
-            print(f"  {' '.join(changes) or '(as it is)'}: {report.verdict(found)}", flush=True)
-            return one
+            print(f"  {label}: {report.verdict(found)}", flush=True)
+            memory, time = found["memory"], found["time"]
+            best = found["arithmetic_s"] if time is None else time["best"]
+            return fit.Tried(pasted, needed=memory["needed"], spare=memory["spare"], best=best)
 
         return fit.search(self._run, attempt, budget_s)
+
+    def _all(self, changes: fit.Overrides) -> tuple[str, ...]:
+        return overrides.merged(self._typed, self._added, changes)
+
+
+def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> None:
+    """Prints the ranking, and adds it to the plan."""
+    print(f"\ncompiling other ways, for at most {flags.fit_seconds:g} s ...", flush=True)
+    tried, whole = planner.search(found, flags.fit_seconds)
+    found["fit"] = {
+        "tried": [dataclasses.asdict(one) | {"fits": one.fits} for one in tried],
+        "complete": whole,
+    }
+    ways = [one for one in tried if one.fits]
+    shown = tried if flags.fit else ways[:_WAYS]
+    if not whole:
+        print(f"stopped after {flags.fit_seconds:g} s with ways untried (--fit-seconds)")
+    if shown:
+        title = "by predicted time" if flags.fit else "the cheapest ways to make it fit"
+        if found["compiled"]["estimate"]:
+            title += ", of arithmetic alone (estimate)"
+        print(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
+    if not ways:
+        print(
+            "none of them fits: more devices (--devices 2x8), a card with more memory (--gpu), a "
+            "smaller global batch or a smaller model"
+        )
+
+
+def _write(found: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        files.write_whole(path, json.dumps(found, indent=1).encode() + b"\n")
+
+
+def _leave(number: int, _: Any) -> None:
+    """Leaves through the finally clauses, which end the compiling process."""
+    sys.exit(128 + number)
+
+
+def _check_numbers(flags: argparse.Namespace) -> None:
+    if not 0 < flags.fit_seconds <= _LONGEST_SEARCH_S:
+        raise InputError(f"--fit-seconds {flags.fit_seconds:g}: set it between 0 and a week's")
+    price = flags.price_per_gpu_hour
+    if price is not None and not 0 <= price < math.inf:
+        raise InputError(f"--price-per-gpu-hour {price:g}: set a price of zero or more")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,5 +1,5 @@
 """What a run needs, found out without the GPUs that it needs.
 
 `cards.py` describes the GPUs to the compiler; `traffic.py` sums what a compiled step
-(`jaxtrain.program`) sends, against the least that its sharding has to send.
+(`jaxtrain.program`) sends, against what its sharding sends by formula.
 """

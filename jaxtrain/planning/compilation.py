@@ -14,7 +14,6 @@ from jaxtrain import state as states
 from jaxtrain.planning import buffers, cards, traffic, work
 
 _LARGEST = 5
-_CONVOLUTION = "__cudnn$conv"
 _NO_DATA = 10**6  # examples; an epoch's length is no part of the program
 
 
@@ -28,7 +27,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     Returns:
         ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
         ``program``: bytes a device. ``largest``: temporaries. ``model_flops``, ``flops``: of a
-        step, over all devices. ``moved_bytes``: a device a step. ``traffic``, ``least_bytes``,
+        step, over all devices. ``moved_bytes``: a device a step; None in an estimate, as are
+        ``largest`` and ``traffic``. ``traffic``, ``formula_bytes``,
         ``convolutions``, ``total`` (updates; None if that takes data), ``elements`` (of the
         parameters), ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``, ``versions``,
         ``estimate``.
@@ -53,7 +53,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         **of_gpu,
         "model_flops": run.model.flops_per_example() * run.data.batch_size,
         "flops": work.product_flops(traced.jaxpr),
-        "least_bytes": traffic.least_bytes(
+        "convolutions": work.has_convolutions(traced.jaxpr),
+        "formula_bytes": traffic.formula_bytes(
             built.target, built.rule, run.mesh, run.optim.accumulate
         ),
         "total": built.total if run.loop.epochs is None else None,
@@ -93,13 +94,12 @@ def _of_gpu(
         "largest": [dataclasses.asdict(one) for one in largest],
         "moved_bytes": program.moved_bytes(text),
         "traffic": [dataclasses.asdict(row) for row in rows],
-        "convolutions": _CONVOLUTION in text,
     }
 
 
 def _nothing() -> dict[str, Any]:
     """In place of :func:`_of_gpu`: a CPU's program has loops for products, and wider dtypes."""
-    return {"largest": [], "moved_bytes": 0.0, "traffic": [], "convolutions": False}
+    return {"largest": None, "moved_bytes": None, "traffic": None}
 
 
 def _with_steps(run: config.Run) -> config.Run:

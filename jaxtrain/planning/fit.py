@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from jaxtrain import config, overrides
 from jaxtrain.errors import InputError
@@ -20,13 +19,13 @@ class Tried:
     """A candidate that was compiled.
 
     Attributes:
-        changes: overrides to paste; () is the config as it is.
+        overrides: to paste, besides those that were typed; () is the config as it is.
         needed: bytes a device.
         spare: bytes; below zero it does not fit.
         best: seconds of a step at the card's ceilings, predicted.
     """
 
-    changes: Overrides
+    overrides: Overrides
     needed: float
     spare: float
     best: float
@@ -42,17 +41,20 @@ def search(
     attempt: Callable[[Overrides, float], Tried | None],
     budget_s: float,
     clock: Clock = time.monotonic,
-) -> list[Tried]:
+) -> tuple[list[Tried], bool]:
     """Compiles candidates until the budget is spent; those that fit first, the fastest first.
 
-    Each way to shard and to rematerialise is tried with the fewest microbatches that fit: memory
-    falls with their number, so that is found by halving. The global batch stays.
+    Each way to shard and to rematerialise is tried with the fewest microbatches that fit: with one,
+    else memory falls with their number, so that it is found by halving. The global batch stays.
 
     Args:
         run: the config.
         attempt: compiles a candidate within so many seconds; None if it could not.
         budget_s: seconds for all of them.
         clock: seconds, monotonic.
+
+    Returns:
+        The candidates, and whether there was time for all.
     """
     ends = clock() + budget_s
     tried: dict[Overrides, Tried | None] = {}
@@ -69,13 +71,18 @@ def search(
         one = compiled(_changes(run, kind, parts))
         return one is not None and one.fits
 
+    whole = False
     with contextlib.suppress(TimeoutError):
         compiled(())
-        for kind in kinds(run):
+        first, *more = microbatches(run)
+        too_large = [kind for kind in kinds(run) if not fits(kind, first)]
+        for kind in too_large:
             # Rising, so it does not fit (False) up to the one that is looked for.
-            bisect.bisect_left(microbatches(run), True, key=functools.partial(fits, kind))
+            bisect.bisect_left(more, True, key=functools.partial(fits, kind))
+        whole = True
     found = [one for one in tried.values() if one is not None]
-    return sorted(found, key=lambda one: (not one.fits, one.best if one.fits else one.needed))
+    found.sort(key=lambda one: (not one.fits, one.best if one.fits else one.needed))
+    return found, whole
 
 
 def kinds(run: config.Run) -> Iterator[tuple[str, str | None]]:
@@ -147,8 +154,3 @@ def parse_devices(text: str) -> tuple[int, int]:
             f"--devices {text}: write NODESxGPUS, as 2x8, or the GPUs of one node, as 4"
         )
     return found
-
-
-def key(one: Tried) -> dict[str, Any]:
-    """The candidate as JSON holds it."""
-    return dataclasses.asdict(one) | {"fits": one.fits}

@@ -1,8 +1,10 @@
 """A plan: what was compiled, and what follows from it, as JSON holds it."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+from jaxtrain import config
 from jaxtrain.planning import prediction
 from jaxtrain.planning.cards import Card
 
@@ -13,11 +15,10 @@ Plan = dict[str, Any]
 def make(
     findings: dict[str, Any],
     card: Card,
+    run: config.Run,
     *,
-    name: str,
-    devices: int,
+    overrides: Sequence[str],
     gpus_per_node: int,
-    precision: str,
     price: float | None,
 ) -> Plan:
     """Adds memory, time, hours and money to what the compiler said.
@@ -25,32 +26,46 @@ def make(
     Args:
         findings: of :func:`jaxtrain.planning.compilation.compile_step`.
         card: that it was compiled for.
-        name: of the config.
-        devices: of the run.
+        run: that was compiled.
+        overrides: that made it of its config.
         gpus_per_node: of each node.
-        precision: of the computation.
         price: of a GPU for an hour, in any currency; None leaves the money out.
     """
+    devices = run.mesh.devices
     memory = prediction.memory(findings, card, devices, gpus_per_node)
-    time = prediction.time(findings, card, devices, precision)
-    total = findings["total"]
-    hours = None if total is None else [total * s / HOUR_S for s in (time.best, time.worst)]
-    money = None
-    if hours is not None and price is not None:
-        money = [one * devices * price for one in hours]
+    about = (findings, card, devices, run.precision)
+    time = None if findings["estimate"] else prediction.time(*about)
     return {
-        "config": name,
+        "config": run.name,
+        "overrides": list(overrides),
+        "precision": run.precision,
+        "batch_size": run.data.batch_size,
+        "accumulate": run.optim.accumulate,
+        "mesh": dataclasses.asdict(run.mesh),
         "card": dataclasses.asdict(card),
         "devices": devices,
+        "gpus_per_node": gpus_per_node,
         "nodes": -(-devices // gpus_per_node),
         "compiled": findings,
         "memory": dataclasses.asdict(memory) | {"spare": memory.spare},
-        "time": dataclasses.asdict(time) | {"bound": time.bound},
-        "run": {
-            "updates": total,
-            "steps_per_second": [1 / time.worst, 1 / time.best],
-            "hours": hours,
-            "price_per_gpu_hour": price,
-            "money": money,
-        },
+        "arithmetic_s": prediction.arithmetic(*about),
+        "time": None if time is None else dataclasses.asdict(time) | {"bound": time.bound},
+        "worst_efficiency": prediction.WORST_EFFICIENCY,
+        "run": _run(time, findings["total"], devices, price),
+    }
+
+
+def _run(
+    time: prediction.Time | None, total: int | None, devices: int, price: float | None
+) -> dict[str, Any]:
+    """Rates, hours and money, [best, worst]; None where they cannot be known."""
+    band = None if time is None else (time.best, time.worst)
+    hours = None if band is None or total is None else [total * s / HOUR_S for s in band]
+    money = None if hours is None or price is None else [one * devices * price for one in hours]
+    return {
+        "updates": total,
+        "steps_per_second": None if band is None else [1 / s for s in band],
+        "hours": hours,
+        "price_per_gpu_hour": price,
+        "money": money,
     }

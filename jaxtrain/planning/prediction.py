@@ -1,8 +1,8 @@
 """From what the compiler said to memory, time and money; pure arithmetic, and labelled predicted.
 
 Assumed, until a row of a real GPU says otherwise: a step reaches between 40% and 100% of what the
-card's two ceilings allow, and its communication is hidden behind them in the best case and not at
-all in the worst.
+card's two ceilings allow. Communication that the program runs beside other work costs nothing in
+the best case; in the worst all of it costs its time.
 """
 
 import dataclasses
@@ -13,6 +13,10 @@ from jaxtrain.devices import GIB
 from jaxtrain.planning.cards import Card
 
 WORST_EFFICIENCY = 0.4
+
+DRIVER = 0.7 * GIB
+"""What CUDA does not see of the memory that nvidia-smi prints. Seen in error messages that name
+CUDA's total: 0.48 GiB on an RTX 5090 (31.36), 0.54 on an H100 (79.11), 0.67 on an A800 (79.33)."""
 
 # What the runtime keeps besides the compiled program, bytes a device. All are assumptions: none was
 # measured yet. The first two lie outside XLA's pool and have to fit beside it.
@@ -54,15 +58,15 @@ class Time:
 
     Attributes:
         arithmetic: all products at the card's dense rate.
-        traffic: the bytes that instructions read and write, at its bandwidth.
+        memory: the bytes that instructions read and write, at its bandwidth.
         communication: all collectives at the stated link speeds.
         hidden: that of the collectives which the program runs beside other work.
-        best: if arithmetic, memory and communication go on at once, at their ceilings.
+        best: if arithmetic, memory and hidden communication go on at once, at their ceilings.
         worst: if communication hides nothing and the rest reaches :data:`WORST_EFFICIENCY`.
     """
 
     arithmetic: float
-    traffic: float
+    memory: float
     communication: float
     hidden: float
     best: float
@@ -73,7 +77,7 @@ class Time:
         """The slowest of the three."""
         times = {
             "arithmetic": self.arithmetic,
-            "memory": self.traffic,
+            "memory": self.memory,
             "communication": self.communication,
         }
         return max(times, key=lambda name: times[name])
@@ -93,12 +97,13 @@ def memory(findings: dict[str, Any], card: Card, devices: int, gpus_per_node: in
     rows["cuDNN workspaces"] = CUDNN if findings["convolutions"] else 0.0
     where = "one device" if devices == 1 else "one node"
     outside = CONTEXT + NCCL["several nodes" if devices > gpus_per_node else where]
-    pool = min(MEMORY_FRACTION * card.memory, card.memory - outside)
+    seen = card.memory - DRIVER
+    pool = min(MEMORY_FRACTION * seen, seen - outside)
     return Memory(rows, sum(rows.values()), pool, card.memory - pool, float(card.memory))
 
 
-def time(findings: dict[str, Any], card: Card, devices: int, precision: str) -> Time:
-    """How long a step takes, at the card's ceilings.
+def arithmetic(findings: dict[str, Any], card: Card, devices: int, precision: str) -> float:
+    """Seconds of a step's products at the card's dense rate.
 
     Args:
         findings: of :func:`jaxtrain.planning.compilation.compile_step`.
@@ -107,16 +112,24 @@ def time(findings: dict[str, Any], card: Card, devices: int, precision: str) -> 
         precision: of the computation; float32 products run as TF32, at half the rate [D].
     """
     rate = card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5)
-    arithmetic = findings["flops"] / devices / rate
-    traffic = findings["moved_bytes"] / card.memory_rate
+    return float(findings["flops"] / devices / rate)
+
+
+def time(findings: dict[str, Any], card: Card, devices: int, precision: str) -> Time:
+    """How long a step takes, at the card's ceilings; arguments as of :func:`arithmetic`.
+
+    The findings are no estimate: they hold the traffic.
+    """
+    computing = arithmetic(findings, card, devices, precision)
+    moving = findings["moved_bytes"] / card.memory_rate
     communication = sum(row["seconds"] for row in findings["traffic"])
     hidden = sum(row["seconds"] * row["overlapped"] for row in findings["traffic"])
-    busy = max(arithmetic, traffic)
+    busy = max(computing, moving)
     return Time(
-        arithmetic,
-        traffic,
+        computing,
+        moving,
         communication,
         hidden,
-        best=max(busy, communication),
+        best=max(busy, hidden) + communication - hidden,
         worst=busy / WORST_EFFICIENCY + communication,
     )

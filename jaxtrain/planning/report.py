@@ -6,7 +6,6 @@ from typing import Any
 from jaxtrain.devices import GIB
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.plan import Plan
-from jaxtrain.planning.prediction import WORST_EFFICIENCY
 
 _COUNTS = {
     "parameters": "float32, this device's shards; and what the model keeps besides",
@@ -28,19 +27,19 @@ def text(plan: Plan) -> str:
 def verdict(plan: Plan) -> str:
     """Whether it fits, and by how much."""
     spare = plan["memory"]["spare"] / GIB
+    estimated = " (estimate)" if plan["compiled"]["estimate"] else ""
     if spare < 0:
-        return f"does not fit: {-spare:.1f} GiB too much on each device"
-    return f"fits with {spare:.1f} GiB to spare on each device"
+        return f"does not fit: {-spare:.1f} GiB too much on each device{estimated}"
+    return f"fits with {spare:.1f} GiB to spare on each device{estimated}"
 
 
 def ranking(tried: Sequence[Tried]) -> str:
     """Candidates, a line each: what was compiled, and the overrides to paste."""
-    lines = ["  GiB a device    spare   s a step at best   overrides"]
+    lines = ["  GiB a device  GiB to spare  s a step at best   overrides"]
     for one in tried:
-        spare = f"{one.spare / GIB:+8.1f}" if one.fits else "too much"
         lines.append(
-            f"  {one.needed / GIB:12.1f} {spare} {one.best:18.3f}   "
-            + (" ".join(one.changes) or "(as it is)")
+            f"  {one.needed / GIB:12.1f}  {one.spare / GIB:12.1f}  {one.best:16.4g}   "
+            + (" ".join(one.overrides) or "(as it is)")
         )
     return "\n".join(lines)
 
@@ -71,7 +70,7 @@ def _heading(plan: Plan) -> str:
 def _memory(plan: Plan) -> str:
     memory, compiled = plan["memory"], plan["compiled"]
     estimated = " (estimate)" if compiled["estimate"] else ""
-    lines = ["memory a device, GiB"]
+    lines = ["memory a device, GiB, compiled" if not estimated else "memory a device, GiB"]
     for name, size in memory["rows"].items():
         if size or name in ("parameters", "optimizer", "temporaries"):
             lines.append(f"  {name:<18}{size / GIB:9.3f}   {_COUNTS[name]}")
@@ -83,8 +82,8 @@ def _memory(plan: Plan) -> str:
     lines += [
         f"  {'needed':<18}{memory['needed'] / GIB:9.3f}{estimated}",
         f"  {'there is':<18}{memory['capacity'] / GIB:9.3f}   of {memory['total'] / GIB:.1f}: "
-        f"{memory['outside'] / GIB:.1f} stay outside for CUDA and NCCL "
-        "(XLA_PYTHON_CLIENT_MEM_FRACTION, set by the program)",
+        f"{memory['outside'] / GIB:.1f} are for the driver, CUDA and NCCL "
+        "(the program sets XLA_PYTHON_CLIENT_MEM_FRACTION)",
         verdict(plan),
     ]
     return "\n".join(lines)
@@ -92,8 +91,10 @@ def _memory(plan: Plan) -> str:
 
 def _largest(plan: Plan) -> str:
     found = plan["compiled"]["largest"]
-    if not found:
+    if found is None:
         return ""
+    if not found:
+        return "largest temporaries: the compiler wrote no dump of them"
     lines = ["largest temporaries, GiB, and the lines that make them"]
     for one in found:
         made_by = ", ".join(one["made_by"][:2]) or "the compiler"
@@ -103,20 +104,21 @@ def _largest(plan: Plan) -> str:
 
 
 def _work(plan: Plan) -> str:
-    compiled, time, devices = plan["compiled"], plan["time"], plan["devices"]
+    compiled, devices = plan["compiled"], plan["devices"]
     again = compiled["flops"] / compiled["model_flops"] - 1
     lines = [
         "work of a step, predicted",
         f"  {compiled['model_flops'] / devices / 1e12:9.3f} TFLOP a device by the model's "
         f"formula, {compiled['flops'] / devices / 1e12:.3f} in the program ({again:+.0%}: what "
         "is computed again, or left out)",
-        f"  {1000 * time['arithmetic']:9.2f} ms at the card's dense rate",
+        f"  {1000 * plan['arithmetic_s']:9.2f} ms at the card's dense rate",
     ]
     if not compiled["estimate"]:
         lines += [
-            f"  {compiled['moved_bytes'] / 1e9:9.2f} GB read and written a device",
-            f"  {1000 * time['traffic']:9.2f} ms at its bandwidth",
-            f"  bound by {time['bound']}",
+            f"  {compiled['moved_bytes'] / 1e9:9.2f} GB a device, if each operation reads and "
+            "writes its operands once",
+            f"  {1000 * plan['time']['memory']:9.2f} ms at its bandwidth",
+            f"  bound by {plan['time']['bound']}",
         ]
     return "\n".join(lines)
 
@@ -135,30 +137,47 @@ def _traffic(plan: Plan) -> str:
             f"{row['overlapped']:.0%} beside other work"
         )
     sent = sum(row["wire_bytes"] for row in rows)
-    least = compiled["least_bytes"]
+    formula = compiled["formula_bytes"]
     lines.append(
-        f"  {sent / 1e6:.2f} MB, {sent / least:.2f} times what mesh.shard has to send by formula "
-        f"({least / 1e6:.2f} MB); links: {plan['card']['link']}"
+        f"  {sent / 1e6:.2f} MB, {sent / formula:.2f} times the formula's {formula / 1e6:.2f} MB "
+        "(parameters gathered, gradients scattered, in bfloat16)"
     )
+    lines.append(f"  links: {plan['card']['link']} ([D] datasheet, [A] assumed)")
     return "\n".join(lines)
 
 
 def _run(plan: Plan) -> str:
     run, time = plan["run"], plan["time"]
-    slow, fast = run["steps_per_second"]
+    if time is None:
+        return "the run: hours and money take the GPU's program"
+    fast, slow = run["steps_per_second"]
     lines = [
         "the run, predicted",
-        f"  {slow:.3g} to {fast:.3g} steps/s ({time['worst']:.3g} to {time['best']:.3g} s a step: "
-        f"from {WORST_EFFICIENCY:.0%} of the ceilings and no communication hidden, to all of both)",
+        f"  {_rate(slow)} to {_rate(fast)} steps/s ({time['worst']:.3g} to {time['best']:.3g} s a "
+        f"step: from {plan['worst_efficiency']:.0%} of the ceilings and no communication hidden, "
+        "to all of both)",
     ]
     if run["hours"] is None:
-        lines.append("  loop.epochs: hours take the data; set --loop.steps to see them")
+        lines.append("  loop.epochs: hours take the data; set --loop.epochs None --loop.steps N")
         return "\n".join(lines)
     least, most = run["hours"]
-    lines.append(f"  {run['updates']:,} updates: {least:.3g} to {most:.3g} hours")
+    lines.append(f"  {run['updates']:,} updates: {_duration(least)} to {_duration(most)}")
     if run["money"] is not None:
         cheap, dear = run["money"]
         lines[-1] += (
-            f", {cheap:,.2f} to {dear:,.2f} at {run['price_per_gpu_hour']:g} for a GPU and hour"
+            f"; {cheap:,.2f} to {dear:,.2f} for all {plan['devices']} GPUs at "
+            f"{run['price_per_gpu_hour']:g} a GPU and hour"
         )
+    lines.append("  steps only: no start, validation, checkpoint or wait for data")
     return "\n".join(lines)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _duration(hours: float) -> str:
+    seconds = hours * 3600
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if hours < 2 else f"{hours:,.3g} h"

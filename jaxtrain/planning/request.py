@@ -65,13 +65,13 @@ def compile_step(request: Request, timeout_s: float) -> Findings:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return {"failure": f"compiling took longer than {timeout_s:.0f} s"}
+            return {"failure": f"not done after {timeout_s:.0f} s"}
         if ended.returncode == 0:
             found: Findings = json.loads(output.read_text())
+            if "wrong" in found:
+                raise InputError(found["wrong"])
             return found
     last = ended.stderr.strip().splitlines()[-_LAST_LINES:]
-    if last and last[-1].startswith("error: "):
-        raise InputError(last[-1].removeprefix("error: "))
     return {"failure": f"exit code {ended.returncode}: " + "\n".join(last)}
 
 
@@ -85,5 +85,5 @@ def environment(outside: Mapping[str, str], dump: Path) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "-1",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # the plugin would look for a driver
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "XLA_FLAGS": " ".join([buffers.flags(dump), outside.get("XLA_FLAGS", "")]).strip(),
+        "XLA_FLAGS": f"{outside.get('XLA_FLAGS', '')} {buffers.flags(dump)}".strip(),
     }

@@ -1,4 +1,4 @@
-"""What the compiled step sends, against what its sharding has to send."""
+"""What the compiled step sends, against what its sharding sends by formula."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -55,11 +55,24 @@ def rows(
     for (kind, dtype, axis, crosses), members in groups.items():
         sent = sum(one.times * one.wire_bytes for one in members)
         beside = sum(one.times * one.wire_bytes for one in members if one.overlapped)
-        rate = card.node_rate if crosses else card.link_rate
+        rate = _rate(members[0].groups, card, gpus_per_node)
         count = sum(one.times for one in members)
         share = beside / sent if sent else 0.0
         result.append(Row(kind, dtype, axis, crosses, count, sent, sent / rate, share))
     return sorted(result, key=lambda row: -row.wire_bytes)
+
+
+def _rate(groups: Sequence[Sequence[int]], card: Card, gpus_per_node: int) -> float:
+    """Bytes/s that a device of these groups sends, the slower of its two ways.
+
+    Where a group holds several GPUs of a node, their adapters share what crosses: NCCL makes as
+    many rings.
+    """
+    crosses = any(len({device // gpus_per_node for device in group}) > 1 for group in groups)
+    if not crosses:
+        return card.link_rate
+    first = [device // gpus_per_node for device in groups[0]]
+    return min(card.link_rate, card.node_rate * first.count(first[0]))
 
 
 def axis_of(groups: Sequence[Sequence[int]], settings: config.Mesh) -> str:
@@ -73,12 +86,13 @@ def axis_of(groups: Sequence[Sequence[int]], settings: config.Mesh) -> str:
     return "+".join(name for name in meshes.AXES if name in axes) or "none"
 
 
-def least_bytes(
+def formula_bytes(
     target: states.State, rule: meshes.Rule, settings: config.Mesh, accumulate: int
 ) -> float:
-    """Bytes that each device has to send in a step, parameters and gradients in bfloat16.
+    """Bytes that a device sends in a step by formula, parameters and gradients in bfloat16.
 
-    With ``shard="params"`` each microbatch gathers the sharded parameters forward and backward, and
+    A program may send a little less: a first layer's kernel is not read backward. With
+    ``shard="params"`` each microbatch gathers the sharded parameters forward and backward, and
     scatters their gradients; ``"optimizer"`` gathers once a step. What no axis shards has its
     gradient reduced over all devices, once a microbatch, as have the shards over ``data``.
     """

@@ -31,6 +31,15 @@ def product_flops(jaxpr: Any) -> float:
     return total
 
 
+def has_convolutions(jaxpr: Any) -> bool:
+    """Whether the program, or one that it runs, holds a convolution."""
+    return any(
+        equation.primitive.name == "conv_general_dilated"
+        or any(has_convolutions(one) for one in _inner(equation.params))
+        for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns
+    )
+
+
 def _dot(equation: Any) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
     depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from program import TINY_MLM
 
-from jaxtrain import config, main
+from jaxtrain import main
+from jaxtrain.commands import plan
 from jaxtrain.planning import request
 
 TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--devices", "2x2"]
@@ -31,7 +32,7 @@ def test_an_estimate_is_labelled_and_its_state_is_exact(
     assert "ESTIMATE" in said
     assert "names no card: planned for h100" in said
     assert "fits with" in said
-    assert "GPU and hour" in said
+    assert "hours and money take the GPU's program" in said
     found = json.loads(output.read_text())
     compiled = found["compiled"]
     assert (found["devices"], found["nodes"]) == (4, 2)
@@ -49,11 +50,11 @@ def test_other_ways_are_compiled_and_ranked(
     output = tmp_path / "plan.json"
     assert main.main([*TINY, "--fit", "--fit-seconds", "15", "--json", str(output)]) == 0
     found = json.loads(output.read_text())
-    assert len(found["fit"]) >= 2
-    assert all(one["fits"] for one in found["fit"])
+    assert len(found["fit"]["tried"]) >= 2
+    assert all(one["fits"] for one in found["fit"]["tried"])
     said = capsys.readouterr().out
-    assert "by predicted time, each compiled" in said
-    assert "(as it is)" in said
+    assert "by predicted time, of arithmetic alone (estimate), each compiled" in said
+    assert "--mesh.data 1 --mesh.fsdp 4 --optim.accumulate 1 --model.remat block" in said
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,11 @@ def test_other_ways_are_compiled_and_ranked(
         (["--config", "h100_16", "--devices", "3x8"], "24 devices do not divide"),
         (["--config", "h100_16", "--mesh.fsdp", "20", "--data.batch_size", "20"], "whole nodes"),
         (["--config", "demo", "--fit-seconds", "long"], "--fit-seconds"),
+        (["--config", "demo", "--fit-seconds", "nan"], "--fit-seconds nan"),
+        (["--config", "demo", "--fit-seconds", "0"], "--fit-seconds 0"),
+        (["--config", "demo", "--price-per-gpu-hour", "-2"], "--price-per-gpu-hour -2"),
         (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--config", "demo", "--json", "/tmp"], "is a folder"),
     ],
 )
 def test_wrong_use_is_one_line(
@@ -83,4 +88,59 @@ def test_a_step_that_cannot_be_compiled_is_named(
     monkeypatch.setattr("jaxtrain.commands.plan.compile_step", lambda *_: {"failure": "too odd"})
     assert main.main(["plan", "--config", "demo"]) == 2
     assert "demo could not be compiled: too odd" in capsys.readouterr().err
-    assert config.load("demo").mesh.devices == 1
+
+
+def test_a_batch_is_checked_on_the_devices_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """24 devices divide 120, the config's own 16 do not."""
+    asked: list[request.Request] = []
+
+    def refuse(one: request.Request, _: float) -> dict[str, str]:
+        asked.append(one)
+        return {"failure": "enough"}
+
+    monkeypatch.setattr("jaxtrain.commands.plan.compile_step", refuse)
+    at = ["--config", "h100_16", "--devices", "3x8", "--data.batch_size", "120"]
+    assert main.main(["plan", *at, "--mesh.fsdp", "16"]) == 2
+    assert asked[0].overrides.count("--mesh.fsdp") == 1
+    assert asked[0].overrides[asked[0].overrides.index("--mesh.fsdp") + 1] == "24"
+
+
+def test_what_does_not_fit_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And ways to make it fit, each with overrides that are whole."""
+
+    def compile_step(one: request.Request, _: float) -> dict[str, object]:
+        parts = int(dict(zip(one.overrides, one.overrides[1:], strict=False))["--optim.accumulate"])
+        return dict.fromkeys(("parameters", "optimizer", "batch", "gradients", "outputs"), 1) | {
+            "temporaries": 4e11 / parts,
+            "program": 0,
+            "model_flops": 1e15,
+            "flops": 1e15,
+            "convolutions": False,
+            "moved_bytes": 1e12,
+            "formula_bytes": 1,
+            "traffic": [],
+            "largest": [],
+            "elements": 1,
+            "unsharded": {},
+            "batch_of": "",
+            "total": 9,
+            "compile_s": 1,
+            "versions": {"jax": "0"},
+            "estimate": False,
+        }
+
+    monkeypatch.setattr("jaxtrain.commands.plan.compile_step", compile_step)
+    output = tmp_path / "plan.json"
+    at = ["--config", "h100_16", "--devices", "4", "--json", str(output)]
+    assert main.main(["plan", *at]) == plan.DOES_NOT_FIT
+    said = capsys.readouterr().out
+    assert "does not fit" in said
+    assert "the cheapest ways to make it fit" in said
+    found = json.loads(output.read_text())["fit"]["tried"][0]
+    assert found["overrides"][:4] == ["--mesh.data", "1", "--mesh.fsdp", "4"]
+    assert found["overrides"].count("--optim.accumulate") == 1
+    assert found["fits"]

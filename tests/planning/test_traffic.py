@@ -1,4 +1,4 @@
-"""What a step sends, and the least that it has to."""
+"""What a step sends, and what its sharding sends by formula."""
 
 import dataclasses
 from typing import Any
@@ -55,7 +55,7 @@ def test_rows_add_up_what_is_alike() -> None:
 
 
 @pytest.mark.parametrize(("shard", "gathers"), [("params", 4), ("optimizer", 1)])
-def test_the_least_gathers_each_parameter_and_scatters_its_gradient(
+def test_the_formula_gathers_each_parameter_and_scatters_its_gradient(
     shard: Any, gathers: int
 ) -> None:
     settings = dataclasses.replace(HYBRID, data=1, fsdp=8, shard=shard)
@@ -68,5 +68,15 @@ def test_the_least_gathers_each_parameter_and_scatters_its_gradient(
     sharded = sum(size for name, size in sizes.items() if name not in whole)
     rest = sum(size for name, size in sizes.items() if name in whole)
     expected = sharded * 7 / 8 * (gathers + 2) + 2 * rest * 7 / 8 * 2
-    assert traffic.least_bytes(target, rule, settings, accumulate=2) == pytest.approx(expected)
+    assert traffic.formula_bytes(target, rule, settings, accumulate=2) == pytest.approx(expected)
     assert jax.device_count() == 8
+
+
+def test_adapters_of_a_node_share_what_crosses() -> None:
+    h100, everyone = cards.card("h100"), (tuple(range(16)),)
+    mesh = config.Mesh(data=1, fsdp=16, shard="params")
+    (row,) = traffic.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=8)
+    assert row.crosses_nodes
+    assert row.seconds == row.wire_bytes / min(8 * h100.node_rate, h100.link_rate)
+    (row,) = traffic.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=2)
+    assert row.seconds == row.wire_bytes / (2 * h100.node_rate)
