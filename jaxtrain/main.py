@@ -28,7 +28,8 @@ jaxtrain --config NAME [flags] [--section.field value ...]
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 2 wrong use or input, 3 a plan does not fit, 75 run me again (preempted or hung), 130 Ctrl-C.
+    0 done, 2 wrong use or input, 3 a plan does not fit, 75 run me again (preempted or hung),
+    130 Ctrl-C, 141 nobody reads what it prints.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -40,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else again at exit
+        return 141
 
 
 def flags_parser() -> argparse.ArgumentParser:

@@ -53,7 +53,7 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
     planner = Planner(flags.config, typed, flags.gpu, flags.devices, flags.price_per_gpu_hour)
     for line in planner.said:
         print(line, flush=True)
-    print("compiling the step ...", flush=True)
+    print("compiling the step (half a minute) ...", flush=True)
     found = planner.compiled(())
     print(f"\n{report.text(found)}", flush=True)
     _write(found, flags.json)
@@ -63,7 +63,7 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
         _write(found, flags.json)
     if flags.json:
         print(f"\nwritten to {flags.json}")
-    return 0 if fits else DOES_NOT_FIT
+    return 0 if fits or found["compiled"]["estimate"] else DOES_NOT_FIT
 
 
 class Planner:
@@ -137,7 +137,9 @@ class Planner:
             price=self._price,
         )
 
-    def search(self, first: plan.Plan, budget_s: float) -> tuple[list[fit.Tried], bool]:
+    def search(
+        self, first: plan.Plan, budget_s: float, enough: int | None
+    ) -> tuple[list[fit.Tried], bool]:
         """Other ways to run the same, with ``first`` as the config is; see :func:`fit.search`."""
 
         def attempt(changes: fit.Overrides, timeout_s: float) -> fit.Tried | None:
@@ -153,7 +155,7 @@ class Planner:
             best = found["arithmetic_s"] if time is None else time["best"]
             return fit.Tried(pasted, needed=memory["needed"], spare=memory["spare"], best=best)
 
-        return fit.search(self._run, attempt, budget_s)
+        return fit.search(self._run, attempt, budget_s, enough)
 
     def _all(self, changes: fit.Overrides) -> tuple[str, ...]:
         return overrides.merged(self._typed, self._added, changes)
@@ -161,15 +163,16 @@ class Planner:
 
 def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> None:
     """Prints the ranking, and adds it to the plan."""
-    print(f"\ncompiling other ways, for at most {flags.fit_seconds:g} s ...", flush=True)
-    tried, whole = planner.search(found, flags.fit_seconds)
+    what = "other ways" if flags.fit else f"until {_WAYS} other ways fit"
+    print(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...", flush=True)
+    tried, whole = planner.search(found, flags.fit_seconds, None if flags.fit else _WAYS)
     found["fit"] = {
         "tried": [dataclasses.asdict(one) | {"fits": one.fits} for one in tried],
         "complete": whole,
     }
     ways = [one for one in tried if one.fits]
     shown = tried if flags.fit else ways[:_WAYS]
-    if not whole:
+    if not whole and (flags.fit or len(ways) < _WAYS):
         print(f"stopped after {flags.fit_seconds:g} s with ways untried (--fit-seconds)")
     if shown:
         title = "by predicted time" if flags.fit else "the cheapest ways to make it fit"
@@ -177,9 +180,10 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
             title += ", of arithmetic alone (estimate)"
         print(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
     if not ways:
+        extra = "install '.[cuda12]' to know; or " if found["compiled"]["estimate"] else ""
         print(
-            "none of them fits: more devices (--devices 2x8), a card with more memory (--gpu), a "
-            "smaller global batch or a smaller model"
+            f"none of them fits: {extra}more devices (--devices 2x8), a card with more memory "
+            "(--gpu), a smaller global batch or a smaller model"
         )
 
 
@@ -215,7 +219,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu", metavar="CARD", help=f"{', '.join(cards.CARDS)}; else the config's name says")
     add("--devices", metavar="2x8", help="nodes x GPUs; else the config's mesh, in nodes of eight")
     add("--fit", action="store_true", help="compile other ways to run the same, and rank them")
-    add("--fit-seconds", metavar="S", type=float, default=300.0, help="for all of them (300)")
+    add(
+        "--fit-seconds",
+        metavar="S",
+        type=float,
+        default=300.0,
+        help="for all of them (300); each takes about 30",
+    )
     add("--price-per-gpu-hour", metavar="P", type=float, help="in any currency")
     add("--json", metavar="FILE", type=Path, help="write the whole plan there too")
     return parser

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 from jax.experimental import topologies
 
 from jaxtrain import building, config, program
@@ -61,7 +62,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "elements": states.parameter_count(built.definition.params),
         "unsharded": built.rule.unsharded(built.definition.params),
         "batch_of": building.batch_sentence(run),
-        "versions": {"jax": jax.__version__, "jaxlib": jax.lib.__version__},
+        "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         "compile_s": time.perf_counter() - began,
         "estimate": request["estimate"],
     }

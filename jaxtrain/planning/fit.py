@@ -12,6 +12,7 @@ from jaxtrain.errors import InputError
 
 Overrides = tuple[str, ...]
 Clock = Callable[[], float]
+Kind = tuple[str, str | None]  # mesh.shard, model.remat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,7 @@ def search(
     run: config.Run,
     attempt: Callable[[Overrides, float], Tried | None],
     budget_s: float,
+    enough: int | None = None,
     clock: Clock = time.monotonic,
 ) -> tuple[list[Tried], bool]:
     """Compiles candidates until the budget is spent; those that fit first, the fastest first.
@@ -51,6 +53,7 @@ def search(
         run: the config.
         attempt: compiles a candidate within so many seconds; None if it could not.
         budget_s: seconds for all of them.
+        enough: ends the search when so many fit; None looks for all.
         clock: seconds, monotonic.
 
     Returns:
@@ -67,16 +70,24 @@ def search(
             tried[changes] = attempt(changes, left)
         return tried[changes]
 
-    def fits(kind: tuple[str, str | None], parts: int) -> bool:
+    too_large: list[tuple[Kind, int]] = []
+
+    def fits(kind: Kind, parts: int) -> bool:
+        if any(_needs_more(kind, parts, *other) for other in too_large):
+            return False
         one = compiled(_changes(run, kind, parts))
-        return one is not None and one.fits
+        if one is None or not one.fits:
+            too_large.append((kind, parts))
+            return False
+        if enough is not None and sum(o is not None and o.fits for o in tried.values()) >= enough:
+            raise _EnoughError
+        return True
 
     whole = False
-    with contextlib.suppress(TimeoutError):
-        compiled(())
+    with contextlib.suppress(TimeoutError, _EnoughError):
+        fits((run.mesh.shard, getattr(run.model, "remat", None)), run.optim.accumulate)
         first, *more = microbatches(run)
-        too_large = [kind for kind in kinds(run) if not fits(kind, first)]
-        for kind in too_large:
+        for kind in [kind for kind in kinds(run) if not fits(kind, first)]:
             # Rising, so it does not fit (False) up to the one that is looked for.
             bisect.bisect_left(more, True, key=functools.partial(fits, kind))
         whole = True
@@ -85,7 +96,21 @@ def search(
     return found, whole
 
 
-def kinds(run: config.Run) -> Iterator[tuple[str, str | None]]:
+class _EnoughError(Exception):
+    """So many fit as were asked for."""
+
+
+def _needs_more(kind: Kind, parts: int, other: Kind, parts_of_other: int) -> bool:
+    """Whether it needs at least as much memory as the other, whatever the model."""
+    shards = ("params", "optimizer", "none")  # rising
+    return (
+        parts <= parts_of_other
+        and shards.index(kind[0]) >= shards.index(other[0])
+        and (kind[1] == other[1] or kind[1] == "none")
+    )
+
+
+def kinds(run: config.Run) -> Iterator[Kind]:
     """(mesh.shard, model.remat), what the config has first; remat is None for a model without."""
     remats: Sequence[str | None] = (None,)
     if hasattr(run.model, "remat"):
@@ -103,7 +128,7 @@ def microbatches(run: config.Run) -> list[int]:
     return [parts for parts in range(1, rows + 1) if rows % parts == 0]
 
 
-def _changes(run: config.Run, kind: tuple[str, str | None], parts: int) -> Overrides:
+def _changes(run: config.Run, kind: Kind, parts: int) -> Overrides:
     shard, remat = kind
     changes: list[str] = []
     if parts != run.optim.accumulate:

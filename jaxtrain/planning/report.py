@@ -29,7 +29,8 @@ def verdict(plan: Plan) -> str:
     spare = plan["memory"]["spare"] / GIB
     estimated = " (estimate)" if plan["compiled"]["estimate"] else ""
     if spare < 0:
-        return f"does not fit: {-spare:.1f} GiB too much on each device{estimated}"
+        may = "may not fit" if estimated else "does not fit"
+        return f"{may}: {-spare:.1f} GiB too much on each device{estimated}"
     return f"fits with {spare:.1f} GiB to spare on each device{estimated}"
 
 
@@ -51,6 +52,7 @@ def _heading(plan: Plan) -> str:
     lines = [
         f"{plan['config']} on {plan['devices']} x {plan['card']['name']} ({nodes}): compiled in "
         f"{compiled['compile_s']:.0f} s by jax {versions['jax']}",
+        "; ".join([verdict(plan), *_cost(plan)]),
         f"{compiled['elements']:,} parameters; {compiled['batch_of']}",
         *(
             f"not sharded: {name} {tuple(shape)}: no dimension divides by mesh.fsdp"
@@ -84,7 +86,6 @@ def _memory(plan: Plan) -> str:
         f"  {'there is':<18}{memory['capacity'] / GIB:9.3f}   of {memory['total'] / GIB:.1f}: "
         f"{memory['outside'] / GIB:.1f} are for the driver, CUDA and NCCL "
         "(the program sets XLA_PYTHON_CLIENT_MEM_FRACTION)",
-        verdict(plan),
     ]
     return "\n".join(lines)
 
@@ -160,16 +161,25 @@ def _run(plan: Plan) -> str:
     if run["hours"] is None:
         lines.append("  loop.epochs: hours take the data; set --loop.epochs None --loop.steps N")
         return "\n".join(lines)
-    least, most = run["hours"]
-    lines.append(f"  {run['updates']:,} updates: {_duration(least)} to {_duration(most)}")
-    if run["money"] is not None:
-        cheap, dear = run["money"]
-        lines[-1] += (
-            f"; {cheap:,.2f} to {dear:,.2f} for all {plan['devices']} GPUs at "
-            f"{run['price_per_gpu_hour']:g} a GPU and hour"
-        )
+    lines.append(f"  {run['updates']:,} updates: {'; '.join(_cost(plan))}")
     lines.append("  steps only: no start, validation, checkpoint or wait for data")
     return "\n".join(lines)
+
+
+def _cost(plan: Plan) -> list[str]:
+    """Hours, and money where a price was given; nothing where the hours are not known."""
+    run = plan["run"]
+    if run["hours"] is None:
+        return []
+    least, most = run["hours"]
+    cost = [f"{_duration(least)} to {_duration(most)}"]
+    if run["money"] is not None:
+        cheap, dear = run["money"]
+        cost.append(
+            f"{cheap:,.0f} to {dear:,.0f} for all {plan['devices']} GPUs at "
+            f"{run['price_per_gpu_hour']:g} a GPU and hour"
+        )
+    return cost
 
 
 def _rate(value: float) -> str:

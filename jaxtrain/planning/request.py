@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,10 @@ def compile_step(request: Request, timeout_s: float) -> Findings:
             if "wrong" in found:
                 raise InputError(found["wrong"])
             return found
+    if ended.returncode < 0:
+        number = -ended.returncode
+        killed = " (out of host memory?)" if number == signal.SIGKILL else ""
+        return {"failure": f"the compiler was ended by {signal.Signals(number).name}{killed}"}
     last = ended.stderr.strip().splitlines()[-_LAST_LINES:]
     return {"failure": f"exit code {ended.returncode}: " + "\n".join(last)}
 

@@ -11,13 +11,20 @@ import os
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 from jaxtrain.errors import InputError
 
+_LONGEST = 300  # characters of a compiler's error
+
 
 def main(path: str) -> int:
-    """Reads a request, compiles, writes the findings, or ``{"wrong": ...}`` for a wrong config."""
+    """Reads a request, compiles, writes the findings.
+
+    ``{"wrong": ...}`` in place of them for a wrong config, ``{"failure": ...}`` where the compiler
+    failed.
+    """
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     request = json.loads(Path(path).read_text())
     from jaxtrain.planning import compilation
@@ -26,6 +33,10 @@ def main(path: str) -> int:
         findings = compilation.compile_step(request)
     except InputError as error:
         findings = {"wrong": str(error)}
+    except Exception as error:  # the compiler's, with pages of its own stack
+        traceback.print_exc()
+        first = (str(error).strip().splitlines() or [""])[0]
+        findings = {"failure": f"{type(error).__name__}: {first[:_LONGEST]}"}
     Path(request["output"]).write_text(json.dumps(findings))
     return 0
 

@@ -119,3 +119,17 @@ def test_devices_that_do_not_divide_the_batch() -> None:
 def test_where_all_fits_each_kind_is_compiled_once() -> None:
     found, _ = fit.search(RUN, lambda changes, _: tried(changes, room=1000), 1e9)
     assert len(found) == len(list(fit.kinds(RUN)))
+
+
+def test_the_search_ends_when_enough_fit_and_skips_what_needs_more() -> None:
+    asked: list[fit.Overrides] = []
+
+    def attempt(changes: fit.Overrides, _: float) -> fit.Tried:
+        asked.append(changes)
+        return tried(changes, room=55)
+
+    found, _ = fit.search(RUN, attempt, 1e9, enough=3)
+    assert sum(one.fits for one in found) == 3
+    assert asked[0] == ()  # does not fit, so without recomputation it does not either
+    assert ("--model.remat", "none") not in asked
+    assert ("--mesh.shard", "none") not in asked

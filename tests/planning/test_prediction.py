@@ -112,6 +112,7 @@ def test_the_verdict_says_how_much() -> None:
         f"fits with {found['memory']['spare'] / GIB:.1f} GiB to spare on each device"
     )
     assert report.verdict(made(temporaries=1e11)).startswith("does not fit: ")
+    assert report.verdict(made(temporaries=1e11, estimate=True)).startswith("may not fit: ")
 
 
 def test_the_text_holds_every_section() -> None:

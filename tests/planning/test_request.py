@@ -76,3 +76,20 @@ def _alive(process: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_a_killed_worker_is_said_to_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], -9, "", "")
+
+    monkeypatch.setattr(request.subprocess, "run", killed)
+    failure = request.compile_step(asked(), timeout_s=1)["failure"]
+    assert failure == "the compiler was ended by SIGKILL (out of host memory?)"
+
+
+def test_a_compilers_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^40 clips of 8 x 64 x 64 x 3 are more than a dimension can count."""
+    monkeypatch.setattr(request, "gpu_compiler", lambda: False)
+    found = request.compile_step(asked(overrides=("--data.batch_size", str(2**40))), timeout_s=120)
+    assert "Error: " in found["failure"]
+    assert "\n" not in found["failure"]
