@@ -205,8 +205,10 @@ def _operands(
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """What goes in and what comes out, from the type of the instruction."""
     parts = _parts(shape)
-    if started and kind != "all-reduce":
-        return arrays(parts[0]), arrays(parts[1])  # (inputs, outputs, ...)
+    if started and (kind != "all-reduce" or parts[0].startswith("(")):
+        return arrays(parts[0]), arrays(
+            parts[1]
+        )  # (inputs, outputs, ...); all-reduce since jax 0.12
     found = arrays(shape)
     if kind == "all-gather":
         return tuple(_scaled(array, 1, n) for array in found), found

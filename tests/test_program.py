@@ -91,3 +91,15 @@ def test_groups_in_all_of_xlas_ways(text: str, groups: tuple[tuple[int, ...], ..
 def test_groups_that_cannot_be_read_are_not_taken_for_all() -> None:
     with pytest.raises(ValueError, match="cannot read the groups"):
         program._groups("replica_groups=<=[tiled]4", 4)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["bf16[8]{0}", "((bf16[8]{0}), bf16[8]{0})", "((bf16[4]{0}, bf16[4]), (bf16[4], bf16[4]))"],
+)
+def test_a_started_all_reduce_sends_its_operands_once(shape: str) -> None:
+    """jax 0.10 writes what comes out, 0.12 what goes in as well."""
+    line = f"  %sum = {shape} all-reduce-start(%x), replica_groups={{{{0,1,2,3}}}}, to_apply=%add"
+    found = program._collective(line, 4, times=1)
+    assert found is not None
+    assert found.wire_bytes == 2 * 16 * 3 / 4

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxtrain.program import Stacks
 
-_TEMPORARIES = re.compile(r"^allocation \d+: size \d+, preallocated-temp", re.MULTILINE)
+_TEMPORARIES = re.compile(r"^allocation \d+: .*\bpreallocated-temp", re.MULTILINE)
 _VALUE = re.compile(
     r"^ value: <\d+ (\S+?)(?:\{\S*\})? @\S+> \(size=(\d+),offset=(\d+)\): (\S+)", re.MULTILINE
 )

@@ -57,6 +57,12 @@ def test_places_are_sorted_by_size_and_named_by_the_lines_that_fill_them() -> No
     assert norm.made_by == ("step.py:19 (forward)",)
 
 
+def test_the_dump_of_a_newer_compiler_is_read_too() -> None:
+    newer = DUMP.replace(": size 1000, pre", ": size 1000, page 0, pre")
+    assert newer != DUMP
+    assert buffers.parse(newer, PROGRAM) == buffers.parse(DUMP, PROGRAM)
+
+
 def test_a_compiler_that_dumped_nothing_has_no_largest(tmp_path: Path) -> None:
     assert buffers.largest(tmp_path, PROGRAM, 5) == []
     (tmp_path / "module_1.after_optimizations-buffer-assignment.txt").write_text(DUMP)
