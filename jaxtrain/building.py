@@ -11,6 +11,8 @@ from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain import step as steps
 
+_SOME_STEPS = _SOME_EXAMPLES = 10**6
+
 Say = Callable[[str], None]
 Spec = dict[str, jax.ShapeDtypeStruct]
 
@@ -103,6 +105,17 @@ def build(
         spec=run.model.batch_spec(run.data.batch_size),
         total=total,
     )
+
+
+def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> Built:
+    """As :func:`build`, in silence, where no data is at hand to say how long an epoch is.
+
+    Epochs become some number of steps: the length of a run changes a constant in its program.
+    """
+    if run.loop.epochs is not None:
+        loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)
+        run = dataclasses.replace(run, loop=loop)
+    return build(run, mesh, _SOME_EXAMPLES, lambda line: None)
 
 
 def batch_sentence(run: config.Run) -> str:

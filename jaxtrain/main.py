@@ -98,11 +98,10 @@ def _train(arguments: list[str]) -> int:
         parser.print_help()
         print("\ncommands:\n" + "\n".join(f"  {name}  {what}" for name, what in COMMANDS.items()))
         return 0
-    from jaxtrain import config, config_files
+    from jaxtrain import config
+    from jaxtrain.commands import command_line
 
-    if not flags.config:
-        names = ", ".join(config_files.names())
-        raise InputError(f"--config is missing; the configs are: {names}")
+    command_line.require_config(flags)
     if flags.help:
         parser.print_help()
         config.print_help(config.load(flags.config, []))

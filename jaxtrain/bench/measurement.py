@@ -64,8 +64,7 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
     compiling.use_cache({}, Path(request["compiled"]))
     mesh = meshes.make(run.mesh)
     laps.lap("start/config_and_devices")
-    # How many steps a run has changes nothing that is measured; counting them may take the data.
-    built = building.build(_with_steps(run), mesh, 1, _silent)
+    built = building.build_without_data(run, mesh)
     state = built.fresh_state()
     laps.lap("start/state")
     step = built.compile_step()
@@ -126,17 +125,6 @@ class _Laps:
     def lap(self, name: str) -> None:
         self._rows[name] = time.perf_counter() - self._last
         self.skip()
-
-
-def _with_steps(run: config.Run) -> config.Run:
-    steps = run.loop.steps or 10**6
-    return dataclasses.replace(
-        run, loop=dataclasses.replace(run.loop, steps=steps, epochs=None, tokens_per_param=None)
-    )
-
-
-def _silent(line: str) -> None:
-    del line
 
 
 class _Session:
@@ -325,3 +313,7 @@ def _device(mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "driver": devices.driver_version(),
         "cpus": os.cpu_count(),
     }
+
+
+def _silent(line: str) -> None:
+    del line

@@ -6,9 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config, config_files, files
+from jaxtrain import config, files
 from jaxtrain.bench import report, sweep
 from jaxtrain.bench.request import PARTS, Request
+from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 
 _TIMEOUT_S = 3600.0
@@ -26,13 +27,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if arguments[0] == "ceilings":
         return _ceilings(parser, arguments)
-    try:
-        flags, overrides = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see jaxtrain bench --help") from None
-    if not flags.config:
-        names = ", ".join(config_files.names())
-        raise InputError(f"--config is missing; the configs are: {names}")
+    flags, overrides = command_line.parse(parser, arguments)
     run = config.load(flags.config, overrides)
     points = sweep.points(run, flags.sweep) if flags.sweep else {}
     files.check_writable("--json", flags.json)
@@ -61,18 +56,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="jaxtrain bench",
-        usage="jaxtrain bench --config NAME [flags] [--section.field value ...]\n"
-        "       jaxtrain bench ceilings [--json FILE]",
-        description=__doc__,
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
+    usage = (
+        "jaxtrain bench --config NAME [flags] [--section.field value ...]\n"
+        "       jaxtrain bench ceilings [--json FILE]"
     )
+    parser = command_line.parser("bench", usage, __doc__)
     add = parser.add_argument
-    add("--config", metavar="NAME", help="a shipped config, or a path to a .py file")
-    add("--json", metavar="FILE", type=Path, help="write all findings there too")
     add("--seconds", type=float, default=20.0, help="for steps, and for the pipeline (20)")
     add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
     add("--sweep", choices=sweep.KINDS, help="then this curve, a process for each point")

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config, config_files, files, overrides
+from jaxtrain import config, files, overrides
+from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, fit, plan, report
 from jaxtrain.planning.request import Request, compile_step
@@ -33,13 +34,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("--help", "-h"):
         parser.print_help()
         return 0
-    try:
-        flags, typed = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see jaxtrain plan --help") from None
-    if not flags.config:
-        names = ", ".join(config_files.names())
-        raise InputError(f"--config is missing; the configs are: {names}")
+    flags, typed = command_line.parse(parser, arguments)
     _check_numbers(flags)
     files.check_writable("--json", flags.json)
     before = signal.signal(signal.SIGTERM, _leave)
@@ -206,16 +201,9 @@ def _check_numbers(flags: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="jaxtrain plan",
-        usage="jaxtrain plan --config NAME [flags] [--section.field value ...]",
-        description=__doc__,
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+    usage = "jaxtrain plan --config NAME [flags] [--section.field value ...]"
+    parser = command_line.parser("plan", usage, __doc__)
     add = parser.add_argument
-    add("--config", metavar="NAME", help="a shipped config, or a path to a .py file")
     add("--gpu", metavar="CARD", help=f"{', '.join(cards.CARDS)}; else the config's name says")
     add("--devices", metavar="2x8", help="nodes x GPUs; else the config's mesh, in nodes of eight")
     add("--fit", action="store_true", help="compile other ways to run the same, and rank them")
@@ -227,5 +215,4 @@ def _parser() -> argparse.ArgumentParser:
         help="for all of them (300); each takes about 30",
     )
     add("--price-per-gpu-hour", metavar="P", type=float, help="in any currency")
-    add("--json", metavar="FILE", type=Path, help="write the whole plan there too")
     return parser

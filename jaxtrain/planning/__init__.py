@@ -1,5 +1,7 @@
 """What a run needs, found out without the GPUs that it needs.
 
-`cards.py` describes the GPUs to the compiler; `traffic.py` sums what a compiled step
-(`jaxtrain.program`) sends, against what its sharding sends by formula.
+`request.py` starts `worker.py`, which has `compilation.py` compile the step for one of `cards.py`:
+`buffers.py` finds the largest temporaries, `work.py` counts operations, `traffic.py` sums what is
+sent. `prediction.py` and `plan.py` draw the conclusions, `fit.py` looks for ways to need less, and
+`report.py` writes it down.
 """

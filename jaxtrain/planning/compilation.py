@@ -15,7 +15,6 @@ from jaxtrain import state as states
 from jaxtrain.planning import buffers, cards, traffic, work
 
 _LARGEST = 5
-_NO_DATA = 10**6  # examples; an epoch's length is no part of the program
 
 
 def compile_step(request: dict[str, Any]) -> dict[str, Any]:
@@ -41,12 +40,10 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     run = config.load(request["config"], request["overrides"])
     card = cards.card(request["gpu"])
     mesh = meshes.make(run.mesh, _devices(request, run, card))
-    built = building.build(_with_steps(run), mesh, _NO_DATA, _silent)
+    built = building.build_without_data(run, mesh)
     traced = built.trace_step()
-    if request["estimate"]:
-        compiled = traced.lower().compile()
-    else:
-        compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+    platform = "cpu" if request["estimate"] else "cuda"
+    compiled = traced.lower(lowering_platforms=(platform,)).compile()
     text = compiled.as_text()
     of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, card, text)
     return {
@@ -101,18 +98,6 @@ def _of_gpu(
 def _nothing() -> dict[str, Any]:
     """In place of :func:`_of_gpu`: a CPU's program has loops for products, and wider dtypes."""
     return {"largest": None, "moved_bytes": None, "traffic": None}
-
-
-def _with_steps(run: config.Run) -> config.Run:
-    """An epoch's length takes data; the schedule's length is a constant in the program."""
-    if run.loop.epochs is None:
-        return run
-    loop = dataclasses.replace(run.loop, epochs=None, steps=_NO_DATA)
-    return dataclasses.replace(run, loop=loop)
-
-
-def _silent(line: str) -> None:
-    del line
 
 
 def _memory(built: building.Built, analysis: Any) -> dict[str, int]:

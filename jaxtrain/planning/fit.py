@@ -76,7 +76,9 @@ def search(
         if any(_needs_more(kind, parts, *other) for other in too_large):
             return False
         one = compiled(_changes(run, kind, parts))
-        if one is None or not one.fits:
+        if one is None:
+            return False
+        if not one.fits:
             too_large.append((kind, parts))
             return False
         if enough is not None and sum(o is not None and o.fits for o in tried.values()) >= enough:

@@ -19,7 +19,7 @@ DRIVER = 0.7 * GIB
 CUDA's total: 0.48 GiB on an RTX 5090 (31.36), 0.54 on an H100 (79.11), 0.67 on an A800 (79.33)."""
 
 # What the runtime keeps besides the compiled program, bytes a device. All are assumptions: none was
-# measured yet. The first two lie outside XLA's pool and have to fit beside it.
+# measured yet. The first two lie outside XLA's pool, as the driver's does, and have to fit there.
 CONTEXT = 0.7 * GIB
 """CUDA's context, the libraries' kernels, the compiled program."""
 NCCL = {"one device": 0.0, "one node": 0.5 * GIB, "several nodes": 1.0 * GIB}
@@ -36,14 +36,14 @@ class Memory:
         rows: what is needed -> bytes.
         needed: their sum.
         capacity: that a program can use.
-        outside: that the runtime keeps beside it.
+        outside: beside XLA's pool: kept by whom -> bytes, assumed.
         total: of the card.
     """
 
     rows: dict[str, float]
     needed: float
     capacity: float
-    outside: float
+    outside: dict[str, float]
     total: float
 
     @property
@@ -96,10 +96,11 @@ def memory(findings: dict[str, Any], card: Card, devices: int, gpus_per_node: in
     rows = {name: float(findings[name]) for name in names}
     rows["cuDNN workspaces"] = CUDNN if findings["convolutions"] else 0.0
     where = "one device" if devices == 1 else "one node"
-    outside = CONTEXT + NCCL["several nodes" if devices > gpus_per_node else where]
-    seen = card.memory - DRIVER
-    pool = min(MEMORY_FRACTION * seen, seen - outside)
-    return Memory(rows, sum(rows.values()), pool, card.memory - pool, float(card.memory))
+    nccl = NCCL["several nodes" if devices > gpus_per_node else where]
+    outside = {"driver": DRIVER, "CUDA": CONTEXT, "NCCL": nccl}
+    left = card.memory - sum(outside.values())
+    pool = min(MEMORY_FRACTION * (card.memory - DRIVER), left)
+    return Memory(rows, sum(rows.values()), pool, outside, float(card.memory))
 
 
 def arithmetic(findings: dict[str, Any], card: Card, devices: int, precision: str) -> float:

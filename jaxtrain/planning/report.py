@@ -13,7 +13,7 @@ _COUNTS = {
     "batch": "as it comes from the host, this device's rows; and counters",
     "temporaries": "activations, gradients, gathered parameters: at their worst moment",
     "outputs": "metrics",
-    "program": "as far as the compiler counts it",
+    "program": "as far as the compiler counts it; else part of CUDA's, below",
     "cuDNN workspaces": "assumed; chosen on the GPU",
 }
 
@@ -74,7 +74,7 @@ def _memory(plan: Plan) -> str:
     estimated = " (estimate)" if compiled["estimate"] else ""
     lines = ["memory a device, GiB, compiled" if not estimated else "memory a device, GiB"]
     for name, size in memory["rows"].items():
-        if size or name in ("parameters", "optimizer", "temporaries"):
+        if size or name in ("parameters", "optimizer", "temporaries", "program"):
             lines.append(f"  {name:<18}{size / GIB:9.3f}   {_COUNTS[name]}")
         if name == "temporaries":
             lines.append(
@@ -84,10 +84,14 @@ def _memory(plan: Plan) -> str:
     lines += [
         f"  {'needed':<18}{memory['needed'] / GIB:9.3f}{estimated}",
         f"  {'there is':<18}{memory['capacity'] / GIB:9.3f}   of {memory['total'] / GIB:.1f}: "
-        f"{memory['outside'] / GIB:.1f} are for the driver, CUDA and NCCL "
+        f"outside stay {_kept(memory['outside'])} (assumed), and what is spare of a tenth "
         "(the program sets XLA_PYTHON_CLIENT_MEM_FRACTION)",
     ]
     return "\n".join(lines)
+
+
+def _kept(outside: dict[str, float]) -> str:
+    return ", ".join(f"{name} {size / GIB:.1f}" for name, size in outside.items() if size)
 
 
 def _largest(plan: Plan) -> str:

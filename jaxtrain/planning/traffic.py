@@ -55,24 +55,21 @@ def rows(
     for (kind, dtype, axis, crosses), members in groups.items():
         sent = sum(one.times * one.wire_bytes for one in members)
         beside = sum(one.times * one.wire_bytes for one in members if one.overlapped)
-        rate = _rate(members[0].groups, card, gpus_per_node)
+        rate = _rate(members[0].groups[0], card, gpus_per_node) if crosses else card.link_rate
         count = sum(one.times for one in members)
         share = beside / sent if sent else 0.0
         result.append(Row(kind, dtype, axis, crosses, count, sent, sent / rate, share))
     return sorted(result, key=lambda row: -row.wire_bytes)
 
 
-def _rate(groups: Sequence[Sequence[int]], card: Card, gpus_per_node: int) -> float:
-    """Bytes/s that a device of these groups sends, the slower of its two ways.
+def _rate(group: Sequence[int], card: Card, gpus_per_node: int) -> float:
+    """Bytes/s that a device of a group that crosses nodes sends, the slower of its two ways.
 
     Where a group holds several GPUs of a node, their adapters share what crosses: NCCL makes as
     many rings.
     """
-    crosses = any(len({device // gpus_per_node for device in group}) > 1 for group in groups)
-    if not crosses:
-        return card.link_rate
-    first = [device // gpus_per_node for device in groups[0]]
-    return min(card.link_rate, card.node_rate * first.count(first[0]))
+    nodes = [device // gpus_per_node for device in group]
+    return min(card.link_rate, card.node_rate * nodes.count(nodes[0]))
 
 
 def axis_of(groups: Sequence[Sequence[int]], settings: config.Mesh) -> str:

@@ -61,7 +61,7 @@ def made(price: float | None = None, **more: Any) -> plan.Plan:
 def test_what_is_needed_is_the_sum_of_the_rows_and_gradients_count_once() -> None:
     memory = prediction.memory(findings(), H100, 16, 8)
     assert memory.needed == sum(memory.rows.values()) == 2e9 + 4e9 + 1e8 + 3e10 + 100
-    assert memory.capacity + memory.outside == memory.total == H100.memory
+    assert memory.capacity + sum(memory.outside.values()) <= memory.total == H100.memory
 
 
 def test_convolutions_and_more_devices_leave_less() -> None:
@@ -75,7 +75,8 @@ def test_convolutions_and_more_devices_leave_less() -> None:
 def test_every_card_leaves_room_outside_the_pool() -> None:
     for card in cards.CARDS.values():
         memory = prediction.memory(findings(), card, 16, 8)
-        assert memory.outside >= prediction.CONTEXT + prediction.NCCL["several nodes"]
+        kept = prediction.DRIVER + prediction.CONTEXT + prediction.NCCL["several nodes"]
+        assert card.memory - memory.capacity >= kept
 
 
 @pytest.mark.parametrize("seed", range(20))
