@@ -48,13 +48,15 @@ def test_other_ways_are_compiled_and_ranked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "plan.json"
-    assert main.main([*TINY, "--fit", "--fit-seconds", "15", "--json", str(output)]) == 0
-    found = json.loads(output.read_text())
-    assert len(found["fit"]["tried"]) >= 2
-    assert all(one["fits"] for one in found["fit"]["tried"])
+    one_device = ["--devices", "1", "--fit", "--fit-seconds", "300"]  # recomputed, or not
+    assert main.main([*TINY, *one_device, "--json", str(output)]) == 0
+    found = json.loads(output.read_text())["fit"]
+    assert found["complete"]
+    assert len(found["tried"]) == 2
+    assert all(one["fits"] for one in found["tried"])
     said = capsys.readouterr().out
     assert "by predicted time, of arithmetic alone (estimate), each compiled" in said
-    assert "--mesh.data 1 --mesh.fsdp 4 --optim.accumulate 1 --model.remat block" in said
+    assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in said
 
 
 @pytest.mark.parametrize(
