@@ -159,7 +159,6 @@ def _ours(run: config.Run, sources: Any) -> pipeline.TrainingBatches:
         jax.make_mesh((1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 2),
         run.model.batch_spec(run.data.batch_size),
         start=0,
-        batches=10**6,
         seed=run.seed,
         workers=run.data.workers,
         prefetch=run.data.prefetch,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import optax
 
-from jaxtrain import config, optim
+from jaxtrain import config, guard, optim, run_length
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain import step as steps
@@ -56,11 +56,18 @@ class Built:
             self.optimizer,
             self.schedule,
             self.rule,
+            guard.judge(self.run.optim),
             precision=self.run.precision,
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,
         )
-        jitted = steps.jit_train_step(step, self.target, self.rule.mesh, donate=donate)
+        jitted = steps.jit_train_step(
+            step,
+            self.target,
+            self.rule.mesh,
+            donate=donate,
+            deterministic=self.run.deterministic,
+        )
         return jitted.trace(self.target, self.spec)
 
 
@@ -69,7 +76,7 @@ def build(
     mesh: jax.sharding.Mesh,
     examples: int,
     say: Say,
-    position: config.Position = config.Position(),  # noqa: B008  frozen
+    position: run_length.Position = run_length.Position(),  # noqa: B008  frozen
 ) -> Built:
     """Resolves a config.
 
@@ -89,8 +96,8 @@ def build(
         "tokens_per_example": run.model.tokens_per_example(),
         "position": position,
     }
-    total = config.resolve_steps(run, **known)
-    rule_of_steps = config.steps_rule(run, total, **known)
+    total = run_length.resolve_steps(run, **known)
+    rule_of_steps = run_length.steps_rule(run, total, **known)
     say(f"{parameters:,} parameters; {rule_of_steps}; {batch_sentence(run)}")
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")

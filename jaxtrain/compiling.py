@@ -1,7 +1,9 @@
 """How programs are compiled: the cache on disk, and the compiler's options for the platform."""
 
-from collections.abc import Mapping, MutableMapping
+import threading
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import jax
 
@@ -14,6 +16,49 @@ _WORTH_KEEPING_S = 0.5
 MEMORY_FRACTION = 0.9
 
 Options = dict[str, str | bool]
+T = TypeVar("T")
+
+_THREAD = "compile"
+_LOOK_EVERY_S = 0.05
+
+
+class Beside(Generic[T]):
+    """A compilation in a thread of its own: nothing can break it off, but one need not wait.
+
+    Args:
+        compile: returns the program.
+    """
+
+    def __init__(self, compile: Callable[[], T]) -> None:
+        self._compile = compile
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
+        self._thread.start()
+
+    def ready(self, until: Callable[[], bool]) -> bool:
+        """Waits for the program, or until something else is more urgent; whether it is there."""
+        while self._thread.is_alive() and not until():
+            self._thread.join(_LOOK_EVERY_S)
+        return not self._thread.is_alive()
+
+    def result(self) -> T:
+        """The program; raises what its compilation raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+    def _run(self) -> None:
+        try:
+            self._found.append(self._compile())
+        except BaseException as error:  # raised where the result is asked for
+            self._error = error
+
+
+def still_compiling() -> bool:
+    """Whether a thread compiles something that nobody waits for; Python cannot end before it."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
 def reserve_memory(environment: MutableMapping[str, str]) -> None:
@@ -37,11 +82,18 @@ def use_cache(environment: Mapping[str, str], folder: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING_S)
 
 
-def options(platform: str) -> Options:
+def options(platform: str, *, deterministic: bool = False) -> Options:
     """Compiler options for a platform.
 
     CPU: LLVM's level 1 compiles the demo's step in two thirds of the time of the default and the
     step is as fast, because convolutions and products are library calls. Level 0 computes wrong
     numbers in places (jax 0.12.0: a PSNR off by 0.04%).
+
+    Args:
+        platform: "cpu", "gpu" or "cuda".
+        deterministic: the same bits each time. Only GPUs need to be told: their fastest kernels
+            add in the order in which threads arrive.
     """
-    return {"xla_backend_optimization_level": "1"} if platform == "cpu" else {}
+    if platform == "cpu":
+        return {"xla_backend_optimization_level": "1"}
+    return {"xla_gpu_deterministic_ops": True} if deterministic else {}

@@ -15,6 +15,7 @@ from jaxtrain.errors import InputError
 
 Precision = Literal["bfloat16", "float32"]
 Shard = Literal["params", "optimizer", "none"]
+BadUpdates = Literal["stop", "skip", "rollback"]
 Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_restarts"]
 
 
@@ -47,6 +48,15 @@ class Optim:
     """Microbatches that make one update; memory falls with it, data.batch_size does not change."""
     max_grad_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None is off."""
+    bad_updates: BadUpdates = "rollback"
+    """An update whose loss or gradient is not finite, or whose gradient's norm is above bad_norm.
+    stop: the run ends there; skip: the model stays as it is and the next examples are taken, up to
+    bad_in_a_row times; rollback: after bad_in_a_row of them the newest checkpoint is restored too,
+    and the run goes on behind those examples."""
+    bad_norm: float | None = 20.0
+    """Largest norm of a gradient (multiple of the median of the last 128 updates). None is off."""
+    bad_in_a_row: int = 10
+    """Bad updates in a row that are skipped before the run stops or rolls back (updates)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +98,11 @@ class Loop:
     hang_timeout_s: float | None = None
     """Without progress for so long, the run prints its stacks and exits with 75 (seconds). None is
     off."""
+    stop_timeout_s: float = 300.0
+    """After SIGTERM the run ends within the running step, one batch of an evaluation and a save; at
+    the latest after so long, without the save (seconds)."""
+    record_examples: bool = False
+    """Write the examples of each update to examples.jsonl (examples.<process>.jsonl)."""
     early_stop_patience: int | None = None
     """Stop after so many validations without a better checkpoint.best_metric. None is off."""
 
@@ -116,6 +131,8 @@ class Run:
     """Of parameters, order, augmentation and masks."""
     precision: Precision = "bfloat16"
     """Of the computation; parameters, optimizer state, losses and metrics stay float32."""
+    deterministic: bool = False
+    """On GPUs: only kernels that give the same bits each time, which are slower. CPUs always do."""
     model: Any
     """The model."""
     data: Any
@@ -193,93 +210,24 @@ def validate(run: Run) -> None:
     _exactly_one(run.loop, "loop", ("steps", "epochs", "tokens_per_param"))
     _exactly_one(run.optim, "optim", ("warmup_steps", "warmup_fraction"))
     if run.loop.steps is not None:
-        _check_warmup(run.optim, run.loop.steps)
+        check_warmup(run.optim, run.loop.steps)
     _check_batch(run)
     _check_best(run)
     if not 0 <= run.seed < 2**32:
         raise InputError(f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed")
 
 
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """Where a run goes on: updates done, and examples seen (perhaps in batches of another size)."""
-
-    done: int = 0
-    seen: int = 0
-
-
-def resolve_steps(
-    run: Run,
-    *,
-    examples: int,
-    parameters: int,
-    tokens_per_example: int | None,
-    position: Position = Position(),
-) -> int:
-    """Updates of the whole run; whole batches only, so epochs and tokens are rounded down.
-
-    Args:
-        run: checked.
-        examples: in one epoch of the training split.
-        parameters: elements of the model's parameters.
-        tokens_per_example: None for a model that has no tokens.
-        position: where the run goes on; epochs and tokens count what was seen.
+def check_warmup(optim: Optim, steps: int) -> None:
+    """The warm-up has to be shorter than the run.
 
     Raises:
-        InputError: the rule gives no step, fewer than the warm-up, or asks for tokens of a model
-            that has none.
+        InputError: it is not.
     """
-    loop, batch = run.loop, run.data.batch_size
-    if loop.steps is not None:
-        steps = loop.steps
-    elif loop.epochs is not None:
-        steps = position.done + (loop.epochs * examples - position.seen) // batch
-    else:
-        assert loop.tokens_per_param is not None, "validate() holds that one of the three is set"
-        if tokens_per_example is None:
-            raise InputError(
-                f"loop.tokens_per_param is {loop.tokens_per_param}, but an example of this model "
-                "has no tokens: set --loop.steps or --loop.epochs, and "
-                "--loop.tokens_per_param None"
-            )
-        wanted = int(loop.tokens_per_param * parameters) // tokens_per_example
-        steps = position.done + (wanted - position.seen) // batch
-    if steps < 1:
+    if optim.warmup_steps is not None and optim.warmup_steps >= steps:
         raise InputError(
-            f"the run has no step: {loop.epochs} epochs of {examples} examples"
-            f" (data.batch_size {batch}): lower --data.batch_size or raise --loop.epochs"
-            if loop.epochs is not None
-            else f"the run has no step: {loop.tokens_per_param} tokens for each of {parameters} "
-            f"parameters, {batch} x {tokens_per_example} tokens a batch: raise "
-            "--loop.tokens_per_param or lower --data.batch_size"
+            f"optim.warmup_steps {optim.warmup_steps} has to be less than the run's {steps} steps: "
+            f"lower --optim.warmup_steps, or set it to None and --optim.warmup_fraction 0.1"
         )
-    _check_warmup(run.optim, steps)
-    return steps
-
-
-def steps_rule(
-    run: Run,
-    steps: int,
-    *,
-    examples: int,
-    parameters: int,
-    tokens_per_example: int | None,
-    position: Position = Position(),
-) -> str:
-    """How :func:`resolve_steps` came to its number, for the console."""
-    batch = run.data.batch_size
-    if run.loop.epochs is not None:
-        how = f"{run.loop.epochs} epochs x {examples} examples / batch {batch}"
-    elif run.loop.tokens_per_param is not None:
-        how = (
-            f"{run.loop.tokens_per_param:g} tokens x {parameters} parameters / "
-            f"(batch {batch} x {tokens_per_example} tokens)"
-        )
-    else:
-        how = f"loop.steps, {steps * batch / examples:.2f} epochs of {examples} examples"
-    if run.loop.steps is None and position.seen != position.done * batch:
-        how += f", of which {position.seen} examples were seen in {position.done} steps"
-    return f"{steps} steps ({how})"
 
 
 def to_dict(section: Any) -> dict[str, Any]:
@@ -307,11 +255,14 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 # What remains is the detail of validate(). "Positive" holds where a field is not None.
 _POSITIVE: dict[str, tuple[str, ...]] = {
-    "optim": ("peak_lr", "eps", "cycles", "accumulate", "max_grad_norm"),
+    "optim": (
+        *("peak_lr", "eps", "cycles", "accumulate", "max_grad_norm"),
+        *("bad_norm", "bad_in_a_row"),
+    ),
     "mesh": ("data", "fsdp"),
     "loop": (
         *("steps", "epochs", "tokens_per_param", "log_every", "eval_every", "eval_examples"),
-        *("hang_timeout_s", "early_stop_patience"),
+        *("hang_timeout_s", "stop_timeout_s", "early_stop_patience"),
     ),
     "checkpoint": ("every", "keep"),
     "data": ("batch_size", "prefetch"),
@@ -336,14 +287,6 @@ def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> None:
             else "set the others to None: " + " or ".join(f"--{name}.{f} None" for f in given)
         )
         raise InputError(f"exactly one of {', '.join(fields)} is needed ({values}); {cure}")
-
-
-def _check_warmup(optim: Optim, steps: int) -> None:
-    if optim.warmup_steps is not None and optim.warmup_steps >= steps:
-        raise InputError(
-            f"optim.warmup_steps {optim.warmup_steps} has to be less than the run's {steps} steps: "
-            f"lower --optim.warmup_steps, or set it to None and --optim.warmup_fraction 0.1"
-        )
 
 
 def _check_batch(run: Run) -> None:

@@ -1,15 +1,37 @@
 """Validation over all devices, and the pictures that a run keeps."""
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from jaxtrain import config, metrics
+from jaxtrain import compiling, config, metrics
 from jaxtrain import mesh as meshes
 from jaxtrain import step as steps
 from jaxtrain.data.pipeline import ValidationBatches
 from jaxtrain.state import Definition, State
+
+
+class Validation(NamedTuple):
+    """What a validation found.
+
+    Attributes:
+        values: ``val/NAME`` -> value, the same on every process.
+        pictures: name -> uint8 [H, W, 3], of the first batch.
+    """
+
+    values: dict[str, float]
+    pictures: dict[str, np.ndarray]
+
+
+class Stop(Protocol):
+    """Whether a run wants to stop (:class:`jaxtrain.stopping.Stopping`)."""
+
+    def wanted(self) -> bool:
+        """In this process."""
+
+    def agreed(self) -> bool:
+        """In all of them; waits for them."""
 
 
 class Evaluator:
@@ -31,37 +53,61 @@ class Evaluator:
         target: State,
         batches: ValidationBatches,
     ) -> None:
-        def compiled(method: str) -> Any:
+        def jitted(method: str) -> Any:
             step = steps.build_eval_step(definition, rule, precision=precision, method=method)
             return steps.jit_eval_step(step, target, rule.mesh)
 
         self._batches = batches
         self._target = target
-        self._evaluate = compiled("evaluate")
-        self._samples = compiled("samples") if definition.has("samples") else None
+        self._jitted = {"evaluate": jitted("evaluate")}
+        if definition.has("samples"):
+            self._jitted["samples"] = jitted("samples")
+        self._programs: compiling.Beside[dict[str, Any]] | None = None
 
     def names(self) -> set[str]:
-        """The names that :meth:`metrics` will give; nothing is computed."""
-        spec = self._batches.spec
-        sums = jax.eval_shape(self._evaluate, self._target.params, self._target.extras, spec)
+        """The names that a validation will give; nothing is computed."""
+        sums = jax.eval_shape(self._jitted["evaluate"], *self._arguments())
         spreads = {f"val/{name}_std" for name, parts in sums.items() if len(parts) == 3}
         return {f"val/{name}" for name in sums} | spreads
 
-    def metrics(self, state: State) -> dict[str, float]:
-        """``val/NAME`` -> value, the same on every process."""
+    def __call__(self, state: State, stop: Stop) -> Validation | None:
+        """Validates a state; it is compiled the first time.
+
+        Args:
+            state: the state.
+            stop: whether to break off: asked while it compiles, and before each batch.
+
+        Returns:
+            None if it was broken off, in every process alike.
+        """
+        if self._programs is None:
+            self._programs = compiling.Beside(self._compile)
+        self._programs.ready(until=stop.wanted)
+        if stop.agreed():
+            return None
+        programs = self._programs.result()
         sums: dict[str, np.ndarray] = {}
-        for batch in self._batches:
-            result = jax.device_get(self._evaluate(state.params, state.extras, batch))
+        pictures: dict[str, np.ndarray] = {}
+        batches = iter(self._batches)
+        for number in range(len(self._batches)):
+            if stop.agreed():
+                return None
+            batch = next(batches)
+            if number == 0 and "samples" in programs:
+                found = jax.device_get(programs["samples"](state.params, state.extras, batch))
+                pictures = {name: np.asarray(picture) for name, picture in found.items()}
+            result = jax.device_get(programs["evaluate"](state.params, state.extras, batch))
             for name, parts in result.items():
                 added = np.asarray(parts, np.float64)
                 sums[name] = sums[name] + added if name in sums else added
         finished = metrics.finish({name: tuple(parts) for name, parts in sums.items()})
-        return {f"val/{name}": value for name, value in finished.items()}
+        return Validation({f"val/{name}": value for name, value in finished.items()}, pictures)
 
-    def samples(self, state: State) -> dict[str, np.ndarray]:
-        """Name -> uint8 picture [H, W, 3] of the first validation batch; {} if there are none."""
-        if self._samples is None:
-            return {}
-        batch = next(iter(self._batches))
-        pictures = jax.device_get(self._samples(state.params, state.extras, batch))
-        return {name: np.asarray(picture) for name, picture in pictures.items()}
+    def _arguments(self) -> tuple[Any, ...]:
+        return self._target.params, self._target.extras, self._batches.spec
+
+    def _compile(self) -> dict[str, Any]:
+        return {
+            name: jitted.lower(*self._arguments()).compile()
+            for name, jitted in self._jitted.items()
+        }

@@ -49,10 +49,15 @@ def write_whole(path: Path, data: bytes | str) -> None:
         os.close(folder)
 
 
+# What a full disk keeps from a file waits in memory, up to so much.
+_MAX_WAITING_BYTES = 2**24
+
+
 class Appended:
     """A file that only grows. Each piece reaches the operating system at once, whole or not at all.
 
-    The file is opened with the first piece, and again after a failure.
+    The file is opened with the first piece, and again after a failure. Pieces that could not be
+    written wait in memory and go before the next one.
 
     Args:
         path: of the file; its folder is made with the first piece.
@@ -61,29 +66,45 @@ class Appended:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
+        self._waiting = b""
 
     def append(self, piece: bytes) -> None:
         """Writes a piece at the end.
 
         Raises:
-            OSError: the piece is not in the file, not even in part, and later pieces may be tried.
+            OSError: the piece is not in the file, not even in part. It is tried again before the
+                next one; above 16 MiB of such pieces the newest are lost.
         """
+        whole, self._waiting = self._waiting + piece, b""
+        try:
+            self._write(whole)
+        except OSError:
+            self._waiting = whole if len(whole) <= _MAX_WAITING_BYTES else whole[: -len(piece)]
+            raise
+
+    def _write(self, content: bytes) -> None:
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             self._descriptor = os.open(self.path, flags, 0o666)
         size = os.fstat(self._descriptor).st_size
         try:
-            if os.write(self._descriptor, piece) < len(piece):
+            if os.write(self._descriptor, content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         except OSError:
             with contextlib.suppress(OSError):  # no half pieces
                 os.ftruncate(self._descriptor, size)
-            self.close()
+            self._close()
             raise
 
     def close(self) -> None:
-        """Closes the file; a later piece opens it again."""
+        """Closes the file, after a last try of what waits; a later piece opens it again."""
+        if self._waiting:
+            with contextlib.suppress(OSError):
+                self.append(b"")
+        self._close()
+
+    def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

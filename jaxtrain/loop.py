@@ -22,6 +22,7 @@ from jaxtrain import (
     metrics,
     processes,
     profiling,
+    run_length,
     rundir,
     versions,
 )
@@ -35,7 +36,9 @@ from jaxtrain.data.source import Sources
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.farewell import farewell, go_on
+from jaxtrain.peers import Peers
 from jaxtrain.progress import Progress
+from jaxtrain.rollback import Rollback
 from jaxtrain.saving import (
     Meta,
     Saver,
@@ -45,17 +48,9 @@ from jaxtrain.saving import (
     describe,
     patience_over,
 )
-from jaxtrain.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
+from jaxtrain.signals import DONE, StopSignals
+from jaxtrain.stopping import EXIT_CODES, GO_ON, REASONS, Stopping
 from jaxtrain.watchdog import Watchdog
-
-# What a process asks for when it wants the run to stop; the largest wins.
-GO_ON, STOP_SIGTERM, STOP_SIGINT, STOP_BAD_DATA = range(4)
-EXIT_CODES = {
-    GO_ON: DONE,
-    STOP_SIGTERM: RUN_AGAIN,
-    STOP_SIGINT: INTERRUPTED,
-    STOP_BAD_DATA: WRONG_USE,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,22 +71,25 @@ class Flags:
     arguments: tuple[str, ...] = ()
 
 
-def start(run: config.Run, flags: Flags) -> int:
+def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code."""
-    with StopSignals() as signals:
-        compiling.reserve_memory(os.environ)
-        processes.connect(os.environ, flags.simulate_devices)
+    compiling.reserve_memory(os.environ)
+    processes.connect(os.environ, flags.simulate_devices)
+    with processes.peers(signals) as peers:
+        signals.before_exit = peers.leave
         try:  # from here on others may wait for this process
-            signals.listen()  # jax.distributed has put its own handler over ours
             processes.check_accelerator(os.environ)
             compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            return train(run, flags, signals)
-        except Exception as error:
-            processes.leave(error)
+            code = train(run, flags, signals, peers)
+        except BaseException as error:
+            processes.leave(error, peers)
             raise
+        if compiling.still_compiling() or (code != DONE and jax.process_count() > 1):
+            processes.end(code, peers)
+        return code
 
 
-def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
+def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> int:
     """One run from start to end."""
     mesh = meshes.make(run.mesh)
     start_from = rundir.start_from(run.name, flags.resume, flags.output_dir)
@@ -103,7 +101,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         say(f"run directory {directory}")
         say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
         stack.push(recorder.log_error)
-        watchdog = stack.enter_context(Watchdog(run.loop.hang_timeout_s, directory, say))
+        watchdog = stack.enter_context(Watchdog(run.loop.hang_timeout_s, directory, say, peers))
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())
@@ -118,22 +116,22 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         meta = describe(run, sources.train.fingerprint)
         with watchdog.pause("start"), explained():
             state = _first_state(built, start_from, directory, meta, say)
-        done, seen = position.done, position.seen
-        if done >= total:
-            say(f"nothing to do: {done} updates are done, the run has {total}")
+        evaluation_due = meta["evaluation_due"]
+        if position.done >= total and not evaluation_due:
+            say(f"nothing to do: {position.done} updates are done, the run has {total}")
             return DONE
         if patience_over(run.loop, meta):
             say(
-                f"nothing to do: early stopping ended this run after {done} updates; raise "
-                f"--loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
+                f"nothing to do: early stopping ended this run after {position.done} updates; "
+                f"raise --loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
             )
             return DONE
-        profiling.check(flags.profile, done, total, say)
+        profiling.check(flags.profile, position.done, total, say)
         rundir.write_config(directory, meta["config"])
         rundir.link_latest(directory)
-        recorder.rewind(done)
+        recorder.rewind(position.done, position.seen)
 
-        batches = _open_batches(built, sources, quarantine, start=seen, batches=total - done)
+        batches = _open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)
         evaluator = _evaluator(built, sources, quarantine)
         with watchdog.pause("compile"), explained():
@@ -144,41 +142,57 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         )
         stack.callback(checkpoints.close)
         saver = Saver(run, checkpoints, meta)
-        progress = Progress(run, recorder, watchdog, total, batches, mesh)
+        progress = Progress(run, recorder, watchdog, total, position, batches, mesh)
         stack.callback(progress.close)
         before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
-        agreement = processes.Agreement(mesh)
-        wanted, stop_early = GO_ON, False
+        rollback = Rollback(directory, run.checkpoint.every, built.target, say)
+        stopping = Stopping(signals, bad_share, processes.Agreement(mesh))
+
+        def validate() -> bool:
+            """Whether this state is the best so far."""
+            assert evaluator is not None, "a run without validations never gets here"
+            with progress.interrupted("evaluation"):
+                found = evaluator(state, stopping)
+                meta["evaluation_due"] = found is None  # broken off: a resume begins with it
+                if found is None:
+                    return False
+                progress.validated(progress.done, found)
+                return saver.judge(progress.done, found.values)
+
+        signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
+        signals.hold()
         with explained():
-            while done < total:
-                before_step(done)
+            if evaluation_due and validate():
+                saver.save(progress.done, state, regular=False, best=True)
+            while not (stopping.decision or patience_over(run.loop, meta) or progress.finished()):
+                before_step(progress.done)
                 state, found = train_step(state, next(batches))
-                done += 1
-                progress.push(done, found)  # looks at the step before this one
+                progress.push(found, batches.ids)  # looks at the step before this one
 
-                best = False
-                if evaluator and _due(done, run.loop.eval_every, total):
-                    with progress.interrupted("evaluation"):
-                        values = evaluator.metrics(state)
-                        progress.validated(done, values, evaluator.samples(state))
-                        best = saver.judge(done, values)
-                        stop_early = patience_over(run.loop, meta)
-                regular = _due(done, run.checkpoint.every, total)
-                if regular or best:
-                    with progress.interrupted("save"):
-                        saver.save(done, state, regular=regular, best=best)
-
-                wanted = int(agreement.exchange(_wish(signals, bad_share)) or GO_ON)
-                if wanted or stop_early:
+                evaluate = evaluator and _due(progress.done, run.loop.eval_every, total)
+                regular = _due(progress.done, run.checkpoint.every, total)
+                if (evaluate or regular) and progress.settled():
+                    best = bool(evaluate) and validate()
+                    if (regular or best) and not meta["evaluation_due"]:
+                        with progress.interrupted("save"):
+                            saver.save(progress.done, state, regular=regular, best=best)
+                if stopping.decision or stopping.after_step():
                     break
+                if _too_many_bad(run.optim, progress) and not progress.settled():
+                    with progress.interrupted("rollback"):
+                        checkpoints.wait()
+                        state = rollback(state, progress.bad_in_a_row)
+                        progress.rewind(int(state.step))
             progress.flush()
+            peers.ending()
             jax.block_until_ready(state)  # on all devices: none needs the last batch any more
             batches.close()
             with progress.interrupted("save"):
-                saver.save(done, state)
+                saver.save(progress.done, state)
                 checkpoints.wait()
-        progress.say(_ending(run, done, total, wanted, stop_early))
-        if wanted == GO_ON:
+        stopped_early = patience_over(run.loop, meta)
+        say(_ending(run, progress.done, total, stopping.decision, stopped_early))
+        if stopping.decision == GO_ON:
             farewell(
                 run,
                 flags.program,
@@ -187,19 +201,23 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
                 first=progress.first,
                 last=progress.last,
                 pictures=progress.pictures,
-                stopped_early=stop_early,
-                say=progress.say,
+                stopped_early=stopped_early,
+                say=say,
             )
         else:
-            progress.say(f"go on with: {go_on(flags.program, flags.arguments, directory)}")
-        return EXIT_CODES[wanted]
+            say(f"go on with: {go_on(flags.program, flags.arguments, directory)}")
+        return EXIT_CODES[stopping.decision]
 
 
-def _position(start_from: Path | None) -> config.Position:
+def _too_many_bad(settings: config.Optim, progress: Progress) -> bool:
+    return settings.bad_updates == "rollback" and progress.bad_in_a_row >= settings.bad_in_a_row
+
+
+def _position(start_from: Path | None) -> run_length.Position:
     if start_from is None:
-        return config.Position()
+        return run_length.Position()
     saved = checkpoint.read_meta(start_from)
-    return config.Position(saved["step"], saved["examples_seen"])
+    return run_length.Position(saved["step"], saved["examples_seen"])
 
 
 def _first_state(
@@ -212,6 +230,7 @@ def _first_state(
     check_resume(saved, meta, start_from, say)
     state = checkpoint.restore(start_from, built.target)
     meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
+    meta["evaluation_due"] = saved["evaluation_due"] and built.run.loop.eval_every is not None
     say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
     return state
 
@@ -224,7 +243,7 @@ def _compile(built: Built, flags: Flags, say: Say) -> steps.TrainStep:
 
 
 def _open_batches(
-    built: Built, sources: Sources, quarantine: Quarantine, *, start: int, batches: int
+    built: Built, sources: Sources, quarantine: Quarantine, *, start: int
 ) -> pipeline.TrainingBatches:
     run = built.run
     return pipeline.TrainingBatches(
@@ -232,7 +251,6 @@ def _open_batches(
         built.rule.mesh,
         built.spec,
         start=start,
-        batches=batches,
         seed=run.seed,
         workers=run.data.workers,
         prefetch=run.data.prefetch,
@@ -284,25 +302,13 @@ def _evaluator(built: Built, sources: Sources, quarantine: Quarantine) -> Evalua
     return evaluator
 
 
-def _wish(signals: StopSignals, bad_share: pipeline.BadShare) -> int:
-    """What this process would like to do now; all processes then do the same."""
-    if bad_share.complaint():
-        return STOP_BAD_DATA
-    return {None: GO_ON, "SIGTERM": STOP_SIGTERM, "SIGINT": STOP_SIGINT}[signals.requested]
-
-
 def _due(done: int, every: int | None, total: int) -> bool:
     return every is not None and (done % every == 0 or done == total)
 
 
-def _ending(run: config.Run, done: int, total: int, wanted: int, stopped_early: bool) -> str:
-    if wanted:
-        reason = {
-            STOP_SIGTERM: "stopped by SIGTERM",
-            STOP_SIGINT: "stopped by Ctrl-C",
-            STOP_BAD_DATA: "stopped: too many broken input files (quarantine.jsonl names them)",
-        }[wanted]
-        return f"{reason}; {done} of {total} updates are done and saved"
+def _ending(run: config.Run, done: int, total: int, decision: int, stopped_early: bool) -> str:
+    if decision:
+        return f"{REASONS[decision]}; {done} of {total} updates are done and saved"
     if stopped_early and done < total:
         return (
             f"stopped early: {run.loop.early_stop_patience} validations without a better "

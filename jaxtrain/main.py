@@ -12,6 +12,7 @@ import shutil
 import sys
 
 from jaxtrain.errors import InputError
+from jaxtrain.signals import INTERRUPTED, WRONG_USE, Stopped, StopSignals
 
 COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
@@ -35,12 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if arguments and not arguments[0].startswith("-"):
             return _command(arguments[0], arguments[1:])
-        return _train(arguments)
+        with StopSignals() as signals:
+            return _train(arguments, signals)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return WRONG_USE
+    except Stopped as stopped:
+        return stopped.code
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else again at exit
         return 141
@@ -82,7 +86,7 @@ def _command(name: str, arguments: list[str]) -> int:
     return code
 
 
-def _train(arguments: list[str]) -> int:
+def _train(arguments: list[str], signals: StopSignals) -> int:
     parser = flags_parser()
     try:
         parser.exit_on_error = False
@@ -122,6 +126,7 @@ def _train(arguments: list[str]) -> int:
             program=_program(),
             arguments=tuple(arguments),
         ),
+        signals,
     )
 
 

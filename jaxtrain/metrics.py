@@ -6,6 +6,7 @@ under their full names, with every digit. JSON knows no NaN: a value that is not
 """
 
 import datetime
+import functools
 import io
 import json
 import math
@@ -35,6 +36,10 @@ __all__ = [
     "read",
 ]
 
+# Files of one JSON object a line that each process keeps for itself: the examples of each update
+# (where loop.record_examples asks for it), and the updates that were not applied.
+LISTS = ("examples", "bad_steps")
+
 _NAME = re.compile(r"(train|val)/[a-z0-9_]+")
 _PICTURE_NAME = re.compile(r"[a-z0-9_]+")
 
@@ -54,8 +59,11 @@ class Recorder:
             raise ValueError(f"process {process} is not one of {process_count} processes")
         self._directory = directory
         self._first = process == 0
+        self._processes = process_count
         self._metrics = Appended(directory / "metrics.jsonl")
         self._log = Appended(directory / ("log.txt" if self._first else f"log.{process}.txt"))
+        suffix = ".jsonl" if self._first else f".{process}.jsonl"
+        self._lists = {name: Appended(directory / f"{name}{suffix}") for name in LISTS}
         self._events: Any = None  # made with the first record: importing it takes a while
         self._purge_step: int | None = None
         self._failing: set[str] = set()
@@ -105,6 +113,19 @@ class Recorder:
             self._guarded("metrics.jsonl", lambda: self._metrics.append(line))
             self._guarded("tensorboard", lambda: self._board().scalars(step, numbers))
 
+    def enlist(self, name: str, step: int, entry: Mapping[str, Any]) -> None:
+        """Adds a line to this process's ``NAME.jsonl``.
+
+        Args:
+            name: one of :data:`LISTS`.
+            step: completed updates.
+            entry: JSON-able.
+        """
+        line = json.dumps({"step": step, **entry}, allow_nan=False) + "\n"
+        file = self._lists[name]
+        with self._lock:
+            self._guarded(file.path.name, lambda: file.append(line.encode()))
+
     def image(self, step: int, name: str, picture: np.ndarray) -> Path | None:
         """Keeps a picture as ``samples/NAME_STEP.png`` and in TensorBoard; process 0 only.
 
@@ -146,35 +167,40 @@ class Recorder:
             )
         return path if kept else None
 
-    def rewind(self, step: int) -> None:
-        """Forgets records after ``step``: a resumed run writes them again. Call it before any.
+    def rewind(self, step: int, seen: int) -> None:
+        """Forgets records of updates after ``step``, which will be written again.
 
-        ``metrics.jsonl`` is replaced whole; TensorBoard is told to hide the later events.
+        Each process replaces its own lists whole, and process 0 also ``metrics.jsonl`` and the
+        lists of processes that this run no longer has; TensorBoard is told to hide later events.
+
+        Args:
+            step: completed updates.
+            seen: examples seen.
 
         Raises:
-            InputError: ``metrics.jsonl`` holds a line that is no record.
+            InputError: a line is no record.
         """
-        if not self._first:
-            return
-
-        def rewrite() -> None:
-            lines = path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if _step_of(line, path) <= step]
-            if len(kept) < len(lines):
-                self._metrics.close()
-                write_whole(path, "".join(kept))
-
-        path = self._metrics.path
+        files = [self._metrics, *self._lists.values()]
+        paths = [file.path for file in files[0 if self._first else 1 :]]
+        if self._first:
+            paths += _lists_of_others(self._directory, self._processes)
         with self._lock:
-            if path.is_file():
-                self._guarded("metrics.jsonl", rewrite)
-            if any((self._directory / "tensorboard").glob("*tfevents*")):
+            for file in files:
+                file.close()
+            for path in paths:
+                key, last = ("position", seen - 1) if "bad_steps" in path.name else ("step", step)
+                if path.is_file():
+                    self._guarded(path.name, functools.partial(_rewind, path, key, last))
+            if self._first and any((self._directory / "tensorboard").glob("*tfevents*")):
                 self._purge_step = step + 1
+                if self._events is not None:
+                    self._events.close()
+                    self._events = None
 
     def close(self) -> None:
         """Closes the files."""
         with self._lock:
-            for file in (self._metrics, self._log, self._events):
+            for file in (self._metrics, self._log, *self._lists.values(), self._events):
                 if file is not None:
                     file.close()
 
@@ -194,8 +220,8 @@ class Recorder:
                 self._failing.add(what)
                 _print(
                     f"warning: cannot write {what} in {self._directory} "
-                    f"({error.strerror or error}): training goes on, its records are lost until "
-                    "it can be written"
+                    f"({error.strerror or error}): training goes on, and records wait in memory "
+                    "until it can be written"
                 )
             return False
         if what in self._failing:
@@ -218,9 +244,27 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             yield record | {name: float(text) for name, text in nonfinite.items()}
 
 
-def _step_of(line: str, path: Path) -> int:
+def _lists_of_others(directory: Path, processes: int) -> list[Path]:
+    """Lists of processes that an earlier start of the run had, and this one has not."""
+    found = {path: re.fullmatch(r"\w+\.(\d+)\.jsonl", path.name) for path in directory.iterdir()}
+    return [
+        path
+        for path, match in found.items()
+        if match and path.name.startswith(LISTS) and int(match[1]) >= processes
+    ]
+
+
+def _rewind(path: Path, key: str, last: int) -> None:
+    drop_torn_line(path)
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if _number_of(line, key, path) <= last]
+    if len(kept) < len(lines):
+        write_whole(path, "".join(kept))
+
+
+def _number_of(line: str, key: str, path: Path) -> int:
     try:
-        return int(json.loads(line)["step"])
+        return int(json.loads(line)[key])
     except (ValueError, KeyError, TypeError):
         raise InputError(
             f"{path} holds a line that is no record of this program ({line[:60].strip()!r}): mend "

@@ -3,11 +3,10 @@
 import os
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,12 @@ from jax.experimental import multihost_utils
 
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError
+from jaxtrain.peers import Peers
+from jaxtrain.signals import INTERRUPTED, WRONG_USE, Stopped, StopSignals
 
 T = TypeVar("T")
 
-_LAST_WORDS_S = 2.0
+_MESSAGE_BYTES = 8192
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
@@ -50,6 +51,8 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
         _simulate(simulate_devices, processes)
     if processes == 1:
         return
+    # jax would put a handler of its own over that of StopSignals.
+    jax.config.update("jax_enable_preemption_service", False)
     if environment.get("JAX_PLATFORMS", "") == "cpu" or simulate_devices is not None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if given:
@@ -88,24 +91,40 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
         )
 
 
-def leave(error: Exception) -> None:
+def peers(signals: StopSignals) -> Peers:
+    """What this process knows of the others; call it after :func:`connect`."""
+    from jax._src import distributed  # jax has no public way to its coordination service
+
+    store = distributed.global_state.client if jax.process_count() > 1 else None
+    return Peers(jax.process_index(), jax.process_count(), store, signals)
+
+
+def leave(error: BaseException, peers: Peers) -> None:
     """Ends this process at once over an error, if there are others; returns in a run of one.
 
-    An ordinary exit waits for all processes, and those wait for this one in a collective. So it
-    does not wait: they see the connection break, and end too.
+    An ordinary exit waits for all processes, and those wait for this one in a collective.
     """
     if jax.process_count() == 1:
         return
     if isinstance(error, InputError):
         print(f"error: {error}", file=sys.stderr)
-    else:
+    elif not isinstance(error, Stopped | KeyboardInterrupt):
         traceback.print_exception(error)
-    if jax.process_index() == 0:
-        # The others lose their coordinator with it: first let them tell of an error of their own.
-        time.sleep(_LAST_WORDS_S)
+    if isinstance(error, Stopped):
+        code = error.code
+    elif isinstance(error, KeyboardInterrupt):
+        code = INTERRUPTED
+    else:
+        code = WRONG_USE if isinstance(error, InputError) else 1
+    end(code, peers)
+
+
+def end(code: int, peers: Peers) -> NoReturn:
+    """Ends this process without waiting for anything that still runs in it."""
+    peers.leave(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(2 if isinstance(error, InputError) else 1)
+    os._exit(code)
 
 
 def process_zero_first(action: Callable[[], T], name: str) -> T:
@@ -138,6 +157,26 @@ def check_same(what: str, value: str, cure: str) -> None:
         raise InputError(f"the processes see different {what} ({listing}): {cure}")
 
 
+def told_by_process_zero(decide: Callable[[], str]) -> str:
+    """Runs ``decide`` in process 0; every process returns its text or raises its InputError."""
+    if jax.process_count() == 1:
+        return decide()
+    message = b""
+    if jax.process_index() == 0:
+        try:
+            message = b"=" + decide().encode()
+        except InputError as error:
+            message = b"!" + str(error).encode()
+        if len(message) > _MESSAGE_BYTES:
+            message = b"!" + f"too long to tell the other processes: {message[:200]!r}".encode()
+    padded = np.frombuffer(message.ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
+    text = told.tobytes().rstrip(b"\0").decode()
+    if text.startswith("!"):
+        raise InputError(text[1:])
+    return text[1:]
+
+
 class Agreement:
     """One number made of a small number that each process contributes, known to all of them.
 
@@ -158,6 +197,10 @@ class Agreement:
         self._reduce = jax.jit(reduce, out_shardings=meshes.replicated(mesh))
         self._pending: jax.Array | None = None
 
+    def now(self, value: float) -> float:
+        """Contributes ``value``, waits for all processes, and returns what came of it."""
+        return value if self._alone else float(self._reduced(value))
+
     def exchange(self, value: float) -> float | None:
         """Contributes ``value``; returns what came of the contributions of the call before this.
 
@@ -166,12 +209,16 @@ class Agreement:
         if self._alone:
             return value
         agreed = None if self._pending is None else float(self._pending)
+        self._pending = self._reduced(value)
+        return agreed
+
+    def _reduced(self, value: float) -> jax.Array:
         local = np.full(len(self._sharding.addressable_devices), value, np.float32)
         contributions = jax.make_array_from_process_local_data(
             self._sharding, local, (self._devices,)
         )
-        self._pending = self._reduce(contributions)
-        return agreed
+        reduced: jax.Array = self._reduce(contributions)
+        return reduced
 
 
 def _local_devices(environment: Mapping[str, str]) -> list[int] | None:

@@ -43,15 +43,15 @@ def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[s
 @contextlib.contextmanager
 def profiler(steps: tuple[int, int] | None, directory: Path) -> Iterator[Callable[[int], None]]:
     """Gives a function to call before each step; it starts and stops the trace."""
-    running = False
+    running = began = False
 
     def before_step(done: int) -> None:
-        nonlocal running
+        nonlocal running, began
         if steps is None:
             return
-        if done == steps[0]:
+        if done == steps[0] and not began:  # a bad update is tried again
             jax.profiler.start_trace(directory)
-            running = True
+            running = began = True
         elif done == steps[1] and running:
             jax.profiler.stop_trace()
             running = False

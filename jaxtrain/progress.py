@@ -5,19 +5,35 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import config, devices, metrics, processes
+from jaxtrain import config, devices, metrics, processes, run_length
+from jaxtrain import step as steps
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.errors import InputError
+from jaxtrain.evaluation import Validation
 from jaxtrain.watchdog import Watchdog
 
 # A run that waits for its input longer than this share of the time says so, and how to mend it.
 WAIT_SHARE_TO_MENTION = 0.05
+
+
+class _Pending(NamedTuple):
+    """A step whose metrics were not looked at yet.
+
+    Attributes:
+        found: its metrics, perhaps still being computed.
+        position: examples seen before it.
+        ids: of this process's examples in it.
+    """
+
+    found: dict[str, jax.Array]
+    position: int
+    ids: list[int]
 
 
 class Progress:
@@ -32,6 +48,7 @@ class Progress:
         recorder: where records go.
         watchdog: told of each finished step.
         total: steps of the whole run.
+        position: where it goes on.
         batches: asked how long the loop has waited.
         mesh: over all devices.
 
@@ -39,6 +56,7 @@ class Progress:
         first: each metric's first value.
         last: each metric's last value.
         pictures: files made so far.
+        bad_in_a_row: updates that were left out since the last good one, as far as known.
     """
 
     def __init__(
@@ -47,6 +65,7 @@ class Progress:
         recorder: metrics.Recorder,
         watchdog: Watchdog,
         total: int,
+        position: run_length.Position,
         batches: TrainingBatches,
         mesh: jax.sharding.Mesh,
     ) -> None:
@@ -62,7 +81,9 @@ class Progress:
             mesh.size,
             metrics.peak_bf16_flops(jax.devices()[0].device_kind),
         )
-        self._pending: tuple[int, dict[str, jax.Array]] | None = None
+        self._done, self._seen = position.done, position.seen
+        self._pending: _Pending | None = None
+        self.bad_in_a_row = 0
         self._utilization = devices.Utilization(os.environ, mesh.devices.flat[0].platform)
         self._most = processes.Agreement(mesh, jnp.nanmax)
         self._mean = processes.Agreement(mesh, jnp.nanmean)
@@ -73,35 +94,64 @@ class Progress:
         self.pictures: list[Path] = []
         self.say = recorder.say
 
-    def push(self, done: int, found: dict[str, jax.Array]) -> None:
-        """Hands over the metrics of update ``done``; records those of the update before."""
+    @property
+    def done(self) -> int:
+        """Completed updates, if the one handed over last is a good one."""
+        return self._done + (self._pending is not None)
+
+    def finished(self) -> bool:
+        """Whether the run has all its updates."""
+        if self.done >= self._total:
+            self.flush()
+        return self._done >= self._total
+
+    def push(self, found: dict[str, jax.Array], ids: np.ndarray) -> None:
+        """Hands over the metrics of the next update; records those of the update before.
+
+        Args:
+            found: of the step.
+            ids: of this process's examples in it.
+        """
         self.flush()
-        self._pending = (done, found)
+        self._pending = _Pending(found, self._seen, ids.tolist())
+        self._seen += self._run.data.batch_size
+
+    def settled(self) -> bool:
+        """Waits for the update handed over last; whether it was a good one."""
+        self.flush()
+        return self.bad_in_a_row == 0
 
     def flush(self) -> None:
         """Waits for the metrics handed over last, and records them.
 
         Raises:
-            InputError: the loss or the gradient is not finite.
+            InputError: a bad update, where the config says to stop.
         """
         if self._pending is None:
             return
-        done, arrays = self._pending
-        self._pending = None
-        values = {f"train/{name}": float(value) for name, value in jax.device_get(arrays).items()}
-        self._watchdog.beat(done)
+        pending, self._pending = self._pending, None
+        found = {name: float(value) for name, value in jax.device_get(pending.found).items()}
+        self.bad_in_a_row = int(found.pop(steps.BAD_IN_A_ROW))
+        values = {f"train/{name}": value for name, value in found.items()}
+        self._watchdog.beat(self._done if self.bad_in_a_row else self._done + 1)
         waited_s, self._waited_s = self._batches.wait_s - self._waited_s, self._batches.wait_s
         self._window.step(waited_s)
-        if not (math.isfinite(values["train/loss"]) and math.isfinite(values["train/grad_norm"])):
-            self._recorder.record(done, values)
-            raise InputError(
-                f"the loss of update {done} is {values['train/loss']} and its gradient's norm "
-                f"{values['train/grad_norm']:.3g} (learning rate "
-                f"{values['train/learning_rate']:.3g}): go on from the newest checkpoint with "
-                "--resume latest and a lower --optim.peak_lr, or look with --debug"
-            )
-        if not self.first or done % self._run.loop.log_every == 0 or done == self._total:
-            self._record(done, values)
+        if self.bad_in_a_row:
+            self._left_out(pending, values)
+            return
+        self._done += 1
+        if self._run.loop.record_examples:
+            entry = {"position": pending.position, "ids": pending.ids}
+            self._recorder.enlist("examples", self._done, entry)
+        every = self._run.loop.log_every
+        if not self.first or self._done % every == 0 or self._done == self._total:
+            self._record(self._done, values)
+
+    def rewind(self, done: int) -> None:
+        """Goes back to after update ``done``; the examples seen stay seen."""
+        self._done = done
+        self.bad_in_a_row = 0
+        self._recorder.rewind(done, self._seen)
 
     @contextlib.contextmanager
     def interrupted(self, name: str) -> Iterator[None]:
@@ -113,18 +163,16 @@ class Progress:
         with self._watchdog.pause(name), self._window.paused():
             yield
 
-    def validated(
-        self, done: int, values: dict[str, float], pictures: dict[str, np.ndarray]
-    ) -> None:
+    def validated(self, done: int, found: Validation) -> None:
         """Records a validation after update ``done``."""
-        self._recorder.record(done, values)
-        self.first = values | self.first
-        self.last |= values
+        self._recorder.record(done, found.values)
+        self.first = found.values | self.first
+        self.last |= found.values
         self._recorder.say(
             f"step {done}/{self._total} | validation | "
-            + " | ".join(f"{name} {value:.4g}" for name, value in sorted(values.items()))
+            + " | ".join(f"{name} {value:.4g}" for name, value in sorted(found.values.items()))
         )
-        for name, picture in pictures.items():
+        for name, picture in found.pictures.items():
             path = self._recorder.image(done, name, picture)
             if path is not None:
                 self.pictures.append(path)
@@ -132,6 +180,26 @@ class Progress:
     def close(self) -> None:
         """Ends what measures in the background."""
         self._utilization.close()
+
+    def _left_out(self, pending: "_Pending", values: dict[str, float]) -> None:
+        """Says what is known of a bad update, and which examples were in it."""
+        loss, norm = values["train/loss"], values["train/grad_norm"]
+        last = pending.position + self._run.data.batch_size - 1
+        settings = self._run.optim
+        what = (
+            f"update {self._done + 1} is bad: its loss is {loss:.4g} and its gradient's norm "
+            f"{norm:.4g} (learning rate {values['train/learning_rate']:.3g}, examples "
+            f"{pending.position} to {last} of the order)"
+        )
+        entry = {"position": pending.position, "loss": str(loss), "grad_norm": str(norm)}
+        self._recorder.enlist("bad_steps", self._done, entry | {"ids": pending.ids})
+        most = {"stop": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
+        if self.bad_in_a_row >= most:
+            raise InputError(
+                f"{what}: bad_steps.jsonl names them; go on from the newest checkpoint with "
+                "--resume latest and a lower --optim.peak_lr, or look with --debug"
+            )
+        self.say(f"{what}: left out; bad_steps.jsonl names them")
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()

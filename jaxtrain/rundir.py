@@ -5,20 +5,17 @@ import datetime
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxtrain import checkpoint, processes
 from jaxtrain.errors import InputError
 from jaxtrain.files import write_whole
 
 ROOT = Path("output")
-_MESSAGE_BYTES = 8192
 
 
 def start_from(
@@ -43,7 +40,7 @@ def start_from(
         found = checkpoint.find(resume, given, root.absolute() / name)
         return "" if found is None else str(found.absolute())
 
-    told = _told_by_process_zero(decide)
+    told = processes.told_by_process_zero(decide)
     return Path(told) if told else None
 
 
@@ -86,7 +83,7 @@ def prepare(
             directory = _make_new(root.absolute() / name)
         return str(directory)
 
-    directory = Path(_told_by_process_zero(decide))
+    directory = Path(processes.told_by_process_zero(decide))
     processes.check_same(
         "run directories",
         "there" if directory.is_dir() else "missing",
@@ -183,23 +180,3 @@ def link_latest(directory: Path, root: Path = ROOT) -> None:
             f"cannot link {link} to {directory} ({error.strerror}): move {link} away, or give "
             "--output-dir a place outside of it"
         ) from error
-
-
-def _told_by_process_zero(decide: Callable[[], str]) -> str:
-    """Runs ``decide`` in process 0; every process returns its text or raises its InputError."""
-    if jax.process_count() == 1:
-        return decide()
-    message = b""
-    if jax.process_index() == 0:
-        try:
-            message = b"=" + decide().encode()
-        except InputError as error:
-            message = b"!" + str(error).encode()
-        if len(message) > _MESSAGE_BYTES:
-            message = b"!" + f"too long to tell the other processes: {message[:200]!r}".encode()
-    padded = np.frombuffer(message.ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
-    told = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
-    text = told.tobytes().rstrip(b"\0").decode()
-    if text.startswith("!"):
-        raise InputError(text[1:])
-    return text[1:]

@@ -23,6 +23,7 @@ def describe(run: config.Run, fingerprint: str) -> Meta:
         "config": config.to_dict(run),
         "versions": versions.versions(),
         "best": None,
+        "evaluation_due": False,
     }
 
 

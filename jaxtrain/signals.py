@@ -1,7 +1,11 @@
-"""Ctrl-C and SIGTERM as a wish that the loop reads, and the exit codes of the program."""
+"""Ctrl-C and SIGTERM, heard at any moment, and the exit codes of the program."""
 
+import contextlib
 import os
 import signal
+import socket
+import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
@@ -10,29 +14,70 @@ WRONG_USE = 2  # wrong use or wrong input
 RUN_AGAIN = 75  # preempted or hung: the same command with --resume latest goes on (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT)
 
-TERMINATING = b"\nSIGTERM: stopping after this step\n"
-STOPPING = b"\nstopping after this step; press Ctrl-C again to stop at once, without saving\n"
+Wish = Literal["SIGTERM", "SIGINT"]
+CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGINT": INTERRUPTED}
+
+# Before the first update: time for the main thread to close files and workers. It cannot while it
+# compiles, and then the process ends without it.
+UNWIND_S = 5.0
+
+_HELD: dict[Wish, str] = {
+    "SIGTERM": "SIGTERM: stopping after this step",
+    "SIGINT": "stopping after this step; press Ctrl-C again to stop at once, without saving",
+}
+_NOT_HELD = "{}: stopping; nothing to save, no update was done since the start"
+
+
+class Stopped(BaseException):
+    """A stop signal came while there was nothing to save. No error: nothing should catch it.
+
+    Attributes:
+        code: exit code of the program.
+    """
+
+    def __init__(self, wish: Wish) -> None:
+        super().__init__(wish)
+        self.code = CODES[wish]
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT set a flag and interrupt nothing.
+    """While entered, SIGTERM and SIGINT end the program at once, or after :meth:`hold` ask for it.
 
-    The first signal is kept; a SIGINT that follows any earlier one raises ``KeyboardInterrupt`` at
-    once. Enter it in the main thread. Python runs a handler between two bytecodes of that thread,
-    so a signal that falls into a long call, as a compilation, counts when the call returns.
+    Python runs a handler only between two bytecodes of the main thread, so a signal that falls into
+    a compilation of minutes would count when it ends. The C part of the handler writes to a socket
+    at once, and a thread reads that.
 
-    ``jax.distributed.initialize`` puts its own SIGTERM handler over whatever is there (measured:
-    this one is then never called): call :meth:`listen` after it.
+    - Before :meth:`hold` there is nothing to save: the main thread gets :class:`Stopped`, and where
+      it does not come out of a long call within ``UNWIND_S``, the thread ends the process.
+    - After it a signal interrupts nothing: the loop reads ``requested``.
+
+    The first signal counts; a SIGINT that follows any earlier one raises ``KeyboardInterrupt``.
+    Enter it in the main thread.
+
+    Attributes:
+        requested: the signal that came first, once the main thread knows of it.
+        heard: the same, also while the main thread is in a long call.
+        before_exit: called before the thread ends the process, with the exit code.
     """
 
     def __init__(self) -> None:
-        self.requested: Literal["SIGTERM", "SIGINT"] | None = None
+        self.requested: Wish | None = None
+        self.heard: Wish | None = None
+        self.before_exit: Callable[[int], None] = lambda code: None
+        self._then: Callable[[], None] = lambda: None
+        self._held = False
+        self._left = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        self._ear, self._mouth = socket.socketpair()
+        self._mouth.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.getsignal(number)
-        self.listen()
+            signal.signal(number, self._on_signal)
+        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
@@ -44,20 +89,51 @@ class StopSignals:
         for number, handler in self._before.items():
             # None: it was installed from outside Python, and cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before = {}
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._left.set()
+        self._mouth.close()
+        self._thread.join()
+        self._ear.close()
 
-    def listen(self) -> None:
-        """Puts the handlers in place, also over those that something else has put there since."""
-        for number in self._before:
-            signal.signal(number, self._on_signal)
+    def hold(self) -> None:
+        """From here on there are updates to save: a signal waits until the loop looks."""
+        self._held = True
+
+    def request(self, wish: Wish) -> None:
+        """As if the signal had come: another process of the run got it."""
+        if self.heard is None:
+            os.kill(os.getpid(), signal.Signals[wish])
+
+    def when_heard(self, then: Callable[[], None]) -> None:
+        """Calls ``then`` when the first signal comes; at once if one came already."""
+        self._then = then
+        if self.heard is not None:
+            then()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM:
-            if self.requested is None:  # launchers repeat it
-                self.requested = "SIGTERM"
-                os.write(2, TERMINATING)
-            return
         if self.requested is not None:
+            if number == signal.SIGTERM:  # launchers repeat it
+                return
             raise KeyboardInterrupt
-        self.requested = "SIGINT"
-        os.write(2, STOPPING)  # print() is not safe in a handler
+        self.requested = _wish(number)
+        if not self._held:
+            raise Stopped(self.requested)
+
+    def _listen(self) -> None:
+        while number := self._ear.recv(1):
+            if number[0] not in (signal.SIGTERM, signal.SIGINT) or self.heard is not None:
+                continue
+            wish, held = _wish(number[0]), self._held
+            # Not print(): the main thread may hold the lock of the stream.
+            text = _HELD[wish] if held else _NOT_HELD.format(wish)
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{text}\n".encode())
+            self.heard = wish
+            self._then()
+            if not held and not self._left.wait(UNWIND_S):
+                self.before_exit(CODES[wish])
+                os._exit(CODES[wish])
+
+
+def _wish(number: int) -> Wish:
+    return "SIGTERM" if number == signal.SIGTERM else "SIGINT"

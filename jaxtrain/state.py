@@ -17,7 +17,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import compiling, layers
+from jaxtrain import compiling, guard, layers
 from jaxtrain import mesh as meshes
 
 Arrays = dict[str, jax.Array]
@@ -25,7 +25,7 @@ Arrays = dict[str, jax.Array]
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("step", "examples_seen", "params", "extras", "opt"),
+    data_fields=("step", "examples_seen", "params", "extras", "opt", "guard"),
     meta_fields=(),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class State:
         params: dotted path -> float32 array.
         extras: dotted path -> array of model state that is no parameter (batch norm, replay).
         opt: the optimizer's state.
+        guard: what tells a bad update (:mod:`jaxtrain.guard`).
     """
 
     step: jax.Array
@@ -45,6 +46,7 @@ class State:
     params: Arrays
     extras: Arrays
     opt: optax.OptState
+    guard: Arrays
 
 
 class GatheredParam(nnx.Param):
@@ -161,12 +163,10 @@ def abstract(
         functools.partial(_initial, definition, optimizer),
         jax.eval_shape(lambda: jax.random.key(0)),
     )
-    return cast(
-        State,
-        jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rule(leaf)), shapes
-        ),
-    )
+    whole = meshes.replicated(rule.mesh)
+    stored = cast(State, jax.tree.map(lambda leaf: _placed(leaf, rule(leaf)), shapes))
+    guarding = {name: _placed(leaf, whole) for name, leaf in shapes.guard.items()}
+    return dataclasses.replace(stored, guard=cast(Arrays, guarding))
 
 
 def init(
@@ -203,6 +203,10 @@ def bytes_per_device(target: Any) -> int:
     )
 
 
+def _placed(leaf: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+
 def _initial(
     definition: Definition, optimizer: optax.GradientTransformation, key: jax.Array
 ) -> State:
@@ -213,6 +217,7 @@ def _initial(
         params=params,
         extras=extras,
         opt=optimizer.init(params),
+        guard=guard.init(),
     )
 
 

@@ -7,6 +7,7 @@ of the batch: the model does.
 Reading order: :func:`build_train_step`, then :func:`_gradients`. The rest is small.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -15,13 +16,16 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import compiling, config
+from jaxtrain import compiling, config, guard
 from jaxtrain import mesh as meshes
 from jaxtrain.state import Arrays, Definition, State
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
 Metrics = dict[str, jax.Array]
+
+# Among a step's metrics, for the loop alone: how many updates in a row were bad, with this one.
+BAD_IN_A_ROW = "bad_in_a_row"
 TrainStep = Callable[[State, Batch], tuple[State, Metrics]]
 
 
@@ -99,6 +103,7 @@ def build_train_step(
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     rule: meshes.Rule,
+    judge: guard.Judge,
     *,
     precision: config.Precision,
     accumulate: int,
@@ -111,6 +116,7 @@ def build_train_step(
         optimizer: applied to float32 gradients of the mean loss.
         schedule: completed updates -> learning rate, for the record.
         rule: where arrays are stored.
+        judge: tells bad updates; they leave all but the examples seen as it was.
         precision: dtype of the computation; state, losses and metrics stay float32.
         accumulate: microbatches in a step; it divides each device's rows.
         seed: randomness of a step is a function of this and of the examples seen.
@@ -132,18 +138,26 @@ def build_train_step(
         grads = jax.tree.map(lambda grad: grad / sums.weight, grads)
         updates, opt = optimizer.update(grads, state.opt, state.params)
         rows = jax.tree.leaves(batch)[0].shape[0]
+        loss, norm = sums.loss / sums.weight, optax.tree.norm(grads)
+        bad, guarded = judge(state.guard, loss, norm)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
         metrics |= {
-            "loss": sums.loss / sums.weight,
-            "grad_norm": optax.tree.norm(grads),
+            "loss": loss,
+            "grad_norm": norm,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            BAD_IN_A_ROW: guarded["bad_in_a_row"],
         }
         following = State(
             step=state.step + 1,
-            examples_seen=state.examples_seen + jnp.uint32(rows),
+            examples_seen=state.examples_seen,
             params=cast(Arrays, optax.apply_updates(state.params, updates)),
             extras=extras,
             opt=opt,
+            guard=state.guard,
+        )
+        kept = jax.tree.map(lambda old, new: jnp.where(bad, old, new), state, following)
+        following = dataclasses.replace(
+            kept, examples_seen=state.examples_seen + jnp.uint32(rows), guard=guarded
         )
         return following, metrics
 
@@ -170,7 +184,12 @@ def build_eval_step(
 
 
 def jit_train_step(
-    step: TrainStep, target: State, mesh: jax.sharding.Mesh, *, donate: bool = True
+    step: TrainStep,
+    target: State,
+    mesh: jax.sharding.Mesh,
+    *,
+    donate: bool = True,
+    deterministic: bool = False,
 ) -> Any:
     """Jits a train step for a mesh.
 
@@ -179,6 +198,7 @@ def jit_train_step(
         target: shapes and shardings of the state, from :func:`jaxtrain.state.abstract`.
         mesh: over all devices.
         donate: hand the old state's memory to the new one; off only for debugging.
+        deterministic: on GPUs, the same bits each time.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(
@@ -186,7 +206,7 @@ def jit_train_step(
         in_shardings=(state_shardings, meshes.batch_sharding(mesh)),
         out_shardings=(state_shardings, meshes.replicated(mesh)),
         donate_argnums=(0,) if donate else (),
-        compiler_options=compiling.options(_platform(mesh)),
+        compiler_options=compiling.options(_platform(mesh), deterministic=deterministic),
     )
 
 

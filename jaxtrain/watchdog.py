@@ -6,6 +6,7 @@ The time limits of the runtime itself do not fire while a process is alive but s
 
 import contextlib
 import faulthandler
+import math
 import os
 import threading
 import time
@@ -14,8 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import jax
-
+from jaxtrain.peers import Peers
 from jaxtrain.signals import RUN_AGAIN
 
 # Compiling, saving or evaluating takes as long as it takes; an hour without an end is a hang. The
@@ -23,6 +23,10 @@ from jaxtrain.signals import RUN_AGAIN
 PAUSE_ALLOWANCE_S = 3600.0
 # The last words themselves may hang (a dead file system): the process ends after this anyway.
 LAST_WORDS_S = 20.0
+# A thread that wakes up so much too late was stopped itself, and with it the whole process: that
+# time does not count.
+_OVERSLEPT_S = 1.0
+_LONGEST_SLEEP_S = 5.0
 
 
 class Watchdog:
@@ -31,31 +35,36 @@ class Watchdog:
     Enter it to start the watching, leave it to end it. The stacks go to ``hang-<process>.txt``.
 
     Args:
-        timeout_s: longest time between two beats; None switches it off.
+        timeout_s: longest time between two beats; None: only :meth:`end_within` sets a limit.
         directory: the run's directory.
         say: prints the one line that names the reason.
+        peers: told where this process is, and asked where the others are.
     """
 
     def __init__(
-        self, timeout_s: float | None, directory: Path, say: Callable[[str], None]
+        self,
+        timeout_s: float | None,
+        directory: Path,
+        say: Callable[[str], None],
+        peers: Peers,
     ) -> None:
         self._timeout_s = timeout_s
         self._directory = directory
         self._say = say
+        self._peers = peers
         self._changed = threading.Condition()
         self._pauses: list[tuple[str, float | None]] = []  # name and limit of each open phase
-        self._last_beat = time.monotonic()
+        self._stopped_s = 0.0  # how long the process was stopped itself, in all
+        self._last_beat = self._now()
         self._step: int | None = None
+        self._end_at: float | None = None
         self._ended = False
-        self._thread: threading.Thread | None = None
-        self._process = 0
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._timeout_s is not None:
-            self._process = jax.process_index()
-            self.beat()
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-            self._thread.start()
+        self._peers.when_lost(self.end)
+        self.beat()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -67,14 +76,28 @@ class Watchdog:
         with self._changed:
             self._ended = True
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def beat(self, step: int | None = None) -> None:
         """Says that a step has ended; ``step`` is named in the last line."""
         with self._changed:
-            self._last_beat = time.monotonic()
+            self._last_beat = self._now()
             self._step = self._step if step is None else step
+        self._tell()
+
+    def end_within(self, seconds: float) -> None:
+        """From now on the whole process has so long to end, whatever it does."""
+        with self._changed:
+            self._end_at = self._now() + seconds
+            self._changed.notify()
+
+    def end(self, reason: str) -> None:
+        """Ends the process with 75, after its last words."""
+        last_words = threading.Thread(target=self._last_words, args=(reason,), daemon=True)
+        last_words.start()
+        last_words.join(LAST_WORDS_S)
+        self._peers.leave(RUN_AGAIN)
+        os._exit(RUN_AGAIN)  # sys.exit would only end this thread
 
     @contextlib.contextmanager
     def pause(self, name: str, allowance_s: float | None = PAUSE_ALLOWANCE_S) -> Iterator[None]:
@@ -87,51 +110,77 @@ class Watchdog:
         limit_s = None if allowance_s is None else max(allowance_s, self._timeout_s or 0.0)
         with self._changed:
             self._pauses.append((name, limit_s))
-            self._last_beat = time.monotonic()
+            self._last_beat = self._now()
             self._changed.notify()
+        self._tell()
         try:
             yield
         finally:
             with self._changed:
                 self._pauses.pop()
-                self._last_beat = time.monotonic()
+                self._last_beat = self._now()
                 self._changed.notify()
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._changed:
+            phase = self._pauses[-1][0] if self._pauses else "training"
+            self._peers.tell(phase, self._step)
+
+    def _now(self) -> float:
+        """Seconds on a clock that stands still while the process is stopped (SIGSTOP)."""
+        return time.monotonic() - self._stopped_s
 
     def _watch(self) -> None:
+        reason = None
         with self._changed:
-            while not self._ended:
-                name, limit_s = self._pauses[-1] if self._pauses else ("", self._timeout_s or 0.0)
-                if limit_s is None:
-                    self._changed.wait()
-                    continue
-                left_s = self._last_beat + limit_s - time.monotonic()
-                if left_s <= 0:
-                    break
-                self._changed.wait(left_s)
+            while reason is None and not self._ended:
+                began, nap_s = time.monotonic(), self._nap_s()
+                self._changed.wait(nap_s)
+                overslept_s = time.monotonic() - began - nap_s
+                if overslept_s > _OVERSLEPT_S:
+                    self._stopped_s += overslept_s
+                reason = self._overdue()
             if self._ended:
                 return
-            step = self._step
-        assert limit_s is not None, "a phase without a limit never gets here"
-        self._exit(name, limit_s, step)
+        assert reason is not None, "that is what the loop waits for"
+        self.end(reason)
 
-    def _exit(self, phase: str, limit_s: float, step: int | None) -> None:
-        last_words = threading.Thread(target=self._last_words, args=(phase, limit_s, step))
-        last_words.daemon = True
-        last_words.start()
-        last_words.join(LAST_WORDS_S)
-        os._exit(RUN_AGAIN)  # sys.exit would only end this thread
+    def _limit(self) -> tuple[str, float | None]:
+        """The phase that is open, "" for a step, and its limit."""
+        if self._timeout_s is None:
+            return "", None
+        return self._pauses[-1] if self._pauses else ("", self._timeout_s)
 
-    def _last_words(self, phase: str, limit_s: float, step: int | None) -> None:
-        path = self._directory / f"hang-{self._process}.txt"
+    def _nap_s(self) -> float:
+        """Until something could be overdue, or a while."""
+        _, limit_s = self._limit()
+        ends = [] if limit_s is None else [self._last_beat + limit_s]
+        ends += [] if self._end_at is None else [self._end_at]
+        return min(max(min(ends, default=math.inf) - self._now(), 0.01), _LONGEST_SLEEP_S)
+
+    def _overdue(self) -> str | None:
+        after = "" if self._step is None else f" after update {self._step}"
+        where = f"{after} in process {self._peers.process}"
+        if self._end_at is not None and self._now() >= self._end_at:
+            return f"the run did not end within loop.stop_timeout_s of the signal{where}"
+        name, limit_s = self._limit()
+        if limit_s is None or self._now() < self._last_beat + limit_s:
+            return None
+        what = f"{name} did not end" if name else "no step ended"
+        return f"hung: {what} within {limit_s:g} s{where}"
+
+    def _last_words(self, reason: str) -> None:
+        path = self._directory / f"hang-{self._peers.process}.txt"
         where = f"stacks of all threads in {path}"
         try:
             with path.open("w") as file:
+                file.write("\n".join((reason, *self._peers.table(), "", "")))
+                file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as error:
             where = f"no stacks: {path} could not be written ({error.strerror})"
-        what = f"{phase} did not end" if phase else "no step ended"
-        after = "" if step is None else f" after update {step}"
         self._say(
-            f"hung: {what} within {limit_s:g} s{after} in process {self._process}; {where}; exit "
-            f"code {RUN_AGAIN}: the same command with --resume latest goes on"
+            f"{reason}; {where}; exit code {RUN_AGAIN}: the same command with --resume latest "
+            "goes on"
         )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from jaxtrain import config, config_files, overrides
+from jaxtrain import config, config_files, overrides, run_length
 from jaxtrain.errors import InputError
 
 
@@ -206,7 +206,7 @@ def test_values_that_a_file_sets_are_checked_like_typed_ones() -> None:
 
 def steps(run: config.Run, **given: Any) -> int:
     values: dict[str, Any] = {"examples": 1000, "parameters": 50_000, "tokens_per_example": None}
-    return config.resolve_steps(run, **{**values, **given})
+    return run_length.resolve_steps(run, **{**values, **given})
 
 
 def test_the_three_rules_for_steps() -> None:
@@ -216,22 +216,22 @@ def test_the_three_rules_for_steps() -> None:
     assert steps(epochs, examples=1024) == 80
     tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
     assert steps(tokens, tokens_per_example=128) == 20 * 50_000 // (64 * 128) == 122
-    rule = config.steps_rule(epochs, 78, examples=1000, parameters=1, tokens_per_example=None)
+    rule = run_length.steps_rule(epochs, 78, examples=1000, parameters=1, tokens_per_example=None)
     assert rule == "78 steps (5 epochs x 1000 examples / batch 64)"
 
 
 def test_a_run_that_goes_on_with_another_batch_sees_as_much_as_it_was_to_see() -> None:
     epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
-    assert steps(epochs, position=config.Position(30, 30 * 64)) == 78
+    assert steps(epochs, position=run_length.Position(30, 30 * 64)) == 78
     smaller = dataclasses.replace(epochs, data=dataclasses.replace(epochs.data, batch_size=32))
-    half_way = config.Position(39, 39 * 64)
+    half_way = run_length.Position(39, 39 * 64)
     assert steps(smaller, position=half_way) == 39 + (5000 - 39 * 64) // 32
-    rule = config.steps_rule(
+    rule = run_length.steps_rule(
         smaller, 117, examples=1000, parameters=1, tokens_per_example=None, position=half_way
     )
     assert rule.endswith("batch 32, of which 2496 examples were seen in 39 steps)")
     tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
-    assert steps(tokens, tokens_per_example=128, position=config.Position(61, 61 * 64)) == 122
+    assert steps(tokens, tokens_per_example=128, position=run_length.Position(61, 61 * 64)) == 122
 
 
 def test_steps_that_cannot_be() -> None:

@@ -1,6 +1,7 @@
 """Validation over eight devices is what numpy makes of exactly the validation examples."""
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import toy
 from flax import nnx
 
-from jaxtrain import config
+from jaxtrain import compiling, config
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain.data.pipeline import ValidationBatches
@@ -21,6 +22,27 @@ from jaxtrain.errors import BadExample
 from jaxtrain.evaluation import Evaluator
 
 BATCH, BROKEN = 8, 12
+
+
+class Never:
+    """A run that nobody stops."""
+
+    def wanted(self) -> bool:
+        return False
+
+    def agreed(self) -> bool:
+        return False
+
+
+class After(Never):
+    """A run that is stopped when it has been asked so often."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def agreed(self) -> bool:
+        self.left -= 1
+        return self.left < 0
 
 
 class _Judge(nnx.Module):
@@ -137,7 +159,7 @@ def judge() -> Trained:
 def test_values_are_those_of_numpy(
     wanted: int, present: int, judge: Trained, tmp_path: Path
 ) -> None:
-    found = judge.evaluator(Rows(present), wanted, tmp_path).metrics(judge.state)
+    found = judge.evaluator(Rows(present), wanted, tmp_path)(judge.state, Never()).values
     assert found == pytest.approx(
         by_hand(judge.state, spread(min(wanted, present), present)), rel=1e-5
     )
@@ -146,16 +168,18 @@ def test_values_are_those_of_numpy(
 def test_the_same_examples_each_time(judge: Trained, tmp_path: Path) -> None:
     rows = Rows(40)
     evaluator = judge.evaluator(rows, 13, tmp_path)
-    first = evaluator.metrics(judge.state)
+    first = evaluator(judge.state, Never()).values
     doubled = jax.tree.map(lambda array: 2 * array, judge.state.params)
     moved = dataclasses.replace(judge.state, params=doubled)
-    assert evaluator.metrics(moved) == pytest.approx(by_hand(moved, spread(13, 40)), rel=1e-5)
-    assert evaluator.metrics(judge.state) == first  # to the last digit
+    assert evaluator(moved, Never()).values == pytest.approx(
+        by_hand(moved, spread(13, 40)), rel=1e-5
+    )
+    assert evaluator(judge.state, Never()).values == first  # to the last digit
     assert sorted(rows.read) == spread(13, 40)  # and read only once
 
 
 def test_it_computes_in_the_precision_of_the_run(judge: Trained, tmp_path: Path) -> None:
-    found = judge.evaluator(Rows(40), 13, tmp_path, "bfloat16").metrics(judge.state)
+    found = judge.evaluator(Rows(40), 13, tmp_path, "bfloat16")(judge.state, Never()).values
     exact = by_hand(judge.state, spread(13, 40))
     assert found == pytest.approx(exact, rel=0.02)
     assert found != pytest.approx(exact, rel=1e-5)
@@ -163,7 +187,7 @@ def test_it_computes_in_the_precision_of_the_run(judge: Trained, tmp_path: Path)
 
 def test_samples_are_pictures_of_the_first_batch(tmp_path: Path) -> None:
     painter = trained(_Painter)
-    pictures = painter.evaluator(Rows(40), 16, tmp_path).samples(painter.state)
+    pictures = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, Never()).pictures
     painted = [0.0 if index == BROKEN else row(index)["x"][0] for index in spread(16, 40)[:BATCH]]
     expected = np.clip(100 + 10 * np.asarray(painted), 0, 255).astype(np.uint8)
     assert {name: picture.dtype for name, picture in pictures.items()} == {"rows": np.uint8}
@@ -171,4 +195,33 @@ def test_samples_are_pictures_of_the_first_batch(tmp_path: Path) -> None:
 
 
 def test_a_model_without_samples_has_no_pictures(judge: Trained, tmp_path: Path) -> None:
-    assert judge.evaluator(Rows(40), 16, tmp_path).samples(judge.state) == {}
+    assert judge.evaluator(Rows(40), 16, tmp_path)(judge.state, Never()).pictures == {}
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_it_can_be_broken_off_before_each_batch(times: int, judge: Trained, tmp_path: Path) -> None:
+    rows = Rows(40)
+    evaluator = judge.evaluator(rows, 16, tmp_path)
+    found = evaluator(judge.state, After(times))
+    assert (found is None) == (times < 3)  # once when it is compiled, and for each of two batches
+    assert len(rows.read) <= BATCH * max(times, 1)
+    whole = evaluator(judge.state, Never())
+    assert whole is not None
+    assert whole.values == pytest.approx(by_hand(judge.state, spread(16, 40)), rel=1e-5)
+
+
+def test_nobody_waits_for_its_compilation_who_wants_to_stop(
+    judge: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Now(Never):
+        wanted = agreed = lambda self: True
+
+    go_on = threading.Event()
+    evaluator = judge.evaluator(Rows(40), 16, tmp_path)
+    compile_all = evaluator._compile
+    monkeypatch.setattr(evaluator, "_compile", lambda: go_on.wait(60) and compile_all())
+    assert evaluator(judge.state, Now()) is None
+    assert compiling.still_compiling()
+    go_on.set()
+    assert evaluator(judge.state, Never()) is not None
+    assert not compiling.still_compiling()

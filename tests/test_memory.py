@@ -35,7 +35,9 @@ def target() -> states.State:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
     params = {"kernel": stored((3 * 2**10, 2**18), "fsdp"), "table": stored((2**27,))}
-    return states.State(step=stored(()), examples_seen=stored(()), params=params, extras={}, opt={})
+    return states.State(
+        step=stored(()), examples_seen=stored(()), params=params, extras={}, opt={}, guard={}
+    )
 
 
 def told(run: config.Run) -> tuple[str, list[str]]:

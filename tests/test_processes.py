@@ -107,6 +107,7 @@ def test_simulated_devices_are_divided_among_the_processes(
     assert settings == {
         "jax_platforms": "cpu",
         "jax_num_cpu_devices": 4,
+        "jax_enable_preemption_service": False,
         "jax_cpu_collectives_implementation": "gloo",
     }
 

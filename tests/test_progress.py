@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 import toy
 
-from jaxtrain import config, metrics
+from jaxtrain import config, metrics, peers, run_length
 from jaxtrain.errors import InputError
+from jaxtrain.evaluation import Validation
 from jaxtrain.progress import Progress
+from jaxtrain.signals import StopSignals
 from jaxtrain.throughput import Window
 from jaxtrain.watchdog import Watchdog
 
@@ -27,7 +30,7 @@ class Told(Watchdog):
     """Ends nothing; remembers what it was told."""
 
     def __init__(self) -> None:
-        super().__init__(None, Path(), pytest.fail)
+        super().__init__(None, Path(), pytest.fail, peers.Peers(0, 1, None, StopSignals()))
         self.heard: list[Any] = []
 
     def beat(self, step: int | None = None) -> None:
@@ -62,9 +65,22 @@ class Story:
         self.run, self.watchdog = dataclasses.replace(base, loop=loop), Told()
         self.recorder = metrics.Recorder(directory, 0, 1)
         self.batches: Any = SimpleNamespace(wait_s=0.0)
+        self.bad_in_a_row = 0
+        self.progress = self.begin()
+
+    def begin(self, **optim: Any) -> Progress:
+        """From the start, with another optimizer config."""
+        self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
         self.progress = Progress(
-            self.run, self.recorder, self.watchdog, TOTAL, self.batches, toy.mesh_of(1, 8)
+            self.run,
+            self.recorder,
+            self.watchdog,
+            TOTAL,
+            run_length.Position(),
+            self.batches,
+            toy.mesh_of(1, 8),
         )
+        return self.progress
 
     def step(
         self, loss: float | None = None, *, wait_s: float = 0.0, gradient: float = 2.0
@@ -72,11 +88,17 @@ class Story:
         """One more step, whose loss is its number unless told."""
         self.spend(wait_s)
         self.batches.wait_s += wait_s
+        bad = not (math.isfinite(gradient) and (loss is None or math.isfinite(loss)))
+        self.bad_in_a_row = self.bad_in_a_row + 1 if bad else 0
         self.done += 1
-        found: Any = {"grad_norm": np.float32(gradient), "learning_rate": np.float32(0.001)}
+        found: Any = {
+            "bad_in_a_row": np.uint32(self.bad_in_a_row),
+            "grad_norm": np.float32(gradient),
+            "learning_rate": np.float32(0.001),
+        }
         number = self.done if loss is None else loss
         found["loss"] = Computing(number, lambda: self.spend(1.0))
-        self.progress.push(self.done, found)
+        self.progress.push(found, np.arange(8) + 8 * self.done)
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
@@ -122,23 +144,84 @@ def test_the_first_step_the_last_and_those_at_cadence_are_recorded(story: Story,
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_stops_the_run_at_any_step(story: Story, loss: float) -> None:
+def test_a_bad_update_stops_the_run_where_the_config_says_so(story: Story, loss: float) -> None:
+    story.begin(bad_updates="stop")
     for _ in range(5):
         story.step()
     story.step(loss)  # the sixth, which is not at cadence
-    with pytest.raises(InputError, match=rf"loss of update 6 is {loss} .*norm 2 "):
+    with pytest.raises(InputError, match=rf"update 6 is bad: its loss is {loss} .*norm 2 "):
         story.step()
-    np.testing.assert_equal(story.records()[6]["train/loss"], loss)
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run(story: Story) -> None:
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_bad_update_is_left_out_and_its_examples_named(
+    story: Story, said: Any, policy: str
+) -> None:
+    story.begin(bad_updates=policy, bad_in_a_row=2)
+    for gradient in (2.0, math.inf, 2.0, 2.0):
+        story.step(gradient=gradient)
+    assert story.progress.done == 3
+    assert story.progress.settled()
+    assert list(story.records()) == [1]
+    (line,) = (story.directory / "bad_steps.jsonl").read_text().splitlines()
+    rows = story.run.data.batch_size
+    assert json.loads(line) == {
+        "step": 1,
+        "position": rows,
+        "loss": "2.0",
+        "grad_norm": "inf",
+        "ids": list(range(16, 24)),
+    }
+    (spoken,) = [line for line in said() if "is bad" in line]
+    assert "update 2 is bad: its loss is 2 and its gradient's norm inf" in spoken
+    assert f"examples {rows} to {2 * rows - 1} of the order" in spoken
+    assert not story.progress.finished()
+
+
+def test_too_many_bad_updates_in_a_row_stop_a_run_that_skips(story: Story) -> None:
+    story.begin(bad_updates="skip", bad_in_a_row=3)
+    story.step(gradient=math.nan)
+    story.step(gradient=math.nan)
     story.step()
-    story.step(gradient=math.inf)
-    with pytest.raises(InputError, match=r"update 2 is 2\.0 and its gradient's norm inf"):
+    for _ in range(3):
+        story.step(gradient=math.nan)
+    with pytest.raises(InputError, match="update 2 is bad"):
+        story.progress.flush()
+
+
+def test_the_last_update_may_be_a_bad_one(story: Story) -> None:
+    for _ in range(TOTAL - 1):
         story.step()
+    story.step(gradient=math.nan)
+    assert story.progress.done == TOTAL  # as it looks until its metrics are there
+    assert not story.progress.finished()
+    story.step()
+    assert story.progress.finished()
+    assert list(story.records()) == [1, 4, 8, 11]
 
 
-def test_nothing_is_saved_after_a_bad_step(story: Story) -> None:
+def test_going_back_forgets_records_but_not_the_examples_seen(story: Story) -> None:
+    loop = dataclasses.replace(story.run.loop, record_examples=True, log_every=1)
+    story.run = dataclasses.replace(story.run, loop=loop)
+    story.begin()
+    for _ in range(5):
+        story.step()
+    story.progress.flush()
+    story.progress.rewind(2)
+    assert (story.progress.done, list(story.records())) == (2, [1, 2])
+    story.step()
+    story.progress.flush()
+    lines = (story.directory / "examples.jsonl").read_text().splitlines()
+    rows = story.run.data.batch_size
+    assert [(line["step"], line["position"]) for line in map(json.loads, lines)] == [
+        (1, 0),
+        (2, rows),
+        (3, 5 * rows),
+    ]
+
+
+def test_nothing_is_saved_where_a_bad_update_ends_the_run(story: Story) -> None:
+    story.begin(bad_updates="stop")
     story.step(math.nan)
     with pytest.raises(InputError, match="update 1"), story.progress.interrupted("save"):
         pytest.fail("a broken state would be saved")
@@ -175,8 +258,8 @@ def test_a_long_wait_for_input_is_mentioned_once_with_the_cure(story: Story, sai
 
 def test_a_validation_is_recorded_and_its_pictures_kept(story: Story, said: Any) -> None:
     pictures = {"reconstruction": np.full((4, 6, 3), 7, np.uint8)}
-    story.progress.validated(2, {"val/psnr": 20.0, "val/loss": 0.5}, pictures)
-    story.progress.validated(4, {"val/psnr": 22.0, "val/loss": 0.25}, pictures)
+    story.progress.validated(2, Validation({"val/psnr": 20.0, "val/loss": 0.5}, pictures))
+    story.progress.validated(4, Validation({"val/psnr": 22.0, "val/loss": 0.25}, pictures))
     assert [record["val/psnr"] for record in story.records().values()] == [20.0, 22.0]
     assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in said()
     kept = [story.directory / "samples" / f"reconstruction_{step}.png" for step in (2, 4)]

@@ -1,12 +1,18 @@
-"""Stop signals, sent to this very process."""
+"""Stop signals, sent to this very process, and to processes that are busy in a long call."""
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 
 import pytest
 
-from jaxtrain.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
+from jaxtrain.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
+
+# A call that no handler can break off, as a compilation: it holds the main thread in C.
+BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 
 
 def send(number: signal.Signals) -> None:
@@ -14,22 +20,44 @@ def send(number: signal.Signals) -> None:
     time.sleep(0.01)  # the handler runs between two bytecodes
 
 
+def wait_until_heard(signals: StopSignals) -> None:
+    deadline = time.monotonic() + 10
+    while signals.heard is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_exit_codes() -> None:
     assert (DONE, WRONG_USE, RUN_AGAIN, INTERRUPTED) == (0, 2, 75, 130)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_while_nothing_is_to_be_saved_a_signal_ends_the_run(
+    number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped) as stopped, StopSignals():
+        send(number)
+    assert stopped.value.code == code
+    assert f"{number.name}: stopping; nothing to save" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_a_wish(number: signal.Signals) -> None:
+def test_after_hold_a_signal_is_a_wish(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopSignals() as signals:
+        signals.hold()
         assert signals.requested is None
         send(number)
         assert signals.requested == number.name
+        wait_until_heard(signals)
+        assert signals.heard == number.name
     assert signal.getsignal(number) is before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_the_first_signal_counts(capfd: pytest.CaptureFixture[str]) -> None:
     with StopSignals() as signals:
+        signals.hold()
         send(signal.SIGTERM)
         send(signal.SIGTERM)  # launchers repeat it
         assert signals.requested == "SIGTERM"
@@ -41,6 +69,7 @@ def test_ctrl_c_after_a_signal_stops_at_once(
     first: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with StopSignals() as signals:
+        signals.hold()
         send(first)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
@@ -49,11 +78,63 @@ def test_ctrl_c_after_a_signal_stops_at_once(
     assert ("press Ctrl-C again" in said) == (first == signal.SIGINT)
 
 
-def test_listens_again_after_something_else_took_the_signal() -> None:
+def test_who_asks_is_told_also_of_a_signal_that_came_before() -> None:
+    told = []
     with StopSignals() as signals:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signals.hold()
+        signals.when_heard(lambda: told.append("later"))
         send(signal.SIGTERM)
-        assert signals.requested is None
-        signals.listen()
-        send(signal.SIGTERM)
+        wait_until_heard(signals)
+        signals.when_heard(lambda: told.append("before"))
+    assert sorted(told) == ["before", "later"]
+
+
+def test_a_request_of_another_process_is_a_signal() -> None:
+    with StopSignals() as signals:
+        signals.hold()
+        signals.request("SIGTERM")
+        wait_until_heard(signals)
         assert signals.requested == "SIGTERM"
+
+
+def busy(hold: bool) -> subprocess.Popen[str]:
+    """A process that enters the signals and then hears nothing in its main thread."""
+    program = f"""
+    import hashlib
+    import jaxtrain.signals
+    from jaxtrain.signals import StopSignals
+
+    jaxtrain.signals.UNWIND_S = 0.5
+    with StopSignals() as signals:
+        signals.before_exit = lambda code: print("leaving with", code, flush=True)
+        if {hold}:
+            signals.hold()
+            signals.when_heard(lambda: print("heard", signals.heard, flush=True))
+        print("busy", flush=True)
+        {BUSY}
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_long_call_does_not_keep_the_process_alive() -> None:
+    with busy(hold=False) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        time.sleep(0.5)  # and now it is
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "leaving with 75\n"
+        assert process.wait(timeout=30) == RUN_AGAIN
+
+
+def test_a_signal_is_heard_in_a_long_call_that_has_something_to_save() -> None:
+    with busy(hold=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        time.sleep(0.5)  # and now it is
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "heard SIGTERM\n"
+        time.sleep(1)
+        assert process.poll() is None  # it is the watchdog's to end it
+        process.kill()

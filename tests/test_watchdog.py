@@ -1,5 +1,6 @@
 """The watchdog, in processes of its own where it ends them."""
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -8,20 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.signals import RUN_AGAIN
+from jaxtrain.peers import Peers
+from jaxtrain.signals import RUN_AGAIN, StopSignals
 from jaxtrain.watchdog import Watchdog
+
+ALONE = Peers(0, 1, None, StopSignals())
 
 
 def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
     program = f"""
     import threading, time
     from pathlib import Path
+    from jaxtrain.peers import Peers
+    from jaxtrain.signals import StopSignals
     from jaxtrain.watchdog import Watchdog
 
     def stuck_here():
         threading.Event().wait(300)
 
-    watchdog = Watchdog(0.5, Path({str(tmp_path)!r}), lambda text: print(text, flush=True))
+    peers = Peers(0, 1, None, StopSignals())
+    watchdog = Watchdog(0.5, Path({str(tmp_path)!r}), lambda text: print(text, flush=True), peers)
     """
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(body)],
@@ -49,7 +56,9 @@ def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
     assert lines[0] == "five steps"
     assert len(lines) == 2
     assert "no step ended within 0.5 s after update 4 in process 0" in lines[1]
-    assert "stuck_here" in (tmp_path / "hang-0.txt").read_text()
+    words = (tmp_path / "hang-0.txt").read_text()
+    assert "stuck_here" in words
+    assert "process 0: training, update 4 done" in words
 
 
 def test_a_hang_ends_it_although_nothing_can_be_said(tmp_path: Path) -> None:
@@ -75,7 +84,7 @@ def test_a_missing_directory_does_not_keep_it_alive(tmp_path: Path) -> None:
 
 def test_a_pause_has_a_limit_of_its_own(tmp_path: Path) -> None:
     said: list[str] = []
-    with Watchdog(0.2, tmp_path, said.append) as watchdog:
+    with Watchdog(0.2, tmp_path, said.append, ALONE) as watchdog:
         with watchdog.pause("compile", allowance_s=60), watchdog.pause("save", allowance_s=60):
             time.sleep(0.5)
         watchdog.beat(1)
@@ -84,14 +93,14 @@ def test_a_pause_has_a_limit_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_pause_may_have_no_limit(tmp_path: Path) -> None:
-    with Watchdog(0.2, tmp_path, pytest.fail) as watchdog:
+    with Watchdog(0.2, tmp_path, pytest.fail, ALONE) as watchdog:
         with watchdog.pause("data", allowance_s=None):
             time.sleep(0.5)
         watchdog.beat(1)
 
 
 def test_after_a_pause_the_step_has_its_whole_time(tmp_path: Path) -> None:
-    with Watchdog(0.6, tmp_path, pytest.fail) as watchdog:
+    with Watchdog(0.6, tmp_path, pytest.fail, ALONE) as watchdog:
         time.sleep(0.4)
         with watchdog.pause("evaluation"):
             time.sleep(0.1)
@@ -99,5 +108,52 @@ def test_after_a_pause_the_step_has_its_whole_time(tmp_path: Path) -> None:
 
 
 def test_off(tmp_path: Path) -> None:
-    with Watchdog(None, tmp_path, pytest.fail) as watchdog, watchdog.pause("save"):
+    with Watchdog(None, tmp_path, pytest.fail, ALONE) as watchdog, watchdog.pause("save"):
         watchdog.beat()
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                f"""
+                import time
+                from pathlib import Path
+                from jaxtrain.peers import Peers
+                from jaxtrain.signals import StopSignals
+                from jaxtrain.watchdog import Watchdog
+
+                peers = Peers(0, 1, None, StopSignals())
+                with Watchdog(3.0, Path({str(tmp_path)!r}), print, peers) as watchdog:
+                    print("watching", flush=True)
+                    time.sleep(1.5)
+                    watchdog.beat(1)
+                """
+            ),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "watching\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=30)[0] == ""
+    assert process.returncode == 0
+
+
+def test_a_stop_has_a_limit_whatever_the_run_does(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        """
+        with Watchdog(None, watchdog._directory, watchdog._say, peers) as watchdog:
+            with watchdog.pause("save", allowance_s=60):
+                watchdog.end_within(0.3)
+                stuck_here()
+        """,
+    )
+    assert ended.returncode == RUN_AGAIN, ended.stderr
+    assert "did not end within loop.stop_timeout_s" in ended.stdout

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from jax.sharding import AxisType
 
-from jaxtrain import config, layers, optim
+from jaxtrain import config, guard, layers, optim
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain import step as steps
@@ -139,7 +139,14 @@ def stepper(
     target = states.abstract(definition, optimizer, rule)
     spec = model.batch_spec(batch_size)
     step = steps.build_train_step(
-        definition, optimizer, schedule, rule, precision=precision, accumulate=accumulate, seed=1
+        definition,
+        optimizer,
+        schedule,
+        rule,
+        guard.judge(OPTIM),
+        precision=precision,
+        accumulate=accumulate,
+        seed=1,
     )
     state = states.init(definition, optimizer, target, rule, seed=1)
     moved = dataclasses.replace(state, params=stirred(jax.device_get(state.params)))

@@ -245,7 +245,6 @@ def _pipeline(session: _Session) -> Rows:
             built.rule.mesh,
             built.spec,
             start=0,
-            batches=10**6,
             seed=run.seed,
             workers=run.data.workers,
             prefetch=run.data.prefetch,

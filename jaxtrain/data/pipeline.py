@@ -38,7 +38,7 @@ _WORTH_SHARING_BYTES = 2**12
 
 # Grain is never let come to an end, only closed: where its iterators end by themselves, the last
 # batches stay in a cycle of exception and frames, and when Python collects that, two threads close
-# the same file descriptor (0.2.18). The order has no end anyway; this thread counts.
+# the same file descriptor (0.2.18). The order has no end anyway.
 _MORE_BATCHES_THAN_EVER = 2**40
 
 # The run's directory may lie on a network: not for each step.
@@ -94,14 +94,13 @@ class BadShare:
 
 
 class TrainingBatches(Iterator[dict[str, jax.Array]]):
-    """Global batches, from any number of examples seen.
+    """Global batches without end, from any number of examples seen.
 
     Args:
         source: the training split.
         mesh: rows of a batch go over all its devices.
         spec: the model's ``batch_spec`` of the global batch; what comes must match it.
         start: examples seen.
-        batches: how many to give.
         seed: of the order.
         workers: processes that load; 0 loads in this one.
         prefetch: batches that each worker holds ready.
@@ -119,7 +118,6 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         spec: Spec,
         *,
         start: int,
-        batches: int,
         seed: int,
         workers: int,
         prefetch: int,
@@ -137,7 +135,6 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             _MORE_BATCHES_THAN_EVER,
             quarantine,
         )
-        self._batches = batches
         self.wait_s = 0.0
         self.ids = np.empty(0, np.int64)
         self._place = _Placement(mesh, spec)
@@ -179,11 +176,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
 
     def _feed(self) -> None:
         try:
-            for _ in range(self._batches):
-                # No variable here holds a batch: it would keep Grain's shared memory to the end.
-                if not self._offer(self._item(next(self._host))):
-                    return
-            self._offer(StopIteration())
+            # No variable here holds a batch: it would keep Grain's shared memory to the end.
+            while self._offer(self._item(next(self._host))):
+                pass
         except BaseException as error:  # the main thread raises it
             self._offer(error)
 
@@ -240,15 +235,22 @@ class ValidationBatches:
         self.spec = spec
         self._threads = max(1, threads)
         self._place = _Placement(mesh, spec)
-        self._held: list[Arrays] | None = None
+        self._held: list[Arrays] = []
+        self._unread: Iterator[Arrays] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows) // self._rows.rows
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
-        if self._held is None:
-            self._held = list(
-                _read(self._rows, self._rows.rows, workers=0, prefetch=1, threads=self._threads)
-            )
-        for local in self._held:
-            yield self._place(local)
+        """One after the other: whoever breaks off has waited for one batch at most."""
+        for number in range(len(self)):
+            if self._unread is None:
+                self._unread = _read(
+                    self._rows, self._rows.rows, workers=0, prefetch=1, threads=self._threads
+                )
+            if number == len(self._held):
+                self._held.append(next(self._unread))
+            yield self._place(self._held[number])
 
 
 class _Blank:

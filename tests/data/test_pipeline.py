@@ -112,23 +112,22 @@ def test_another_seed_is_another_order(straight: np.ndarray, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_workers_change_nothing(workers: int, straight: np.ndarray, tmp_path: Path) -> None:
-    batches = training_batches(tmp_path, Numbers(), workers=workers, start=3, batches=4)
+    batches = training_batches(tmp_path, Numbers(), workers=workers, start=3)
     try:
-        found = [np.asarray(batch["x"]) for batch in batches]
+        found = [np.asarray(next(batches)["x"]) for _ in range(4)]
     finally:
         batches.close()
     np.testing.assert_array_equal(np.concatenate(found), straight[3:35])
 
 
 def training_batches(
-    directory: Path, source: Numbers, *, workers: int, start: int = 0, batches: int = 4, **wide: Any
+    directory: Path, source: Numbers, *, workers: int, start: int = 0, **wide: Any
 ) -> pipeline.TrainingBatches:
     return pipeline.TrainingBatches(
         source,
         toy.mesh_of(2, 4),
         spec(8) | wide,
         start=start,
-        batches=batches,
         seed=3,
         workers=workers,
         prefetch=1,
@@ -224,7 +223,7 @@ class Wide(Numbers):
 @pytest.mark.slow
 def test_closing_waits_for_no_worker_that_nobody_listens_to(tmp_path: Path) -> None:
     wide = jax.ShapeDtypeStruct((8, 8192), jnp.float32)
-    batches = training_batches(tmp_path, Wide(), workers=2, batches=1000, x=wide)
+    batches = training_batches(tmp_path, Wide(), workers=2, x=wide)
     next(batches)
     time.sleep(1)  # the workers hold more ready
     began = time.monotonic()
@@ -249,7 +248,7 @@ def test_closing_leaves_no_shared_memory(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(shared_memory_array, "_del_shm", free_slowly)
     monkeypatch.setattr(SharedMemoryArray, "unlink_on_del", take_over)
     wide = jax.ShapeDtypeStruct((8, 8192), jnp.float32)
-    batches = training_batches(tmp_path, Wide(), workers=1, batches=1000, x=wide)
+    batches = training_batches(tmp_path, Wide(), workers=1, x=wide)
     for _ in range(3):
         next(batches)
     batches.close()

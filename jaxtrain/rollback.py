@@ -1,0 +1,76 @@
+"""Back to the newest checkpoint when too many updates in a row are bad, and on behind them."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from jaxtrain import checkpoint, processes
+from jaxtrain.errors import InputError
+from jaxtrain.state import State
+
+# So often without a new checkpoint between: then it is the run that is wrong, not some examples.
+_MOST = 3
+
+
+class Rollback:
+    """Restores a run's newest checkpoint; examples seen since then are not seen again.
+
+    Only checkpoints at cadence count: those that a stop signal left behind depend on when it came,
+    and a run that was stopped has to go the same way as one that was not.
+
+    Args:
+        directory: of the run.
+        every: steps between checkpoints.
+        target: shapes and shardings of the state.
+        say: takes a line.
+    """
+
+    def __init__(
+        self, directory: Path, every: int, target: State, say: Callable[[str], None]
+    ) -> None:
+        self._folder = directory / checkpoint.CHECKPOINTS
+        self._every = every
+        self._target = target
+        self._say = say
+        self._last: tuple[int, int] | None = None  # step gone back to, how often in a row
+
+    def __call__(self, state: State, bad_in_a_row: int) -> State:
+        """The state to go on with.
+
+        Args:
+            state: of now; all of its examples count as seen.
+            bad_in_a_row: bad updates, for the message.
+
+        Raises:
+            InputError: there is no checkpoint, or going back did not help.
+        """
+        done, seen = int(state.step), int(state.examples_seen)
+        trouble = f"{bad_in_a_row} updates in a row after update {done} are bad (bad_steps.jsonl)"
+        told = processes.told_by_process_zero(lambda: self._newest(done))
+        if not told:
+            raise InputError(
+                f"{trouble}, and there is no checkpoint to go back to: lower --optim.peak_lr, or "
+                "look with --debug"
+            )
+        back_to = int(told)
+        times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
+        if times > _MOST:
+            raise InputError(
+                f"{trouble}, also after going back to update {back_to} {_MOST} times: lower "
+                "--optim.peak_lr, or look with --debug"
+            )
+        self._last = back_to, times
+        self._say(
+            f"{trouble}: back to checkpoint {back_to}, and on behind these examples (from example "
+            f"{seen} on)"
+        )
+        restored: State = checkpoint.restore(self._folder / told, self._target)
+        placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
+        return dataclasses.replace(restored, examples_seen=placed)
+
+    def _newest(self, done: int) -> str:
+        steps = checkpoint.steps(self._folder)
+        fitting = [step for step in steps if step <= done and step % self._every == 0]
+        return str(fitting[-1]) if fitting else ""

@@ -1,0 +1,75 @@
+"""Bad updates: what counts as one, and that it leaves the model as it was, on all devices."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from jaxtrain import guard
+
+
+def norms(*values: float, bad_norm: float | None = 20.0) -> list[bool]:
+    """Whether each of these norms, one after the other, is that of a bad update."""
+    judge = jax.jit(guard.judge(dataclasses.replace(toy.OPTIM, bad_norm=bad_norm)))
+    state, found = guard.init(), []
+    for value in values:
+        bad, state = judge(state, jnp.float32(1), jnp.float32(value))
+        found.append(bool(bad))
+    return found
+
+
+def test_what_is_not_finite_is_bad_from_the_first_update_on() -> None:
+    assert norms(math.nan, 1.0, math.inf, 1.0) == [True, False, True, False]
+    judge = guard.judge(toy.OPTIM)
+    bad, _ = judge(guard.init(), jnp.float32(math.nan), jnp.float32(1))
+    assert bool(bad)
+
+
+def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
+    calm = [1.0 + 0.01 * number for number in range(guard.LEAST)]
+    assert not any(norms(*calm[:-1], 100.0))
+    assert norms(*calm, 19.0, 24.0)[-2:] == [False, True]
+    assert not any(norms(*calm, 1e6, bad_norm=None))
+
+
+def test_a_bad_norm_does_not_move_the_median() -> None:
+    found = norms(*[1.0] * guard.LEAST, *[1000.0] * guard.WINDOW)
+    assert all(found[guard.LEAST :])
+
+
+def test_the_median_is_of_the_last_updates() -> None:
+    found = norms(*[1.0] * guard.WINDOW, *[15.0] * guard.WINDOW, 250.0, 310.0)
+    assert found[-2:] == [False, True]
+    assert not any(found[:-2])
+
+
+def test_bad_updates_are_counted_until_a_good_one() -> None:
+    judge, state, counts = guard.judge(toy.OPTIM), guard.init(), []
+    for value in (math.nan, math.nan, 1.0, math.nan):
+        _, state = judge(state, jnp.float32(1), jnp.float32(value))
+        counts.append(int(state["bad_in_a_row"]))
+    assert counts == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(("data", "fsdp"), [(1, 1), (2, 4)])
+def test_a_bad_update_leaves_all_but_the_examples_seen_as_it_was(data: int, fsdp: int) -> None:
+    model = toy.Config()
+    stepper = toy.stepper(model, data=data, fsdp=fsdp)
+    good = toy.random_batch(stepper.spec)
+    broken = {name: array.copy() for name, array in good.items()}
+    broken["x"][11, 3] = math.nan  # one number on one device
+    stepper(good)
+    before = jax.device_get(stepper.state)
+    found = stepper(broken)
+    after = jax.device_get(stepper.state)
+    assert math.isnan(found["loss"])
+    assert found["bad_in_a_row"] == 1
+    assert (int(after.step), int(after.examples_seen)) == (1, 32)
+    for part in ("params", "opt", "extras"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(before, part), getattr(after, part))
+    assert stepper(good)["bad_in_a_row"] == 0
+    assert int(stepper.state.step) == 2
