@@ -142,7 +142,10 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
         )
         stack.callback(checkpoints.close)
         saver = Saver(run, checkpoints, meta)
-        progress = Progress(run, recorder, watchdog, total, position, batches, mesh)
+        bad_in_a_row = int(state.guard["bad_in_a_row"])
+        progress = Progress(
+            run, recorder, watchdog, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
+        )
         stack.callback(progress.close)
         before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
         rollback = Rollback(directory, run.checkpoint.every, built.target, say)
@@ -165,6 +168,11 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
             if evaluation_due and validate():
                 saver.save(progress.done, state, regular=False, best=True)
             while not (stopping.decision or patience_over(run.loop, meta) or progress.finished()):
+                if progress.too_many_bad():
+                    with progress.interrupted("rollback"):
+                        checkpoints.wait()
+                        state = rollback(state)
+                        progress.rewind(int(state.step))
                 before_step(progress.done)
                 state, found = train_step(state, next(batches))
                 progress.push(found, batches.ids)  # looks at the step before this one
@@ -178,11 +186,6 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
                             saver.save(progress.done, state, regular=regular, best=best)
                 if stopping.decision or stopping.after_step():
                     break
-                if _too_many_bad(run.optim, progress) and not progress.settled():
-                    with progress.interrupted("rollback"):
-                        checkpoints.wait()
-                        state = rollback(state, progress.bad_in_a_row)
-                        progress.rewind(int(state.step))
             progress.flush()
             peers.ending()
             jax.block_until_ready(state)  # on all devices: none needs the last batch any more
@@ -207,10 +210,6 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
         else:
             say(f"go on with: {go_on(flags.program, flags.arguments, directory)}")
         return EXIT_CODES[stopping.decision]
-
-
-def _too_many_bad(settings: config.Optim, progress: Progress) -> bool:
-    return settings.bad_updates == "rollback" and progress.bad_in_a_row >= settings.bad_in_a_row
 
 
 def _position(start_from: Path | None) -> run_length.Position:

@@ -51,6 +51,7 @@ class Progress:
         position: where it goes on.
         batches: asked how long the loop has waited.
         mesh: over all devices.
+        bad_in_a_row: that the run goes on after.
 
     Attributes:
         first: each metric's first value.
@@ -68,6 +69,8 @@ class Progress:
         position: run_length.Position,
         batches: TrainingBatches,
         mesh: jax.sharding.Mesh,
+        *,
+        bad_in_a_row: int = 0,
     ) -> None:
         self._run = run
         self._recorder = recorder
@@ -83,7 +86,7 @@ class Progress:
         )
         self._done, self._seen = position.done, position.seen
         self._pending: _Pending | None = None
-        self.bad_in_a_row = 0
+        self.bad_in_a_row = bad_in_a_row
         self._utilization = devices.Utilization(os.environ, mesh.devices.flat[0].platform)
         self._most = processes.Agreement(mesh, jnp.nanmax)
         self._mean = processes.Agreement(mesh, jnp.nanmean)
@@ -115,6 +118,16 @@ class Progress:
         self.flush()
         self._pending = _Pending(found, self._seen, ids.tolist())
         self._seen += self._run.data.batch_size
+        # No step is handed over behind the one after which the run goes back: where it goes on
+        # would depend on how far the host was ahead.
+        settings = self._run.optim
+        if settings.bad_updates == "rollback" and (self.bad_in_a_row or settings.bad_in_a_row == 1):
+            self.flush()
+
+    def too_many_bad(self) -> bool:
+        """Whether the run has to go back to a checkpoint."""
+        settings = self._run.optim
+        return settings.bad_updates == "rollback" and self.bad_in_a_row >= settings.bad_in_a_row
 
     def settled(self) -> bool:
         """Waits for the update handed over last; whether it was a good one."""

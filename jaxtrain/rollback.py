@@ -36,18 +36,18 @@ class Rollback:
         self._say = say
         self._last: tuple[int, int] | None = None  # step gone back to, how often in a row
 
-    def __call__(self, state: State, bad_in_a_row: int) -> State:
+    def __call__(self, state: State) -> State:
         """The state to go on with.
 
         Args:
             state: of now; all of its examples count as seen.
-            bad_in_a_row: bad updates, for the message.
 
         Raises:
             InputError: there is no checkpoint, or going back did not help.
         """
         done, seen = int(state.step), int(state.examples_seen)
-        trouble = f"{bad_in_a_row} updates in a row after update {done} are bad (bad_steps.jsonl)"
+        bad = int(state.guard["bad_in_a_row"])
+        trouble = f"{bad} updates in a row after update {done} are bad (bad_steps.jsonl)"
         told = processes.told_by_process_zero(lambda: self._newest(done))
         if not told:
             raise InputError(

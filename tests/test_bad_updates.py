@@ -1,0 +1,102 @@
+"""Bad updates in a real run: left out, rolled back, and the same again after a stop."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import TINY_MLM, command, environment, losses, run, train, write_corpus
+
+pytestmark = pytest.mark.slow
+
+# A norm of almost the usual size counts as bad, so that some updates are.
+ARGUMENTS = [
+    *TINY_MLM,
+    *["--data.path", "corpus", "--loop.steps", "70", "--checkpoint.every", "10"],
+    *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.9", "--optim.bad_in_a_row", "2"],
+    *["--loop.record_examples", "True", "--checkpoint.keep", "20"],
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a corpus and a run in which updates were left out and taken back."""
+    directory = tmp_path_factory.mktemp("bad")
+    write_corpus(directory)
+    train(directory, *ARGUMENTS, "--output-dir", "straight")
+    return directory
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_bad_updates_are_left_out_and_taken_back(place: Path) -> None:
+    log = (place / "straight" / "log.txt").read_text()
+    assert "left out; bad_steps.jsonl names them" in log
+    assert "back to checkpoint" in log
+    examples, bad = (
+        lines(place / "straight" / "examples.jsonl"),
+        lines(place / "straight" / "bad_steps.jsonl"),
+    )
+    assert (
+        [line["step"] for line in examples] == list(range(1, 71)) == [*losses(place / "straight")]
+    )
+    positions = [line["position"] for line in examples]
+    assert positions == sorted(set(positions))  # examples seen only grow, also where steps do not
+    assert not {line["position"] for line in bad} & set(positions)
+    assert all(len(line["ids"]) == 8 for line in examples + bad)
+
+
+def test_a_stopped_run_leaves_out_the_same(place: Path) -> None:
+    arguments = [*ARGUMENTS, "--output-dir", "stopped", "--resume", "latest"]
+    stops = 0
+    for count in (33, 41, 52, 90):
+        process = subprocess.Popen(
+            command(*arguments),
+            cwd=place,
+            env=environment(place),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        examples = place / "stopped" / "examples.jsonl"
+        while process.poll() is None:
+            if examples.exists() and examples.read_text().count("\n") >= count:
+                process.send_signal(signal.SIGTERM)
+                break
+            time.sleep(0.002)
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode in (0, 75), output
+        stops += process.returncode == 75
+    assert stops >= 2
+    train(place, *arguments)
+    for name in ("examples.jsonl", "bad_steps.jsonl"):
+        assert lines(place / "stopped" / name) == lines(place / "straight" / name)
+    assert losses(place / "stopped") == losses(place / "straight")
+
+
+def test_a_run_that_cannot_be_helped_says_so(place: Path) -> None:
+    ended = run(
+        place,
+        *ARGUMENTS,
+        *["--optim.peak_lr", "1e38", "--optim.bad_norm", "None", "--output-dir", "hopeless"],
+        *["--checkpoint.every", "1"],
+    )
+    assert ended.returncode == 2
+    assert "2 updates in a row after update" in ended.stderr
+    assert "times: lower --optim.peak_lr" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_without_a_checkpoint_there_is_no_way_back(place: Path) -> None:
+    ended = run(
+        place,
+        *ARGUMENTS,
+        *["--optim.peak_lr", "1e38", "--optim.bad_norm", "None", "--output-dir", "early"],
+    )
+    assert ended.returncode == 2
+    assert "there is no checkpoint to go back to" in ended.stderr
