@@ -32,7 +32,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def two(
-    directory: Path, *arguments: object, second: dict[str, str] | None = None
+    directory: Path,
+    *arguments: object,
+    second: dict[str, str] | None = None,
+    both: dict[str, str] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The program as processes 0 and 1 of a run; none outlives the block.
 
@@ -40,6 +43,7 @@ def two(
         directory: where they run.
         arguments: of both.
         second: further variables of process 1.
+        both: further variables of both.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # a port that nobody listens on
@@ -53,6 +57,7 @@ def two(
                 JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
                 JAX_NUM_PROCESSES="2",
                 JAX_PROCESS_ID=str(number),
+                **(both or {}),
                 **(second if second and number else {}),
             ),
             stdout=subprocess.PIPE,
@@ -112,14 +117,42 @@ def test_wrong_input_ends_both(place: Path) -> None:
         assert "Traceback" not in output
 
 
-def test_nothing_outlives_a_killed_coordinator(place: Path) -> None:
+@pytest.mark.parametrize("killed", [0, 1])
+def test_nothing_outlives_a_killed_process(place: Path, killed: int) -> None:
     """Neither the other process nor any worker; they would hold the pipes open."""
-    with two(place, "--output-dir", "killed", "--loop.steps", 1_000_000) as started:
-        wait_for_steps(started, place / "killed", 3)
-        started[0].send_signal(signal.SIGKILL)
-        for process in reversed(started):
-            output, _ = process.communicate(timeout=60)
-            assert process.returncode not in (0, None), output
+    with two(place, "--output-dir", f"killed-{killed}", "--loop.steps", 1_000_000) as started:
+        wait_for_steps(started, place / f"killed-{killed}", 3)
+        started[killed].send_signal(signal.SIGKILL)
+        for process in (started[1 - killed], started[killed]):
+            output, _ = process.communicate(timeout=120)
+            assert process.returncode not in (0, 2, 130, None), output
+
+
+def test_a_process_that_stands_still_does_not_hold_the_other(place: Path) -> None:
+    stuck = ["--output-dir", "stuck", "--loop.steps", 1_000_000, "--loop.hang_timeout_s", 5]
+    with two(place, *stuck) as started:
+        wait_for_steps(started, place / "stuck", 5)
+        started[1].send_signal(signal.SIGSTOP)
+        output, _ = started[0].communicate(timeout=120)
+        assert started[0].returncode == 75, output
+        assert "hung: no step ended within 5 s after update" in output
+    words = (place / "stuck" / "hang-0.txt").read_text()
+    assert "process 1: training, update" in words
+    assert "Thread 0x" in words
+
+
+def test_a_signal_while_one_process_compiles_ends_both(place: Path) -> None:
+    cold = {"JAX_COMPILATION_CACHE_DIR": str(place / "compiled-anew")}
+    with two(place, "--output-dir", "early", both=cold) as started:
+        log = place / "early" / "log.1.txt"
+        deadline = time.monotonic() + 120
+        while not (log.exists() and "examples a step" in log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        started[1].send_signal(signal.SIGTERM)
+        outputs = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
+    assert not (place / "early" / "checkpoints").exists()
 
 
 def test_an_error_of_one_process_ends_both(place: Path) -> None:
