@@ -50,7 +50,7 @@ from jaxtrain.saving import (
 )
 from jaxtrain.signals import DONE, StopSignals
 from jaxtrain.stopping import EXIT_CODES, GO_ON, REASONS, Stopping
-from jaxtrain.watchdog import Watchdog
+from jaxtrain.watchdog import PAUSE_ALLOWANCE_S, Watchdog
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,6 +136,8 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
         evaluator = _evaluator(built, sources, quarantine)
         with watchdog.pause("compile"), explained():
             train_step = _compile(built, flags, say)
+            # So that the first step is as long as the others, however much later one compiles.
+            processes.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
 
         checkpoints = checkpoint.Checkpoints(
             directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say

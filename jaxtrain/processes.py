@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -93,9 +93,7 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
 
 def peers(signals: StopSignals) -> Peers:
     """What this process knows of the others; call it after :func:`connect`."""
-    from jax._src import distributed  # jax has no public way to its coordination service
-
-    store = distributed.global_state.client if jax.process_count() > 1 else None
+    store = _service() if jax.process_count() > 1 else None
     return Peers(jax.process_index(), jax.process_count(), store, signals)
 
 
@@ -138,6 +136,18 @@ def process_zero_first(action: Callable[[], T], name: str) -> T:
             multihost_utils.sync_global_devices(name)
     multihost_utils.sync_global_devices(name)
     return action()
+
+
+def wait_for_all(event: str, timeout_s: float) -> None:
+    """Returns when all processes have come here; by the service and not by a collective, which may
+    have a short limit of its own (30 s between CPUs).
+
+    Args:
+        event: unlike that of any other call.
+        timeout_s: after it the runtime's own error is raised.
+    """
+    if jax.process_count() > 1:
+        _service().wait_at_barrier(f"jaxtrain/{event}", int(timeout_s * 1000))
 
 
 def check_same(what: str, value: str, cure: str) -> None:
@@ -219,6 +229,13 @@ class Agreement:
         )
         reduced: jax.Array = self._reduce(contributions)
         return reduced
+
+
+def _service() -> Any:
+    """The client of jax's coordination service, to which jax has no public way."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
 
 
 def _local_devices(environment: Mapping[str, str]) -> list[int] | None:

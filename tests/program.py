@@ -1,10 +1,13 @@
 """Runs the real program in processes of its own, on tiny real inputs."""
 
+import contextlib
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,50 @@ def train(directory: Path, *arguments: object, **more: str) -> str:
     return found.stdout
 
 
+@contextlib.contextmanager
+def two_processes(
+    directory: Path,
+    *arguments: object,
+    second: dict[str, str] | None = None,
+    both: dict[str, str] | None = None,
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The program as processes 0 and 1 of a run; none outlives the block.
+
+    Args:
+        directory: where they run.
+        arguments: of both.
+        second: further variables of process 1.
+        both: further variables of both.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # a port that nobody listens on
+        port: int = probe.getsockname()[1]
+    started = [
+        subprocess.Popen(
+            command(*arguments),
+            cwd=directory,
+            env=environment(
+                directory,
+                JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
+                JAX_NUM_PROCESSES="2",
+                JAX_PROCESS_ID=str(number),
+                **(both or {}),
+                **(second if second and number else {}),
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
 def records(run_directory: Path) -> dict[int, dict[str, Any]]:
     """Step -> its record in metrics.jsonl, as a reader of the file sees it."""
     merged: dict[int, dict[str, Any]] = {}
@@ -104,6 +151,19 @@ def losses(run_directory: Path) -> dict[int, float]:
         for step, record in sorted(records(run_directory).items())
         if "train/loss" in record
     }
+
+
+def example_ids(run_directory: Path) -> dict[int, tuple[int, list[int]]]:
+    """Step -> examples seen before it, and the examples in it, of all processes in turn."""
+    found: dict[int, tuple[int, list[int]]] = {}
+    files = run_directory.glob("examples*.jsonl")
+    for path in sorted(files, key=lambda path: path.name.count(".")):  # process 0 first
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            position, ids = found.get(entry["step"], (entry["position"], []))
+            assert position == entry["position"]
+            found[entry["step"]] = position, ids + entry["ids"]
+    return dict(sorted(found.items()))
 
 
 def write_corpus(directory: Path, files: int = 6, words: int = 600, seed: int = 0) -> Path:
