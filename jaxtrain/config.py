@@ -15,7 +15,7 @@ from jaxtrain.errors import InputError
 
 Precision = Literal["bfloat16", "float32"]
 Shard = Literal["params", "optimizer", "none"]
-BadUpdates = Literal["stop", "skip", "rollback"]
+BadUpdates = Literal["off", "skip", "rollback"]
 Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_restarts"]
 
 
@@ -49,14 +49,15 @@ class Optim:
     max_grad_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None is off."""
     bad_updates: BadUpdates = "rollback"
-    """An update whose loss or gradient is not finite, or whose gradient's norm is above bad_norm.
-    stop: the run ends there; skip: the model stays as it is and the next examples are taken, up to
-    bad_in_a_row times; rollback: after bad_in_a_row of them the newest checkpoint is restored too,
-    and the run goes on behind those examples."""
+    """What becomes of an update whose loss or gradient is not finite, or whose gradient's norm is
+    above bad_norm. off: norms are not looked at, and a number that is not finite ends the run;
+    skip: the model stays as it is and the next examples are taken, until bad_in_a_row end the run;
+    rollback: after bad_in_a_row the newest checkpoint is restored, and the run goes on behind those
+    examples."""
     bad_norm: float | None = 20.0
     """Largest norm of a gradient (multiple of the median of the last 128 updates). None is off."""
     bad_in_a_row: int = 10
-    """Bad updates in a row that are skipped before the run stops or rolls back (updates)."""
+    """Bad updates in a row after which the run ends or rolls back (updates)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

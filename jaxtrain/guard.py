@@ -36,9 +36,10 @@ def judge(settings: config.Optim) -> Judge:
     """The judge of a run's updates.
 
     Args:
-        settings: ``bad_norm``, the multiple of the median; None looks for finite numbers only.
+        settings: ``bad_norm``, the multiple of the median. None, or ``bad_updates="off"``, looks
+            for finite numbers only.
     """
-    factor = settings.bad_norm
+    factor = None if settings.bad_updates == "off" else settings.bad_norm
 
     def too_large(guard: Arrays, norm: jax.Array) -> jax.Array:
         if factor is None:

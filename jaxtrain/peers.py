@@ -22,8 +22,9 @@ from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
 BEAT_S = 2.0
 # A process that was not heard of for so long is stuck or gone. jax's own limit is 100 s.
 SILENCE_S = 60.0
-# After another process left: time to find out why, by an error of this process's own.
-GRACE_S = 3.0
+# After another process left: time to find out why by an error of this process's own, or to stop
+# over the signal that both got (signals.UNWIND_S).
+GRACE_S = 6.0
 # Process 0 carries the service; it goes last, but does not wait longer than this for the others.
 LEAVE_S = 5.0
 

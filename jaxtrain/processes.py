@@ -93,8 +93,8 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
 
 def peers(signals: StopSignals) -> Peers:
     """What this process knows of the others; call it after :func:`connect`."""
-    store = _service() if jax.process_count() > 1 else None
-    return Peers(jax.process_index(), jax.process_count(), store, signals)
+    joined = _joined()  # jax.process_count() would wait for the devices of all
+    return Peers(joined.process_id, joined.num_processes, joined.client, signals)
 
 
 def leave(error: BaseException, peers: Peers) -> None:
@@ -147,7 +147,7 @@ def wait_for_all(event: str, timeout_s: float) -> None:
         timeout_s: after it the runtime's own error is raised.
     """
     if jax.process_count() > 1:
-        _service().wait_at_barrier(f"jaxtrain/{event}", int(timeout_s * 1000))
+        _joined().client.wait_at_barrier(f"jaxtrain/{event}", int(timeout_s * 1000))
 
 
 def check_same(what: str, value: str, cure: str) -> None:
@@ -231,11 +231,11 @@ class Agreement:
         return reduced
 
 
-def _service() -> Any:
-    """The client of jax's coordination service, to which jax has no public way."""
+def _joined() -> Any:
+    """jax's own record of the processes; it has no public way to its coordination service."""
     from jax._src import distributed
 
-    return distributed.global_state.client
+    return distributed.global_state
 
 
 def _local_devices(environment: Mapping[str, str]) -> list[int] | None:

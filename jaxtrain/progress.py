@@ -206,7 +206,7 @@ class Progress:
         )
         entry = {"position": pending.position, "loss": str(loss), "grad_norm": str(norm)}
         self._recorder.enlist("bad_steps", self._done, entry | {"ids": pending.ids})
-        most = {"stop": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
+        most = {"off": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
         if self.bad_in_a_row >= most:
             raise InputError(
                 f"{what}: bad_steps.jsonl names them; go on from the newest checkpoint with "

@@ -26,7 +26,7 @@ LAST_WORDS_S = 20.0
 # A thread that wakes up so much too late was stopped itself, and with it the whole process: that
 # time does not count.
 _OVERSLEPT_S = 1.0
-_LONGEST_SLEEP_S = 5.0
+_LONGEST_SLEEP_S = 1.0  # and that much of it may count all the same
 
 
 class Watchdog:
@@ -58,7 +58,7 @@ class Watchdog:
         self._last_beat = self._now()
         self._step: int | None = None
         self._end_at: float | None = None
-        self._ended = False
+        self._ended = self._ending = False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
@@ -92,7 +92,11 @@ class Watchdog:
             self._changed.notify()
 
     def end(self, reason: str) -> None:
-        """Ends the process with 75, after its last words."""
+        """Ends the process with 75, after its last words; the first thread that calls it does."""
+        with self._changed:
+            first, self._ending = not self._ending, True
+        if not first:
+            threading.Event().wait()
         last_words = threading.Thread(target=self._last_words, args=(reason,), daemon=True)
         last_words.start()
         last_words.join(LAST_WORDS_S)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,9 @@ import toy
 from jaxtrain import guard
 
 
-def norms(*values: float, bad_norm: float | None = 20.0) -> list[bool]:
+def norms(*values: float, **settings: Any) -> list[bool]:
     """Whether each of these norms, one after the other, is that of a bad update."""
-    judge = jax.jit(guard.judge(dataclasses.replace(toy.OPTIM, bad_norm=bad_norm)))
+    judge = jax.jit(guard.judge(dataclasses.replace(toy.OPTIM, **settings)))
     state, found = guard.init(), []
     for value in values:
         bad, state = judge(state, jnp.float32(1), jnp.float32(value))
@@ -34,6 +35,7 @@ def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
     assert not any(norms(*calm[:-1], 100.0))
     assert norms(*calm, 19.0, 24.0)[-2:] == [False, True]
     assert not any(norms(*calm, 1e6, bad_norm=None))
+    assert not any(norms(*calm, 1e6, bad_updates="off"))
 
 
 def test_a_bad_norm_does_not_move_the_median() -> None:

@@ -145,7 +145,7 @@ def test_the_first_step_the_last_and_those_at_cadence_are_recorded(story: Story,
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_bad_update_stops_the_run_where_the_config_says_so(story: Story, loss: float) -> None:
-    story.begin(bad_updates="stop")
+    story.begin(bad_updates="off")
     for _ in range(5):
         story.step()
     story.step(loss)  # the sixth, which is not at cadence
@@ -221,7 +221,7 @@ def test_going_back_forgets_records_but_not_the_examples_seen(story: Story) -> N
 
 
 def test_nothing_is_saved_where_a_bad_update_ends_the_run(story: Story) -> None:
-    story.begin(bad_updates="stop")
+    story.begin(bad_updates="off")
     story.step(math.nan)
     with pytest.raises(InputError, match="update 1"), story.progress.interrupted("save"):
         pytest.fail("a broken state would be saved")
