@@ -16,6 +16,7 @@ from jaxtrain.errors import InputError
 COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
     "configs": "list the configs, show one whole, or compare two",
+    "doctor": "is this machine, this cluster and this data fit for a config?",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
 }
 

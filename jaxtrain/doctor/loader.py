@@ -1,0 +1,284 @@
+"""The data: does it open, what in it is broken, and is the loader fast enough for the step?"""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxtrain.data import order, pipeline
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Source, Sources
+from jaxtrain.doctor.exchange import Peers
+from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
+from jaxtrain.doctor.hosts import ANSWER_S
+from jaxtrain.doctor.subject import Subject, cores
+from jaxtrain.errors import BadExample
+from jaxtrain.planning.prediction import WORST_EFFICIENCY
+from jaxtrain.throughput import peak_bf16_flops
+
+_TRIAL_S = 3.0
+_BATCH_S = 0.3  # time that one worker should take for a batch of the trial
+_TRIED = 4  # examples that are made to find that time
+_NAMED = 5  # broken files
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """What a loader gives.
+
+    Attributes:
+        examples_per_second: measured.
+        workers: that gave it; 0 is the main process.
+        one: examples/s that one core makes, measured alone.
+    """
+
+    examples_per_second: float
+    workers: int
+    one: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What the step takes, examples/s of one process, predicted.
+
+    Attributes:
+        least: if the step reaches only a part of what the card could do.
+        most: at the card's peak.
+        how: it was predicted.
+    """
+
+    least: float
+    most: float
+    how: str
+
+
+def checks(subject: Subject) -> dict[str, Check]:
+    """The group "data"."""
+    opened: list[Sources] = []
+    return {
+        "open": lambda: opening(subject, opened),
+        "broken files": lambda: broken(subject, opened),
+        "same data": lambda: same(opened, subject.peers),
+        "loader": lambda: trial(subject, opened),
+    }
+
+
+def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
+    """Whether the data opens as a run would open it; it makes the same caches."""
+    data = subject.run.data
+    if data.path is None and not data.demo:
+        yield warning(
+            f"{subject.run.name} has no data of its own: neither data nor loader were looked at",
+            "name it with --data.path, as for the run",
+        )
+        return
+    opened.append(data.open(subject.run.model, seed=subject.run.seed, say=lambda line: None))
+    yield ok(opened[0].summary)
+
+
+def broken(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
+    """Files that cannot be used, found while opening."""
+    for sources in opened:
+        share = len(sources.bad) / max(1, sources.files)
+        if not sources.bad:
+            continue
+        seen = f"{len(sources.bad)} of {sources.files} input files are broken ({share:.1%})"
+        seen += f": {_named(list(sources.bad))}"
+        largest = subject.run.data.max_bad_share
+        if share > largest:
+            yield problem(
+                f"{seen}: the run stops at more than data.max_bad_share ({largest:.1%})",
+                "mend or remove them, or raise --data.max_bad_share",
+            )
+        else:
+            yield warning(seen, "mend or remove them; the run replaces them by others")
+
+
+def same(opened: list[Sources], peers: Peers) -> Iterator[Finding]:
+    """Whether all processes see the same examples."""
+    if peers.count == 1:
+        return
+    own = opened[0].train.fingerprint if opened else "none"
+    said = peers.all_say("fingerprint", own, 3 * ANSWER_S)
+    other = next((process for process, one in enumerate(said) if one != said[0]), None)
+    if other is not None:
+        yield problem(
+            f"process {other} sees other data ({said[other][:12]}) than process 0 ({said[0][:12]})",
+            "give every process the same files, as on storage that all of them mount",
+        )
+    elif opened:
+        yield ok("the same data everywhere")
+
+
+def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
+    """A short run of the real pipeline with the config's workers, against what the step takes."""
+    for sources in opened:
+        data = subject.run.data
+        quarantine = Quarantine.open(subject.temporary, subject.peers.index)
+        found = measured(
+            sources.train,
+            subject.one_device,
+            subject.run.model.batch_spec,
+            rows=subject.rows,
+            workers=data.workers,
+            prefetch=data.prefetch,
+            seed=subject.run.seed,
+            quarantine=quarantine,
+        )
+        yield from judged(found, wanted(subject, jax.local_devices()[0]), cores())
+        worse = [bad for bad in _recorded(quarantine.path) if bad.path not in _paths(sources)]
+        if worse:
+            yield warning(
+                f"the trial met {len(worse)} more broken files: {_named(worse)}",
+                "mend or remove them; the run replaces them by others",
+            )
+
+
+def measured(
+    source: Source,
+    mesh: jax.sharding.Mesh,
+    spec: Callable[[int], pipeline.Spec],
+    *,
+    rows: int,
+    workers: int,
+    prefetch: int,
+    seed: int,
+    quarantine: Quarantine,
+    seconds: float = _TRIAL_S,
+) -> Rate:
+    """Examples/s of the pipeline once its workers have started.
+
+    Batches are smaller than the config's where those take a worker long: the trial is short.
+
+    Args:
+        source: the training split.
+        mesh: of one device.
+        spec: the model's ``batch_spec``.
+        rows: of a batch of the config, that this process loads.
+        workers: as in the config.
+        prefetch: likewise.
+        seed: of the order.
+        quarantine: where broken examples are recorded.
+        seconds: to measure, at least.
+    """
+    one = _alone(source, seed, quarantine)
+    batch = max(1, min(rows, round(one * _BATCH_S)))
+    batches = pipeline.TrainingBatches(
+        source,
+        mesh,
+        spec(batch),
+        start=0,
+        batches=10**9,
+        seed=seed,
+        workers=workers,
+        prefetch=prefetch,
+        quarantine=quarantine,
+    )
+    try:
+        # What was made while the last worker was still starting says nothing of the rate.
+        for _ in range(max(1, workers) * (prefetch + 1)):
+            next(batches)
+        began, count = time.perf_counter(), 0
+        while count < 2 * max(1, workers) or time.perf_counter() - began < seconds:
+            next(batches)
+            count += 1
+        elapsed = time.perf_counter() - began
+    finally:
+        batches.close()
+    return Rate(count * batch / elapsed, workers, one)
+
+
+def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
+    """Examples/s of this process alone, the first one left out: it opens files."""
+    rows = order.TrainingRows(
+        source, order.Order(len(source), seed), 0, 1, 0, 1, _TRIED + 1, quarantine
+    )
+    rows[0]
+    began = time.perf_counter()
+    for row in range(1, _TRIED + 1):
+        rows[row]
+    return _TRIED / max(1e-9, time.perf_counter() - began)
+
+
+def wanted(subject: Subject, device: jax.Device) -> Wanted | None:
+    """What the step takes, from the model's formula and the card's peak; None on a CPU.
+
+    Nothing is compiled: memory traffic, which bounds many steps, is not known here.
+    """
+    run, card = subject.run, subject.card
+    if card is not None:
+        peak, name = card.bf16_flops, card.name
+    else:
+        found = peak_bf16_flops(device.device_kind)
+        if found is None:
+            return None
+        peak, name = found, device.device_kind
+    peak *= 1.0 if run.precision == "bfloat16" else 0.5  # TF32 [D]
+    most = run.mesh.devices * peak / run.model.flops_per_example() / subject.peers.count
+    how = (
+        f"predicted: {run.model.flops_per_example() / 1e12:.3g} TFLOP an example on "
+        f"{run.mesh.devices} x {name}, at {WORST_EFFICIENCY:.0%} to 100% of the peak"
+    )
+    return Wanted(WORST_EFFICIENCY * most, most, how)
+
+
+def judged(found: Rate, step: Wanted | None, cores: int) -> Iterator[Finding]:
+    """The loader's rate against the step's."""
+    rate, workers = found.examples_per_second, found.workers
+    each = "each process's " if step is not None and "processes" in step.how else ""
+    gives = f"the {each}loader gives {_number(rate)} examples/s with {workers} workers (measured)"
+    if step is None:
+        yield ok(
+            f"{gives}; what a step on this CPU takes is not predicted: jaxtrain bench measures"
+        )
+        return
+    takes = f"the step wants {_number(step.least)} to {_number(step.most)} ({step.how})"
+    if rate >= step.most:
+        yield ok(f"{gives}, {takes}")
+        return
+    target = step.least if rate < step.least else step.most
+    # What a core makes with all of them at work, from the trial itself.
+    core = rate / max(1, min(workers, cores))
+    need = math.ceil(target / core)
+    cure = (
+        f"--data.workers {need} (this host has {cores} cores)"
+        if need <= cores
+        else f"about {need} workers on as many cores, this host has {cores}: a host with more, or "
+        "a smaller source (videos of lower resolution, with more keyframes; shorter files)"
+    )
+    if rate < step.least:
+        yield problem(f"{gives}, {takes}: the GPUs would wait", cure)
+    else:
+        yield warning(f"{gives}, {takes}: jaxtrain plan narrows it", cure)
+
+
+def _recorded(path: Path) -> list[BadExample]:
+    """What the workers of the trial have put into the quarantine; each file once."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return []
+    found = {one["path"]: one["reason"] for one in map(json.loads, lines)}
+    return [BadExample(path, reason) for path, reason in found.items()]
+
+
+def _paths(sources: Sources) -> set[str]:
+    return {one.path for one in sources.bad}
+
+
+def _named(bad: list[BadExample]) -> str:
+    more = f"; {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    return "; ".join(str(one) for one in bad[:_NAMED]) + more
+
+
+def _number(rate: float) -> str:
+    return (
+        f"{rate:,.0f}"
+        if rate >= 100
+        else f"{np.format_float_positional(rate, 2, fractional=False)}"
+    )
