@@ -23,6 +23,7 @@ from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, size
 from jaxtrain.doctor.system import free_bytes
+from jaxtrain.errors import InputError
 
 LARGEST = 256 * 2**20  # bytes of the trial, so that it ends in seconds
 _PREFIX = ".jaxtrain-doctor-"
@@ -60,7 +61,13 @@ def _agreed_folder(subject: Subject) -> Path:
     """The same new folder in all processes, beside what it is to stand for."""
     own = subject.base / f"{_PREFIX}{secrets.token_hex(6)}"
     folder = Path(subject.peers.all_say("checkpoint folder", str(own), ANSWER_S)[0])
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"no checkpoint can be written at {folder.parent} ({error.strerror}): give another "
+            "--output-dir"
+        ) from error
     return folder
 
 
@@ -112,8 +119,8 @@ _DO_NOT_TRUST = (
 def _said(subject: Subject, part: int, most: int, write_s: float, read_s: float) -> str:
     whole, rate = subject.state_bytes, part / write_s
     seen = (
-        f"{size(part)} written in {write_s:.2f} s ({rate / 1e9:.2f} GB/s), verified, read back in "
-        f"{read_s:.2f} s ({part / read_s / 1e9:.2f} GB/s), and equal"
+        f"{size(part)} written in {write_s:.2f} s ({_speed(rate)}), verified, read back in "
+        f"{read_s:.2f} s ({_speed(part / read_s)}), and equal"
     )
     if part == whole:
         return f"{seen}: the config's whole state"
@@ -121,6 +128,10 @@ def _said(subject: Subject, part: int, most: int, write_s: float, read_s: float)
         f"{seen}; a part of the state, as {size(most)} are enough for a trial: all of its "
         f"{size(whole)} would take {whole / rate:.0f} s (predicted)"
     )
+
+
+def _speed(rate: float) -> str:
+    return f"{rate / 1e9:.2f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"
 
 
 def _part(target: states.State, most: int) -> tuple[states.State, int]:

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from jaxtrain.data import order, pipeline
 from jaxtrain.data.quarantine import Quarantine
@@ -16,12 +16,13 @@ from jaxtrain.data.source import Source, Sources
 from jaxtrain.doctor.exchange import Peers
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
-from jaxtrain.doctor.subject import Subject, cores
-from jaxtrain.errors import BadExample
+from jaxtrain.doctor.subject import Subject, cores, counted
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.planning.prediction import WORST_EFFICIENCY
 from jaxtrain.throughput import peak_bf16_flops
 
 _TRIAL_S = 3.0
+_LONGEST_S = 20.0
 _BATCH_S = 0.3  # time that one worker should take for a batch of the trial
 _TRIED = 4  # examples that are made to find that time
 _NAMED = 5  # broken files
@@ -150,6 +151,7 @@ def measured(
     seed: int,
     quarantine: Quarantine,
     seconds: float = _TRIAL_S,
+    longest_s: float = _LONGEST_S,
 ) -> Rate:
     """Examples/s of the pipeline once its workers have started.
 
@@ -165,6 +167,10 @@ def measured(
         seed: of the order.
         quarantine: where broken examples are recorded.
         seconds: to measure, at least.
+        longest_s: the workers' start included; what has come until then counts.
+
+    Raises:
+        InputError: hardly anything came.
     """
     one = _alone(source, seed, quarantine)
     batch = max(1, min(rows, round(one * _BATCH_S)))
@@ -179,18 +185,68 @@ def measured(
         prefetch=prefetch,
         quarantine=quarantine,
     )
+    # What was made while the last worker was still starting says nothing of the rate.
+    early, more = max(1, workers) * (prefetch + 1), 2 * max(1, workers)
     try:
-        # What was made while the last worker was still starting says nothing of the rate.
-        for _ in range(max(1, workers) * (prefetch + 1)):
-            next(batches)
-        began, count = time.perf_counter(), 0
-        while count < 2 * max(1, workers) or time.perf_counter() - began < seconds:
-            next(batches)
-            count += 1
-        elapsed = time.perf_counter() - began
+        times = _Arrivals(batches).collect(early, more, seconds, longest_s)
     finally:
         batches.close()
-    return Rate(count * batch / elapsed, workers, one)
+    if len(times) < 2:
+        raise InputError(
+            f"{counted(workers, 'worker')} gave no two batches of {batch} examples within {longest_s:.0f} s "
+            f"(one core alone makes {_number(one)} examples/s): lower --data.workers to the number "
+            f"of cores, {cores()} here, or see whether the data's disk answers"
+        )
+    first = min(early, len(times) // 2)
+    rate = (len(times) - 1 - first) * batch / (times[-1] - times[first])
+    return Rate(rate, workers, one)
+
+
+class _Arrivals(threading.Thread):
+    """Takes batches as they come, and keeps the time of each: whoever asks need not wait."""
+
+    def __init__(self, batches: pipeline.TrainingBatches) -> None:
+        super().__init__(name="trial", daemon=True)
+        self._batches = batches
+        self._times: list[float] = []
+        self._error: BaseException | None = None
+        self._news = threading.Condition()
+        self.start()
+
+    def run(self) -> None:
+        """Until the batches are closed, or one fails."""
+        while self._error is None:
+            try:
+                next(self._batches)
+            except BaseException as error:
+                self._error = error
+            with self._news:
+                if self._error is None:
+                    self._times.append(time.monotonic())
+                self._news.notify()
+
+    def collect(self, early: int, more: int, seconds: float, longest_s: float) -> list[float]:
+        """When batches came, s.
+
+        Args:
+            early: batches that do not count.
+            more: that are to come after them, at least.
+            seconds: that those are to take, at least.
+            longest_s: whatever has come then is given.
+
+        Raises:
+            BaseException: of the pipeline.
+        """
+        until = time.monotonic() + longest_s
+        with self._news:
+            while self._error is None and (left_s := until - time.monotonic()) > 0:
+                times = self._times
+                if len(times) > early + more and times[-1] - times[early] >= seconds:
+                    break
+                self._news.wait(left_s)
+            if self._error is not None:
+                raise self._error
+            return list(self._times)
 
 
 def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
@@ -230,8 +286,9 @@ def wanted(subject: Subject, device: jax.Device) -> Wanted | None:
 def judged(found: Rate, step: Wanted | None, cores: int) -> Iterator[Finding]:
     """The loader's rate against the step's."""
     rate, workers = found.examples_per_second, found.workers
-    each = "each process's " if step is not None and "processes" in step.how else ""
-    gives = f"the {each}loader gives {_number(rate)} examples/s with {workers} workers (measured)"
+    gives = (
+        f"the loader gives {_number(rate)} examples/s with {counted(workers, 'worker')} (measured)"
+    )
     if step is None:
         yield ok(
             f"{gives}; what a step on this CPU takes is not predicted: jaxtrain bench measures"
@@ -277,8 +334,4 @@ def _named(bad: list[BadExample]) -> str:
 
 
 def _number(rate: float) -> str:
-    return (
-        f"{rate:,.0f}"
-        if rate >= 100
-        else f"{np.format_float_positional(rate, 2, fractional=False)}"
-    )
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.2g}"

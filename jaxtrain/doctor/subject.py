@@ -92,6 +92,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 worker", "2 workers"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def size(count: float) -> str:
     """Bytes for people: binary, as nvidia-smi and ls -h count."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
