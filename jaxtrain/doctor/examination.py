@@ -23,7 +23,7 @@ from jaxtrain.errors import InputError
 
 GROUPS = ("processes", "devices", "system", "collective", "data", "checkpoint", "others")
 LIMITS_S: Mapping[str, float] = {
-    "processes": 60.0,  # others may start later
+    "processes": 45.0,  # others may start later
     "devices": 30.0,
     "system": 10.0,
     "collective": 30.0,
@@ -45,6 +45,15 @@ _CURES = {
     "one host; if the data lies on a network, see whether its mount answers (ls)",
     "checkpoint": "the disk of --output-dir is slow or does not answer: df, iostat -x 1",
     "others": "see what the other processes printed",
+}
+
+_HANGS = {
+    "start": "the examining process has not started",
+    "processes": "the processes of the run have not all met",
+    "system": "the host, or the disk of --output-dir, has not answered",
+    "collective": "the devices have not ended an all-reduce",
+    "data": "the data has not opened and given its batches",
+    "checkpoint": "a small checkpoint was not written and read",
 }
 
 
@@ -177,7 +186,7 @@ class _Worker:
         last = self._said.read_text(errors="replace").strip().splitlines()
         words = f": {last[-1][:300]}" if last else ""
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return f"ended {how}{words}"
+        return f"was ended {how}{words}"
 
     def _listen(self, reading: int) -> None:
         with open(reading, encoding="utf-8") as lines:
@@ -204,9 +213,15 @@ class _Worker:
 
 
 def _stopped(group: str, limit_s: float, ended: str) -> Finding:
-    seen = ended or f"no answer within {limit_s:.0f} s"
-    cure = _CURES.get(group, "its last words above name the cause")
-    found = problem(f"what examines '{group}' has {seen}" if ended else f"'{group}': {seen}", cure)
+    late = _HANGS.get(group, f"'{group}' has not been examined")
+    seen = f"what examines '{group}' {ended}" if ended else f"{late} within {limit_s:.0f} s"
+    cure = (
+        "a library that jax calls has crashed there: see dmesg (out of memory, Xid errors of a GPU); "
+        "NCCL_DEBUG=INFO says more of NCCL"
+        if ended
+        else _CURES.get(group, "see whether this host is overloaded: uptime, free")
+    )
+    found = problem(seen, cure)
     return dataclasses.replace(found, group=group, check="time")
 
 

@@ -48,10 +48,9 @@ def coordinator(subject: Subject) -> Iterator[Finding]:
     if address and environment.get(processes.COUNT, "1") != "1":
         wrong = unreachable(address, first=environment.get(processes.INDEX) == "0")
         if wrong is not None:
-            yield wrong
-            raise InputError(
-                "without the coordinator this process is examined alone: mend it first"
-            )
+            yield wrong  # and this process goes on alone
+            processes.connect({}, subject.simulate_devices)
+            return
     processes.connect(environment, subject.simulate_devices)
     subject.peers = exchange.peers()
     if subject.peers.count == 1:

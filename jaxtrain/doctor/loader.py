@@ -193,9 +193,9 @@ def measured(
         batches.close()
     if len(times) < 2:
         raise InputError(
-            f"{counted(workers, 'worker')} gave no two batches of {batch} examples within {longest_s:.0f} s "
-            f"(one core alone makes {_number(one)} examples/s): lower --data.workers to the number "
-            f"of cores, {cores()} here, or see whether the data's disk answers"
+            f"{counted(workers, 'worker')} gave no two batches of {batch} examples within "
+            f"{longest_s:.0f} s (one core alone makes {_number(one)} examples/s): lower "
+            f"--data.workers to the number of cores, {cores()} here, or see whether the data's disk answers"
         )
     first = min(early, len(times) // 2)
     rate = (len(times) - 1 - first) * batch / (times[-1] - times[first])
