@@ -216,8 +216,7 @@ def _stopped(group: str, limit_s: float, ended: str) -> Finding:
     late = _HANGS.get(group, f"'{group}' has not been examined")
     seen = f"what examines '{group}' {ended}" if ended else f"{late} within {limit_s:.0f} s"
     cure = (
-        "a library that jax calls has crashed there: see dmesg (out of memory, Xid errors of a GPU); "
-        "NCCL_DEBUG=INFO says more of NCCL"
+        "see dmesg (out of memory, Xid errors of a GPU); of NCCL, NCCL_DEBUG=INFO says more"
         if ended
         else _CURES.get(group, "see whether this host is overloaded: uptime, free")
     )

@@ -195,7 +195,8 @@ def measured(
         raise InputError(
             f"{counted(workers, 'worker')} gave no two batches of {batch} examples within "
             f"{longest_s:.0f} s (one core alone makes {_number(one)} examples/s): lower "
-            f"--data.workers to the number of cores, {cores()} here, or see whether the data's disk answers"
+            f"--data.workers to the number of cores, {cores()} here, or see whether the data's "
+            "disk answers"
         )
     first = min(early, len(times) // 2)
     rate = (len(times) - 1 - first) * batch / (times[-1] - times[first])
