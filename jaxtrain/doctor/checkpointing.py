@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import importlib
 import importlib.util
 import math
@@ -19,7 +20,7 @@ import numpy as np
 
 from jaxtrain import checkpoint, saving
 from jaxtrain import state as states
-from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
+from jaxtrain.doctor.finding import Check, Finding, first_line, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, size
 from jaxtrain.doctor.system import free_bytes
@@ -50,7 +51,13 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
     folder = _agreed_folder(subject)
     subject.scratch(folder)
     try:
-        yield from _tried(subject, folder, largest)
+        try:
+            yield from _tried(subject, folder, largest)
+        except checkpoint.SaveFailed as error:
+            yield problem(
+                f"a checkpoint could not be written at {subject.base}: {_words(error)}",
+                "free space there (quotas count too), or give another --output-dir",
+            )
         subject.peers.meet("checkpoint read", ANSWER_S)
     finally:
         if subject.peers.index == 0:
@@ -108,6 +115,13 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
         )
         return
     yield ok(_said(subject, part, most, write_s, read_s))
+
+
+def _words(error: BaseException) -> str:
+    """What the system said, wherever in a long message of TensorStore it stands."""
+    cause = str(error.__cause__ or error)
+    known = (os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+    return next((words for words in known if words in cause), first_line(error.__cause__ or error))
 
 
 _DO_NOT_TRUST = (
