@@ -29,8 +29,8 @@ jaxtrain --config NAME [flags] [--section.field value ...]
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 2 wrong use or input, 3 a plan does not fit, 75 run me again (preempted or hung),
-    130 Ctrl-C, 141 nobody reads what it prints.
+    0 done, 1 the doctor has found problems, 2 wrong use or input, 3 a plan does not fit, 75 run me
+    again (preempted or hung), 130 Ctrl-C, 141 nobody reads what it prints.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
