@@ -17,6 +17,7 @@ from jaxtrain.signals import INTERRUPTED, WRONG_USE, Stopped, StopSignals
 COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
     "configs": "list the configs, show one whole, or compare two",
+    "doctor": "is this machine, this cluster and this data fit for a config?",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
 }
 
@@ -29,8 +30,8 @@ jaxtrain --config NAME [flags] [--section.field value ...]
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 2 wrong use or input, 3 a plan does not fit, 75 run me again (preempted or hung),
-    130 Ctrl-C, 141 nobody reads what it prints.
+    0 done, 1 the doctor has found problems, 2 wrong use or input, 3 a plan does not fit, 75 run me
+    again (preempted or hung), 130 Ctrl-C, 141 nobody reads what it prints.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

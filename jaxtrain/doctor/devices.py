@@ -1,0 +1,156 @@
+"""The devices: how many, of which kind, with how much memory, and a driver that fits."""
+
+from collections.abc import Iterator, Mapping
+
+import jax
+
+from jaxtrain.doctor import nvidia, packages, requirements
+from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
+from jaxtrain.doctor.nvidia import Driver
+from jaxtrain.doctor.subject import Subject, size
+
+_TAKEN = 2 * 2**30  # bytes of a GPU that a desktop or a monitor may hold
+_ENOUGH = 0.95  # of a card's memory: jax sees less than nvidia-smi
+
+
+def checks(subject: Subject) -> dict[str, Check]:
+    """The group "devices"."""
+    find = requirements.installed
+    return {
+        "driver": lambda: driver(subject.driver, packages.cuda_major(find)),
+        "unused": lambda: unused(subject.driver, jax.default_backend(), subject.environment),
+        "count": lambda: count(subject, jax.devices()),
+        "kind": lambda: kind(subject, jax.local_devices()),
+        "in use": lambda: in_use(subject.driver),
+        "libraries": lambda: packages.plugin(find),
+        "torch": lambda: packages.torch(find),
+    }
+
+
+def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
+    """Whether the NVIDIA driver works, and is new enough for jax's CUDA."""
+    if found.failure:
+        yield problem(
+            f"nvidia-smi says: {found.failure}",
+            "restart the host (after an update the kernel runs the old driver), or install the "
+            "driver again; in a container: docker run --gpus all",
+        )
+        return
+    if found.version is None:
+        yield ok("no NVIDIA driver")
+        return
+    least = nvidia.LEAST_DRIVER.get(cuda) if cuda is not None else None
+    if least is not None and not requirements.at_least(found.version, least):
+        older = "; or jax's build for CUDA 12: pip install -e '.[cuda12]'" if cuda == 13 else ""
+        yield problem(
+            f"NVIDIA driver {found.version}: jax for CUDA {cuda} wants {least} or newer",
+            f"install a driver {least} or newer on the host{older}",
+        )
+        return
+    gpus = ", ".join(f"{n} x {name}" for name, n in _counted(g.name for g in found.gpus).items())
+    wants = f", CUDA {cuda} wants {least} or newer" if least else ""
+    yield ok(f"NVIDIA driver {found.version}{f' ({gpus})' if gpus else ''}{wants}")
+
+
+def unused(found: Driver, backend: str, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """GPUs that are there and that jax does not use."""
+    if not found.present or backend != "cpu":
+        return
+    number = (
+        f"{len(found.gpus)} GPU{'s' if len(found.gpus) != 1 else ''} and " if found.gpus else ""
+    )
+    seen = f"this host has {number}an NVIDIA driver, but jax sees only the CPU"
+    platforms, visible = environment.get("JAX_PLATFORMS", ""), environment.get(_VISIBLE)
+    if "cpu" in platforms.split(","):
+        yield warning(f"{seen}: JAX_PLATFORMS is {platforms!r}", "unset JAX_PLATFORMS for the GPUs")
+    elif visible is not None and visible.strip() in ("", "-1"):
+        yield problem(f"{seen}: {_VISIBLE} is {visible!r}", f"unset {_VISIBLE}")
+    else:
+        yield problem(seen, "pip install -e '.[cuda12]', or set JAX_PLATFORMS=cpu for the CPU")
+
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
+    """Whether there are as many devices as the config wants, and GPUs where it wants them."""
+    run, card, settings = subject.run, subject.card, subject.run.mesh
+    mesh = f"mesh.data {settings.data} x mesh.fsdp {settings.fsdp}"
+    here, wanted = len(devices), settings.devices
+    kinds = ", ".join(
+        f"{n} x {name}" for name, n in _counted(d.device_kind for d in devices).items()
+    )
+    own = f"a config for {here}: --mesh.data 1 --mesh.fsdp {here} and a data.batch_size it divides"
+    on_cpu = devices[0].platform == "cpu"
+    if card is not None and on_cpu and subject.simulate_devices is None:
+        yield problem(
+            f"0 GPUs of {wanted}: {run.name} is for {wanted} x {card.name} ({mesh}); jax sees "
+            f"{kinds}",
+            "start it where the GPUs are; without any: jaxtrain plan says what it needs, and "
+            f"--simulate-devices {wanted} tries the mesh",
+        )
+        return
+    if here != wanted:
+        apart = "" if subject.peers.count == 1 else f" in {subject.peers.count} processes"
+        yield problem(
+            f"{here} devices of {wanted}: {run.name} wants {wanted} ({mesh}), jax sees {kinds}"
+            f"{apart}",
+            f"start it on {wanted} (on all hosts, where there are several); or take {own}; or try "
+            f"it with --simulate-devices {wanted}",
+        )
+        return
+    if card is not None and on_cpu:
+        yield warning(
+            f"{here} of {wanted} devices, simulated on the CPU: nothing is said of the GPUs",
+            "run it on the GPUs, without --simulate-devices",
+        )
+        return
+    yield ok(f"{kinds}, as {run.name} wants ({mesh})")
+
+
+def kind(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
+    """Whether the GPUs are the card that the config is named after, or have its memory."""
+    card = subject.card
+    if devices[0].platform == "cpu":
+        return
+    kinds = _counted(device.device_kind for device in devices)
+    if len(kinds) > 1:
+        yield warning(
+            f"GPUs of several kinds: {', '.join(f'{n} x {name}' for name, n in kinds.items())}",
+            "every step waits for the slowest: choose equal ones with CUDA_VISIBLE_DEVICES",
+        )
+    if card is None:
+        return
+    memory = min((gpu.memory for gpu in subject.driver.gpus), default=0)
+    name = devices[0].device_kind
+    if memory and memory < _ENOUGH * card.memory:
+        yield problem(
+            f"{name} has {size(memory)}, {subject.run.name} is for {card.name} with "
+            f"{size(card.memory)}",
+            f"find a way that fits: jaxtrain plan --config {subject.run.name} --gpu CARD --fit",
+        )
+    elif name != card.name:
+        yield warning(
+            f"the GPUs are {name}, {subject.run.name} is for {card.name}",
+            f"see what it needs there: jaxtrain plan --config {subject.run.name} --gpu CARD",
+        )
+    else:
+        yield ok(f"{name} with {size(memory or card.memory)}")
+
+
+def in_use(found: Driver) -> Iterator[Finding]:
+    """GPUs whose memory somebody else holds: XLA takes nine tenths of it at the start."""
+    for gpu in found.gpus:
+        if gpu.used > _TAKEN:
+            yield problem(
+                f"GPU {gpu.index}: {size(gpu.used)} of {size(gpu.memory)} are held by another "
+                "program",
+                "end it (nvidia-smi lists it), or leave this GPU out with CUDA_VISIBLE_DEVICES",
+            )
+
+
+def _counted(names: "Iterator[str]") -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return found

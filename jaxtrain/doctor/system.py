@@ -1,0 +1,250 @@
+"""The host: shared memory, open files, memory, and the disk that takes the checkpoints."""
+
+import math
+import os
+import re
+import resource
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxtrain.config import Run
+from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
+from jaxtrain.doctor.subject import Subject, counted, size
+
+SHARED_MEMORY = Path("/dev/shm")
+MOUNTS = Path("/proc/self/mountinfo")
+MEMORY = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+_SHARED_LEAST = 2**12  # the pipeline sends smaller arrays through a pipe
+_IN_HAND = 3  # batches that the pipeline holds besides those that workers have ready
+
+# Measured on a CPU (jax 0.10.2): 13 open files for each worker and 7 besides; of a worker's own
+# memory 0.09 GiB for clips of 64x64, 0.25 GiB for 480x720. What GPUs and NCCL take is assumed.
+_FILES, _FILES_A_WORKER, _FILES_A_DEVICE = 200, 13, 64
+_WORKER_MEMORY = 0.3 * 2**30
+_PROGRAM_MEMORY = 2.0 * 2**30
+
+
+def checks(subject: Subject) -> dict[str, Check]:
+    """The group "system"."""
+    run = subject.run
+    return {
+        "shared memory": lambda: shared_memory(run, subject.rows),
+        "open files": lambda: open_files(run),
+        "host memory": lambda: host_memory(run, subject.rows, subject.state_bytes),
+        "writable": lambda: writable(subject),
+        "file system": lambda: file_system(subject.base),
+        "free disk": lambda: free_disk(run, subject.base, subject.state_bytes),
+    }
+
+
+def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator[Finding]:
+    """Whether the batches that workers hold ready fit into the host's shared memory.
+
+    Args:
+        run: the config.
+        rows: of a batch, that this process loads.
+        folder: where it is mounted.
+    """
+    workers, prefetch = run.data.workers, run.data.prefetch
+    if not workers:
+        yield ok("no workers: batches take no shared memory")
+        return
+    batch = _batch_bytes(run, rows)
+    if not batch:
+        yield ok(f"batches of {rows} examples are small: they come through pipes")
+        return
+    need = batch * _batches(workers, prefetch)
+    free = free_bytes(folder)
+    what = (
+        f"{folder} has {size(free)} free; {counted(workers, 'worker')} x {prefetch} batches ready "
+        f"of {size(batch)} (and those in the making) take up to {size(need)}"
+    )
+    if need <= free:
+        yield ok(what)
+        return
+    fewer = next((n for n in range(workers, 0, -1) if batch * _batches(n, 1) <= free), None)
+    lower = f"; or --data.workers {fewer} --data.prefetch 1" if fewer else ""
+    yield problem(
+        what,
+        f"docker run --shm-size={math.ceil(need / 2**30) + 1}g (64 MB is its default; a pod: an "
+        f"emptyDir of medium Memory), or mount -o remount,size=...{lower}",
+    )
+
+
+def _batches(workers: int, prefetch: int) -> int:
+    """That lie in shared memory at most: ready and in the making, and in the main process."""
+    return workers * (prefetch + 1) + _IN_HAND
+
+
+def _batch_bytes(run: Run, rows: int) -> int:
+    """Bytes of a batch that go through shared memory."""
+    sizes = (
+        math.prod(part.shape) * part.dtype.itemsize for part in run.model.batch_spec(rows).values()
+    )
+    return sum(one for one in sizes if one >= _SHARED_LEAST)
+
+
+def open_files(run: Run, limit: tuple[int, int] | None = None) -> Iterator[Finding]:
+    """Whether a process may open as many files as the run needs.
+
+    Args:
+        run: the config.
+        limit: soft and hard; None asks the system.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limit is None else limit
+    need = _FILES + _FILES_A_WORKER * run.data.workers + _FILES_A_DEVICE * run.mesh.devices
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        yield ok(
+            f"{'any number of' if soft == resource.RLIM_INFINITY else soft} open files; about "
+            f"{need} are needed (estimate)"
+        )
+        return
+    wanted = max(4096, need)
+    if hard == resource.RLIM_INFINITY or hard >= need:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        cure = f"ulimit -n {most}, before the start"
+    else:
+        cure = (
+            f"raise the hard limit ({hard}): nofile in /etc/security/limits.conf, LimitNOFILE of "
+            f"the service, or docker run --ulimit nofile={wanted}"
+        )
+    yield problem(
+        f"only {soft} files may be open at a time; about {need} are needed (estimate)", cure
+    )
+
+
+def host_memory(
+    run: Run, rows: int, state_bytes: int, meminfo: Path = MEMORY, cgroup: Path = CGROUP
+) -> Iterator[Finding]:
+    """Whether the host's memory takes the workers, their batches, and a state on its way to disk.
+
+    Args:
+        run: the config.
+        rows: of a batch, that this process loads.
+        state_bytes: of the whole state.
+        meminfo: the kernel's file.
+        cgroup: of this container or service.
+    """
+    free, limited = available(meminfo, cgroup)
+    if free is None:
+        yield ok(f"{meminfo} does not say how much memory is free")
+        return
+    spec = run.model.batch_spec(rows).values()
+    batch = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec)
+    held = batch / rows * run.loop.eval_examples if run.loop.eval_every is not None else 0.0
+    parts = {
+        "program": _PROGRAM_MEMORY,
+        counted(run.data.workers, "worker"): run.data.workers * _WORKER_MEMORY,
+        "their batches": float(batch * _batches(run.data.workers, run.data.prefetch)),
+        "validation": held,
+        "state on its way to disk": float(state_bytes),
+    }
+    need = sum(parts.values())
+    listed = ", ".join(f"{name} {size(part)}" for name, part in parts.items() if part >= 2**20)
+    seen = f"{size(free)} of host memory free{limited}; about {size(need)} are needed ({listed})"
+    if need <= free:
+        yield ok(seen)
+        return
+    cure = "lower --data.workers or --data.prefetch, or take a host (a memory limit) with more"
+    yield problem(seen, cure)
+
+
+def available(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
+    """Bytes of memory that can still be had, and by whose limit."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(meminfo), re.MULTILINE)
+    free = int(found[1]) * 1024 if found else None
+    limit, used = _text(cgroup / "memory.max").strip(), _text(cgroup / "memory.current").strip()
+    if limit.isdecimal() and used.isdecimal():
+        left = max(0, int(limit) - int(used))
+        if free is None or left < free:
+            return left, " (the container's limit)"
+    return free, ""
+
+
+def writable(subject: Subject) -> Iterator[Finding]:
+    """Whether the output directory can be made and written: permissions alone lie."""
+    output, base = subject.output, subject.base
+    cure = "give another --output-dir, or make this one writable (mount, owner, quota)"
+    if not base.is_dir():
+        yield problem(f"{output} cannot be made: {base} is a file", "give another --output-dir")
+        return
+    try:
+        with tempfile.TemporaryDirectory(dir=base, prefix=".jaxtrain-doctor-") as folder:
+            subject.scratch(Path(folder))
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"x")
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        yield problem(f"cannot write in {base} ({error.strerror})", cure)
+        return
+    yield ok(f"{base} can be written" if base == output else f"{output} can be made in {base}")
+
+
+def file_system(folder: Path, mounts: Path = MOUNTS) -> Iterator[Finding]:
+    """Whether what is written at the output directory outlives the machine's or container's end."""
+    kind, point = mounted(folder, mounts)
+    where = f"the output directory lies on {kind} (mounted at {point})"
+    if kind in ("tmpfs", "ramfs"):
+        yield warning(
+            f"{where}: memory, gone with the next restart",
+            "give --output-dir a place on a disk",
+        )
+    elif kind == "overlay":
+        yield warning(
+            f"{where}: a container's own layer, gone with the container",
+            "give --output-dir a volume: docker run -v /data:/data, or a pod's claim",
+        )
+    else:
+        yield ok(where)
+
+
+def mounted(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
+    """Type and mount point of the file system that holds a folder."""
+    best = ("an unknown file system", "?")
+    path = os.path.realpath(folder)
+    for line in _text(mounts).splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and (best[1] == "?" or len(point) >= len(best[1])):
+            best = (after.split()[0], point)
+    return best
+
+
+def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
+    """Whether all checkpoints fit that are to stay, and the one that is being written."""
+    settings = run.checkpoint
+    best = 1 if settings.best_metric is not None else 0
+    count = settings.keep + best + 1
+    need, free = count * state_bytes, free_bytes(folder)
+    kept = f"{settings.keep} kept{' + the best' if best else ''} + 1 being written"
+    seen = (
+        f"{size(free)} free at {folder}; {count} checkpoints of {size(state_bytes)} take "
+        f"{size(need)} ({kept})"
+    )
+    if need <= free:
+        yield ok(seen)
+        return
+    fits = int(free // state_bytes) - best - 1
+    lower = f"--checkpoint.keep {fits}, " if fits >= 1 else ""
+    yield problem(seen, f"{lower}free {size(need - free)} there, or another --output-dir")
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

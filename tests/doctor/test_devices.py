@@ -1,0 +1,124 @@
+"""Devices against the config; GPUs that are not there are described."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from examined import all_ok, only_problem, only_warning, subject, tiny
+from recorded_packages import EIGHT_H100, MISMATCH
+
+from jaxtrain import config
+from jaxtrain.doctor import devices, nvidia
+from jaxtrain.doctor.nvidia import Driver
+
+H100 = nvidia.parse(EIGHT_H100)
+
+
+@dataclasses.dataclass
+class Gpu:
+    """A device as jax describes it."""
+
+    device_kind: str = "NVIDIA H100 80GB HBM3"
+    platform: str = "gpu"
+
+
+def gpus(count: int, kind: str = Gpu.device_kind) -> list[Any]:
+    return [Gpu(kind) for _ in range(count)]
+
+
+def test_no_gpus_of_eight(tmp_path: Path) -> None:
+    wants = subject(tmp_path, config.load("h100_8"))
+    found = only_problem(devices.count(wants, jax.devices()[:1]))
+    assert found.seen.startswith("0 GPUs of 8: h100_8 is for 8 x NVIDIA H100 80GB HBM3")
+    assert "jax sees 1 x cpu" in found.seen
+    assert "--simulate-devices 8" in found.cure
+
+
+def test_too_few_and_too_many_devices(tmp_path: Path) -> None:
+    wants = subject(tmp_path, config.load("h100_8"))
+    found = only_problem(devices.count(wants, gpus(6)))
+    assert found.seen.startswith("6 devices of 8: h100_8 wants 8 (mesh.data 1 x mesh.fsdp 8)")
+    assert "--mesh.data 1 --mesh.fsdp 6" in found.cure
+    found = only_problem(devices.count(subject(tmp_path, tiny()), jax.devices()))
+    assert found.seen.startswith("8 devices of 1: demo_mlm")
+    assert "--simulate-devices 1" in found.cure
+
+
+def test_the_devices_of_the_config(tmp_path: Path) -> None:
+    said = all_ok(devices.count(subject(tmp_path, config.load("h100_8")), gpus(8)))
+    assert "8 x NVIDIA H100 80GB HBM3, as h100_8 wants" in said
+    assert "8 x cpu" in all_ok(devices.count(subject(tmp_path), jax.devices()))
+
+
+def test_simulated_devices_say_nothing_of_gpus(tmp_path: Path) -> None:
+    wants = subject(tmp_path, config.load("h100_8"), simulate_devices=8)
+    assert "simulated" in only_warning(devices.count(wants, jax.devices())).seen
+
+
+def test_cards_with_too_little_memory(tmp_path: Path) -> None:
+    small = nvidia.parse("0, NVIDIA A100-SXM4-40GB, 550.90.07, 40960, 4")
+    wants = subject(tmp_path, config.load("h100_8"), driver=small)
+    found = only_problem(devices.kind(wants, gpus(8, "NVIDIA A100-SXM4-40GB")))
+    assert "has 40.0 GiB, h100_8 is for NVIDIA H100 80GB HBM3 with 79.6 GiB" in found.seen
+    assert "jaxtrain plan --config h100_8 --gpu CARD --fit" in found.cure
+
+
+def test_another_card_with_enough_memory_and_a_mixture(tmp_path: Path) -> None:
+    large = nvidia.parse("0, NVIDIA H200, 550.90.07, 143771, 4")
+    wants = subject(tmp_path, config.load("h100_8"), driver=large)
+    found = only_warning(devices.kind(wants, gpus(8, "NVIDIA H200")))
+    assert "the GPUs are NVIDIA H200" in found.seen
+    plain = subject(tmp_path, driver=large)
+    mixed = only_warning(devices.kind(plain, [*gpus(1), *gpus(1, "NVIDIA H200")]))
+    assert "1 x NVIDIA H100 80GB HBM3, 1 x NVIDIA H200" in mixed.seen
+
+
+def test_the_card_of_the_config(tmp_path: Path) -> None:
+    wants = subject(tmp_path, config.load("h100_8"), driver=H100)
+    assert "with 79.6 GiB" in all_ok(devices.kind(wants, gpus(8)))
+    assert not list(devices.kind(wants, jax.devices()))
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "least"), [("470.82.01", 12, "525"), ("550.90.07", 13, "580")]
+)
+def test_a_driver_that_is_too_old(version: str, cuda: int, least: str) -> None:
+    found = only_problem(devices.driver(Driver(version), cuda))
+    assert f"NVIDIA driver {version}: jax for CUDA {cuda} wants {least} or newer" in found.seen
+    assert ("cuda12" in found.cure) == (cuda == 13)
+
+
+def test_a_driver_that_is_new_enough() -> None:
+    assert "8 x NVIDIA H100" in all_ok(devices.driver(H100, 12))
+    assert all_ok(devices.driver(Driver("580.65.06"), 13))
+    assert all_ok(devices.driver(Driver(), 12)) == "no NVIDIA driver"
+
+
+def test_a_driver_that_does_not_answer() -> None:
+    found = only_problem(devices.driver(nvidia.read(lambda _: (18, MISMATCH)), 12))
+    assert "Driver/library version mismatch" in found.seen
+    assert "restart the host" in found.cure
+
+
+def test_gpus_that_jax_does_not_use() -> None:
+    found = only_problem(devices.unused(H100, "cpu", {}))
+    assert found.seen.startswith("this host has 8 GPUs and an NVIDIA driver, but jax sees only")
+    assert "pip install -e '.[cuda12]'" in found.cure
+    hidden = only_problem(devices.unused(H100, "cpu", {"CUDA_VISIBLE_DEVICES": "-1"}))
+    assert hidden.cure == "unset CUDA_VISIBLE_DEVICES"
+    assert only_warning(devices.unused(H100, "cpu", {"JAX_PLATFORMS": "cpu"}))
+    assert not list(devices.unused(H100, "gpu", {}))
+    assert not list(devices.unused(Driver(), "cpu", {}))
+
+
+def test_memory_that_another_program_holds() -> None:
+    taken = EIGHT_H100.replace("3, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 4", TAKEN)
+    found = only_problem(devices.in_use(nvidia.parse(taken)))
+    assert found.seen == "GPU 3: 60.0 GiB of 79.6 GiB are held by another program"
+    assert "CUDA_VISIBLE_DEVICES" in found.cure
+    assert not list(devices.in_use(H100))
+
+
+TAKEN = "3, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 61440"

@@ -1,0 +1,125 @@
+"""A group that hangs or crashes is a finding, and the groups behind it go on. All for real."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from examined import judged
+from program import TINY_MLM
+
+from jaxtrain.doctor import examination
+from jaxtrain.doctor.examination import GROUPS, LIMITS_S, Request
+from jaxtrain.doctor.finding import Finding
+from jaxtrain.errors import InputError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An output directory that must be as empty in the end as it was."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "output").mkdir()
+    yield tmp_path / "output"
+    assert not list((tmp_path / "output").iterdir())
+    assert not list((tmp_path / "tmp").glob("jaxtrain-doctor-*"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def request(place: Path, *overrides: str) -> Request:
+    return Request(
+        config="demo_mlm",
+        overrides=(*TINY_MLM[2:], *overrides),
+        output_dir=str(place),
+        simulate_devices=1,
+    )
+
+
+def worker() -> int:
+    """The examining process, of this one's children the only one of that name."""
+    listed = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", "jaxtrain.doctor.worker"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (found,) = listed.stdout.split()
+    return int(found)
+
+
+def examined(
+    place: Path, in_group: str, fault: Callable[[int], None], **limits: float
+) -> tuple[list[Finding], list[str]]:
+    """Findings and groups, with a fault for the examining process when it comes to a group."""
+    groups: list[str] = []
+    findings = []
+    for event in examination.examine(request(place), {**LIMITS_S, **limits}):
+        if isinstance(event, Finding):
+            findings.append(event)
+        elif "group" in event:
+            groups.append(event["group"])
+            if event["group"] == in_group and groups.count(in_group) == 1:
+                fault(worker())
+    return findings, groups
+
+
+def test_a_hang_ends_its_group_alone(place: Path) -> None:
+    """A stopped process answers nobody, not even SIGTERM."""
+    findings, groups = examined(place, "data", lambda pid: os.kill(pid, signal.SIGSTOP), data=4.0)
+    (hang,) = [one for one in findings if one.level == "problem"]
+    assert (hang.group, hang.check) == ("data", "time")
+    assert hang.seen == "the data has not opened and given its batches within 4 s"
+    assert "ls" in hang.cure
+    assert groups == [*GROUPS[:5], "processes", "checkpoint"]  # the last two in a new process
+    assert findings[-1].group == "checkpoint"
+    assert findings[-1].level == "ok"
+    assert judged(findings)[1] == 1
+
+
+def test_a_crash_is_said_with_its_signal(place: Path) -> None:
+    findings, groups = examined(place, "checkpoint", lambda pid: os.kill(pid, signal.SIGSEGV))
+    assert groups[-1] in ("checkpoint", "others")
+    crash = findings[-1]
+    assert crash.group == groups[-1]
+    assert f"what examines '{crash.group}' was ended by SIGSEGV" in crash.seen
+    assert "dmesg" in crash.cure
+    assert judged([crash])[1] == 1
+
+
+def test_leaving_in_the_middle_tidies_up(place: Path) -> None:
+    events = examination.examine(request(place))
+    for event in events:
+        if not isinstance(event, Finding) and event.get("group") == "checkpoint":
+            break
+    pid = worker()
+    deadline = time.monotonic() + 60
+    while not list(place.glob(".jaxtrain-doctor-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    events.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_what_a_killed_process_left_is_removed(place: Path) -> None:
+    """It has no time to tidy up, but it said what it had made."""
+
+    def kill_when_it_has_written(pid: int) -> None:
+        deadline = time.monotonic() + 60
+        while not list(place.glob(".jaxtrain-doctor-*/checkpoints")):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+
+    findings, _ = examined(place, "checkpoint", kill_when_it_has_written)
+    assert "SIGKILL" in findings[-1].seen
+
+
+def test_a_wrong_config_is_wrong_use(place: Path) -> None:
+    with pytest.raises(InputError, match="peek_lr"):
+        list(examination.examine(request(place, "--optim.peek_lr", "1")))

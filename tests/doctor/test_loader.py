@@ -1,0 +1,192 @@
+"""The data and its loader, against what the step wants."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import sample_videos
+from examined import all_ok, judged, only_problem, only_warning, subject, tiny
+from program import write_corpus
+
+from jaxtrain import config
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Sources
+from jaxtrain.doctor import loader
+from jaxtrain.doctor.exchange import Peers
+from jaxtrain.doctor.loader import Rate, Wanted
+from jaxtrain.doctor.subject import Subject, cores
+from jaxtrain.errors import BadExample, InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Slow:
+    """A source that takes its time, and of which one example is broken."""
+
+    seconds: float
+    broken: int | None = None
+    fingerprint: str = "slow"
+
+    def __len__(self) -> int:
+        return 64
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        time.sleep(self.seconds)
+        if index == self.broken:
+            raise BadExample("clip.mp4", "is torn")
+        return {"x": np.zeros(4, np.float32)}
+
+
+def spec(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        "x": jax.ShapeDtypeStruct((rows, 4), np.float32),
+        "weight": jax.ShapeDtypeStruct((rows,), np.float32),
+    }
+
+
+def measured(place: Path, source: Slow, **changes: float) -> Rate:
+    return loader.measured(
+        source,
+        subject(place).one_device,
+        spec,
+        rows=8,
+        workers=0,
+        prefetch=1,
+        seed=0,
+        quarantine=Quarantine.open(place, 0),
+        **{"seconds": 1.0, **changes},
+    )
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """The tiny model on a small corpus."""
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    corpus = str(write_corpus(tmp_path))
+    return subject(tmp_path, tiny("--mesh.fsdp", "8", "--data.path", corpus))
+
+
+def test_a_slow_source_gives_what_it_gives(tmp_path: Path) -> None:
+    found = measured(tmp_path, Slow(0.02))
+    assert found.examples_per_second is not None
+    assert 10 < found.examples_per_second < 50  # less than 50 on a busy machine
+    assert 10 < found.one < 50
+
+
+def test_a_source_that_hardly_gives_anything_does_not_hold_the_doctor(tmp_path: Path) -> None:
+    began = time.monotonic()
+    found = measured(tmp_path, Slow(0.5), longest_s=0.1)
+    assert found.examples_per_second is None
+    assert time.monotonic() - began < 60
+    hung = only_problem(loader.judged(dataclasses.replace(found, workers=2), None, 2))
+    assert "hardly a batch came" in hung.seen
+    crowded = only_warning(loader.judged(dataclasses.replace(found, workers=8), None, 2))
+    assert crowded.cure.startswith("--data.workers 2")
+
+
+WANTED = Wanted(57.0, 200.0, "predicted")
+
+
+def test_a_loader_that_is_too_slow_names_the_workers() -> None:
+    found = only_problem(loader.judged(Rate(6.2, 2, 3.1), WANTED, 24))
+    assert "the loader gives 6.2 examples/s with 2 workers (measured)" in found.seen
+    assert "the step wants 57 to 200 (predicted): the GPUs would wait" in found.seen
+    assert found.cure == "--data.workers 24 (this host has 24 cores)"
+    assert "--data.workers 65 " in only_problem(loader.judged(Rate(6.2, 2, 3), WANTED, 96)).cure
+
+
+def test_a_loader_for_which_the_host_has_too_few_cores() -> None:
+    found = only_problem(loader.judged(Rate(6.2, 2, 3.1), WANTED, 4))
+    assert "about 19 workers on as many cores, this host has 4" in found.cure
+    assert "smaller source" in found.cure
+    busy = only_problem(loader.judged(Rate(6.2, 16, 3.1), WANTED, 2))  # eight to a core
+    assert "about 19 workers" in busy.cure
+
+
+def test_a_loader_that_may_do_and_one_that_does() -> None:
+    found = only_warning(loader.judged(Rate(100.0, 4, 30.0), WANTED, 16))
+    assert "may wait" in found.seen
+    assert "--data.workers 8 " in found.cure
+    assert "200 (predicted)" in all_ok(loader.judged(Rate(250.0, 8, 32.0), WANTED, 8))
+    assert "jaxtrain bench measures" in all_ok(loader.judged(Rate(5.0, 2, 3.0), None, 2))
+
+
+def test_what_the_step_wants_is_of_the_card(tmp_path: Path) -> None:
+    run = config.load("h100_8")
+    found = loader.wanted(subject(tmp_path, run), jax.devices()[0])
+    assert found is not None
+    peak = 8 * 989e12 / run.model.flops_per_example()
+    assert found.least == pytest.approx(0.1 * peak)
+    assert found.most == pytest.approx(0.5 * peak)
+    assert "on 8 x NVIDIA H100 80GB HBM3 at 10% to 50% of their peak" in found.how
+    two = loader.wanted(subject(tmp_path, run, peers=Peers(0, 2, None)), jax.devices()[0])
+    assert two is not None
+    assert two.most == pytest.approx(found.most / 2)
+    assert loader.wanted(subject(tmp_path), jax.devices()[0]) is None
+
+
+def test_the_real_pipeline_on_real_text(text: Subject) -> None:
+    checks = loader.checks(text)
+    said = "\n".join(all_ok(checks[name]()) for name in ("open", "loader"))
+    assert "6 text files (0 bad)" in said
+    assert "with 0 workers (measured)" in said
+    assert not list(checks["broken files"]())
+
+
+def test_real_workers(text: Subject) -> None:
+    data = dataclasses.replace(text.run.data, workers=1)
+    checks = loader.checks(dataclasses.replace(text, run=dataclasses.replace(text.run, data=data)))
+    list(checks["open"]())
+    found, _ = judged(checks["loader"]())
+    assert found
+    assert cores() >= 1
+    assert "with 1 worker" in found[0].seen
+
+
+def test_data_that_is_not_there(tmp_path: Path) -> None:
+    wrong = subject(tmp_path, tiny("--data.path", str(tmp_path / "nowhere")))
+    with pytest.raises(InputError, match="nowhere"):
+        list(loader.opening(wrong, []))
+
+
+def test_no_data_is_said(tmp_path: Path) -> None:
+    checks = loader.checks(subject(tmp_path, config.load("h100_8")))
+    found = only_warning(one for check in checks.values() for one in check())
+    assert "h100_8 has no data of its own" in found.seen
+    assert "--data.path" in found.cure
+
+
+def test_broken_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "videos"
+    for number in range(4):
+        sample_videos.write(folder / f"good{number}.mp4", 30)
+    (folder / "empty.mp4").write_bytes(b"")
+    (folder / "text.mp4").write_text("no video at all")
+    run = config.load("demo", ["--data.path", str(folder), "--data.max_bad_share", "0.5"])
+    opened: list[Sources] = []
+    assert all_ok(loader.opening(subject(tmp_path, run), opened))
+    found = only_warning(loader.broken(subject(tmp_path, run), opened))
+    assert found.seen.startswith("2 of 6 input files are broken (33.3%)")
+    assert "empty.mp4: " in found.seen
+    assert "text.mp4: " in found.seen
+    strict = config.load("demo", ["--data.path", str(folder)])
+    found = only_problem(loader.broken(subject(tmp_path, strict), opened))
+    assert "data.max_bad_share (10.0%)" in found.seen
+    assert "mend or remove them" in found.cure
+
+
+def test_a_file_that_only_the_trial_finds_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "_TRIAL_S", 0.1)
+    wants = subject(tmp_path)
+    source = Slow(0.0, broken=3)
+    model = dataclasses.replace(wants.run.model)
+    monkeypatch.setattr(type(model), "batch_spec", lambda self, rows: spec(rows))
+    sources = Sources(train=source, val=source, files=9, bad=(), summary="")
+    found, _ = judged(loader.trial(wants, [sources]))
+    assert found[-1].level == "warning"
+    assert found[-1].seen == "the trial met 1 more broken files: clip.mp4: is torn"

@@ -1,0 +1,131 @@
+"""The host and its disk: each shortage is a real one where root can make it."""
+
+import resource
+from pathlib import Path
+
+import pytest
+from examined import all_ok, only_problem, only_warning, small_disk, subject, tiny
+
+from jaxtrain import config
+from jaxtrain.doctor import system
+
+
+@pytest.fixture(scope="module")
+def video() -> config.Run:
+    """Two workers, two batches each, of 4 clips of 8x64x64: 3.4 MiB with those in the making."""
+    return config.load("demo")
+
+
+def test_shared_memory_as_docker_gives_it_and_less(tmp_path: Path, video: config.Run) -> None:
+    with small_disk(tmp_path / "shm", "64m") as folder:
+        assert "64.0 MiB free" in all_ok(system.shared_memory(video, 4, folder))
+        found = only_problem(system.shared_memory(video, 100, folder))
+        assert "2 workers x 2 batches ready of 9.4 MiB" in found.seen
+        assert "take up to 84.4 MiB" in found.seen
+        assert "docker run --shm-size=2g" in found.cure
+        assert "--data.workers 1 --data.prefetch 1" in found.cure
+    with small_disk(tmp_path / "tiny", "1m") as folder:
+        assert "--data.workers" not in only_problem(system.shared_memory(video, 4, folder)).cure
+
+
+def test_no_workers_and_small_batches_need_no_shared_memory(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "shm", "4k") as folder:
+        assert "no workers" in all_ok(system.shared_memory(tiny(), 8, folder))
+        piped = tiny("--data.workers", "2")
+        assert "through pipes" in all_ok(system.shared_memory(piped, 8, folder))
+
+
+def test_open_files() -> None:
+    run = config.load("h100_8")
+    found = only_problem(system.open_files(run, (256, 65536)))
+    assert found.seen.startswith("only 256 files may be open at a time; about 816 are needed")
+    assert found.cure == "ulimit -n 4096, before the start"
+    found = only_problem(system.open_files(run, (256, 256)))
+    assert "docker run --ulimit nofile=4096" in found.cure
+    assert only_problem(system.open_files(run, (256, 1000))).cure.startswith("ulimit -n 1000,")
+    assert all_ok(system.open_files(run, (1024, 1024)))
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert "any number" in all_ok(system.open_files(run, unlimited))
+    assert all_ok(system.open_files(tiny()))  # of this process
+
+
+def test_host_memory_and_a_containers_limit(tmp_path: Path, video: config.Run) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       16384000 kB\nMemAvailable:    8388608 kB\n")
+    assert "8.0 GiB of host memory free;" in all_ok(
+        system.host_memory(video, 4, 0, meminfo, tmp_path)
+    )
+    found = only_problem(system.host_memory(video, 4, 9 * 2**30, meminfo, tmp_path))
+    assert "state on its way to disk 9.0 GiB" in found.seen
+    assert "--data.workers" in found.cure
+    (tmp_path / "memory.max").write_text(f"{2 * 2**30}\n")
+    (tmp_path / "memory.current").write_text(f"{2**30}\n")
+    found = only_problem(system.host_memory(video, 4, 0, meminfo, tmp_path))
+    assert "1.0 GiB of host memory free (the container's limit)" in found.seen
+    (tmp_path / "memory.max").write_text("max\n")
+    assert all_ok(system.host_memory(video, 4, 0, meminfo, tmp_path))
+    assert "does not say" in all_ok(system.host_memory(video, 4, 0, tmp_path / "no", tmp_path))
+
+
+def test_a_directory_that_can_be_made_or_written(tmp_path: Path) -> None:
+    there = subject(tmp_path)
+    assert all_ok(system.writable(there)) == f"{tmp_path} can be written"
+    new = subject(tmp_path, output=tmp_path / "a" / "b")
+    assert all_ok(system.writable(new)) == f"{tmp_path / 'a' / 'b'} can be made in {tmp_path}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["temporary"]
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    found = only_problem(system.writable(subject(tmp_path, output=tmp_path / "taken" / "run")))
+    assert f"cannot be made: {tmp_path / 'taken'} is a file" in found.seen
+    assert "--output-dir" in found.cure
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m", "ro") as folder:
+        found = only_problem(system.writable(subject(tmp_path, output=folder)))
+    assert "Read-only file system" in found.seen
+    assert "--output-dir" in found.cure
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """It has room for the folder and none for a byte."""
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        (folder / "all").write_bytes(b"x" * 65536)
+        found = only_problem(system.writable(subject(tmp_path, output=folder)))
+    assert "No space left on device" in found.seen
+
+
+def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+    run = tiny("--checkpoint.keep", "5")
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        found = only_problem(system.free_disk(run, folder, 2**20))
+        assert "4.0 MiB free" in found.seen
+        assert "6 checkpoints of 1.0 MiB take 6.0 MiB (5 kept + 1 being written)" in found.seen
+        assert found.cure.startswith("--checkpoint.keep 3, free 2.0 MiB there")
+        best = tiny("--checkpoint.best_metric", "val/loss", "--loop.eval_every", "1")
+        assert "+ the best +" in only_problem(system.free_disk(best, folder, 2**21)).seen
+        assert "keep" not in only_problem(system.free_disk(run, folder, 2**22)).cure
+        assert all_ok(system.free_disk(run, folder, 2**19))
+
+
+def test_memory_and_a_containers_layer_do_not_last(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "a disk", "1m") as folder:
+        found = only_warning(system.file_system(folder / "run"))
+        assert f"on tmpfs (mounted at {folder})" in found.seen  # its name holds a space
+        assert "on a disk" in found.cure
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "600 500 0:50 / / rw,relatime master:1 - overlay overlay rw,lowerdir=/a,upperdir=/b\n"
+        "601 600 8:1 /data /data rw,relatime - ext4 /dev/sda1 rw\n"
+        "602 600 0:60 / /data/net rw - nfs4 server:/export rw\n"
+        "half a line\n"
+    )
+    found = only_warning(system.file_system(Path("/root/output"), mounts))
+    assert "overlay (mounted at /): a container's own layer" in found.seen
+    assert "docker run -v" in found.cure
+    assert "ext4 (mounted at /data)" in all_ok(system.file_system(Path("/data/run"), mounts))
+    assert "overlay" in only_warning(system.file_system(Path("/database"), mounts)).seen
+    assert "nfs4" in all_ok(system.file_system(Path("/data/net/run"), mounts))
+    assert "unknown" in all_ok(system.file_system(Path("/x"), tmp_path / "missing"))

@@ -1,0 +1,97 @@
+"""What the doctor's tests examine: a tiny run, faults that are real, and the exit code of both."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import TINY_MLM
+
+from jaxtrain import config
+from jaxtrain.commands import doctor
+from jaxtrain.doctor import examination, exchange
+from jaxtrain.doctor.finding import Finding
+from jaxtrain.doctor.nvidia import Driver
+from jaxtrain.doctor.subject import Subject
+from jaxtrain.planning import cards
+
+
+def tiny(*overrides: str) -> config.Run:
+    """The tiny masked language model, with changes."""
+    return config.load("demo_mlm", [*TINY_MLM[2:], *overrides])
+
+
+def subject(place: Path, run: config.Run | None = None, **changes: Any) -> Subject:
+    """A run on this machine, without peers; ``place`` is its output directory."""
+    temporary = place / "temporary"
+    temporary.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {
+        "run": run or tiny("--mesh.fsdp", "8"),
+        "card": None,
+        "output": place,
+        "simulate_devices": None,
+        "driver": Driver(),
+        "environment": {},
+        "temporary": temporary,
+        "scratch": lambda folder: None,
+        "peers": exchange.Peers(0, 1, None),
+    }
+    short = cards.card_of_config(settings["run"].name)
+    settings["card"] = None if short is None else cards.card(short)
+    return Subject(**settings | changes)
+
+
+def judged(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
+    """Findings, and the exit code of a doctor that finds them."""
+    found = list(findings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examination, "examine", lambda request: iter(found))
+        code = doctor.main(["--config", "demo"])
+    return found, code
+
+
+def only_problem(findings: Iterable[Finding]) -> Finding:
+    """The one problem, which must end the doctor with 1; nothing else may be one."""
+    found, code = judged(findings)
+    problems = [one for one in found if one.level == "problem"]
+    assert len(problems) == 1, found
+    assert code == 1
+    return problems[0]
+
+
+def only_warning(findings: Iterable[Finding]) -> Finding:
+    """The one warning; the doctor ends with 0."""
+    found, code = judged(findings)
+    warnings = [one for one in found if one.level != "ok"]
+    assert [one.level for one in warnings] == ["warning"], found
+    assert code == 0
+    return warnings[0]
+
+
+def all_ok(findings: Iterable[Finding]) -> str:
+    """Everything seen, of which nothing is amiss."""
+    found, code = judged(findings)
+    assert found
+    assert {one.level for one in found} == {"ok"}, found
+    assert code == 0
+    return "\n".join(one.seen for one in found)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str, *options: str) -> Iterator[Path]:
+    """A file system in memory of that size, as "2m", mounted at a new folder."""
+    folder.mkdir()
+    wanted = ",".join([f"size={size}", *options])
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", wanted, "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"this user cannot mount: {mounted.stderr.decode()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -1,0 +1,70 @@
+"""Metadata and messages as they were recorded: wheels of jax 0.10.2 and torch, nvidia-smi."""
+
+from collections.abc import Mapping
+
+from jaxtrain.doctor.requirements import Find, Package
+
+_EXTRA = '; sys_platform == "linux" and extra == "with-cuda"'
+PLUGIN = Package(
+    "0.10.2",
+    (
+        "jax-cuda12-pjrt==0.10.2",
+        f"nvidia-cublas-cu12>=12.1.3.1{_EXTRA}",
+        f"nvidia-cuda-cupti-cu12>=12.1.105{_EXTRA}",
+        f"nvidia-cuda-nvcc-cu12>=12.6.85{_EXTRA}",
+        f"nvidia-cuda-runtime-cu12>=12.1.105{_EXTRA}",
+        f"nvidia-cudnn-cu12<10.0,>=9.8{_EXTRA}",
+        f"nvidia-nccl-cu12>=2.18.1{_EXTRA}",
+    ),
+)
+WHEELS = {
+    "nvidia-cublas-cu12": "12.9.3.13",
+    "nvidia-cuda-cupti-cu12": "12.9.79",
+    "nvidia-cuda-nvcc-cu12": "12.9.86",
+    "nvidia-cuda-runtime-cu12": "12.9.79",
+    "nvidia-cudnn-cu12": "9.28.0.42",
+    "nvidia-nccl-cu12": "2.32.3",
+}
+_LINUX = 'platform_system == "Linux" and platform_machine == "x86_64"'
+TORCH_2_9 = Package(
+    "2.9.0",
+    (
+        "filelock",
+        f"nvidia-cuda-runtime-cu12==12.8.90; {_LINUX}",
+        f"nvidia-cudnn-cu12==9.10.2.21; {_LINUX}",
+        f"nvidia-cublas-cu12==12.8.4.1; {_LINUX}",
+        f"nvidia-nccl-cu12==2.27.5; {_LINUX}",
+    ),
+)
+TORCH_2_5 = Package(
+    "2.5.1",
+    (
+        f"nvidia-cuda-runtime-cu12 (==12.4.127) ; {_LINUX}",
+        f"nvidia-cudnn-cu12 (==9.1.0.70) ; {_LINUX}",
+        f"nvidia-nccl-cu12 (==2.21.5) ; {_LINUX}",
+    ),
+)
+
+# The form is nvidia-smi's; the command line is nvidia.py's.
+EIGHT_H100 = "\n".join(f"{n}, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 4" for n in range(8)) + "\n"
+MISMATCH = (
+    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.90\n"
+)
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
+    "the latest NVIDIA driver is installed and running.\n"
+)
+KERNEL = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n"
+    "GCC version:  gcc version 12.3.0\n"
+)
+
+
+def environment(
+    wheels: Mapping[str, str] | None = None, without: str = "", **packages: Package
+) -> Find:
+    """An environment with jax's plugin for CUDA 12, its wheels, and what is changed."""
+    there = {name: Package(version) for name, version in {**WHEELS, **(wheels or {})}.items()}
+    there |= {"jaxlib": Package("0.10.2"), "jax-cuda12-plugin": PLUGIN, **packages}
+    there.pop(without, None)
+    return there.get
