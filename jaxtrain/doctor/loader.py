@@ -179,7 +179,6 @@ def measured(
         mesh,
         spec(batch),
         start=0,
-        batches=10**9,
         seed=seed,
         workers=workers,
         prefetch=prefetch,
