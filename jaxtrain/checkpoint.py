@@ -105,6 +105,8 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int, say: Callable[[str], None] = print) -> None:
         import orbax.checkpoint as ocp  # takes a second: not for those who only look
 
+        from jaxtrain.orbax_paths import TemporaryPath
+
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one checkpoint must stay")
         quiet_orbax()
@@ -122,7 +124,12 @@ class Checkpoints:
         self._args = ocp.args
         self._votes = Votes.of_run(SAVE_TIMEOUT_S)
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(STATE, META),
+            ocp.CompositeCheckpointHandler(
+                STATE,
+                META,
+                composite_options=ocp.CompositeOptions(temporary_path_class=TemporaryPath),
+            ),
+            temporary_path_class=TemporaryPath,
             async_options=ocp.options.AsyncOptions(
                 timeout_secs=SAVE_TIMEOUT_S, barrier_sync_fn=self._votes.barrier
             ),
@@ -276,6 +283,8 @@ class Checkpoints:
             self._say(f"warning: {self._failure}")
             if self._process_zero:  # half a checkpoint on a full disk helps nobody
                 _failure_of(lambda: checkpoint_files.remove_failed(target))
+                if _failure_of(self._check_there):  # and TensorStore makes folders that are gone
+                    _failure_of(target.parent.rmdir)
         else:
             self._newest = target
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, sharding, target_of
 
-from jaxtrain import checkpoint
+from jaxtrain import checkpoint, manifest
 from jaxtrain.errors import InputError, RunAgain
 
 
@@ -248,6 +249,51 @@ save(4)
 checkpoints.close()
 names()
 """
+
+
+GONE = """
+import sys
+from pathlib import Path
+import jax, small_state
+from jaxtrain import checkpoint
+
+jax.config.update("jax_num_cpu_devices", 8)
+folder = Path(sys.argv[1])
+checkpoints = checkpoint.Checkpoints(folder, 1, print)
+small_state.save(checkpoints, 2)
+begin = checkpoints._checkpointer.save
+
+def begin_without(*args, **more):
+    folder.rename(folder.with_name("away"))
+    folder.write_text("nothing can be made below a file")
+    begin(*args, **more)
+
+checkpoints._checkpointer.save = begin_without
+try:
+    small_state.save(checkpoints, 4)
+except checkpoint.SaveFailed:
+    print("failed")
+folder.unlink()
+"""
+
+
+def test_a_folder_that_cannot_be_made_holds_nobody(run: Path, checkout: Path) -> None:
+    """Neither the save nor the end of the program: Orbax's threads wait 300 s for the folder."""
+    folder = run / "checkpoints"
+    ended = subprocess.run(
+        [sys.executable, "-c", GONE, str(folder)],
+        env=os.environ | {"PYTHONPATH": f"{checkout}:{checkout / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    said, last = ended.stdout.splitlines()
+    assert said.startswith(f"warning: checkpoint {folder / '4'} could not be written (")
+    assert f"the newest complete one is {folder / '2'}" in said
+    assert last == "failed"
+    assert manifest.verify(run / "away" / "2") == ""
 
 
 def test_a_full_disk_surfaces_and_spares_the_older_checkpoint(run: Path) -> None:
