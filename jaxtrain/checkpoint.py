@@ -272,21 +272,28 @@ class Checkpoints:
             also_best: link it as the best one.
             wrong: why the save has failed already; "" if it has not.
         """
-        wrong = wrong or _failure_of(self._checkpointer.wait_until_finished)
-        wrong = wrong or _failure_of(self._check_there)
+        written = self._await_orbax()
+        wrong = wrong or written or _failure_of(self._check_there)
         wrong = self._votes.agree("written", wrong)
         if self._process_zero and not wrong:
             wrong = _failure_of(lambda: self._complete(target, keep, also_best))
         wrong = self._votes.agree("end", wrong)
-        if wrong:
-            self._failure = self._failed(target, wrong, said=True)
-            self._say(f"warning: {self._failure}")
-            if self._process_zero:  # half a checkpoint on a full disk helps nobody
-                _failure_of(lambda: checkpoint_files.remove_failed(target))
-                if _failure_of(self._check_there):  # and TensorStore makes folders that are gone
-                    _failure_of(target.parent.rmdir)
-        else:
+        if not wrong:
             self._newest = target
+            return
+        if self._process_zero:  # half a checkpoint on a full disk helps nobody
+            _failure_of(lambda: checkpoint_files.remove_failed(target))
+            if _failure_of(self._check_there):  # and TensorStore makes folders that are gone
+                _failure_of(target.parent.rmdir)
+        self._failure = self._failed(target, wrong, said=True)
+        self._say(f"warning: {self._failure}")
+
+    def _await_orbax(self) -> str:
+        """Why the save failed, "" if it did not. Orbax keeps failures, and tells one at a time."""
+        told = []
+        while (failure := _failure_of(self._checkpointer.wait_until_finished)) and len(told) < 100:
+            told.append(failure)
+        return told[0] if told else ""
 
     def _complete(self, target: Path, keep: int, also_best: bool) -> None:
         lacking = not_committed(target)
