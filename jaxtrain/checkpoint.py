@@ -290,7 +290,7 @@ class Checkpoints:
 
     def _await_orbax(self) -> str:
         """Why the save failed, "" if it did not. Orbax keeps failures, and tells one at a time."""
-        told = []
+        told: list[str] = []
         while (failure := _failure_of(self._checkpointer.wait_until_finished)) and len(told) < 100:
             told.append(failure)
         return told[0] if told else ""

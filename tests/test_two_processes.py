@@ -1,15 +1,18 @@
 """Two real processes with four virtual devices each are one run."""
 
 import contextlib
+import resource
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from program import TINY_MLM, command, environment, losses, records, train, write_corpus
+
+from jaxtrain import checkpoint, manifest
 
 pytestmark = pytest.mark.slow
 
@@ -139,3 +142,45 @@ def test_a_signal_to_one_process_stops_and_saves_both(place: Path) -> None:
     assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
     (step,) = sorted(int(path.name) for path in (place / "stopped" / "checkpoints").iterdir())[-1:]
     assert step == max(losses(place / "stopped"))
+
+
+UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+NOT_A_BYTE = (0, resource.RLIM_INFINITY)
+OFTEN = ["--loop.steps", 1_000_000, "--checkpoint.every", 20, "--loop.eval_every", "None"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int) -> None:
+    """None is left waiting for the other; the next save works in both, or both end."""
+    run = place / f"fails-in-{number}"
+    folder, log = run / "checkpoints", run / ("log.txt" if number else "log.1.txt")
+    failed = f"could not be written (process {number}: File too large)"
+    with two(place, "--output-dir", run, *OFTEN) as started:
+        wait_for(started, lambda: bool(checkpoint.steps(folder)))
+        resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
+        wait_for(started, lambda: failed in log.read_text())  # the other one's
+        resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, UNLIMITED)
+        newest = max(checkpoint.steps(folder))
+        wait_for(started, lambda: max(checkpoint.steps(folder), default=0) > newest)
+        resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
+        outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
+    for output in outputs:
+        last = [line for line in output.splitlines() if line.startswith("error: ")]
+        assert len(last) == 1, output
+        assert last[0].startswith("error: 3 saves in a row have failed: ")
+        assert failed in last[0]
+        assert "Traceback" not in output
+    kept = checkpoint.steps(folder)
+    assert kept[-1] > newest
+    assert [manifest.verify(folder / str(step)) for step in kept] == [""] * len(kept)
+    assert {path.name for path in folder.iterdir()} == {str(step) for step in kept}
+
+
+def wait_for(started: list[subprocess.Popen[str]], condition: Callable[[], bool]) -> None:
+    """Returns when it is true; both processes have to run until then."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert [process.poll() for process in started] == [None, None]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
