@@ -134,7 +134,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
             )
             return DONE
         profiling.check(flags.profile, done, total, say)
-        rundir.write_config(directory, meta["config"])
+        rundir.write_config(directory, meta["config"], say)
         rundir.link_latest(directory)
         recorder.rewind(done)
 

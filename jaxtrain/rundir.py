@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import sys
@@ -15,11 +16,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxtrain import checkpoint, processes
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
 
 ROOT = Path("output")
 _MESSAGE_BYTES = 8192
+# A disk that may be well again when a launcher starts the same command again.
+_TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
 def start_from(
@@ -89,6 +92,7 @@ def prepare(
     Raises:
         InputError: in every process, if the directory cannot be written, holds checkpoints that
             this run would not go on from, or is not seen by a process.
+        RunAgain: in every process, if its disk is full or does not answer.
     """
 
     def decide() -> str:
@@ -112,15 +116,15 @@ def prepare(
     return directory
 
 
-def write_config(directory: Path, config: Mapping[str, Any]) -> None:
+def write_config(
+    directory: Path, config: Mapping[str, Any], say: Callable[[str], None] = print
+) -> None:
     """Writes ``config.json``; process 0 only, the others return at once.
 
     Args:
         directory: of the run.
         config: resolved, JSON-able.
-
-    Raises:
-        InputError: it cannot be written.
+        say: takes a line where it cannot be written; each checkpoint holds it too.
     """
     if jax.process_index() != 0:
         return
@@ -128,9 +132,7 @@ def write_config(directory: Path, config: Mapping[str, Any]) -> None:
     try:
         write_whole(path, json.dumps(config, indent=2) + "\n")
     except OSError as error:
-        raise InputError(
-            f"cannot write {path} ({error.strerror}): give another --output-dir"
-        ) from (error)
+        say(f"warning: cannot write {path} ({error.strerror}): training goes on without it")
 
 
 def _absolute(path: str) -> Path:
@@ -145,9 +147,11 @@ def _make(directory: Path) -> None:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        raise InputError(
-            f"cannot write in the run's directory {directory} ({error.strerror}): give another "
-            "--output-dir"
+        transient = error.errno in _TRANSIENT
+        cure = "free space or bring the disk back, or " if transient else ""
+        raise (RunAgain if transient else InputError)(
+            f"cannot write in the run's directory {directory} ({error.strerror}): {cure}give "
+            "another --output-dir"
         ) from error
 
 
@@ -203,15 +207,15 @@ def link_latest(directory: Path, root: Path = ROOT) -> None:
 
 
 def _told_by_process_zero(decide: Callable[[], str]) -> str:
-    """Runs ``decide`` in process 0; every process returns its text or raises its InputError."""
+    """Runs ``decide`` in process 0; every process returns its text or raises its error."""
     if jax.process_count() == 1:
         return decide()
     message = b""
     if jax.process_index() == 0:
         try:
             message = b"=" + decide().encode()
-        except InputError as error:
-            message = b"!" + str(error).encode()
+        except (InputError, RunAgain) as error:
+            message = (b"!" if isinstance(error, InputError) else b"?") + str(error).encode()
         if len(message) > _MESSAGE_BYTES:
             message = b"!" + f"too long to tell the other processes: {message[:200]!r}".encode()
     padded = np.frombuffer(message.ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
@@ -219,4 +223,6 @@ def _told_by_process_zero(decide: Callable[[], str]) -> str:
     text = told.tobytes().rstrip(b"\0").decode()
     if text.startswith("!"):
         raise InputError(text[1:])
+    if text.startswith("?"):
+        raise RunAgain(text[1:])
     return text[1:]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import program
 import pytest
 from program import TINY_MLM, command, environment, losses, train, write_corpus
 
@@ -42,16 +43,17 @@ class Disk:
 
     Attributes:
         path: where it is.
+        mounted: whether it is a file system of its own.
     """
 
     def __init__(self, path: Path, mounted: bool) -> None:
         self.path = path
-        self._mounted = mounted
+        self.mounted = mounted
         self._fill = path / "fill"
 
     def fill(self, process: subprocess.Popen[str]) -> None:
         """Leaves no byte for the process."""
-        if not self._mounted:
+        if not self.mounted:
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             return
         descriptor = os.open(self._fill, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -62,7 +64,7 @@ class Disk:
 
     def free(self, process: subprocess.Popen[str]) -> None:
         """Gives it back."""
-        if self._mounted:
+        if self.mounted:
             self._fill.unlink()
         elif process.poll() is None:
             unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -146,6 +148,10 @@ def test_three_failures_end_the_run_and_it_goes_on_later(place: Path, disk: Disk
         assert f"the newest complete one is {run / 'checkpoints' / str(kept[-1])};" in last
         left = {path.name for path in (run / "checkpoints").iterdir()}
         assert left == {str(step) for step in kept}  # no half ones
+        if disk.mounted:  # a launcher starts it again, and again
+            again = program.run(place, *ARGUMENTS, *resumed(run, kept[-1] + 30))
+            assert again.returncode == 75, again.stderr
+            assert re.fullmatch(r"error: cannot write in .*No space left.*\n", again.stderr)
         disk.free(process)
     train(place, *ARGUMENTS, *resumed(run, kept[-1] + 30))
     assert whole(run)[-1] == kept[-1] + 30
