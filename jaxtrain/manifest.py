@@ -67,10 +67,8 @@ def write(folder: Path, step: int) -> None:
         OSError: there is no manifest then.
     """
     paths = _paths(folder)
-    for path in paths:
-        _sync(path)
-    for inner in {path.parent for path in paths}:
-        _sync(inner)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(_sync, [*paths, *{path.parent for path in paths}]))
     sizes = {path: path.stat().st_size for path in paths}
     found = _hash(sizes)
     content = {

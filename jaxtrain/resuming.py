@@ -152,7 +152,9 @@ def _find_step(step: int, output_dir: Path | None) -> Path:
             if not wrong:
                 return path
             damaged = damaged or f" ({wrong})"
-    kept, best = steps(output_dir / CHECKPOINTS), steps(output_dir / BEST)
+    kept, best = (
+        [one for one in steps(output_dir / folder) if one != step] for folder in (CHECKPOINTS, BEST)
+    )
     there = f"complete ones are {listed(kept)}" if kept else "it holds no complete one"
     if best:
         there += f", and {listed(best)} as the best"

@@ -47,7 +47,7 @@ def test_files_that_it_does_not_list_are_no_damage(folder: Path) -> None:
     assert set(manifest.read(folder).files) == {"a", "deep/er/b", "empty", "notes.txt"}
 
 
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 100])
+@pytest.mark.parametrize("size", [0, 1, 32, 33, 70])
 def test_every_byte_of_a_file_of_several_pieces_counts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -58,7 +58,7 @@ def test_every_byte_of_a_file_of_several_pieces_counts(
     manifest.write(folder, 12)
     assert len(manifest.read(folder).files["a"][1]) == -(-size // 32)
     assert manifest.verify(folder) == ""
-    for place in range(size):
+    for place in sorted({0, 9, 10, 31, 32, 63, 64, size - 1} & set(range(size))):
         changed = bytearray(content)
         changed[place] ^= 1 << place % 8
         (folder / "a").write_bytes(changed)

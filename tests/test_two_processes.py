@@ -146,7 +146,7 @@ def test_a_signal_to_one_process_stops_and_saves_both(place: Path) -> None:
 
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 NOT_A_BYTE = (0, resource.RLIM_INFINITY)
-OFTEN = ["--loop.steps", 1_000_000, "--checkpoint.every", 20, "--loop.eval_every", "None"]
+OFTEN = ["--loop.steps", 1_000_000, "--checkpoint.every", 8, "--loop.eval_every", "None"]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -175,6 +175,24 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int
     assert kept[-1] > newest
     assert [manifest.verify(folder / str(step)) for step in kept] == [""] * len(kept)
     assert {path.name for path in folder.iterdir()} == {str(step) for step in kept}
+
+
+def test_both_fall_back_to_the_same_checkpoint(place: Path) -> None:
+    short = ["--output-dir", "spoilt", "--loop.eval_every", "None"]
+    train(place, *EIGHT, *short)
+    data = max(
+        (place / "spoilt/checkpoints/6/state").rglob("d/*"), key=lambda one: one.stat().st_size
+    )
+    data.write_bytes(bytes(data.stat().st_size))
+    with two(place, *short, "--resume", "latest") as started:
+        outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    assert "/checkpoints/6 is damaged (" in outputs[0]
+    for log in ("log.txt", "log.1.txt"):
+        assert "resumed from" in (place / "spoilt" / log).read_text()
+        assert "checkpoints/3: 24 examples seen" in (place / "spoilt" / log).read_text()
+    assert checkpoint.steps(place / "spoilt" / "checkpoints") == [3, 6]
+    assert (place / "spoilt/damaged/checkpoints/6/reason.txt").exists()
 
 
 def wait_for(started: list[subprocess.Popen[str]], condition: Callable[[], bool]) -> None:
