@@ -214,6 +214,21 @@ def test_step_and_meta_must_agree(saver: checkpoint.Checkpoints) -> None:
         saver.save(make_state(5), meta_of(4))
 
 
+def test_nothing_is_written_where_a_lost_disk_was(saver: checkpoint.Checkpoints, run: Path) -> None:
+    """Its mount point is a folder too, of the disk below."""
+    folder, away = run / "checkpoints", run / "away"
+    save(saver, 2)
+    folder.rename(away)
+    folder.mkdir()
+    with pytest.raises(checkpoint.SaveFailed, match=r"checkpoints is another folder than before\)"):
+        saver.save(make_state(4), meta_of(4))
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    away.rename(folder)
+    save(saver, 4)
+    assert checkpoint.steps(folder) == [2, 4]
+
+
 FULL_DISK = """
 import dataclasses, functools, resource, sys
 from pathlib import Path
