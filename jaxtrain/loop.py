@@ -92,7 +92,8 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
 def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> int:
     """One run from start to end."""
     mesh = meshes.make(run.mesh)
-    start_from = rundir.start_from(run.name, flags.resume, flags.output_dir)
+    damage: list[str] = []
+    start_from = rundir.start_from(run.name, flags.resume, flags.output_dir, say=damage.append)
     directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
     with contextlib.ExitStack() as stack:
         recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count())
@@ -101,6 +102,8 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
         say(f"run directory {directory}")
         say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
         stack.push(recorder.log_error)
+        for line in damage:
+            say(line)
         watchdog = stack.enter_context(Watchdog(run.loop.hang_timeout_s, directory, say, peers))
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
@@ -127,7 +130,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
             )
             return DONE
         profiling.check(flags.profile, position.done, total, say)
-        rundir.write_config(directory, meta["config"])
+        rundir.write_config(directory, meta["config"], say)
         rundir.link_latest(directory)
         recorder.rewind(position.done, position.seen)
 
@@ -143,7 +146,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
             directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say
         )
         stack.callback(checkpoints.close)
-        saver = Saver(run, checkpoints, meta)
+        saver = Saver(run, checkpoints, meta, say)
         bad_in_a_row = int(state.guard["bad_in_a_row"])
         progress = Progress(
             run, recorder, watchdog, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
@@ -172,7 +175,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
             while not (stopping.decision or patience_over(run.loop, meta) or progress.finished()):
                 if progress.too_many_bad():
                     with progress.interrupted("rollback"):
-                        checkpoints.wait()
+                        saver.settle()
                         state = rollback(state)
                         progress.rewind(int(state.step))
                 before_step(progress.done)
@@ -193,8 +196,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
             jax.block_until_ready(state)  # on all devices: none needs the last batch any more
             batches.close()
             with progress.interrupted("save"):
-                saver.save(progress.done, state)
-                checkpoints.wait()
+                saver.finish(progress.done, state)
         stopped_early = patience_over(run.loop, meta)
         say(_ending(run, progress.done, total, stopping.decision, stopped_early))
         if stopping.decision == GO_ON:
@@ -229,7 +231,7 @@ def _first_state(
         return built.fresh_state()
     saved = checkpoint.read_meta(start_from)
     check_resume(saved, meta, start_from, say)
-    state = checkpoint.restore(start_from, built.target)
+    state = checkpoint.restore(start_from, built.target, verified=True)
     meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
     meta["evaluation_due"] = saved["evaluation_due"] and built.run.loop.eval_every is not None
     say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")

@@ -11,11 +11,12 @@ import shlex
 import shutil
 import sys
 
-from jaxtrain.errors import InputError
-from jaxtrain.signals import INTERRUPTED, WRONG_USE, Stopped, StopSignals
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
 
 COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
+    "checkpoints": "list and verify a run's checkpoints; which one a resume would take",
     "configs": "list the configs, show one whole, or compare two",
     "doctor": "is this machine, this cluster and this data fit for a config?",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
@@ -30,8 +31,9 @@ jaxtrain --config NAME [flags] [--section.field value ...]
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 1 the doctor has found problems, 2 wrong use or input, 3 a plan does not fit, 75 run me
-    again (preempted or hung), 130 Ctrl-C, 141 nobody reads what it prints.
+    0 done, 1 doctor or checkpoints have found problems, 2 wrong use or input, 3 a plan does not
+    fit, 75 run me again (preempted, hung, a full disk), 130 Ctrl-C, 141 nobody reads what it
+    prints.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -42,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_USE
+    except RunAgain as error:
+        print(f"error: {error}", file=sys.stderr)
+        return RUN_AGAIN
     except Stopped as stopped:
         return stopped.code
     except KeyboardInterrupt:

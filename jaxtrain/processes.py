@@ -14,9 +14,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxtrain import mesh as meshes
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.peers import Peers
-from jaxtrain.signals import INTERRUPTED, WRONG_USE, Stopped, StopSignals
+from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
 
 T = TypeVar("T")
 
@@ -104,16 +104,16 @@ def leave(error: BaseException, peers: Peers) -> None:
     """
     if jax.process_count() == 1:
         return
-    if isinstance(error, InputError):
-        print(f"error: {error}", file=sys.stderr)
-    elif not isinstance(error, Stopped | KeyboardInterrupt):
-        traceback.print_exception(error)
     if isinstance(error, Stopped):
         code = error.code
     elif isinstance(error, KeyboardInterrupt):
         code = INTERRUPTED
+    elif isinstance(error, InputError | RunAgain):
+        code = WRONG_USE if isinstance(error, InputError) else RUN_AGAIN
+        print(f"error: {error}", file=sys.stderr)
     else:
-        code = WRONG_USE if isinstance(error, InputError) else 1
+        code = 1
+        traceback.print_exception(error)
     end(code, peers)
 
 
@@ -168,15 +168,15 @@ def check_same(what: str, value: str, cure: str) -> None:
 
 
 def told_by_process_zero(decide: Callable[[], str]) -> str:
-    """Runs ``decide`` in process 0; every process returns its text or raises its InputError."""
+    """Runs ``decide`` in process 0; every process returns its text or raises its error."""
     if jax.process_count() == 1:
         return decide()
     message = b""
     if jax.process_index() == 0:
         try:
             message = b"=" + decide().encode()
-        except InputError as error:
-            message = b"!" + str(error).encode()
+        except (InputError, RunAgain) as error:
+            message = (b"!" if isinstance(error, InputError) else b"?") + str(error).encode()
         if len(message) > _MESSAGE_BYTES:
             message = b"!" + f"too long to tell the other processes: {message[:200]!r}".encode()
     padded = np.frombuffer(message.ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
@@ -184,6 +184,8 @@ def told_by_process_zero(decide: Callable[[], str]) -> str:
     text = told.tobytes().rstrip(b"\0").decode()
     if text.startswith("!"):
         raise InputError(text[1:])
+    if text.startswith("?"):
+        raise RunAgain(text[1:])
     return text[1:]
 
 

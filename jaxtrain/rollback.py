@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jaxtrain import checkpoint, processes
+from jaxtrain import checkpoint, manifest, processes
 from jaxtrain.errors import InputError
 from jaxtrain.state import State
 
@@ -66,11 +66,16 @@ class Rollback:
             f"{trouble}: back to checkpoint {back_to}, and on behind these examples (from example "
             f"{seen} on)"
         )
-        restored: State = checkpoint.restore(self._folder / told, self._target)
+        restored: State = checkpoint.restore(self._folder / told, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
         return dataclasses.replace(restored, examples_seen=placed)
 
     def _newest(self, done: int) -> str:
-        steps = checkpoint.steps(self._folder)
-        fitting = [step for step in steps if step <= done and step % self._every == 0]
-        return str(fitting[-1]) if fitting else ""
+        """The step to go back to; "" if there is none. Process 0 decides."""
+        for step in reversed(checkpoint.steps(self._folder)):
+            if step <= done and step % self._every == 0:
+                wrong = manifest.verify(self._folder / str(step))
+                if not wrong:
+                    return str(step)
+                self._say(f"warning: checkpoint {step} is damaged ({wrong}), and is passed over")
+        return ""

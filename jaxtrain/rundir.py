@@ -2,32 +2,41 @@
 
 import contextlib
 import datetime
+import errno
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxtrain import checkpoint, processes
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
 
 ROOT = Path("output")
+# A disk that may be well again when a launcher starts the same command again.
+_TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
 def start_from(
-    name: str, resume: str | None, output_dir: str | None, root: Path = ROOT
+    name: str,
+    resume: str | None,
+    output_dir: str | None,
+    root: Path = ROOT,
+    say: Callable[[str], None] | None = None,
 ) -> Path | None:
-    """The checkpoint to start from, decided by process 0; None to start anew.
+    """The checkpoint to start from, verified and decided by process 0; None to start anew.
 
     Args:
         name: of the config.
         resume: the flag's value; None without the flag.
         output_dir: the flag's value.
         root: holds ``NAME/<UTC time>/``.
+        say: takes what process 0 also prints to stderr at once: which checkpoints are damaged.
 
     Raises:
         InputError: in every process, if the flag names no complete checkpoint.
@@ -35,9 +44,20 @@ def start_from(
     if resume is None:
         return None
 
+    def warn(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        if say is not None:
+            say(line)
+
     def decide() -> str:
         given = None if output_dir is None else _absolute(output_dir)
-        found = checkpoint.find(resume, given, root.absolute() / name)
+        try:
+            found = checkpoint.find(resume, given, root.absolute() / name, warn)
+        except OSError as error:  # a disk that is gone: the run may be elsewhere than it seems
+            raise InputError(
+                f"--resume {resume}: {error.filename} cannot be read ({error.strerror}): bring "
+                "its disk back, or give another --output-dir"
+            ) from error
         return "" if found is None else str(found.absolute())
 
     told = processes.told_by_process_zero(decide)
@@ -69,6 +89,7 @@ def prepare(
     Raises:
         InputError: in every process, if the directory cannot be written, holds checkpoints that
             this run would not go on from, or is not seen by a process.
+        RunAgain: in every process, if its disk is full or does not answer.
     """
 
     def decide() -> str:
@@ -92,15 +113,15 @@ def prepare(
     return directory
 
 
-def write_config(directory: Path, config: Mapping[str, Any]) -> None:
+def write_config(
+    directory: Path, config: Mapping[str, Any], say: Callable[[str], None] = print
+) -> None:
     """Writes ``config.json``; process 0 only, the others return at once.
 
     Args:
         directory: of the run.
         config: resolved, JSON-able.
-
-    Raises:
-        InputError: it cannot be written.
+        say: takes a line where it cannot be written; each checkpoint holds it too.
     """
     if jax.process_index() != 0:
         return
@@ -108,9 +129,7 @@ def write_config(directory: Path, config: Mapping[str, Any]) -> None:
     try:
         write_whole(path, json.dumps(config, indent=2) + "\n")
     except OSError as error:
-        raise InputError(
-            f"cannot write {path} ({error.strerror}): give another --output-dir"
-        ) from (error)
+        say(f"warning: cannot write {path} ({error.strerror}): training goes on without it")
 
 
 def _absolute(path: str) -> Path:
@@ -125,9 +144,11 @@ def _make(directory: Path) -> None:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        raise InputError(
-            f"cannot write in the run's directory {directory} ({error.strerror}): give another "
-            "--output-dir"
+        transient = error.errno in _TRANSIENT
+        cure = "free space or bring the disk back, or " if transient else ""
+        raise (RunAgain if transient else InputError)(
+            f"cannot write in the run's directory {directory} ({error.strerror}): {cure}give "
+            "another --output-dir"
         ) from error
 
 

@@ -80,6 +80,29 @@ def test_four_devices_go_on_with_what_eight_saved(place: Path) -> None:
         assert shrunk[step] == pytest.approx(loss, rel=1e-5), step
 
 
+def test_a_damaged_checkpoint_costs_its_steps_and_no_more(place: Path) -> None:
+    """The one before it gives the same run."""
+    arguments = [*EIGHT, "--checkpoint.every", 4, "--checkpoint.keep", 2, "--output-dir", "spoilt"]
+    train(place, *arguments, "--loop.steps", 8)
+    newest = place / "spoilt" / "checkpoints" / "8"
+    data = max((newest / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    refused = run(place, *arguments, "--loop.steps", 20, "--resume", 8)
+    assert refused.returncode == 2
+    assert "its checksum is wrong): complete ones are 4" in refused.stderr
+    found = run(place, *arguments, "--loop.steps", 20, "--resume", "latest")
+    assert found.returncode == 0, found.stderr
+    name = data.relative_to(newest).as_posix()
+    moved = f"warning: checkpoint {newest} is damaged ({name} has other bytes"
+    assert moved in found.stderr
+    assert moved in (place / "spoilt" / "log.txt").read_text()
+    assert "32 examples seen" in found.stdout
+    assert losses(place / "spoilt") == losses(place / "straight")
+    assert (place / "spoilt" / "damaged" / "checkpoints" / "8" / "reason.txt").exists()
+
+
 @pytest.mark.parametrize(
     ("sent", "code", "workers"),
     [(signal.SIGTERM, 75, 0), (signal.SIGINT, 130, 2)],

@@ -1,14 +1,16 @@
 """The run's directory: chosen, made, refused, linked."""
 
+import errno
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from jaxtrain import rundir
-from jaxtrain.errors import InputError
+from jaxtrain import manifest, rundir
+from jaxtrain.errors import InputError, RunAgain
 
 
 @pytest.fixture
@@ -25,6 +27,7 @@ def fake_checkpoint(run: Path, step: int) -> Path:
     (path / "meta").mkdir()
     (path / "meta" / "metadata").write_text(json.dumps({"meta": {"step": step}, "arrays": {}}))
     (path / "_CHECKPOINT_METADATA").write_text(json.dumps({"commit_timestamp_nsecs": step}))
+    manifest.write(path, step)
     return path
 
 
@@ -111,5 +114,40 @@ def test_config_is_written_whole(tmp_path: Path) -> None:
     rundir.write_config(tmp_path, {"seed": 2})
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    with pytest.raises(InputError, match=r"cannot write .*config.json"):
-        rundir.write_config(tmp_path / "gone", {})
+    said: list[str] = []
+    rundir.write_config(tmp_path / "gone", {}, said.append)
+    assert re.fullmatch(r"warning: cannot write .*config.json \(No such file.*", said[0])
+
+
+def test_a_full_disk_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(dir: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(RunAgain, match=r"\(No space left on device\): free space .*--output-dir"):
+        rundir.prepare("demo", str(tmp_path / "run"), "latest", None, tmp_path)
+
+
+def test_damage_is_said_at_once_and_for_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_checkpoint(tmp_path / "run", 3)
+    (fake_checkpoint(tmp_path / "run", 7) / "meta" / "metadata").write_text("{}")
+    said: list[str] = []
+    found = rundir.start_from("demo", "latest", str(tmp_path / "run"), tmp_path, said.append)
+    assert found == tmp_path / "run" / "checkpoints" / "3"
+    assert capsys.readouterr().err.splitlines() == said
+    assert "meta/metadata has 2 bytes" in said[0]
+
+
+def test_a_disk_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "is_dir", stale)
+    with pytest.raises(InputError, match=r"cannot be read \(Stale file handle\): bring its disk"):
+        rundir.start_from("demo", "latest", str(tmp_path / "run"), tmp_path)

@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
+import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxtrain import checkpoint, config, saving
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 RUN = config.named("demo_mlm")
 SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
@@ -21,20 +23,56 @@ class State:
 
 
 class Checkpoints:
-    """Keeps which steps were saved."""
+    """Keeps which steps were saved. Some saves fail at once, and some in the background.
 
-    def __init__(self) -> None:
+    Args:
+        at_once: numbers of the saves, from 1.
+        later: the same.
+    """
+
+    def __init__(self, at_once: Container[int] = (), later: Container[int] = ()) -> None:
         self.best: list[int] = []
         self.regular: list[int] = []
+        self.metas: list[Any] = []
+        self._at_once, self._later = at_once, later
+        self._failure: checkpoint.SaveFailed | None = None
 
     def save(self, state: Any, meta: Any, *, best: bool) -> None:
+        self._begin(meta)
         self.regular.append(meta["step"])
         if best:
-            self.save_best(state, meta)
+            self.best.append(meta["step"])
 
     def save_best(self, state: Any, meta: Any) -> None:
-        assert meta["examples_seen"] == 8
+        self._begin(meta)
         self.best.append(meta["step"])
+
+    def _begin(self, meta: Any) -> None:
+        assert meta["examples_seen"] == 8
+        assert self._failure is None, "nobody waited"
+        self.metas.append(meta)
+        number = len(self.metas)
+        failure = checkpoint.SaveFailed(
+            f"save {number} failed", Path(str(meta["step"])), said=number in self._later
+        )
+        if number in self._at_once:
+            raise failure
+        self._failure = failure if number in self._later else None
+
+    def wait(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure:
+            raise failure
+
+
+def failing(
+    at_once: Container[int] = (), later: Container[int] = ()
+) -> tuple[saving.Saver, Checkpoints, list[str], saving.Meta]:
+    """A saver some of whose saves fail, what it says, and its meta."""
+    run = dataclasses.replace(RUN, checkpoint=SETTINGS)
+    checkpoints, said, meta = Checkpoints(at_once, later), [], saving.describe(run, "fingerprint")
+    one = saving.Saver(run, checkpoints, meta, said.append)  # type: ignore[arg-type]
+    return one, checkpoints, said, meta
 
 
 def saver(**settings: Any) -> tuple[saving.Saver, Checkpoints]:
@@ -79,6 +117,84 @@ def test_patience_counts_validations_without_a_better_one() -> None:
         one.judge(step, {"val/psnr": value})
         over.append(saving.patience_over(loop, meta))
     assert over == [False, False, False, False, True]
+
+
+STATE: Any = State()
+
+
+def test_a_failed_save_is_said_once_and_the_next_one_is_tried() -> None:
+    one, checkpoints, said, _ = failing(at_once={1, 4}, later={2, 5})
+    for step in (10, 20, 30, 40, 50, 60):  # 30 works between them
+        one.save(step, STATE)
+    assert [meta["step"] for meta in checkpoints.metas] == [10, 20, 30, 40, 50, 60]
+    # A failure in the background was said by the thread that met it.
+    assert said == ["warning: save 1 failed", "warning: save 4 failed"]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "later", "raised_by", "saves"),
+    [({1, 2, 3}, (), 30, 3), ((), {1, 2, 3}, 40, 3), ({1, 3}, {2}, 30, 3), ({1}, {2, 3}, 40, 3)],
+)
+def test_three_failures_in_a_row_end_the_run(
+    at_once: Container[int], later: Container[int], raised_by: int, saves: int
+) -> None:
+    one, checkpoints, _, _ = failing(at_once, later)
+    for step in range(10, raised_by, 10):
+        one.save(step, STATE)
+    with pytest.raises(RunAgain, match=r"^3 saves in a row have failed: save 3 failed; .*latest"):
+        one.save(raised_by, STATE)
+    assert len(checkpoints.metas) == saves  # no further one begins
+
+
+@pytest.mark.parametrize(("at_once", "later"), [({1, 2}, ()), ((), {1, 2}), ({2}, {1})])
+def test_the_last_save_is_tried_three_times(
+    monkeypatch: pytest.MonkeyPatch, at_once: Container[int], later: Container[int]
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    one, checkpoints, said, _ = failing(at_once, later)
+    one.finish(10, STATE)
+    assert [meta["step"] for meta in checkpoints.metas] == [10, 10, 10]
+    assert slept == [5.0, 5.0]
+    assert said.count("the last save is tried again in 5 s") == 2
+
+
+def test_a_last_save_that_never_works_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    one, checkpoints, _, _ = failing(later={2, 3, 4})
+    one.save(5, STATE)
+    with pytest.raises(RunAgain, match=r"^the last state is not saved: save 4 failed; .*latest$"):
+        one.finish(10, STATE)
+    assert len(checkpoints.metas) == 4
+
+
+def test_a_failure_before_the_last_save_takes_none_of_its_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    one, checkpoints, _, _ = failing(later={1, 2, 3})
+    one.save(5, STATE)
+    one.finish(10, STATE)
+    assert [meta["step"] for meta in checkpoints.metas] == [5, 10, 10, 10]
+
+
+def test_a_best_one_that_was_not_saved_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, _, meta = failing(later={2})
+    for step, value in ((1, 20.0), (2, 25.0)):
+        one.save(step, STATE, best=one.judge(step, {"val/psnr": value}))
+    assert meta["best"]["step"] == 2
+    one.save(3, STATE)
+    assert meta["best"]["step"] == 1  # the one that is on the disk
+    assert one.judge(4, {"val/psnr": 22.0})
+
+
+def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    one, checkpoints, _, meta = failing(later={1, 2})
+    one.save(7, STATE, best=one.judge(7, {"val/psnr": 20.0}))
+    one.finish(7, STATE)
+    assert checkpoints.best == [7, 7, 7]
+    assert meta["best"]["step"] == checkpoints.metas[-1]["best"]["step"] == 7
 
 
 def test_a_resumed_run_goes_on_with_its_best(

@@ -1,13 +1,17 @@
 """Two real processes with four virtual devices each are one run."""
 
+import resource
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from program import TINY_MLM, losses, records, train, two_processes, write_corpus
+
+from jaxtrain import checkpoint, manifest
 
 pytestmark = pytest.mark.slow
 
@@ -132,3 +136,63 @@ def test_a_signal_to_one_process_stops_and_saves_both(place: Path) -> None:
     assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
     (step,) = sorted(int(path.name) for path in (place / "stopped" / "checkpoints").iterdir())[-1:]
     assert step == max(losses(place / "stopped"))
+
+
+UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+NOT_A_BYTE = (0, resource.RLIM_INFINITY)
+OFTEN = ["--loop.steps", 1_000_000, "--checkpoint.every", 8, "--loop.eval_every", "None"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int) -> None:
+    """None is left waiting for the other; the next save works in both, or both end."""
+    run = place / f"fails-in-{number}"
+    folder, log = run / "checkpoints", run / ("log.txt" if number else "log.1.txt")
+    failed = f"could not be written (process {number}: File too large)"
+    with two(place, "--output-dir", run, *OFTEN) as started:
+        wait_for(started, lambda: bool(checkpoint.steps(folder)))
+        resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
+        wait_for(started, lambda: failed in log.read_text())  # the other one's
+        resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, UNLIMITED)
+        newest = max(checkpoint.steps(folder))
+        wait_for(started, lambda: max(checkpoint.steps(folder), default=0) > newest)
+        resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
+        outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
+    for output in outputs:
+        last = [line for line in output.splitlines() if line.startswith("error: ")]
+        assert len(last) == 1, output
+        assert last[0].startswith("error: 3 saves in a row have failed: ")
+        assert failed in last[0]
+        assert "Traceback" not in output
+    kept = checkpoint.steps(folder)
+    assert kept[-1] > newest
+    assert [manifest.verify(folder / str(step)) for step in kept] == [""] * len(kept)
+    assert {path.name for path in folder.iterdir()} == {str(step) for step in kept}
+
+
+def test_both_fall_back_to_the_same_checkpoint(place: Path) -> None:
+    short = ["--output-dir", "spoilt", "--loop.eval_every", "None"]
+    train(place, *EIGHT, *short)
+    data = max(
+        (place / "spoilt/checkpoints/6/state").rglob("d/*"), key=lambda one: one.stat().st_size
+    )
+    data.write_bytes(bytes(data.stat().st_size))
+    with two(place, *short, "--resume", "latest") as started:
+        outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    assert "/checkpoints/6 is damaged (" in outputs[0]
+    for log in ("log.txt", "log.1.txt"):
+        assert "resumed from" in (place / "spoilt" / log).read_text()
+        assert "checkpoints/3: 24 examples seen" in (place / "spoilt" / log).read_text()
+    assert checkpoint.steps(place / "spoilt" / "checkpoints") == [3, 6]
+    assert (place / "spoilt/damaged/checkpoints/6/reason.txt").exists()
+
+
+def wait_for(started: list[subprocess.Popen[str]], condition: Callable[[], bool]) -> None:
+    """Returns when it is true; both processes have to run until then."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert [process.poll() for process in started] == [None, None]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -76,9 +76,12 @@ class BadShare:
         if now - self._looked_at < _LOOK_EVERY_S:
             return self._complaint
         self._looked_at = now
-        size = self._quarantine.size()
-        if size != self._size:
-            self._size, self._complaint = size, self._look()
+        try:
+            size = self._quarantine.size()
+            if size != self._size:
+                self._size, self._complaint = size, self._look()
+        except OSError:  # the run's disk is away: it looks again
+            pass
         return self._complaint
 
     def _look(self) -> str | None:

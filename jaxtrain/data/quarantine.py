@@ -1,8 +1,10 @@
 """The list of broken inputs of a run: ``quarantine.jsonl`` in its directory."""
 
 import dataclasses
+import errno
 import json
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ class Quarantine:
     A line is written by one ``write`` to a descriptor opened for appending, so lines of several
     workers do not mix. Each process has a file of its own: on a network file system lines of
     several hosts would. The same input can stand there more than once, found by several workers.
+    Where the disk takes no line, it goes to stderr, and the training goes on.
 
     Attributes:
         path: of this process's file.
@@ -45,11 +48,14 @@ class Quarantine:
         line = json.dumps(
             {"path": bad.path, "reason": bad.reason, "found": found, "position": position}
         )
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, (line + "\n").encode())
-        finally:
-            os.close(descriptor)
+            _append(self.path, (line + "\n").encode())
+        except OSError as error:
+            print(
+                f"warning: cannot write {self.path} ({error.strerror}), so here: {line}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def add_all(self, bad: Iterable[BadExample], *, found: str) -> None:
         """Records those that the file does not hold yet, also from an earlier run."""
@@ -73,12 +79,33 @@ def _files(directory: Path) -> list[Path]:
     return sorted(directory.glob("quarantine*.jsonl"))
 
 
+def _append(path: Path, line: bytes) -> None:
+    """Writes a line; one that a full disk has cut off before it is ended first."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def _path_of(line: bytes) -> str | None:
+    """The input that a line names; None of one that a full disk has cut off."""
+    try:
+        return str(json.loads(line)["path"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def _paths(path: Path, start: int) -> frozenset[str]:
-    """Inputs named after byte ``start``; a last line that is still being written is left out."""
+    """Inputs named after byte ``start``; a line that is not whole is left out."""
     try:
         with path.open("rb") as file:
             file.seek(start)
             lines = file.read().split(b"\n")[:-1]
     except FileNotFoundError:
         return frozenset()
-    return frozenset(json.loads(line)["path"] for line in lines if line)
+    return frozenset(found for line in lines if (found := _path_of(line)) is not None)

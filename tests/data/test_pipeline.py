@@ -282,3 +282,12 @@ def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: P
     assert "3 of 10" not in str(bad_share.complaint())  # it looks now and then
     now = 60.0
     assert "3 of 10" in str(bad_share.complaint())
+
+
+def test_a_quarantine_that_cannot_be_read_is_looked_at_again(tmp_path: Path) -> None:
+    class Away(Quarantine):
+        def size(self) -> int:
+            raise OSError(116, "Stale file handle")
+
+    sources = Sources(train=Numbers(), val=Numbers(), files=4, bad=(), summary="")
+    assert pipeline.BadShare(sources, Away(tmp_path / "q.jsonl"), 0.1).complaint() is None

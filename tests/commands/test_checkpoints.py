@@ -1,0 +1,141 @@
+"""``jaxtrain checkpoints``: what lies there, whether it is whole, and what a resume would take."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_state import make_state, meta_of, save
+
+from jaxtrain import checkpoint, main, manifest
+from jaxtrain.commands import checkpoints as command
+from jaxtrain.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints 4 and 9, best 4, and 12 superseded."""
+    run = tmp_path_factory.mktemp("saved") / "run"
+    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 3, lambda line: None)
+    save(checkpoints, 4, 12, 9)
+    checkpoints.save_best(make_state(4), meta_of(4))
+    checkpoints.close()
+    return run
+
+
+@pytest.fixture
+def run(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+def tree(run: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in [run, *run.rglob("*")]
+    }
+
+
+def table(text: str) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+
+
+def test_lists_what_is_whole_and_changes_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoints" / "13.orbax-checkpoint-tmp").mkdir()
+    before = tree(run)
+    assert command.main([str(run)]) == 0
+    assert tree(run) == before
+    head, *rows, last = table(capsys.readouterr().out)
+    assert head == ["checkpoint", "saved (UTC)", "examples seen", "size"]
+    assert [(row[0], row[2], row[4]) for row in rows] == [
+        ("checkpoints/4", "12", "verified"),
+        ("checkpoints/9", "27", "verified"),
+        ("best/4", "12", "verified"),
+        ("superseded/checkpoints/12", "36", "verified"),
+    ]
+    saved_at = manifest.read(run / "checkpoints" / "9").saved
+    assert rows[1][1][:10] == saved_at[:10]
+    assert re.fullmatch(r"0\.\d MiB", rows[1][3])
+    assert last == [f"--resume latest would take {run / 'checkpoints' / '9'}"]
+
+
+def test_names_what_is_damaged_and_what_a_resume_would_take(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoints" / "9" / "manifest.json").unlink()
+    (run / "best" / "4" / "meta" / "metadata").write_text("{}")
+    report = tmp_path / "report.json"
+    before = tree(run)
+    assert command.main([str(run), "--json", str(report)]) == 1
+    assert tree(run) == before
+    text = capsys.readouterr().out
+    rows = {row[0]: row[-1] for row in table(text)}
+    assert rows["checkpoints/4"] == "verified"
+    assert rows["checkpoints/9"].startswith("DAMAGED: manifest.json is missing")
+    assert rows["best/4"].startswith("DAMAGED: meta/metadata has 2 bytes")
+    taken = run / "checkpoints" / "4"
+    assert text.splitlines()[-1] == f"--resume latest would take {taken}"
+    found = json.loads(report.read_text())
+    assert found["latest"] == str(taken)
+    assert [one["step"] for one in found["checkpoints"]] == [4, 9, 4, 12]
+    assert [one["examples_seen"] for one in found["checkpoints"]] == [12, 27, None, 36]
+    # A resume takes just that, and says afterwards what it has moved.
+    assert checkpoint.find("latest", run, tmp_path, lambda line: None) == taken
+    assert command.main([str(run)]) == 1
+    moved = {row[0]: row[-1] for row in table(capsys.readouterr().out)}
+    assert moved["damaged/checkpoints/9"] == rows["checkpoints/9"]
+    assert moved["damaged/best/4"] == rows["best/4"]
+    assert "checkpoints/9" not in moved
+
+
+def test_a_run_without_a_whole_one_would_start_anew(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("checkpoints/4", "checkpoints/9", "best/4"):
+        (run / path / "manifest.json").write_text("")
+    assert command.main([str(run)]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "--resume latest would take none: the run would start anew"
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    shutil.rmtree(run / "best")
+    assert command.main([str(run)]) == 0
+
+
+def test_wrong_use(run: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        ([str(tmp_path / "nowhere")], "there is no such folder"),
+        ([str(tmp_path)], "holds no checkpoints/; name a run's directory$"),
+        ([str(run / "checkpoints" / "9")], f"name a run's directory, as {run}$"),
+        ([str(run / "checkpoints")], f"name a run's directory, as {run}$"),
+        ([str(run), "--jsn", "x"], "--jsn x"),
+        ([str(run), "--json"], "expected one argument"),
+        ([str(run), "--json", str(tmp_path / "no" / "x.json")], "is no folder"),
+    ):
+        with pytest.raises(InputError, match=words):
+            command.main(arguments)
+    assert main.main(["checkpoints", str(tmp_path / "nowhere")]) == 2
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    assert "checkpoints DIR" in capsys.readouterr().out
+
+
+def test_imports_nothing_heavy(run: Path, checkout: Path) -> None:
+    probe = (
+        "import sys; from jaxtrain import main; main.main(sys.argv[1:]); "
+        "print([name for name in ('jax', 'orbax', 'numpy', 'tyro') if name in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", probe, "checkpoints", str(run)],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,29 @@
+"""The list of broken inputs on a disk that is full or gone."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.errors import BadExample
+
+
+def test_a_disk_that_takes_no_line_does_not_stop_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = Quarantine.open(tmp_path / "gone", 0)
+    gone.add(BadExample("file-1", "broken"), found="training")
+    assert re.search(r'cannot write .* \(No such file.*"path": "file-1"', capsys.readouterr().err)
+    assert gone.found() == frozenset()
+    assert gone.size() == 0
+
+
+def test_a_line_that_a_full_disk_cut_off_costs_no_other(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path / "quarantine.jsonl")
+    quarantine.add(BadExample("file-1", "broken"), found="training")
+    with quarantine.path.open("a") as file:
+        file.write('{"path": "fi')
+    assert quarantine.found() == {"file-1"}
+    quarantine.add(BadExample("file-3", "broken"), found="training")
+    assert quarantine.found() == {"file-1", "file-3"}

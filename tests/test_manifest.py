@@ -1,0 +1,152 @@
+"""The manifest: what it lists, and that every lie about it and in it is found."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxtrain import manifest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of step 12 with a manifest."""
+    return make(tmp_path / "12", 12)
+
+
+def make(folder: Path, step: int, seed: int = 0) -> Path:
+    rng = random.Random(seed)
+    for name, size in (("a", 1000), ("deep/er/b", 70_000), ("empty", 0)):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.randbytes(size))
+    manifest.write(folder, step)
+    return folder
+
+
+def test_lists_every_file_with_its_size(folder: Path) -> None:
+    found = manifest.read(folder)
+    assert found.step == 12
+    assert {name: size for name, (size, _) in found.files.items()} == {
+        "a": 1000,
+        "deep/er/b": 70_000,
+        "empty": 0,
+    }
+    assert manifest.look(folder) == manifest.verify(folder) == ""
+
+
+def test_files_that_it_does_not_list_are_no_damage(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    (folder / ".manifest.json.left").write_text("by a killed process")
+    assert manifest.verify(folder) == ""
+    manifest.write(folder, 12)
+    assert set(manifest.read(folder).files) == {"a", "deep/er/b", "empty", "notes.txt"}
+
+
+@pytest.mark.parametrize("size", [0, 1, 32, 33, 70])
+def test_every_byte_of_a_file_of_several_pieces_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(manifest, "_PIECE_BYTES", 32)
+    monkeypatch.setattr(manifest, "_BUFFER_BYTES", 10)
+    content = random.Random(size).randbytes(size)
+    (folder / "a").write_bytes(content)
+    manifest.write(folder, 12)
+    assert len(manifest.read(folder).files["a"][1]) == -(-size // 32)
+    assert manifest.verify(folder) == ""
+    for place in sorted({0, 9, 10, 31, 32, 63, 64, size - 1} & set(range(size))):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        (folder / "a").write_bytes(changed)
+        assert manifest.look(folder) == ""  # which does not read it
+        assert manifest.verify(folder) == "a has other bytes than were saved: its checksum is wrong"
+
+
+def resign(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
+    """A lie that is at one with its own checksum."""
+    path = folder / manifest.NAME
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    change(content)
+    path.write_text(json.dumps(content | {"sha256": manifest._checksum(content)}))
+
+
+def test_a_manifest_that_lies_is_found(folder: Path, tmp_path: Path) -> None:
+    path = folder / manifest.NAME
+    text = path.read_text()
+
+    def verdict(changed: str | bytes) -> str:
+        path.write_bytes(changed.encode() if isinstance(changed, str) else changed)
+        looked = manifest.look(folder)
+        assert looked == manifest.verify(folder)
+        return looked
+
+    mismatch = "manifest.json is damaged: its content does not match its own checksum"
+    assert verdict(text.replace("1000", "1001")) == mismatch
+    assert verdict(text.replace('"step": 12', '"step": 13')) == mismatch
+    assert verdict(text.replace('"empty"', '"empti"')) == mismatch
+    assert verdict("[]") == verdict("null") == verdict("{}") == mismatch
+    for end in (0, 1, len(text) // 2, len(text) - 3):
+        assert verdict(text[:end]) == "manifest.json is damaged: it is no JSON"
+    assert verdict(b"\xff\xfe" + text.encode()) == "manifest.json is damaged: it is no JSON"
+    other = make(tmp_path / "13", 13, seed=1)
+    assert (
+        verdict((other / manifest.NAME).read_text())
+        == "manifest.json is of step 13, and the folder of step 12"
+    )
+
+
+def test_a_lie_with_a_right_checksum_is_found_too(folder: Path, tmp_path: Path) -> None:
+    other = make(tmp_path / "other", 12, seed=1)  # of the same step, as of another run
+    shutil.copy(other / manifest.NAME, folder)
+    assert "checksum is wrong" in manifest.verify(folder)
+    resign(folder, lambda content: content.update(step=13))
+    assert manifest.look(folder) == "manifest.json is of step 13, and the folder of step 12"
+    resign(folder, lambda content: content.update(step=12, format=2))
+    assert manifest.look(folder) == "manifest.json has format 2, and this version reads 1"
+
+
+def test_a_copy_under_another_name_is_whole(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "mine")
+    assert manifest.verify(tmp_path / "mine") == ""
+
+
+def test_what_is_missing_is_named(folder: Path) -> None:
+    (folder / "a").rename(folder / "aside")
+    assert manifest.look(folder) == manifest.verify(folder) == "a is missing"
+    (folder / "a").mkdir()
+    assert manifest.verify(folder) == "a is missing"
+    (folder / "a").rmdir()
+    (folder / "aside").rename(folder / "a")
+    (folder / manifest.NAME).unlink()
+    assert "manifest.json is missing" in manifest.verify(folder)
+    assert "manifest.json is missing" in manifest.verify(folder / "nowhere")
+
+
+def test_what_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(piece: tuple[Path, int]) -> str:
+        raise OSError(5, "Input/output error", str(piece[0]))
+
+    monkeypatch.setattr(manifest, "_hash_piece", refuse)
+    wrong = manifest.verify(folder)
+    assert wrong.startswith(str(folder))
+    assert wrong.endswith("cannot be read: Input/output error")
+
+
+def test_nothing_is_left_where_it_cannot_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / manifest.NAME).unlink()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = sorted(os.listdir(folder))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        manifest.write(folder, 12)
+    assert sorted(os.listdir(folder)) == before
