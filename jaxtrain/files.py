@@ -67,6 +67,7 @@ class Appended:
         self.path = path
         self._descriptor: int | None = None
         self._waiting = b""
+        self._made = False
 
     def append(self, piece: bytes) -> None:
         """Writes a piece at the end.
@@ -84,7 +85,9 @@ class Appended:
 
     def _write(self, content: bytes) -> None:
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._made:  # later: on a disk that is lost nothing should be made again
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._made = True
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             self._descriptor = os.open(self.path, flags, 0o666)
         size = os.fstat(self._descriptor).st_size

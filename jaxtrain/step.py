@@ -119,25 +119,26 @@ def build_train_step(
         judge: tells bad updates; they leave all but the examples seen as it was.
         precision: dtype of the computation; state, losses and metrics stay float32.
         accumulate: microbatches in a step; it divides each device's rows.
-        seed: randomness of a step is a function of this and of the examples seen.
+        seed: randomness of an example is a function of this and of its place in the order.
     """
     view = views(definition, rule, precision)
 
     def loss(
-        params: Arrays, extras: Arrays, batch: Batch, key: jax.Array
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
         module = view.module(params, extras)
-        total, weight, metrics = module.loss(batch, key)
+        keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), positions_B)
+        total, weight, metrics = module.loss(batch, keys_B)
         return total, (LossSums(total, weight, metrics), definition.extras_of(module))
 
     gradients = _gradients(loss, view, rule.mesh, accumulate)
 
     def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.examples_seen)
-        grads, sums, extras = gradients(state.params, state.extras, batch, key)
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
+        grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
         grads = jax.tree.map(lambda grad: grad / sums.weight, grads)
         updates, opt = optimizer.update(grads, state.opt, state.params)
-        rows = jax.tree.leaves(batch)[0].shape[0]
         loss, norm = sums.loss / sums.weight, optax.tree.norm(grads)
         bad, guarded = judge(state.guard, loss, norm)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
@@ -241,35 +242,37 @@ def _gradients(
     value_and_grad = jax.value_and_grad(loss, has_aux=True)
 
     def one(
-        prepared: Arrays, extras: Arrays, batch: Batch, key: jax.Array
+        prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        (_, (sums, extras)), grads = value_and_grad(prepared, extras, batch, key)
+        (_, (sums, extras)), grads = value_and_grad(prepared, extras, batch, positions_B)
         return view.store(grads), sums, extras
 
     def whole(
-        params: Arrays, extras: Arrays, batch: Batch, key: jax.Array
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        return one(view.prepare(params), extras, batch, jax.random.fold_in(key, 0))
+        held = jax.lax.with_sharding_constraint(positions_B, meshes.batch_sharding(mesh))
+        return one(view.prepare(params), extras, batch, held)
 
     def scanned(
-        params: Arrays, extras: Arrays, batch: Batch, key: jax.Array
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
         prepared = view.prepare(params)
         parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
+        positions = _microbatches(positions_B, accumulate, mesh)
         first = {name: part[0] for name, part in parts.items()}
-        _, sums, _ = jax.eval_shape(one, prepared, extras, first, key)
+        _, sums, _ = jax.eval_shape(one, prepared, extras, first, positions[0])
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
 
         def body(
             carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
         ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
             grads, sums, extras = carry
-            number, microbatch = part
-            more, added, extras = one(prepared, extras, microbatch, jax.random.fold_in(key, number))
+            of_rows, microbatch = part
+            more, added, extras = one(prepared, extras, microbatch, of_rows)
             return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
 
         carry = (view.store(jax.tree.map(jnp.zeros_like, params)), zeros, extras)
-        (grads, sums, extras), _ = jax.lax.scan(body, carry, (jnp.arange(accumulate), parts))
+        (grads, sums, extras), _ = jax.lax.scan(body, carry, (positions, parts))
         return grads, sums, extras
 
     return whole if accumulate == 1 else scanned

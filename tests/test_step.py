@@ -220,6 +220,14 @@ def test_randomness_is_a_function_of_the_examples_seen() -> None:
     assert stepper(batch)["loss"] == first
 
 
+def test_microbatches_draw_the_numbers_of_the_whole_batch() -> None:
+    """Chance belongs to an example, not to how many are computed at once."""
+    model = dataclasses.replace(tiny("mlm_h200_8"), dropout=0.5)
+    batch = mlm_batch(model.batch_spec(16))
+    whole, parts = gradients(model, batch), gradients(model, batch, accumulate=4, fsdp=4)
+    assert_same_gradients(parts, whole)
+
+
 def test_clipping_limits_the_norm_and_the_record_shows_it_unclipped() -> None:
     model, batch = example_of("toy")
     batch = batch | {"y": 1000 * batch["y"]}

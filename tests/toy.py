@@ -34,8 +34,8 @@ class _Toy(nnx.Module):
     def __init__(self, blocks: int, rngs: nnx.Rngs) -> None:
         self.blocks = nnx.List([_Block(rngs) for _ in range(blocks)])
 
-    def loss(self, batch: dict[str, jax.Array], key: jax.Array) -> Any:
-        del key
+    def loss(self, batch: dict[str, jax.Array], keys_B: jax.Array) -> Any:
+        del keys_B
         x = batch["x"].astype(self.blocks[0].up.kernel[...].dtype)
         for block in self.blocks:
             x = layers.remat(_Block.__call__, "none")(block, x)

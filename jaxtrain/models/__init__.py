@@ -20,8 +20,10 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
 
 The module that ``build`` returns:
 
-- ``loss(batch, key) -> (sum, weight, {name: (sum, weight)})``: differentiable; what an update is
-  made of. ``key`` is a typed ``jax.random`` key and the only source of chance.
+- ``loss(batch, keys_B) -> (sum, weight, {name: (sum, weight)})``: differentiable; what an update
+  is made of. ``keys_B`` holds a typed ``jax.random`` key for each row, which is the only source of
+  chance, and of that row alone: a run that goes on with other microbatches or devices draws the
+  same numbers.
 - ``evaluate(batch) -> {name: (sum, weight)}``: no chance, no augmentation. A third entry, the sum
   of squares, asks for ``NAME_std`` beside ``NAME``. ``"loss"`` is always among the names.
 - ``samples(batch) -> {name: picture}``, optional: uint8 [H, W, 3] each.

@@ -165,11 +165,11 @@ class Embeddings(nnx.Module):
         self.norm = LayerNorm(config.hidden)
         self.dropout = config.dropout
 
-    def __call__(self, tokens_BS: jax.Array, key: jax.Array | None) -> jax.Array:
+    def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         """Ids -> [B, S, D]."""
         length = tokens_BS.shape[1]
         x_BSD = jnp.take(self.word[...], tokens_BS, axis=0) + self.position[...][None, :length]
-        return dropout(self.norm(x_BSD), self.dropout, key)
+        return dropout(self.norm(x_BSD), self.dropout, keys_B)
 
 
 class Layer(nnx.Module):
@@ -187,16 +187,18 @@ class Layer(nnx.Module):
         self.dropout = config.dropout
 
     def __call__(
-        self, x_BSD: jax.Array, attended_BS: jax.Array, key: jax.Array | None
+        self, x_BSD: jax.Array, attended_BS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
         """[B, S, D] -> the same shape; positions where `attended_BS` is False are not looked at."""
-        keys = [None] * 3 if key is None else list(jax.random.split(key, 3))
-        h_BSD = self.attention_out(self._attend(x_BSD, attended_BS, keys[0]))
-        x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, keys[1]))
+        of_weights, of_attention, of_ff = split_keys(keys_B, 3)
+        h_BSD = self.attention_out(self._attend(x_BSD, attended_BS, of_weights))
+        x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, of_attention))
         h_BSD = self.ff_out(jax.nn.gelu(self.ff_in(x_BSD), approximate=False))
-        return self.ff_norm(x_BSD + dropout(h_BSD, self.dropout, keys[2]))
+        return self.ff_norm(x_BSD + dropout(h_BSD, self.dropout, of_ff))
 
-    def _attend(self, x_BSD: jax.Array, attended_BS: jax.Array, key: jax.Array | None) -> jax.Array:
+    def _attend(
+        self, x_BSD: jax.Array, attended_BS: jax.Array, keys_B: jax.Array | None
+    ) -> jax.Array:
         """Plain products and a float32 softmax.
 
         Not `jax.nn.dot_product_attention`: BERT drops attention probabilities, which it cannot,
@@ -212,7 +214,7 @@ class Layer(nnx.Module):
         least = jnp.finfo(jnp.float32).min
         scores_BNST = jnp.where(attended_BS[:, None, None, :], scores_BNST, least)
         share_BNST = jax.nn.softmax(scores_BNST, -1).astype(x_BSD.dtype)
-        share_BNST = dropout(share_BNST, self.dropout, key)
+        share_BNST = dropout(share_BNST, self.dropout, keys_B)
         return jnp.einsum("bnst,btnk->bsnk", share_BNST, v_BSNK).reshape(b, s, d)
 
 
@@ -241,8 +243,8 @@ class MaskedLanguageModel(nnx.Module):
         self.sequence_length = config.sequence_length
         self.remat = config.remat
 
-    def encode(self, tokens_BS: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Ids -> vectors [B, S, D]; without a key nothing is dropped.
+    def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
+        """Ids -> vectors [B, S, D]; without keys nothing is dropped.
 
         Raises:
             ValueError: the sequence is longer than the positions that the model has.
@@ -252,33 +254,32 @@ class MaskedLanguageModel(nnx.Module):
                 f"a sequence of {tokens_BS.shape[1]} tokens is longer than the model's "
                 f"sequence_length={self.sequence_length}: cut it"
             )
-        count = len(self.layers) + 1
-        keys = [None] * count if key is None else list(jax.random.split(key, count))
-        x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, tokens_BS, keys[0])
+        of_embeddings, *of_layers = split_keys(keys_B, 1 + len(self.layers))
+        x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, tokens_BS, of_embeddings)
         layer_of = remat(Layer.__call__, self.remat)
-        for layer, layer_key in zip(self.layers, keys[1:], strict=True):
-            x_BSD = layer_of(layer, x_BSD, tokens_BS != PAD, layer_key)
+        for layer, of_layer in zip(self.layers, of_layers, strict=True):
+            x_BSD = layer_of(layer, x_BSD, tokens_BS != PAD, of_layer)
         return x_BSD
 
     def logits(
-        self, tokens_BS: jax.Array, positions_BM: jax.Array, key: jax.Array | None = None
+        self, tokens_BS: jax.Array, positions_BM: jax.Array, keys_B: jax.Array | None = None
     ) -> jax.Array:
         """float32 logits [B, M, V] at the positions asked for, and nowhere else."""
-        x_BSD = self.encode(tokens_BS, key)
+        x_BSD = self.encode(tokens_BS, keys_B)
         x_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
         return remat(Head.__call__, self.remat)(self.head, self.embeddings, x_BMD)
 
-    def loss(self, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+    def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Cross-entropy in nats, over predicted positions; `accuracy` beside it."""
-        return self._loss(batch, key)
+        return self._loss(batch, keys_B)
 
     def evaluate(self, batch: Batch) -> Sums:
         """`loss` and `accuracy` over predicted positions; nothing is dropped."""
         total, weight, metrics = self._loss(batch, None)
         return {"loss": (total, weight), **metrics}
 
-    def _loss(self, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array, Sums]:
-        logits_BMV = self.logits(batch["tokens"], batch["positions"], key)
+    def _loss(self, batch: Batch, keys_B: jax.Array | None) -> tuple[jax.Array, jax.Array, Sums]:
+        logits_BMV = self.logits(batch["tokens"], batch["positions"], keys_B)
         targets_BM = batch["targets"]
         target_BM = jnp.take_along_axis(logits_BMV, targets_BM[:, :, None], axis=-1)[:, :, 0]
         cost_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - target_BM
@@ -292,11 +293,21 @@ class MaskedLanguageModel(nnx.Module):
         )
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes a share of the elements and scales the others up; nothing without a key."""
-    if key is None or rate == 0:
+def split_keys(keys_B: jax.Array | None, count: int) -> list[jax.Array] | list[None]:
+    """For each row's key `count` new ones: a list of keys [B]; of None a list of None."""
+    if keys_B is None:
+        return [None] * count
+    return list(jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys_B))
+
+
+def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
+    """Zeroes a share of the elements and scales the others up; nothing without keys.
+
+    Each row of `x` [B, ...] has a key of its own, so its mask does not depend on the other rows.
+    """
+    if keys_B is None or rate == 0:
         return x
-    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys_B)
     return jnp.where(kept, x / (1 - rate), jnp.zeros((), x.dtype))
 
 

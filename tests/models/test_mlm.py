@@ -14,7 +14,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import mlm
 
 TINY = mlm.Config.tiny()
-KEY = jax.random.key(7)
+KEYS = jax.random.split(jax.random.key(7), 4)  # one for each row of batch()
 
 
 @pytest.fixture(scope="module")
@@ -121,16 +121,17 @@ def test_sums_of_parts_add_up(evaluate: Any) -> None:
     assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
 
 
-def test_dropout_follows_the_key(parts: tuple[Any, Any], evaluate: Any) -> None:
+def test_dropout_follows_the_keys(parts: tuple[Any, Any], evaluate: Any) -> None:
     graph, params = parts
-    loss = jax.jit(lambda p, key: nnx.merge(graph, p).loss(batch(), key)[0])
-    assert loss(params, KEY) == loss(params, KEY)
-    assert loss(params, KEY) != loss(params, jax.random.key(8))
-    assert loss(params, KEY) != evaluate(batch())["loss"][0]
+    loss = jax.jit(lambda p, keys: nnx.merge(graph, p).loss(batch(), keys)[0])
+    assert loss(params, KEYS) == loss(params, KEYS)
+    assert loss(params, KEYS) != loss(params, jax.random.split(jax.random.key(8), 4))
+    assert loss(params, KEYS) != evaluate(batch())["loss"][0]
 
 
 def test_dropout_keeps_the_mean() -> None:
-    dropped = np.asarray(mlm.dropout(jnp.ones((100, 100)), 0.1, KEY))
+    dropped = np.asarray(mlm.dropout(jnp.ones((4, 100, 50)), 0.1, KEYS))
+    assert not np.array_equal(dropped[0], dropped[1])
     assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / 0.9)}
     assert (dropped == 0).mean() == pytest.approx(0.1, abs=0.02)
 
@@ -139,7 +140,7 @@ def test_without_dropout_training_and_validation_agree(evaluate: Any, parts: Any
     module = dataclasses.replace(TINY, dropout=0.0).build(nnx.Rngs(0))
     nnx.update(module, parts[1])
     graph, params = nnx.split(module)
-    loss = jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, KEY))
+    loss = jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, KEYS))
     total, weight, metrics = loss(params, batch())
     assert_same({"loss": (total, weight), **metrics}, evaluate(batch()))
 
@@ -147,7 +148,7 @@ def test_without_dropout_training_and_validation_agree(evaluate: Any, parts: Any
 def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluate: Any) -> None:
     graph, params = parts
     low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
-    found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(), KEY), low)
+    found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(), KEYS), low)
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
     vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).encode(batch()["tokens"]), low)
     assert vectors.dtype == jnp.bfloat16
@@ -160,7 +161,7 @@ def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
     results = []
     for mode in ("none", "block"):
         graph = nnx.graphdef(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
-        loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEY)[0])
+        loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEYS)[0])
         results.append(jax.jit(loss)(parts[1]))
     none, block = (jax.tree.leaves(result) for result in results)
     assert_same(none, block)
@@ -293,7 +294,7 @@ def test_shipped_sizes_build(sizes: dict[str, Any], wanted: int) -> None:
     assert count == wanted
     graph, params = nnx.split(module)
     loss = jax.eval_shape(
-        lambda p, b: nnx.merge(graph, p).loss(b, KEY)[0], params, config.batch_spec(2)
+        lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0], params, config.batch_spec(4)
     )
     assert loss.shape == ()
 
@@ -305,7 +306,7 @@ def test_flops_are_those_of_the_program() -> None:
     )
     module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
     graph, params = nnx.split(module)
-    gradient = jax.jit(jax.grad(lambda p, b: nnx.merge(graph, p).loss(b, KEY)[0]))
+    gradient = jax.jit(jax.grad(lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0]))
     counts = gradient.lower(params, config.batch_spec(3)).cost_analysis()
     assert counts is not None
     assert 3 * config.flops_per_example() == pytest.approx(counts["flops"], rel=0.05)

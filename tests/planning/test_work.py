@@ -81,9 +81,11 @@ def _loss_and_gradient(run: config.Run) -> float:
     definition = states.Definition(run.model.build)
     params, extras = jax.eval_shape(definition.init, jax.random.key(0))
 
-    def loss(params: Any, extras: Any, batch: Any, key: Any) -> Any:
-        return definition.module(params, extras).loss(batch, key)[0]
+    def loss(params: Any, extras: Any, batch: Any, keys: Any) -> Any:
+        return definition.module(params, extras).loss(batch, keys)[0]
 
     spec = run.model.batch_spec(1)
-    traced = jax.jit(jax.grad(loss)).trace(params, extras, spec, jax.random.key(0))
+    traced = jax.jit(jax.grad(loss)).trace(
+        params, extras, spec, jax.random.split(jax.random.key(0), 1)
+    )
     return product_flops(traced.jaxpr)

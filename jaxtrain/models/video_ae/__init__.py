@@ -141,13 +141,13 @@ class VideoAutoencoder(nnx.Module):
         """Latents [B, L, h, w, latent_channels] -> [B, 4 L - 3, 8 h, 8 w, 3], not clamped."""
         return self.decoder(latents.astype(self._dtype), self.remat)
 
-    def loss(self, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+    def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Weighted squared error, over clips; `reconstruction_loss` and `psnr` beside it.
 
         The error is that of the reconstruction as it comes, not clamped: clamping would take the
         gradient from pixels outside [0, 1]. PSNR is that of the clamped one, as a viewer sees it.
         """
-        del key  # the host drew the numbers of the augmentation
+        del keys_B  # the host drew the numbers of the augmentation
         video = augment.augment(_to_float(batch["video"]), batch["augment"])
         target, found = self._reconstruct(video)
         error, weight = _error_sum(target, found, batch["weight"])
