@@ -132,8 +132,20 @@ nap() { # also ends when a signal arrives
     wait "$!" || true
 }
 
-collect() { # waits for those that have ended; sets running, first_code and code
-    local index pid one
+weight() { # of an exit code among those that ended first, in the same moment: which one to believe
+    if (($1 == 0)); then
+        echo 0
+    elif (($1 == 2 || $1 == 130)); then
+        echo 2 # it makes no sense to go on, and the others only broke over that
+    elif (($1 > 128)); then
+        echo 3 # a signal comes from outside, and the others broke over that
+    else
+        echo 1
+    fi
+}
+
+collect() { # waits for those that have ended; sets running, and code by those that ended first
+    local index pid one decided=$code
     running=0
     for index in "${!pids[@]}"; do
         pid=${pids[index]}
@@ -146,16 +158,17 @@ collect() { # waits for those that have ended; sets running, first_code and code
         wait "$pid" 2>/dev/null || one=$?
         pids[index]=''
         codes[index]=$one
-        ((one == 0 || code != 0)) || code=$one
-        first_code=${first_code:-$one}
-        ((one == 0)) || say "process $index ended with $(described "$code")"
+        ((one == 0)) || say "process $index ended with $(described "$one")"
+        if ((!${decided:-0})) && (($(weight "$one") >= $(weight "${code:-0}"))); then
+            code=$one
+        fi
         sweep_process "$pid"
     done
 }
 
 end_the_others() { # end_the_others WAITED_S: SIGTERM after a while, then SIGKILL
     local waited_s=$1 pid patience_s=$GRACE_S signal=''
-    case $first_code in 0 | 75 | 130) patience_s=$SAVE_S ;; esac
+    case $code in 0 | 75 | 130) patience_s=$SAVE_S ;; esac
     ((waited_s < patience_s)) || signal=TERM
     ((waited_s < patience_s + KILL_S)) || signal=KILL
     [[ $signal != "$sent" ]] || return 0
@@ -167,12 +180,12 @@ end_the_others() { # end_the_others WAITED_S: SIGTERM after a while, then SIGKIL
 }
 
 wait_for_all() { # until every process has ended; once one has, the others may not outlive it long
-    local first_code='' running ended_at='' sent=''
+    local running ended_at='' sent=''
     while :; do
         [[ -z $wanted_signal ]] || hand_on
         collect
         ((running)) || return 0
-        if [[ -n $first_code ]]; then
+        if [[ -n $code ]]; then
             ended_at=${ended_at:-$SECONDS}
             end_the_others $((SECONDS - ended_at))
         fi
@@ -187,19 +200,17 @@ abandon() { # the launcher itself has failed: nothing of the run may stay behind
     done
 }
 
-run_once() { # run_once COUNT ARGUMENT...: sets `code`: 2 or 130 if one ended so, else the first that is not 0
-    local count=$1 index one
+run_once() { # run_once COUNT ARGUMENT...: sets `code`: of the first process that did not end with 0
+    local count=$1 index
     shift
-    pids=() codes=() code=0
+    pids=() codes=() code=''
     for ((index = 0; index < count; index++)); do
         [[ -z $stopped_by ]] || break
         start_process "$index" "$@"
         pids[index]=$started_pid
     done
     wait_for_all
-    for one in "${codes[@]}"; do
-        case $one in 2 | 130) code=$one ;; esac # it makes no sense to go on
-    done
+    code=${code:-0}
 }
 
 run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's code
