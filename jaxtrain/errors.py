@@ -1,4 +1,4 @@
-"""The two errors that cross module borders."""
+"""The errors that cross module borders."""
 
 
 class InputError(Exception):
@@ -6,6 +6,14 @@ class InputError(Exception):
 
     The command line prints the message as one line, without a traceback, and exits with 2. The
     message names the thing, its value and the cure.
+    """
+
+
+class Unavailable(Exception):
+    """Something outside of this program is not there, and may be the next time.
+
+    The command line prints the message as one line, without a traceback, and exits with 75: a
+    launcher tries again, a few times.
     """
 
 

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, Unavailable
 
 COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
@@ -39,6 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Unavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 75
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
