@@ -84,6 +84,7 @@ def start(run: config.Run, flags: Flags) -> int:
         try:  # from here on others may wait for this process
             signals.listen()  # jax.distributed has put its own handler over ours
             processes.check_accelerator(os.environ)
+            processes.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
             return train(run, flags, signals)
         except Exception as error:

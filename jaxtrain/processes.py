@@ -6,14 +6,14 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxtrain import clusters, rollcall
+from jaxtrain import clusters, config, rollcall, same_run
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError, Unavailable
 
@@ -61,6 +61,26 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
             f"jax's service did not start at {cluster.coordinator} ({error}): try again, or take "
             "another port"
         ) from error
+
+
+def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
+    """All processes must have the same config, code and packages; call it before any compilation.
+
+    Args:
+        run: the config.
+        flags: of the command line, those that change what is computed.
+
+    Raises:
+        InputError: in all processes alike; names each difference, its values and processes.
+        Unavailable: a process is gone.
+    """
+    if jax.process_count() == 1:
+        return
+    from jax._src import distributed  # jax has no public way to its coordination service
+
+    store: Any = distributed.global_state.client
+    own = same_run.facts(run, flags)
+    same_run.check(own, jax.process_index(), jax.process_count(), store)
 
 
 def check_accelerator(environment: Mapping[str, str]) -> None:
@@ -124,13 +144,21 @@ def check_same(what: str, value: str, cure: str) -> None:
     """
     if jax.process_count() == 1:
         return
-    padded = np.frombuffer(value.encode().ljust(128, b"\0")[:128], np.uint8)
-    values = [
-        bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(padded)
-    ]
+    values = gather(value)
     if len(set(values)) > 1:
         listing = ", ".join(f"process {number}: {one}" for number, one in enumerate(values))
         raise InputError(f"the processes see different {what} ({listing}): {cure}")
+
+
+def gather(text: str) -> list[str]:
+    """A short text (up to 128 bytes of it) of each process, known to all of them."""
+    if jax.process_count() == 1:
+        return [text]
+    padded = np.frombuffer(text.encode().ljust(128, b"\0")[:128], np.uint8)
+    return [
+        bytes(row).rstrip(b"\0").decode(errors="ignore")
+        for row in multihost_utils.process_allgather(padded)
+    ]
 
 
 class Agreement:
