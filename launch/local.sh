@@ -16,9 +16,7 @@ is_count "$count" || refuse "'$count' is no number of processes: launch/local.sh
 shift
 check_settings
 directory=$(output_dir "$@") || exit
-if ! reason=$(mkdir -p -- "$directory" 2>&1); then
-    refuse "cannot make the run's directory ($reason): give another --output-dir"
-fi
+make_directory "$directory"
 
 gpus() { # how many GPUs the processes shall share; 0 for none
     if [[ ${JAX_PLATFORMS:-} == cpu ]] || option --simulate-devices "$@" >/dev/null; then

@@ -40,12 +40,16 @@ refuse() { # refuse MESSAGE: wrong use
 is_count() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
 
 check_settings() {
+    check_numbers
+    command -v "$PYTHON" >/dev/null ||
+        refuse "there is no '$PYTHON' here: activate the environment of jaxtrain, or set PYTHON"
+}
+
+check_numbers() {
     local name
     for name in MAX_RESTARTS RESTART_DELAY_S SAVE_S GRACE_S KILL_S; do
         [[ ${!name} =~ ^[0-9]+$ ]] || refuse "$name is '${!name}'; it has to be a whole number"
     done
-    command -v "$PYTHON" >/dev/null ||
-        refuse "there is no '$PYTHON' here: activate the environment of jaxtrain, or set PYTHON"
 }
 
 option() { # option NAME ARGUMENT...: prints the value of the last --NAME; fails without one
@@ -70,11 +74,19 @@ output_dir() { # output_dir ARGUMENT...: prints the run's directory, which a res
     printf '%s\n' "$directory"
 }
 
+make_directory() { # make_directory DIR
+    local reason
+    reason=$(mkdir -p -- "$1" 2>&1) ||
+        refuse "cannot make the run's directory ($reason): give another --output-dir"
+}
+
 free_port() {
     "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 }
 
-newest_checkpoint() { # newest_checkpoint DIR: prints the step of the newest complete checkpoint
+newest_checkpoint() { local_newest_checkpoint "$@"; }
+
+local_newest_checkpoint() { # local_newest_checkpoint DIR: prints the step of the newest complete checkpoint
     local manifest step newest=''
     for manifest in "$1"/checkpoints/*/manifest.json; do
         step=$(basename "$(dirname "$manifest")")
@@ -219,7 +231,7 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
     trap 'on_signal TERM' TERM
     trap 'on_signal INT' INT
     trap 'on_signal HUP' HUP
-    trap 'abandon' EXIT
+    [[ -n $(trap -p EXIT) ]] || trap abandon EXIT
     resume=(--resume latest)
     ! option --resume "$@" >/dev/null || resume=() # for the first start, what the user says
     before=$(newest_checkpoint "$directory")
