@@ -62,7 +62,8 @@ remote_run() { # remote_run PID_FILE SILENCE_S SAVE_S KILL_S DIR COMMAND...: obe
         end_group "$pid" "$kill_s"
     fi
     set -m # a process group of its own
-    "$@" </dev/null &
+    # When the connection is gone, the process shall still save, and not die of what it says.
+    "$@" </dev/null > >(cat || exec cat >/dev/null) 2>&1 &
     pid=$!
     set +m
     echo "$pid" >"$file"
@@ -161,19 +162,17 @@ start_process() {
         [[ -z ${!name+set} ]] || variables+=("$name=${!name}")
     done
     pid_file=/tmp/jaxtrain-ssh-$(cksum <<<"$REMOTE_DIR $directory" | cut -d ' ' -f 1).$index
-    # The way to the process: what is written there, the host obeys. Open for reading as well, so
-    # that opening does not wait and writing does not fail.
+    # The way to the process: what is written there, the host obeys. ssh itself has it open for both,
+    # or it would end with the first writer.
     rm -f "$workplace/control.$index"
     mkfifo "$workplace/control.$index"
-    exec 9<>"$workplace/control.$index"
     set -m
     "${ssh_command[@]}" "$host" "$(remotely remote_run "$pid_file" "$SILENCE_S" "$SAVE_S" "$KILL_S" \
         "$REMOTE_DIR" env "${variables[@]}" "$PYTHON" -m jaxtrain.main "$@")" \
-        <"$workplace/control.$index" 9>&- \
+        0<>"$workplace/control.$index" \
         > >(trap '' INT TERM && exec sed -u "s|^|[$host] |") 2>&1 &
     started_pid=$!
     set +m
-    exec 9>&-
 }
 
 signal_process() { # signal_process PID SIGNAL: through the host, to the process there
