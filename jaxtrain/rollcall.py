@@ -31,6 +31,8 @@ PATIENCE, PATIENCE_S = "JAXTRAIN_CONNECT_S", 300.0
 _FOREIGN_S = 60.0
 # After all are there: two that call themselves the same mostly come at the same time.
 _LINGER_S = 1.0
+# Something is wrong: so long those who come late can still hear it.
+_LATE_S = 5.0
 _LOOK_EVERY_S = 0.2
 _LINE_S = 10.0
 _LINE_BYTES = 65536
@@ -148,6 +150,7 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> dict[str, 
     threading.Thread(target=call_myself, daemon=True).start()
     callers: list[_Caller] = []
     complete_since: float | None = None
+    complained_since: float | None = None
     said: dict[str, Any] | None = None
     try:
         while said is None:
@@ -156,12 +159,19 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> dict[str, 
             callers = [one for one in callers if _waits(one)]
             complaint = _complaint(cluster, callers)
             now = time.monotonic()
-            if {one.index for one in callers} != set(range(cluster.count)):
+            complete = {one.index for one in callers} == set(range(cluster.count))
+            if not complete:
                 complete_since = None
             elif complete_since is None:
                 complete_since = now
-            if complaint:
+            if not complaint:
+                complained_since = None
+            elif complained_since is None:
+                complained_since = now
+            if complained_since is not None and (complete or now - complained_since > _LATE_S):
                 said = {"jaxtrain": complaint, "again": False}
+            elif complaint:
+                continue
             elif complete_since is not None and now - complete_since > _LINGER_S:
                 said = {"jaxtrain": "", "again": False}
             elif own and own[0]["jaxtrain"] and not own[0]["again"]:
