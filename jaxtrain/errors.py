@@ -10,7 +10,8 @@ class InputError(Exception):
 
 
 class RunAgain(Exception):
-    """The run cannot go on now, but the same command with ``--resume latest`` may.
+    """The run cannot go on now, but the same command with ``--resume latest`` may: something
+    outside of this program is full, or not there.
 
     The command line prints the message as one line, without a traceback, and exits with 75. In a
     run of several processes all of them raise it at the same point.

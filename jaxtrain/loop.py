@@ -79,6 +79,7 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         signals.before_exit = peers.leave
         try:  # from here on others may wait for this process
             processes.check_accelerator(os.environ)
+            processes.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
             code = train(run, flags, signals, peers)
         except BaseException as error:

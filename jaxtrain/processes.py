@@ -1,7 +1,6 @@
 """The processes of a run: how they find each other, and how they decide together."""
 
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxtrain import clusters, config, rollcall, same_run
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.peers import Peers
@@ -22,53 +22,65 @@ T = TypeVar("T")
 
 _MESSAGE_BYTES = 8192
 
-ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+# After the roll call all are there: only the service itself has to start.
+_CONNECT_S = 120
 
 
 def connect(environment: Mapping[str, str], simulate_devices: int | None) -> None:
     """Joins this process to the others, if there are others; call it before any device is used.
 
-    Either the three variables JAX_COORDINATOR_ADDRESS (host:port of process 0),
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, or the program runs as a task of SLURM, whose
-    variables jax reads itself.
+    Who the others are, :mod:`jaxtrain.clusters` finds in the environment.
 
     Args:
         environment: ``os.environ``.
         simulate_devices: virtual CPU devices in all processes together; None uses what is there.
 
     Raises:
-        InputError: only some variables are set, or the devices do not divide.
+        InputError: variables are missing or wrong, two processes have the same number, or the
+            devices do not divide.
+        RunAgain: not all processes came in time.
     """
-    given = [name for name in (ADDRESS, COUNT, INDEX) if environment.get(name)]
-    if given and len(given) < 3:
-        missing = [name for name in (ADDRESS, COUNT, INDEX) if name not in given]
-        raise InputError(
-            f"{' and '.join(given)} set, but not {' and '.join(missing)}: set all three for a run "
-            "of several processes, or none for one process"
-        )
-    processes = _number(environment, COUNT if given else "SLURM_NTASKS", least=1)
+    cluster = clusters.find(environment)
     if simulate_devices is not None:
-        _simulate(simulate_devices, processes)
-    if processes == 1:
+        _simulate(simulate_devices, 1 if cluster is None else cluster.count)
+    if cluster is None:
         return
+    clusters.check_address(cluster, environment)
+    rollcall.hold(cluster, environment)
     # jax would put a handler of its own over that of StopSignals.
     jax.config.update("jax_enable_preemption_service", False)
     if environment.get("JAX_PLATFORMS", "") == "cpu" or simulate_devices is not None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if given:
-        index = _number(environment, INDEX, least=0)
+    try:
         jax.distributed.initialize(
-            environment[ADDRESS], processes, index, local_device_ids=_local_devices(environment)
+            cluster.coordinator,
+            cluster.count,
+            cluster.index,
+            local_device_ids=cluster.devices,
+            initialization_timeout=_CONNECT_S,
         )
-    else:
-        try:
-            jax.distributed.initialize(local_device_ids=_local_devices(environment))  # SLURM
-        except ValueError as error:
-            raise InputError(
-                f"SLURM_NTASKS is {environment['SLURM_NTASKS']}, but this is no task that srun "
-                f"started ({error}): start the command with srun, set {ADDRESS}, {COUNT} and "
-                f"{INDEX}, or unset SLURM_NTASKS for one process"
-            ) from error
+    except jax.errors.JaxRuntimeError as error:  # another program took the port just now
+        raise RunAgain(
+            f"jax's service did not start at {cluster.coordinator} ({error}): try again, or take "
+            "another port"
+        ) from error
+
+
+def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
+    """All processes must have the same config, code and packages; call it before any compilation.
+
+    Args:
+        run: the config.
+        flags: of the command line, those that change what is computed.
+
+    Raises:
+        InputError: in all processes alike; names each difference, its values and processes.
+        RunAgain: a process is gone.
+    """
+    if jax.process_count() == 1:
+        return
+    own = same_run.facts(run, flags)
+    same_run.check(own, jax.process_index(), jax.process_count(), _joined().client)
 
 
 def check_accelerator(environment: Mapping[str, str]) -> None:
@@ -158,10 +170,7 @@ def check_same(what: str, value: str, cure: str) -> None:
     """
     if jax.process_count() == 1:
         return
-    padded = np.frombuffer(value.encode().ljust(128, b"\0")[:128], np.uint8)
-    values = [
-        bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(padded)
-    ]
+    values = gather(value)
     if len(set(values)) > 1:
         listing = ", ".join(f"process {number}: {one}" for number, one in enumerate(values))
         raise InputError(f"the processes see different {what} ({listing}): {cure}")
@@ -187,6 +196,17 @@ def told_by_process_zero(decide: Callable[[], str]) -> str:
     if text.startswith("?"):
         raise RunAgain(text[1:])
     return text[1:]
+
+
+def gather(text: str) -> list[str]:
+    """A short text (up to 128 bytes of it) of each process, known to all of them."""
+    if jax.process_count() == 1:
+        return [text]
+    padded = np.frombuffer(text.encode().ljust(128, b"\0")[:128], np.uint8)
+    return [
+        bytes(row).rstrip(b"\0").decode(errors="ignore")
+        for row in multihost_utils.process_allgather(padded)
+    ]
 
 
 class Agreement:
@@ -238,28 +258,6 @@ def _joined() -> Any:
     from jax._src import distributed
 
     return distributed.global_state
-
-
-def _local_devices(environment: Mapping[str, str]) -> list[int] | None:
-    """The argument of ``jax.distributed.initialize`` with which a process uses all it should.
-
-    Within a SLURM task jax takes one GPU for each process, also where only one runs on a node. An
-    empty list leaves all to it. None lets jax choose: a list in JAX_LOCAL_DEVICE_IDS, or one GPU
-    for each of several tasks of a node.
-    """
-    if environment.get("JAX_LOCAL_DEVICE_IDS"):
-        return None
-    # As "8(x2)", "1,2" or "4": tasks of each node, runs of equal nodes folded.
-    tasks = re.sub(r"\(x\d+\)", "", environment.get("SLURM_STEP_TASKS_PER_NODE", "1")).split(",")
-    several = any(count != "1" for count in tasks)
-    return None if several and not environment.get(ADDRESS) else []
-
-
-def _number(environment: Mapping[str, str], name: str, *, least: int) -> int:
-    text = environment.get(name, "1")
-    if not text.isdecimal() or int(text) < least:
-        raise InputError(f"{name} is {text!r}; it has to be a whole number, at least {least}")
-    return int(text)
 
 
 def _simulate(devices: int, processes: int) -> None:

@@ -5,9 +5,12 @@ import datetime
 import errno
 import json
 import os
+import secrets
+import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
 
 ROOT = Path("output")
+_APPEARS_S = 10.0
+_TROUBLES_TO_NAME = 3
 # A disk that may be well again when a launcher starts the same command again.
 _TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
@@ -105,12 +110,68 @@ def prepare(
         return str(directory)
 
     directory = Path(processes.told_by_process_zero(decide))
-    processes.check_same(
-        "run directories",
-        "there" if directory.is_dir() else "missing",
-        f"{directory} must lie on a file system that all of them share",
-    )
+    check_shared(directory)
     return directory
+
+
+def check_shared(directory: Path) -> None:
+    """All processes must see the same folder: each writes a file, and process 0 reads all of them.
+
+    The same path can be another folder on every host, and is then there and writable everywhere:
+    a checkpoint would lie in pieces on all of them.
+
+    Args:
+        directory: of the run; process 0 has made it.
+
+    Raises:
+        InputError: in all processes alike; says who does not see what.
+    """
+    if jax.process_count() == 1:
+        return
+    tokens = processes.gather(secrets.token_hex(8))
+    files = [directory / f".shared-{token}" for token in tokens]
+    own = files[jax.process_index()]
+    trouble = ""
+    try:
+        try:
+            with own.open("x") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            trouble = f"cannot write there ({error.strerror})"
+        processes.gather("")  # all have written
+        if not trouble:
+            wanted = range(len(files)) if jax.process_index() == 0 else (0,)
+            unseen = _unseen(files, wanted)
+            if unseen:
+                trouble = "does not see what process " + ", ".join(map(str, unseen[:5])) + " wrote"
+        host = socket.gethostname()[:40]
+        said = processes.gather(f"{trouble} on {host}" if trouble else "")  # all have read
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink()
+    troubles = [f"process {number} {one}" for number, one in enumerate(said) if one]
+    if troubles:
+        shown = "; ".join(troubles[:_TROUBLES_TO_NAME])
+        more = len(troubles) - _TROUBLES_TO_NAME
+        raise InputError(
+            f"{directory} is not one folder for all processes: {shown}"
+            + (f"; and {more} more" if more > 0 else "")
+            + ": give --output-dir a place on storage that every host sees (NFS, Lustre, a shared "
+            "volume)"
+        )
+
+
+def _unseen(files: list[Path], wanted: Iterable[int]) -> list[int]:
+    """Those that do not appear; over a network a new file may take a moment."""
+    deadline = time.monotonic() + _APPEARS_S
+    left = list(wanted)
+    while True:
+        with contextlib.suppress(OSError):
+            os.listdir(files[0].parent)  # makes a client of NFS look again
+        left = [number for number in left if not files[number].exists()]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
 
 
 def write_config(

@@ -10,10 +10,13 @@ import pytest
 import toy
 
 from jaxtrain import processes
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
-ADDRESS, COUNT, INDEX = processes.ADDRESS, processes.COUNT, processes.INDEX
-ALL = {ADDRESS: "host:1234", COUNT: "3", INDEX: "0"}
+ALL = {
+    "JAX_COORDINATOR_ADDRESS": "host:1234",
+    "JAX_NUM_PROCESSES": "3",
+    "JAX_PROCESS_ID": "0",
+}
 
 
 @pytest.fixture
@@ -21,10 +24,15 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What ``jax.distributed.initialize`` was called with; it does nothing here."""
     calls: list[Any] = []
 
-    def initialize(*args: Any, local_device_ids: Any) -> None:
+    def initialize(*args: Any, local_device_ids: Any, initialization_timeout: int) -> None:
         calls.append((*args, local_device_ids))
 
+    def hold(cluster: Any, environment: Any) -> None:
+        calls.append(f"roll call of process {cluster.index}")
+
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(processes.rollcall, "hold", hold)
+    monkeypatch.setattr(processes.clusters, "check_address", lambda cluster, environment: None)
     return calls
 
 
@@ -36,49 +44,22 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "given", [[ADDRESS], [COUNT], [INDEX], [ADDRESS, COUNT], [ADDRESS, INDEX], [COUNT, INDEX]]
-)
-def test_some_of_three_variables_name_the_others(given: list[str], joined: list[Any]) -> None:
-    for unset in ({}, dict.fromkeys(ALL, "")):
-        with pytest.raises(InputError) as error:
-            processes.connect(unset | {name: ALL[name] for name in given}, None)
-        is_set, _, missing = str(error.value).partition("set, but not")
-        for name in ALL:
-            assert (name in is_set, name in missing) == (name in given, name not in given)
+def test_processes_join_after_the_roll_call(joined: list[Any]) -> None:
+    processes.connect({}, None)
     assert not joined
+    processes.connect(ALL | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, None)
+    assert joined == ["roll call of process 0", ("host:1234", 3, 0, [0, 1])]
 
 
-@pytest.mark.parametrize(("name", "value"), [(COUNT, "two"), (COUNT, "0"), (INDEX, "first")])
-def test_a_variable_that_is_no_number_is_named_with_its_value(
-    name: str, value: str, joined: list[Any], settings: dict[str, Any]
+def test_a_service_that_does_not_start_can_be_tried_again(
+    joined: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match=f"{name}.*{value}"):
-        processes.connect(ALL | {name: value}, 3)
-    assert not joined
+    def initialize(*args: Any, **_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("UNKNOWN: Failed to start RPC server")
 
-
-@pytest.mark.parametrize(
-    ("environment", "call"),
-    [
-        ({}, None),
-        ({COUNT: "1", ADDRESS: "host:1234", INDEX: "0"}, None),
-        (ALL, ("host:1234", 3, 0, [])),
-        (ALL | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, ("host:1234", 3, 0, None)),
-        ({"SLURM_NTASKS": "1"}, None),
-        # jax reads the rest itself; a task that is alone on its node takes all its GPUs
-        ({"SLURM_NTASKS": "2"}, ([],)),
-        ({"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, ([],)),
-        ({"SLURM_NTASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, (None,)),
-        ({"SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1,2"}, (None,)),
-        (ALL | {"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, ("host:1234", 3, 0, [])),
-    ],
-)
-def test_processes_join_where_there_are_several(
-    environment: dict[str, str], call: Any, joined: list[Any]
-) -> None:
-    processes.connect(environment, None)
-    assert joined == ([] if call is None else [call])
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(RunAgain, match=r"host:1234 .*Failed to start"):
+        processes.connect(ALL, None)
 
 
 @pytest.mark.parametrize(("devices", "environment"), [(8, ALL), (0, {}), (2, ALL)])
@@ -91,19 +72,12 @@ def test_simulated_devices_that_do_not_divide_are_refused(
     assert not settings
 
 
-@pytest.mark.parametrize(
-    ("environment", "call"), [(ALL, ("host:1234", 3, 0, [])), ({"SLURM_NTASKS": "3"}, ([],))]
-)
 def test_simulated_devices_are_divided_among_the_processes(
-    environment: dict[str, str],
-    call: Any,
-    joined: list[Any],
-    settings: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    joined: list[Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # put back what connect() changes
-    processes.connect(environment, 12)
-    assert joined == [call]
+    processes.connect(ALL, 12)
+    assert joined[1:] == [("host:1234", 3, 0, [])]
     assert settings == {
         "jax_platforms": "cpu",
         "jax_num_cpu_devices": 4,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from jaxtrain import config, processes, rundir, versions
+from jaxtrain import clusters, config, processes, rundir, versions
 from jaxtrain.doctor import exchange
 from jaxtrain.doctor.exchange import Peers, Silent
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -44,9 +44,9 @@ def checks(subject: Subject, connect: bool) -> dict[str, Check]:
 def coordinator(subject: Subject) -> Iterator[Finding]:
     """Whether the processes meet; connects this one to the others."""
     environment = subject.environment
-    address = environment.get(processes.ADDRESS, "")
-    if address and environment.get(processes.COUNT, "1") != "1":
-        wrong = unreachable(address, first=environment.get(processes.INDEX) == "0")
+    address = environment.get(clusters.ADDRESS, "")
+    if address and environment.get(clusters.COUNT, "1") != "1":
+        wrong = unreachable(address, first=environment.get(clusters.INDEX) == "0")
         if wrong is not None:
             yield wrong  # and this process goes on alone
             processes.connect({}, subject.simulate_devices)
@@ -76,7 +76,7 @@ def unreachable(address: str, *, first: bool, wait_s: float = _REACH_S) -> Findi
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         return problem(
-            f"{processes.ADDRESS} is {address!r}",
+            f"{clusters.ADDRESS} is {address!r}",
             "give the host and a free port of process 0, as node0:12345",
         )
     try:
@@ -84,7 +84,7 @@ def unreachable(address: str, *, first: bool, wait_s: float = _REACH_S) -> Findi
     except OSError as error:
         return problem(
             f"the coordinator's host {host} has no address here ({error.strerror})",
-            f"give {processes.ADDRESS} a name that this host's DNS or /etc/hosts knows, or an "
+            f"give {clusters.ADDRESS} a name that this host's DNS or /etc/hosts knows, or an "
             "IP address of process 0",
         )
     if first:

@@ -1,0 +1,377 @@
+"""Where the other processes of a run are: what launchers and schedulers say in the environment.
+
+jax can read SLURM and Open MPI itself, but not in words that help: it takes the variables of an
+allocation for those of a task, waits minutes for a host that is the wrong one, and ends with a
+stack trace of C++. Here each variable is checked before anything waits for anybody.
+"""
+
+import dataclasses
+import ipaddress
+import re
+import socket
+import time
+from collections.abc import Mapping
+
+from jaxtrain.errors import InputError
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+# Ports that Linux gives to nobody by itself (its ephemeral ones end at 60999).
+_FIRST_PORT, _PORTS = 61440, 4096
+# A new pod's name appears in Kubernetes' DNS some time after the pod; elsewhere names are there.
+_NAME_APPEARS_S, _NAME_IS_THERE_S = 90.0, 3.0
+_LOOK_EVERY_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The processes of a run, as one of them sees them.
+
+    Attributes:
+        scheme: who says so, for messages.
+        coordinator: host:port of process 0.
+        source: the variables that the coordinator comes from.
+        count: processes; at least 2.
+        index: of this one, from 0.
+        hosts: machines that they run on; None if the variables do not tell.
+        devices: numbers of the local GPUs that this process takes; empty takes all.
+    """
+
+    scheme: str
+    coordinator: str
+    source: str
+    count: int
+    index: int
+    hosts: int | None
+    devices: list[int]
+
+    @property
+    def host(self) -> str:
+        """The coordinator's host."""
+        return self.coordinator.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The coordinator's port."""
+        return int(self.coordinator.rpartition(":")[2])
+
+
+def find(environment: Mapping[str, str]) -> Cluster | None:
+    """The processes that this one belongs to; None where it is alone.
+
+    In this order: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (the last may be
+    JOB_COMPLETION_INDEX of a Kubernetes job); Open MPI; a task that SLURM's srun started; MPICH and
+    its relatives (PMI); WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT, as clouds set them for each
+    node. JAX_COORDINATOR_ADDRESS alone overrides the address of all others, and
+    JAX_NUM_PROCESSES=1 means one process, whatever else is set. A WORLD_SIZE of 1 says nothing.
+
+    Args:
+        environment: ``os.environ``. Empty variables count as unset.
+
+    Raises:
+        InputError: variables are missing or contradict one another, or SLURM allocated several
+            tasks and this is none of them.
+    """
+    given = {name: value for name, value in environment.items() if value}
+    explicit = _explicit(given)
+    if explicit is not None:
+        return explicit if explicit.count > 1 else None
+    for scheme in (_open_mpi, _slurm, _pmi, _world):
+        found = scheme(given)
+        if found is not None:
+            return found if found.count > 1 else None
+    if ADDRESS in given:
+        raise InputError(
+            f"{ADDRESS} set, but not {COUNT} and {INDEX}: set all three for a run of several "
+            "processes, or none for one process"
+        )
+    return None
+
+
+def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
+    """The coordinator has to have an address, and one that other hosts can reach.
+
+    Raises:
+        InputError: its name is unknown here, or it means this machine although there are others.
+    """
+    patience_s = _NAME_APPEARS_S if "KUBERNETES_SERVICE_HOST" in environment else _NAME_IS_THERE_S
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            found = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"the coordinator's host {cluster.host!r} (from {cluster.source}) has no "
+                    f"address on {socket.gethostname()} ({error.strerror}): set {ADDRESS} to "
+                    "host:port of process 0, with a name or an IP that every host can resolve"
+                ) from None
+            time.sleep(_LOOK_EVERY_S)
+    addresses = sorted({str(one[4][0]).partition("%")[0] for one in found})
+    if (cluster.hosts or 1) > 1 and all(_only_here(address) for address in addresses):
+        raise InputError(
+            f"the coordinator {cluster.coordinator} (from {cluster.source}) is "
+            f"{' and '.join(addresses)} on {socket.gethostname()}, this machine itself, but the "
+            f"{cluster.count} processes run on {cluster.hosts} hosts: set {ADDRESS} to host:port "
+            "of process 0 with its address in the network, or mend /etc/hosts"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address means the machine that asks, and only that one."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(_only_here(str(one[4][0]).partition("%")[0]) for one in found)
+
+
+def _only_here(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    return parsed.is_loopback or parsed.is_unspecified
+
+
+def _explicit(given: Mapping[str, str]) -> Cluster | None:
+    if COUNT not in given and INDEX not in given:
+        return None
+    count = _number(given, COUNT, 1, None) if COUNT in given else None
+    if count == 1:
+        return _alone()
+    index, scheme, hosts = INDEX, f"{ADDRESS}, {COUNT} and {INDEX}", None
+    if INDEX not in given and "JOB_COMPLETION_INDEX" in given:
+        index, scheme, hosts = "JOB_COMPLETION_INDEX", "a Kubernetes job", count
+    needed = (ADDRESS, COUNT, index)
+    missing = [name for name in needed if name not in given]
+    if missing or count is None:
+        there = [name for name in needed if name in given]
+        raise InputError(
+            f"{' and '.join(there)} set, but not {' and '.join(missing)}: set all three for a run "
+            "of several processes, or none for one process"
+        )
+    return Cluster(
+        scheme=scheme,
+        coordinator=_address(given, ADDRESS),
+        source=ADDRESS,
+        count=count,
+        index=_number(given, index, 0, count, of=COUNT),
+        hosts=hosts,
+        devices=_devices(given, 0, 1),
+    )
+
+
+def _open_mpi(given: Mapping[str, str]) -> Cluster | None:
+    if "OMPI_COMM_WORLD_SIZE" not in given:
+        return None
+    count = _number(given, "OMPI_COMM_WORLD_SIZE", 1, None)
+    if count == 1:
+        return _alone()
+    _need(given, "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_RANK",))
+    coordinator, source = _given_or(given, "", "")
+    # Where mpirun itself runs, up to Open MPI 4: "2914.0;tcp://10.0.0.1,10.1.0.1:34911;tcp6://..."
+    uri = given.get("OMPI_MCA_orte_hnp_uri", "")
+    mpirun = re.match(r"(\d+)\.\d+;tcp6?://\[?([^,:\]]+)", uri)
+    if not coordinator and mpirun:
+        # Its job numbers are multiples of 2^12, as jax has it too.
+        coordinator, source = f"{mpirun[2]}:{_port(int(mpirun[1]) >> 12)}", "OMPI_MCA_orte_hnp_uri"
+    if not coordinator:
+        raise _no_address("OMPI_COMM_WORLD_SIZE", count, "mpirun -x")
+    local = _number(given, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, None, default=1)
+    return Cluster(
+        scheme="Open MPI",
+        coordinator=coordinator,
+        source=source,
+        count=count,
+        index=_number(given, "OMPI_COMM_WORLD_RANK", 0, count, of="OMPI_COMM_WORLD_SIZE"),
+        hosts=-(-count // local),
+        devices=_devices(
+            given, _number(given, "OMPI_COMM_WORLD_LOCAL_RANK", 0, None, default=0), local
+        ),
+    )
+
+
+def _slurm(given: Mapping[str, str]) -> Cluster | None:
+    if "SLURM_STEP_NUM_TASKS" not in given:
+        # A batch script and a shell in an allocation have the job's variables, a task those of its
+        # step too. A job may have no number of tasks; it always has one of nodes.
+        for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
+            if "SLURM_JOB_ID" in given and _number(given, name, 1, None, default=1) > 1:
+                raise InputError(
+                    f"{name} is {given[name]}, but this is no task that srun started: start the "
+                    f"command with srun, or set {COUNT}=1 to train with this one process"
+                )
+        return None
+    count = _number(given, "SLURM_STEP_NUM_TASKS", 1, None)
+    # Started by MPICH within one step: its processes are not the tasks.
+    foreign = "MPI_LOCALNRANKS" in given and given.get("PMI_SIZE") != str(count)
+    if foreign:
+        return None
+    if count == 1:
+        return _alone()
+    needed = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
+    _need(given, "srun", "SLURM_STEP_NUM_TASKS", needed)
+    # The next step and the next start of a requeued job take other ports: the last may be in use.
+    number = (
+        _number(given, "SLURM_JOB_ID", 0, None)
+        + 97 * _number(given, "SLURM_STEP_ID", 0, None, default=0)
+        + 389 * _number(given, "SLURM_RESTART_COUNT", 0, None, default=0)
+    )
+    first = _first_host(given["SLURM_STEP_NODELIST"])
+    coordinator, source = _given_or(given, f"{first}:{_port(number)}", "SLURM_STEP_NODELIST")
+    index = _number(given, "SLURM_PROCID", 0, count, of="SLURM_STEP_NUM_TASKS")
+    hosts = _number(given, "SLURM_STEP_NUM_NODES", 1, None, default=1)
+    local = _tasks_of_node(given, _number(given, "SLURM_NODEID", 0, None, default=0))
+    return Cluster(
+        scheme="SLURM",
+        coordinator=coordinator,
+        source=source,
+        count=count,
+        index=index,
+        hosts=hosts,
+        devices=_devices(given, _number(given, "SLURM_LOCALID", 0, None), local),
+    )
+
+
+def _pmi(given: Mapping[str, str]) -> Cluster | None:
+    if "PMI_SIZE" not in given:
+        return None
+    count = _number(given, "PMI_SIZE", 1, None)
+    if count == 1:
+        return _alone()
+    _need(given, "mpiexec", "PMI_SIZE", ("PMI_RANK",))
+    coordinator, source = _given_or(given, "", "")
+    if not coordinator:
+        raise _no_address("PMI_SIZE", count, "mpiexec -genv")
+    local = _number(given, "MPI_LOCALNRANKS", 1, None, default=1)
+    return Cluster(
+        scheme="MPI",
+        coordinator=coordinator,
+        source=source,
+        count=count,
+        index=_number(given, "PMI_RANK", 0, count, of="PMI_SIZE"),
+        hosts=-(-count // local) if "MPI_LOCALNRANKS" in given else None,
+        devices=_devices(given, _number(given, "MPI_LOCALRANKID", 0, None, default=0), local),
+    )
+
+
+def _world(given: Mapping[str, str]) -> Cluster | None:
+    if given.get("WORLD_SIZE", "1") == "1":
+        return None  # a notebook's pod may have one, and means nothing by it
+    count = _number(given, "WORLD_SIZE", 1, None, cure="unset it to train with one process")
+    names = ("RANK",) if ADDRESS in given else ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    _need(given, "the platform", "WORLD_SIZE", names)
+    coordinator, source = given.get(ADDRESS, ""), ADDRESS
+    if coordinator:
+        coordinator = _address(given, ADDRESS)
+    else:
+        port = _number(given, "MASTER_PORT", 1, 65536)
+        host = given["MASTER_ADDR"]
+        coordinator = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        source = "MASTER_ADDR and MASTER_PORT"
+    local = _number(given, "LOCAL_WORLD_SIZE", 1, None, default=1)
+    return Cluster(
+        scheme="WORLD_SIZE and RANK",
+        coordinator=coordinator,
+        source=source,
+        count=count,
+        index=_number(given, "RANK", 0, count, of="WORLD_SIZE"),
+        hosts=-(-count // local),
+        devices=_devices(given, _number(given, "LOCAL_RANK", 0, None, default=0), local),
+    )
+
+
+def _alone() -> Cluster:
+    return Cluster(scheme="", coordinator="", source="", count=1, index=0, hosts=1, devices=[])
+
+
+def _given_or(given: Mapping[str, str], coordinator: str, source: str) -> tuple[str, str]:
+    return (_address(given, ADDRESS), ADDRESS) if ADDRESS in given else (coordinator, source)
+
+
+def _need(given: Mapping[str, str], who: str, because: str, names: tuple[str, ...]) -> None:
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise InputError(
+            f"{because} is {given[because]}, but {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set: start every process with {who}, "
+            f"which sets them all, or unset {because} to train with one process"
+        )
+
+
+def _no_address(because: str, count: int, export: str) -> InputError:
+    return InputError(
+        f"{because} is {count}, but nothing says where process 0 listens: add {export} "
+        f"{ADDRESS}=HOST:PORT with the host of process 0 and a free port"
+    )
+
+
+def _number(
+    given: Mapping[str, str],
+    name: str,
+    least: int,
+    below: int | None,
+    *,
+    of: str = "",
+    default: int | None = None,
+    cure: str = "",
+) -> int:
+    """A variable as a number, from ``least`` on and below ``below``, which ``of`` gave."""
+    text = given.get(name, "1" if default is None else str(default))
+    wrong = not (text.isascii() and text.isdecimal()) or int(text) < least
+    if wrong or (below is not None and int(text) >= below):
+        what = f"a whole number, at least {least}"
+        if below is not None:
+            what = f"a whole number from {least} to {below - 1}"
+        if of:
+            what += f", because {of} is {given[of]}"
+        raise InputError(f"{name} is {text!r}; it has to be {what}" + (f": {cure}" if cure else ""))
+    return int(text)
+
+
+def _address(given: Mapping[str, str], name: str) -> str:
+    host, colon, port = given[name].rpartition(":")
+    # An IPv6 address stands in brackets, or its last group would be taken for the port.
+    plain = host.startswith("[") or ":" not in host
+    if not (colon and host and plain and port.isdecimal() and 0 < int(port) < 65536):
+        raise InputError(
+            f"{name} is {given[name]!r}; it has to be HOST:PORT of process 0, as node1:12345"
+        )
+    return given[name]
+
+
+def _port(number: int) -> int:
+    """A port that all processes of a job know, from its number."""
+    return _FIRST_PORT + number % _PORTS
+
+
+def _first_host(nodes: str) -> str:
+    """Of a list as SLURM writes it: "node[001-003,7],gpu1" begins with node001."""
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
+
+
+def _tasks_of_node(given: Mapping[str, str], node: int) -> int:
+    """Of "2(x3),1", runs of equal nodes folded, the number of the node's tasks."""
+    counts: list[int] = []
+    for run in given.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", run)
+        if match:
+            counts += [int(match[1])] * int(match[2] or 1)
+    return counts[node] if node < len(counts) else 1
+
+
+def _devices(given: Mapping[str, str], local_index: int, local_count: int) -> list[int]:
+    """The GPUs that a process takes: all of its node, or its share where it is one of several."""
+    asked = given.get("JAX_LOCAL_DEVICE_IDS")
+    if asked is not None:
+        if not re.fullmatch(r"\d+(,\d+)*", asked):
+            raise InputError(
+                f"JAX_LOCAL_DEVICE_IDS is {asked!r}; it has to be numbers of GPUs, as 0,1,2,3"
+            )
+        return [int(one) for one in asked.split(",")]
+    if local_count == 1 or "SLURM_GPUS_PER_TASK" in given:
+        return []  # the task sees only its own, which then are number 0 and so on
+    visible = given.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if visible == [""]:
+        return [local_index]
+    share = len(visible) // local_count
+    return list(range(local_index * share, (local_index + 1) * share))

@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# Trains on plain machines that ssh reaches: one process on each, with all its GPUs.
+#
+#   launch/ssh.sh hosts.txt --config h100_16 --output-dir /shared/run1 [flags] [--section.field ...]
+#
+# hosts.txt: one host a line, as ssh takes it (gpu1, me@10.0.0.2, a name of ~/.ssh/config); the first
+# is process 0. Empty lines and what follows # do not count. Every host is checked first. The output
+# of each is shown with its name in front. If one process or its connection dies, all are ended, and
+# the run starts again with --resume latest. Ctrl-C and SIGTERM reach all: they save and leave.
+#
+# Settings, from the environment (further ones: supervise.sh, nccl.sh):
+#   REMOTE_DIR         folder to run in, on every host (the current one)
+#   PYTHON             the interpreter, on every host (python)
+#   COORDINATOR_HOST   address of the first host, as the others see it (what ssh connects to)
+#   COORDINATOR_PORT   a port of it that the others reach (another one each time)
+#   SSH_OPTIONS        options of ssh, as "-p 2222 -i key"
+set -euo pipefail
+here=$(dirname "${BASH_SOURCE[0]}")
+# shellcheck source=launch/supervise.sh
+source "$here/supervise.sh"
+# shellcheck source=launch/nccl.sh
+source "$here/nccl.sh"
+
+BEAT_S=${BEAT_S:-10}       # how often each host hears that the launcher lives
+SILENCE_S=${SILENCE_S:-60} # a host that hears nothing for so long ends its process
+REMOTE_DIR=${REMOTE_DIR:-$PWD}
+read -ra ssh_command <<<"ssh ${SSH_OPTIONS:-}"
+ssh_command+=(-o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15)
+
+# --- What runs on a host; sent there as text.
+
+remote_check() { # remote_check DIR PYTHON OUTPUT_DIR: says in one line what is wrong
+    local reason
+    cd -- "$1" 2>/dev/null || { echo "there is no folder $1: set REMOTE_DIR" && return 1; }
+    command -v "$2" >/dev/null || { echo "there is no '$2': set PYTHON" && return 1; }
+    if ! reason=$("$2" -c 'import jaxtrain.main, jax' 2>&1); then
+        echo "$2 cannot import jaxtrain ($(tail -n 1 <<<"$reason")): install it there"
+        return 1
+    fi
+    if ! reason=$(mkdir -p -- "$3" 2>&1); then
+        echo "cannot make the run's directory ($reason): give another --output-dir"
+        return 1
+    fi
+}
+
+remote_run() { # remote_run PID_FILE SILENCE_S SAVE_S KILL_S DIR COMMAND...: obeys its input
+    local file=$1 silence_s=$2 save_s=$3 kill_s=$4 pid code=0 order silent_s=0 status lost=''
+    end_group() { # end_group PID SECONDS: SIGTERM, and SIGKILL to the group if that is not enough
+        local left
+        kill -s TERM -- "$1" 2>/dev/null
+        for ((left = $2; left > 0; left--)); do
+            kill -0 -- "-$1" 2>/dev/null || return 0
+            sleep 1
+        done
+        kill -s KILL -- "-$1" 2>/dev/null
+        return 0
+    }
+    cd -- "$5" || return 2
+    shift 5
+    # What a broken connection has left here would write into the same directory.
+    if [[ -e $file ]] && pid=$(<"$file") && grep -qs jaxtrain "/proc/$pid/cmdline"; then
+        end_group "$pid" "$kill_s"
+    fi
+    set -m # a process group of its own
+    # When the connection is gone, the process shall still save, and not die of what it says.
+    "$@" </dev/null > >(cat || exec cat >/dev/null) 2>&1 &
+    pid=$!
+    set +m
+    echo "$pid" >"$file"
+    while kill -0 "$pid" 2>/dev/null; do
+        status=0
+        read -r -t 1 order || status=$?
+        if ((status == 0)); then
+            silent_s=0
+            case $order in
+                TERM | INT) kill -s "$order" -- "$pid" 2>/dev/null ;;
+                KILL) kill -s KILL -- "-$pid" 2>/dev/null ;;
+            esac
+        elif ((status > 128)); then
+            silent_s=$((silent_s + 1))
+        fi
+        if ((silent_s >= silence_s || status == 1)); then # the launcher is gone, or the connection
+            lost=yes
+            end_group "$pid" "$save_s"
+        fi
+    done
+    wait "$pid" 2>/dev/null || code=$?
+    end_group "$pid" 5
+    rm -f -- "$file"
+    [[ -z $lost ]] || code=75
+    return "$code"
+}
+
+remote_newest() { # remote_newest REMOTE_DIR DIR
+    cd -- "$1" && newest_checkpoint "$2"
+}
+
+# --- What runs here.
+
+remotely() { # remotely FUNCTION ARGUMENT...: prints a command for whichever login shell is there
+    local text
+    text="launcher=ssh.sh; $(declare -f "$1" local_newest_checkpoint)
+        newest_checkpoint() { local_newest_checkpoint \"\$@\"; }; $(printf '%q ' "$@")"
+    # Base64 has no character that any shell looks at.
+    printf "exec bash -c 'eval \"\$(echo %s | base64 -d)\"'" "$(base64 <<<"$text" | tr -d '\n')"
+}
+
+read_hosts() { # read_hosts FILE: sets `hosts`
+    local line
+    hosts=()
+    [[ -f $1 && -r $1 ]] || refuse "there is no file '$1' of hosts: launch/ssh.sh hosts.txt ..."
+    while read -r line || [[ -n $line ]]; do
+        line=${line%%#*}
+        read -r line <<<"${line//$'\r'/}"
+        [[ -n $line ]] || continue
+        [[ $line != *[[:space:]]* && $line != -* ]] || refuse "$1: '$line' is no host: one a line"
+        [[ " ${hosts[*]-} " != *" $line "* ]] || refuse "$1: $line stands there twice"
+        hosts+=("$line")
+    done <"$1"
+    ((${#hosts[@]})) || refuse "$1 names no host"
+}
+
+check_hosts() { # all at the same time; refuses with a line for each that does not do
+    local index failed='' checks=()
+    for index in "${!hosts[@]}"; do
+        "${ssh_command[@]}" -n "${hosts[index]}" \
+            "$(remotely remote_check "$REMOTE_DIR" "$PYTHON" "$directory")" \
+            >"$workplace/check.$index" 2>&1 &
+        checks[index]=$!
+    done
+    for index in "${!hosts[@]}"; do
+        wait "${checks[index]}" && continue
+        printf 'error: %s: %s\n' "${hosts[index]}" "$(tail -n 1 "$workplace/check.$index")" >&2
+        failed=yes
+    done
+    [[ -z $failed ]] || exit 2
+}
+
+find_coordinator() { # sets COORDINATOR_HOST to an address that the last host reaches
+    local name found
+    if ((${#hosts[@]} == 1)); then
+        COORDINATOR_HOST=127.0.0.1
+        return
+    fi
+    name=$("${ssh_command[@]}" -G "${hosts[0]}" | sed -n 's/^hostname //p') || true
+    name=${name:-${hosts[0]##*@}}
+    # As a number: on the first host itself its name may mean 127.0.1.1.
+    found=$("${ssh_command[@]}" -n "${hosts[${#hosts[@]} - 1]}" "getent ahosts $name") || true
+    COORDINATOR_HOST=$(head -n 1 <<<"${found:-$name}" | cut -d ' ' -f 1)
+    [[ $COORDINATOR_HOST != *:* ]] || COORDINATOR_HOST="[$COORDINATOR_HOST]"
+}
+
+start_process() {
+    local index=$1 host=${hosts[$1]} variables name pid_file
+    shift
+    ((index)) || port=${COORDINATOR_PORT:-$((61440 + RANDOM % 4096))}
+    variables=(
+        JAX_COORDINATOR_ADDRESS="$COORDINATOR_HOST:$port"
+        JAX_NUM_PROCESSES="${#hosts[@]}" JAX_PROCESS_ID="$index"
+    )
+    for name in "${!NCCL_@}" "${!XLA_@}" JAXTRAIN_CONNECT_S JAX_PLATFORMS; do
+        [[ -z ${!name+set} ]] || variables+=("$name=${!name}")
+    done
+    pid_file=/tmp/jaxtrain-ssh-$(cksum <<<"$REMOTE_DIR $directory" | cut -d ' ' -f 1).$index
+    # The way to the process: what is written there, the host obeys. ssh itself has it open for both,
+    # or it would end with the first writer.
+    rm -f "$workplace/control.$index"
+    mkfifo "$workplace/control.$index"
+    set -m
+    "${ssh_command[@]}" "$host" "$(remotely remote_run "$pid_file" "$SILENCE_S" "$SAVE_S" "$KILL_S" \
+        "$REMOTE_DIR" env "${variables[@]}" "$PYTHON" -m jaxtrain.main "$@")" \
+        0<>"$workplace/control.$index" \
+        > >(trap '' INT TERM && exec sed -u "s|^|[$host] |") 2>&1 &
+    started_pid=$!
+    set +m
+}
+
+signal_process() { # signal_process PID SIGNAL: through the host, to the process there
+    local index
+    for index in "${!pids[@]}"; do
+        [[ ${pids[index]} == "$1" ]] || continue
+        tell "$workplace/control.$index" "$2"
+        # Where a host does not answer: without its connection the process there ends itself.
+        [[ $2 != KILL ]] || { sleep 5 && kill -s KILL -- "$1"; } 2>/dev/null &
+    done
+}
+
+tell() { # tell CONTROL WORD
+    [[ ! -p $1 ]] || echo "$2" 1<>"$1" || true
+}
+
+beat() { # beat PID: as long as the launcher lives, every host hears of it
+    local control
+    while kill -0 "$1" 2>/dev/null && sleep "$BEAT_S"; do
+        for control in "$workplace"/control.*; do
+            tell "$control" beat
+        done
+    done
+}
+
+forget() { # at the end, however it comes
+    abandon
+    [[ -z ${beating:-} ]] || kill "$beating" 2>/dev/null || true
+    rm -rf "$workplace"
+}
+
+newest_checkpoint() { # this machine may not see the directory: on the first host
+    "${ssh_command[@]}" -n "${hosts[0]}" "$(remotely remote_newest "$REMOTE_DIR" "$1")" || true
+}
+
+(($#)) || refuse "which hosts? launch/ssh.sh hosts.txt --config NAME --output-dir DIR ..."
+read_hosts "$1"
+shift
+check_numbers
+directory=$(output_dir "$@") || exit
+port=''
+workplace=$(mktemp -d)
+trap forget EXIT
+check_hosts
+[[ -n ${COORDINATOR_HOST:-} ]] || find_coordinator
+nccl_settings "${#hosts[@]}"
+say "${#hosts[@]} hosts; process 0 is on ${hosts[0]}, found at $COORDINATOR_HOST"
+beat "$$" &
+beating=$!
+run_until_done "${#hosts[@]}" "$directory" "$@"
