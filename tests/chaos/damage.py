@@ -55,7 +55,7 @@ def _files(checkpoint: Path) -> list[Path]:
 
 
 def _lie(marker: Path, rng: random.Random) -> str:
-    """A size or a checksum becomes another one; half of the lies are signed as if they were true."""
+    """A size or a checksum becomes another one; every other lie is signed as if it were true."""
     content = json.loads(marker.read_text())
     name = rng.choice(sorted(content["files"]))
     entry = content["files"][name]

@@ -38,6 +38,7 @@ class Hit:
         step: newest recorded update at that moment.
         at: when, on the monotonic clock.
         starts: how often the program had started.
+        alone: whether the run had got over all faults before.
         recovered_s: until a later update was recorded; None: until the end.
     """
 
@@ -47,6 +48,7 @@ class Hit:
     step: int
     at: float
     starts: int
+    alone: bool
     recovered_s: float | None = None
 
 
@@ -118,11 +120,12 @@ class Ordeal:
         self._disk = Disk(place / "disk") if _fills(plan) else None
         self._directory = (self._disk.directory if self._disk else place) / "run"
         self._watch = Watch(self._directory, STEPS, EVAL_EVERY)
-        self._striker = Striker(self._watch, self._disk or Disk(place / "unused"))
+        self._striker = Striker(self._watch, self._disk)
         self._pids: set[int] = set()  # of all starts of the program
         self._known: set[int] = set()  # those of them that the last fault has seen
         self._looked_at, self._moved_at, self._size = 0.0, 0.0, (0, 0)
         self._waits_for_down: Fault | None = None
+        self._silent = 0  # starts that the log told of before the newest process 0
         self._in_vain, self._newest = 0, 0
         self._copies: list[Path] = []
         self._over = False
@@ -164,6 +167,7 @@ class Ordeal:
             new = hit.fault.kind not in RESTARTING or self._watch.starts > hit.starts
             if hit.recovered_s is None and new and self._watch.step > hit.step:
                 hit.recovered_s = now - hit.at
+                self._expect_saved(hit)
         if self._striker.about_to_be_freed():
             self._copy_newest()
         self._striker.take_back(self._launched)
@@ -181,11 +185,13 @@ class Ordeal:
     def _look_at_processes(self) -> None:
         pid = self._launched.training().get(0)
         if pid is not None and pid not in self._pids:
+            self._in_vain += bool(self._pids)
             self._pids.add(pid)
+            self._silent = self._watch.starts
             self._moved_at = time.monotonic()
-            newest = max(self._watch.complete(), default=0)
-            self._in_vain = self._in_vain + 1 if newest == self._newest else 0
-            self._newest = newest
+        newest = max(self._watch.complete(), default=0)
+        if newest != self._newest:
+            self._newest, self._in_vain = newest, 0
         if self._watch.size() != self._size:
             self._size, self._moved_at = self._watch.size(), time.monotonic()
 
@@ -206,8 +212,6 @@ class Ordeal:
         self._nothing_runs()
         self._launched.close()
         self._watch.look()
-        if fault.kind.startswith("term") and not self._striker.full():
-            self._expect_saved(self._watch.step)
         if fault.kind == "damage-rest":
             self._outcome.hits[-1].done += f"; {self._striker.damage(fault) or 'no checkpoint'}"
         self._launched = self._launch()
@@ -244,9 +248,15 @@ class Ordeal:
     def _strike(self, fault: Fault) -> bool:
         """Strikes; False if there was nobody left to be hit."""
         hit = Hit(
-            fault, "", self._watch.phase(), self._watch.step, time.monotonic(), self._watch.starts
+            fault,
+            done="",
+            phase=self._watch.phase(),
+            step=self._watch.step,
+            at=time.monotonic(),
+            starts=self._watch.starts,
+            alone=all(hit.recovered_s is not None for hit in self._outcome.hits),
         )
-        if hit.starts < len(self._pids):
+        if hit.starts == self._silent:
             hit.phase = "start"  # the log still tells of the start before
         done = self._striker.strike(fault, self._launched)
         if done is None:
@@ -260,11 +270,12 @@ class Ordeal:
             self._copy_newest()
         return True
 
-    def _expect_saved(self, step: int) -> None:
-        newest = max(self._watch.complete(), default=0)
-        if newest < step:
+    def _expect_saved(self, hit: Hit) -> None:
+        """After a SIGTERM to a healthy run, no update that was recorded may be done again."""
+        resumed = self._watch.resumed_from()
+        if hit.fault.kind.startswith("term") and hit.alone and resumed < hit.step:
             self._problems.append(
-                f"SIGTERM lost updates: {step} are recorded, the newest checkpoint is {newest}"
+                f"SIGTERM after update {hit.step} lost updates: resumed from {resumed}"
             )
 
     def _copy_newest(self) -> None:

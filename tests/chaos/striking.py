@@ -16,13 +16,13 @@ class Striker:
 
     Args:
         watch: on the run.
-        disk: that holds its directory.
+        disk: that holds its directory; only a full disk needs one.
 
     Attributes:
         damaged: steps of the checkpoints that a fault has damaged.
     """
 
-    def __init__(self, watch: Watch, disk: Disk) -> None:
+    def __init__(self, watch: Watch, disk: Disk | None) -> None:
         self._watch, self._disk = watch, disk
         self._paused: dict[int, float] = {}  # pid -> when it is continued
         self._freed_at: float | None = None
@@ -48,6 +48,7 @@ class Striker:
                 f", SIGCONT after {fault.lasts_s} s" if kind == "pause" else ""
             )
         if kind == "full":
+            assert self._disk is not None, "the plan says whether a disk will be full"
             if not launched.training():
                 return None
             self._disk.fill([process.pid for process in launched.processes()])
@@ -71,10 +72,6 @@ class Striker:
             self.damaged.add(step)
         return "; ".join(done) or None
 
-    def full(self) -> bool:
-        """Whether the disk is full now."""
-        return self._freed_at is not None
-
     def about_to_be_freed(self) -> bool:
         """Whether the disk is full and its time has come."""
         return self._freed_at is not None and time.monotonic() >= self._freed_at
@@ -85,7 +82,7 @@ class Striker:
         for pid in [pid for pid, until in self._paused.items() if now >= until]:
             del self._paused[pid]
             send(pid, signal.SIGCONT)
-        if self.about_to_be_freed():
+        if self._disk and self.about_to_be_freed():
             self._freed_at = None
             self._disk.free([process.pid for process in launched.processes()])
 

@@ -51,7 +51,7 @@ def arguments(processes: int, workers: int, directory: Path, *, keep: int = 3) -
         "optim.peak_lr": 1e-2,
         "loop.steps": STEPS,
         "loop.eval_every": EVAL_EVERY,
-        "loop.eval_examples": 100,
+        "loop.eval_examples": 400,
         "loop.hang_timeout_s": HANG_TIMEOUT_S,
         "checkpoint.every": SAVE_EVERY,
         "checkpoint.keep": keep,

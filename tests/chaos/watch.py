@@ -103,6 +103,11 @@ class Watch:
             if name.isdigit() and (self.checkpoints / name / MANIFEST).is_file()
         )
 
+    def resumed_from(self) -> int:
+        """The checkpoint that the newest start began with; 0 if it began anew."""
+        found = [re.search(rb" resumed from \S*/(\d+):", line) for line in self._said]
+        return max((int(match[1]) for match in found if match), default=0)
+
     def log_tail(self, count: int = 12) -> str:
         """The last lines of the log."""
         return "\n".join(line.decode(errors="replace") for line in self._log.lines[-count:])
