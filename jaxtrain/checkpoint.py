@@ -5,44 +5,47 @@ In a run's directory::
     checkpoints/<step>/state/         every array by its dotted name, "params.encoder.0.kernel"
     checkpoints/<step>/meta/metadata  JSON: {"meta": what the caller says,
                                       "arrays": {NAME: {"shape", "dtype"}}}
+    checkpoints/<step>/manifest.json  size and checksum of every file; written last
     best/<step>/                      likewise; only one
     superseded/checkpoints/<step>/    what a resume from an earlier step has overtaken
+    damaged/checkpoints/<step>/       what a resume found damaged, and reason.txt
 
-``<step>`` counts completed updates. Orbax writes ``<step>.orbax-checkpoint-tmp`` and renames it, so
-a folder with a number for a name is whole, unless it was copied or deleted in part:
-:func:`is_complete` looks inside.
+``<step>`` counts completed updates. Orbax writes ``<step>.orbax-checkpoint-tmp`` and renames
+it; then the manifest follows, and only with it a checkpoint is complete.
 """
 
-import contextlib
-import gc
+import errno
 import os
-import re
 import shutil
+import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxtrain import checkpoint_files, manifest
 from jaxtrain.checkpoint_folders import (
     BEST,
     CHECKPOINTS,
     META,
     STATE,
-    find,
+    SUPERSEDED,
     is_complete,
     latest_in,
-    listed,
+    not_committed,
     numbered,
     read_meta,
     read_shapes,
     reason,
     steps,
 )
-from jaxtrain.errors import InputError
+from jaxtrain.errors import RunAgain
 from jaxtrain.orbax_noise import quiet_orbax
+from jaxtrain.restoring import named, restore
+from jaxtrain.resuming import find
+from jaxtrain.votes import FailedElsewhere, Votes
 
 __all__ = [
     "BEST",
@@ -52,35 +55,51 @@ __all__ = [
     "find",
     "is_complete",
     "latest_in",
+    "named",
     "read_meta",
     "read_shapes",
     "restore",
     "steps",
 ]
 
-SUPERSEDED = "superseded"
 # Time for all processes to write their part; after it the save counts as failed.
 SAVE_TIMEOUT_S = 1200
-_LEFTOVER = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|deleted|partial)")
-_ARRAYS_TO_NAME = 4
+_PROBE_BYTES = 2**16
 
 
-class SaveFailed(InputError):
-    """A checkpoint could not be written, as on a full disk. Older ones are as they were."""
+class SaveFailed(RunAgain):
+    """A checkpoint could not be written, as on a full disk. Older ones are as they were.
+
+    All processes of a run learn it of the same save, in whichever it failed.
+
+    Attributes:
+        target: the checkpoint.
+        said: whether the user was told.
+    """
+
+    def __init__(self, message: str, target: Path, *, said: bool) -> None:
+        super().__init__(message)
+        self.target = target
+        self.said = said
 
 
 class Checkpoints:
     """Saves a run's checkpoints. Every process makes one and calls it alike.
 
-    A save returns when the state is copied to the host's memory; a thread writes it. The next call
-    of any method that saves or waits reports a failure of that thread.
+    A save returns when the state is copied to the host's memory; a thread writes it, and its
+    manifest. A failure of that thread is said at once and raised by the next :meth:`wait`, and all
+    processes agree on it: what one of them cannot write has failed for all.
 
     Args:
         directory: ``checkpoints/`` of the run; the best one goes to ``best/`` beside it. All
             processes share it.
         keep: how many of the newest checkpoints stay. An older one is deleted after a newer one is
             complete.
-        say: takes a line when checkpoints of an abandoned future are moved aside; process 0 only.
+        say: takes a line when a save fails, and when checkpoints of an abandoned future are moved
+            aside.
+
+    Raises:
+        InputError: ``directory`` cannot be made.
     """
 
     def __init__(self, directory: Path, keep: int, say: Callable[[str], None] = print) -> None:
@@ -95,14 +114,21 @@ class Checkpoints:
         self._say = say
         self._process_zero = jax.process_index() == 0
         if self._process_zero:
-            _sweep(self._directory)
-            _sweep(self._best)
+            checkpoint_files.make(self._directory)
+            checkpoint_files.sweep(self._directory)
+            checkpoint_files.sweep(self._best)
+        self._home: int | None = None  # descriptor of the directory
+        self._newest = self.latest()
         self._args = ocp.args
+        self._votes = Votes.of_run(SAVE_TIMEOUT_S)
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(STATE, META), timeout_secs=SAVE_TIMEOUT_S
+            ocp.CompositeCheckpointHandler(STATE, META),
+            async_options=ocp.options.AsyncOptions(
+                timeout_secs=SAVE_TIMEOUT_S, barrier_sync_fn=self._votes.barrier
+            ),
         )
         self._finisher: threading.Thread | None = None
-        self._failure: tuple[Path, BaseException] | None = None
+        self._failure: SaveFailed | None = None
         self._saved: dict[Path, int] = {}  # folder -> the step that was saved there last
         self._closed = False
 
@@ -118,7 +144,7 @@ class Checkpoints:
             best: it becomes ``best/<state.step>/`` too, without being written twice.
 
         Raises:
-            SaveFailed: this save could not start, or the one before it failed.
+            SaveFailed: this save could not start, or the one before it failed and nobody waited.
         """
         self._start(self._directory, state, meta, self._keep, also_best=best)
 
@@ -131,7 +157,7 @@ class Checkpoints:
         return latest_in(self._directory)
 
     def wait(self) -> None:
-        """Returns when the save in the background has ended and older checkpoints are deleted.
+        """Returns when the save in the background is complete and older checkpoints are deleted.
 
         Raises:
             SaveFailed: it failed.
@@ -139,10 +165,10 @@ class Checkpoints:
         if self._finisher is not None:
             self._finisher.join()
             self._finisher = None
-        if self._failure is not None:
-            (target, error), self._failure = self._failure, None
-            self._saved.pop(target.parent, None)
-            raise self._failed(target, error) from error
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._saved.pop(failure.target.parent, None)
+            raise failure
 
     def close(self) -> None:
         """Waits, then frees the threads. Closing again does nothing.
@@ -157,6 +183,8 @@ class Checkpoints:
             self.wait()
         finally:
             self._checkpointer.close()
+            if self._home is not None:
+                os.close(self._home)
 
     def _start(
         self,
@@ -176,12 +204,17 @@ class Checkpoints:
         target = folder / str(step)
         arrays = named(state)
         described = {"meta": dict(meta), "arrays": _described(arrays)}
+        self._votes.begin()
+        for part, action in (
+            ("prepare", lambda: self._prepare(folder, step, also_best)),
+            ("there", self._check_there),
+        ):
+            wrong = self._votes.agree(part, _failure_of(action))
+            if wrong:
+                raise self._failed(target, wrong, said=False)
+        self._saved[folder] = step
+        wrong = ""
         try:
-            if self._process_zero:
-                folder.mkdir(parents=True, exist_ok=True)
-                self._supersede(folder, step)
-                if also_best:
-                    self._supersede(self._best, step)
             self._checkpointer.save(
                 target,
                 args=self._args.Composite(
@@ -191,27 +224,81 @@ class Checkpoints:
                     }
                 ),
             )
-        except (OSError, ValueError) as error:
-            raise self._failed(target, error) from error
-        self._saved[folder] = step
+        except (OSError, ValueError) as error:  # the others may have started: tell them
+            wrong = reason(error)
         self._finisher = threading.Thread(
-            target=self._finish, args=(target, keep, also_best), name="checkpoint"
+            target=self._finish, args=(target, keep, also_best, wrong), name="checkpoint"
         )
         self._finisher.start()
 
-    def _finish(self, target: Path, keep: int, also_best: bool) -> None:
-        """Runs beside the training: waits for Orbax, then deletes what is no longer kept."""
-        try:
-            self._checkpointer.wait_until_finished()
-            if self._process_zero:
-                if also_best:
-                    _link(target, self._best / target.name)
-                    _delete_oldest(self._best, 1)
-                _delete_oldest(target.parent, keep)
-        except BaseException as error:  # handed to the main thread by wait()
-            self._failure = (target, error)
+    def _prepare(self, folder: Path, step: int, also_best: bool) -> None:
+        """Process 0 makes room and tries to write: Orbax is slow to notice where it cannot."""
+        if not self._process_zero:
+            return
+        self._check_there()
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+        self._supersede(folder, step)
+        if also_best:
+            self._supersede(self._best, step)
+
+    def _check_there(self) -> None:
+        """Refuses to write where the run's disk was, after it went away: under its mount point.
+
+        Raises:
+            OSError: the directory is gone, or another one is in its place.
+        """
+        if self._home is None:
+            self._home = checkpoint_files.opened(self._directory, wait=not self._process_zero)
+        if not os.path.samestat(os.fstat(self._home), os.stat(self._directory)):
+            raise OSError(errno.ESTALE, f"{self._directory} is another folder than before")
+
+    def _finish(self, target: Path, keep: int, also_best: bool, wrong: str) -> None:
+        """Runs beside the training: waits for Orbax, completes the checkpoint, deletes older ones.
+
+        Args:
+            target: the checkpoint.
+            keep: complete checkpoints that stay beside it.
+            also_best: link it as the best one.
+            wrong: why the save has failed already; "" if it has not.
+        """
+        wrong = wrong or _failure_of(self._checkpointer.wait_until_finished)
+        wrong = wrong or _failure_of(self._check_there)
+        wrong = self._votes.agree("written", wrong)
+        if self._process_zero and not wrong:
+            wrong = _failure_of(lambda: self._complete(target, keep, also_best))
+        wrong = self._votes.agree("end", wrong)
+        if wrong:
+            self._failure = self._failed(target, wrong, said=True)
+            self._say(f"warning: {self._failure}")
             if self._process_zero:  # half a checkpoint on a full disk helps nobody
-                _sweep_while_written(target.parent)
+                _failure_of(lambda: checkpoint_files.remove_failed(target))
+        else:
+            self._newest = target
+
+    def _complete(self, target: Path, keep: int, also_best: bool) -> None:
+        lacking = not_committed(target)
+        if lacking:
+            raise OSError(errno.EIO, lacking)
+        manifest.write(target, int(target.name))
+        if also_best:
+            best = self._best / target.name
+            try:
+                checkpoint_files.link(target, best)
+            except OSError as error:
+                raise OSError(error.errno, f"as {best}: {reason(error)}") from None
+        try:
+            checkpoint_files.delete_oldest(target.parent, keep)
+            if also_best:
+                checkpoint_files.delete_oldest(self._best, 1)
+        except OSError as error:
+            self._say(
+                f"warning: an older checkpoint beside {target} cannot be deleted "
+                f"({reason(error)}): delete it before the disk is full"
+            )
 
     def _supersede(self, folder: Path, step: int) -> None:
         """Moves aside what would stand in the way of ``folder/<step>`` or count as newer."""
@@ -225,81 +312,29 @@ class Checkpoints:
                 f"checkpoint {folder.name}/{number} is from before this resume: moved to {aside}"
             )
 
-    def _failed(self, target: Path, error: BaseException) -> SaveFailed:
-        newest = self.latest()
+    def _failed(self, target: Path, wrong: str, *, said: bool) -> SaveFailed:
+        try:
+            newest = self.latest() or self._newest
+        except OSError:  # the disk is gone
+            newest = self._newest
         intact = f"the newest complete one is {newest}" if newest else "no complete one exists"
         return SaveFailed(
-            f"checkpoint {target} could not be written ({reason(error)}): {intact}; free space "
-            "on that disk or lower --checkpoint.keep, then go on with --resume latest"
+            f"checkpoint {target} could not be written ({wrong}): {intact}; free space on that "
+            "disk, bring it back, or lower --checkpoint.keep",
+            target,
+            said=said,
         )
 
 
-def named(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree under their dotted paths; nodes without leaves leave no trace."""
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    count = len(jax.tree.leaves(tree))
-    if len(leaves) < count:
-        raise ValueError(f"{count} arrays have only {len(leaves)} different dotted names")
-    return leaves
-
-
-def restore(path: Path, abstract_state: Any, *, subset: bool = False) -> Any:
-    """Reads a checkpoint straight into the target shardings, whatever wrote it.
-
-    Each process reads only what its devices hold.
-
-    Args:
-        path: of the checkpoint.
-        abstract_state: pytree of ``jax.ShapeDtypeStruct``, each with its target sharding.
-        subset: allow the checkpoint to hold more arrays than asked for (they are not read), as for
-            parameters without an optimizer.
-
-    Raises:
-        InputError: the arrays differ in name, shape or dtype (found before anything is loaded), or
-            the files are damaged.
-    """
-    import orbax.checkpoint as ocp
-
-    wanted = named(abstract_state)
-    for name, leaf in wanted.items():
-        if leaf.sharding is None:
-            raise ValueError(f"{name} has no target sharding")
-    differences = _differences(read_shapes(path), wanted, subset=subset)
-    if differences:
-        shown = "; ".join(differences[:_ARRAYS_TO_NAME])
-        more = len(differences) - _ARRAYS_TO_NAME
-        raise InputError(
-            f"{path} holds another model or optimizer than this run: {shown}"
-            + (f"; and {more} more" if more > 0 else "")
-            + ": take the config that wrote it, or start a new run"
-        )
-    quiet_orbax()
-    failure = ""
+def _failure_of(action: Callable[[], object]) -> str:
+    """Why it failed, in a few words; "" if it did not."""
     try:
-        with contextlib.closing(ocp.Checkpointer(ocp.PyTreeCheckpointHandler())) as reader:
-            arrays = reader.restore(
-                path.absolute() / STATE,
-                args=ocp.args.PyTreeRestore(
-                    item=wanted,
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
-                    partial_restore=subset,
-                ),
-            )
-    except jax.errors.JaxRuntimeError:
-        raise  # of the device, which may be out of memory
-    except Exception as error:  # Orbax raises plain ones for damaged files
-        failure = reason(error)
-    if failure:
-        gc.collect()  # the other readers, while somebody listens to what they say
-        others = [step for step in steps(path.parent) if str(step) != path.name]
-        raise InputError(
-            f"{path} cannot be read ({failure}): resume from another one"
-            + (f", beside it are {listed(others)}" if others else "")
-        )
-    return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
+        action()
+    except FailedElsewhere as error:
+        return str(error)
+    except Exception as error:  # Orbax raises plain ones
+        return reason(error)
+    return ""
 
 
 def _described(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,63 +342,3 @@ def _described(arrays: Mapping[str, Any]) -> dict[str, Any]:
         name: {"shape": list(array.shape), "dtype": str(array.dtype)}
         for name, array in arrays.items()
     }
-
-
-def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, subset: bool) -> list[str]:
-    """One phrase for each array that differs; those of other shapes first."""
-    here = {name: f"{array.dtype} {list(array.shape)}" for name, array in wanted.items()}
-    there = {name: f"{array.dtype} {list(array.shape)}" for name, array in saved.items()}
-    found = [
-        f"{name} is {there[name]} in the checkpoint and {here[name]} in this run"
-        for name in here
-        if name in there and here[name] != there[name]
-    ]
-    found += [f"{name} {here[name]} is not in the checkpoint" for name in here if name not in there]
-    if not subset:
-        found += [
-            f"{name} {there[name]} is only in the checkpoint" for name in there if name not in here
-        ]
-    return found
-
-
-def _delete_oldest(folder: Path, keep: int) -> None:
-    for step in steps(folder)[:-keep]:
-        _delete(folder / str(step))
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same files under a second name, or copies where the file system has no hard links."""
-
-    def link(source: str, target: str) -> None:
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copy2(source, target)
-
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.copytree(source, partial, copy_function=link)
-    partial.rename(target)
-
-
-def _delete(path: Path) -> None:
-    """Deletes a checkpoint; if that breaks off, what is left no longer looks like one."""
-    doomed = path.with_name(f"{path.name}.deleted")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what interrupted saves and deletions have left."""
-    if folder.is_dir():
-        for entry in folder.iterdir():
-            if _LEFTOVER.fullmatch(entry.name):
-                shutil.rmtree(entry, ignore_errors=True)
-
-
-def _sweep_while_written(folder: Path) -> None:
-    """After a failure: other writes of the same save may still be under way, and make files."""
-    for _ in range(20):
-        _sweep(folder)
-        time.sleep(0.1)
-        if not any(_LEFTOVER.fullmatch(entry.name) for entry in folder.iterdir()):
-            return

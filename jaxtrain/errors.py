@@ -1,4 +1,4 @@
-"""The two errors that cross module borders."""
+"""The errors that cross module borders."""
 
 
 class InputError(Exception):
@@ -6,6 +6,14 @@ class InputError(Exception):
 
     The command line prints the message as one line, without a traceback, and exits with 2. The
     message names the thing, its value and the cure.
+    """
+
+
+class RunAgain(Exception):
+    """The run cannot go on now, but the same command with ``--resume latest`` may.
+
+    The command line prints the message as one line, without a traceback, and exits with 75. In a
+    run of several processes all of them raise it at the same point.
     """
 
 

@@ -32,7 +32,7 @@ from jaxtrain.building import Built, Say
 from jaxtrain.data import cache, pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.farewell import farewell, go_on
 from jaxtrain.progress import Progress
@@ -86,6 +86,8 @@ def start(run: config.Run, flags: Flags) -> int:
             processes.check_accelerator(os.environ)
             compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
             return train(run, flags, signals)
+        except RunAgain:  # in all processes alike: none waits for this one
+            raise
         except Exception as error:
             processes.leave(error)
             raise
@@ -94,7 +96,8 @@ def start(run: config.Run, flags: Flags) -> int:
 def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """One run from start to end."""
     mesh = meshes.make(run.mesh)
-    start_from = rundir.start_from(run.name, flags.resume, flags.output_dir)
+    damage: list[str] = []
+    start_from = rundir.start_from(run.name, flags.resume, flags.output_dir, say=damage.append)
     directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
     with contextlib.ExitStack() as stack:
         recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count())
@@ -103,6 +106,8 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         say(f"run directory {directory}")
         say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
         stack.push(recorder.log_error)
+        for line in damage:
+            say(line)
         watchdog = stack.enter_context(Watchdog(run.loop.hang_timeout_s, directory, say))
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
@@ -143,7 +148,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
             directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say
         )
         stack.callback(checkpoints.close)
-        saver = Saver(run, checkpoints, meta)
+        saver = Saver(run, checkpoints, meta, say)
         progress = Progress(run, recorder, watchdog, total, batches, mesh)
         stack.callback(progress.close)
         before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
@@ -175,8 +180,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals) -> int:
             jax.block_until_ready(state)  # on all devices: none needs the last batch any more
             batches.close()
             with progress.interrupted("save"):
-                saver.save(done, state)
-                checkpoints.wait()
+                saver.finish(done, state)
         progress.say(_ending(run, done, total, wanted, stop_early))
         if wanted == GO_ON:
             farewell(
@@ -210,7 +214,7 @@ def _first_state(
         return built.fresh_state()
     saved = checkpoint.read_meta(start_from)
     check_resume(saved, meta, start_from, say)
-    state = checkpoint.restore(start_from, built.target)
+    state = checkpoint.restore(start_from, built.target, verified=True)
     meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
     say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
     return state

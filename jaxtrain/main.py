@@ -11,10 +11,11 @@ import shlex
 import shutil
 import sys
 
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
+    "checkpoints": "list and verify a run's checkpoints; which one a resume would take",
     "configs": "list the configs, show one whole, or compare two",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
 }
@@ -28,8 +29,8 @@ jaxtrain --config NAME [flags] [--section.field value ...]
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 2 wrong use or input, 3 a plan does not fit, 75 run me again (preempted or hung),
-    130 Ctrl-C, 141 nobody reads what it prints.
+    0 done, 2 wrong use or input, 3 a plan does not fit, 75 run me again (preempted, hung, a
+    full disk), 130 Ctrl-C, 141 nobody reads what it prints.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -39,6 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunAgain as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 75
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import Appended, drop_torn_line, write_whole
 from jaxtrain.throughput import Window, peak_bf16_flops
 
@@ -79,7 +79,7 @@ class Recorder:
     def log_error(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Logs the error that ends the run, which the command line prints. For an ExitStack."""
         del kind, trace
-        if isinstance(error, InputError):
+        if isinstance(error, InputError | RunAgain):
             self._append_to_log(f"error: {error}")
         elif isinstance(error, Exception):
             self._append_to_log("".join(traceback.format_exception(error)).rstrip())

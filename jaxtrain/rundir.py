@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,15 +23,20 @@ _MESSAGE_BYTES = 8192
 
 
 def start_from(
-    name: str, resume: str | None, output_dir: str | None, root: Path = ROOT
+    name: str,
+    resume: str | None,
+    output_dir: str | None,
+    root: Path = ROOT,
+    say: Callable[[str], None] | None = None,
 ) -> Path | None:
-    """The checkpoint to start from, decided by process 0; None to start anew.
+    """The checkpoint to start from, verified and decided by process 0; None to start anew.
 
     Args:
         name: of the config.
         resume: the flag's value; None without the flag.
         output_dir: the flag's value.
         root: holds ``NAME/<UTC time>/``.
+        say: takes what process 0 also prints to stderr at once: which checkpoints are damaged.
 
     Raises:
         InputError: in every process, if the flag names no complete checkpoint.
@@ -38,9 +44,20 @@ def start_from(
     if resume is None:
         return None
 
+    def warn(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        if say is not None:
+            say(line)
+
     def decide() -> str:
         given = None if output_dir is None else _absolute(output_dir)
-        found = checkpoint.find(resume, given, root.absolute() / name)
+        try:
+            found = checkpoint.find(resume, given, root.absolute() / name, warn)
+        except OSError as error:  # a disk that is gone: the run may be elsewhere than it seems
+            raise InputError(
+                f"--resume {resume}: {error.filename} cannot be read ({error.strerror}): bring "
+                "its disk back, or give another --output-dir"
+            ) from error
         return "" if found is None else str(found.absolute())
 
     told = _told_by_process_zero(decide)

@@ -5,15 +5,21 @@ the versions, the step, the examples seen, and the best validation so far.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import checkpoint, config, versions
 from jaxtrain import state as states
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 Meta = dict[str, Any]
+
+# A run that cannot save is stopped before it loses more than this many times checkpoint.every.
+FAILURES_IN_A_ROW = 3
+# The last save cannot wait for the next one: so many tries, so far apart.
+LAST_TRIES, BETWEEN_TRIES_S = 3, 5.0
 
 
 def describe(run: config.Run, fingerprint: str) -> Meta:
@@ -27,17 +33,32 @@ def describe(run: config.Run, fingerprint: str) -> Meta:
 
 
 class Saver:
-    """Saves at cadence, keeps the best apart, and counts validations without improvement."""
+    """Saves at cadence, keeps the best apart, and counts validations without improvement.
+
+    A save that fails, as on a full disk, does not end the run: the next one may work. Three in a
+    row do, and so does the last one of the run.
+
+    Args:
+        run: the config.
+        checkpoints: writes them.
+        meta: what stands beside each state.
+        say: takes a line when a save fails.
+    """
 
     def __init__(
         self,
         run: config.Run,
         checkpoints: checkpoint.Checkpoints,
         meta: Meta,
+        say: Callable[[str], None] = print,
     ) -> None:
         self._run = run
         self._checkpoints = checkpoints
         self._meta = meta
+        self._say = say
+        self._failures = 0  # in a row
+        self._begun = False  # a save whose end nobody has looked at
+        self._best_before: Meta | None = None  # before the newest best one
 
     def judge(self, done: int, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; whether its state is now the best."""
@@ -50,6 +71,7 @@ class Saver:
             if best:
                 self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
             return False
+        self._best_before = best
         self._meta["best"] = {
             "metric": settings.best_metric,
             "mode": settings.best_mode,
@@ -69,12 +91,78 @@ class Saver:
             state: after them.
             regular: as the newest checkpoint.
             best: as the best one.
+
+        Raises:
+            RunAgain: so many saves in a row have failed that the run should end.
         """
+        for part in (self._settle, lambda: self._start(done, state, regular, best)):
+            failure = part()
+            if failure and self._failures >= FAILURES_IN_A_ROW:
+                raise _given_up(f"{self._failures} saves in a row have failed", failure)
+
+    def finish(self, done: int, state: states.State) -> None:
+        """Saves the last state and returns when it is complete; tries again before it gives up.
+
+        Args:
+            done: completed updates.
+            state: after them.
+
+        Raises:
+            RunAgain: it cannot be saved.
+        """
+        judged = self._meta["best"]
+        best = judged is not None and judged["step"] == done
+        self._settle()
+        for tries_left in reversed(range(LAST_TRIES)):
+            if best:
+                self._meta["best"] = judged  # also after a failure
+            failure = self._start(done, state, regular=True, best=best) or self._settle()
+            if failure is None:
+                return
+            if not tries_left:
+                raise _given_up("the last state is not saved", failure)
+            self._say(f"the last save is tried again in {BETWEEN_TRIES_S:g} s")
+            time.sleep(BETWEEN_TRIES_S)
+
+    def _start(
+        self, done: int, state: states.State, regular: bool, best: bool
+    ) -> checkpoint.SaveFailed | None:
+        """Begins a save, unless it fails at once."""
         meta = self._meta | {"step": done, "examples_seen": int(state.examples_seen)}
-        if regular:
-            self._checkpoints.save(state, meta, best=best)
-        elif best:
-            self._checkpoints.save_best(state, meta)
+        try:
+            if regular:
+                self._checkpoints.save(state, meta, best=best)
+            elif best:
+                self._checkpoints.save_best(state, meta)
+        except checkpoint.SaveFailed as failure:
+            return self._failed(failure)
+        self._begun = True
+        return None
+
+    def _settle(self) -> checkpoint.SaveFailed | None:
+        """Waits for the save that has begun, and returns its failure."""
+        if not self._begun:
+            return None
+        self._begun = False
+        try:
+            self._checkpoints.wait()
+        except checkpoint.SaveFailed as failure:
+            return self._failed(failure)
+        self._failures = 0
+        return None
+
+    def _failed(self, failure: checkpoint.SaveFailed) -> checkpoint.SaveFailed:
+        self._failures += 1
+        best = self._meta["best"]
+        if best is not None and failure.target.name == str(best["step"]):
+            self._meta["best"] = self._best_before  # the new one is not on the disk
+        if not failure.said:
+            self._say(f"warning: {failure}")
+        return failure
+
+
+def _given_up(what: str, failure: checkpoint.SaveFailed) -> RunAgain:
+    return RunAgain(f"{what}: {failure}; then go on with --resume latest")
 
 
 def patience_over(settings: config.Loop, meta: Meta) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain import rundir
+from jaxtrain import manifest, rundir
 from jaxtrain.errors import InputError
 
 
@@ -25,6 +25,7 @@ def fake_checkpoint(run: Path, step: int) -> Path:
     (path / "meta").mkdir()
     (path / "meta" / "metadata").write_text(json.dumps({"meta": {"step": step}, "arrays": {}}))
     (path / "_CHECKPOINT_METADATA").write_text(json.dumps({"commit_timestamp_nsecs": step}))
+    manifest.write(path, step)
     return path
 
 

@@ -1,0 +1,109 @@
+"""Reading a checkpoint's arrays straight to where they belong."""
+
+import contextlib
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtrain import manifest
+from jaxtrain.checkpoint_folders import STATE, listed, read_shapes, reason, steps
+from jaxtrain.errors import InputError
+from jaxtrain.orbax_noise import quiet_orbax
+
+_ARRAYS_TO_NAME = 4
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree under their dotted paths; nodes without leaves leave no trace."""
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    count = len(jax.tree.leaves(tree))
+    if len(leaves) < count:
+        raise ValueError(f"{count} arrays have only {len(leaves)} different dotted names")
+    return leaves
+
+
+def restore(
+    path: Path, abstract_state: Any, *, subset: bool = False, verified: bool = False
+) -> Any:
+    """Reads a checkpoint straight into the target shardings, whatever wrote it.
+
+    Each process reads only what its devices hold.
+
+    Args:
+        path: of the checkpoint.
+        abstract_state: pytree of ``jax.ShapeDtypeStruct``, each with its target sharding.
+        subset: allow the checkpoint to hold more arrays than asked for (they are not read), as for
+            parameters without an optimizer.
+        verified: process 0 has just verified it, as :func:`jaxtrain.resuming.find` does. Otherwise
+            each process does that first.
+
+    Raises:
+        InputError: the arrays differ in name, shape or dtype (found before anything is loaded), or
+            the files are damaged.
+    """
+    import orbax.checkpoint as ocp
+
+    wrong = "" if verified else manifest.verify(path)
+    if wrong:
+        raise InputError(f"{path} is damaged ({wrong}){_beside(path)}")
+    wanted = named(abstract_state)
+    for name, leaf in wanted.items():
+        if leaf.sharding is None:
+            raise ValueError(f"{name} has no target sharding")
+    differences = _differences(read_shapes(path), wanted, subset=subset)
+    if differences:
+        shown = "; ".join(differences[:_ARRAYS_TO_NAME])
+        more = len(differences) - _ARRAYS_TO_NAME
+        raise InputError(
+            f"{path} holds another model or optimizer than this run: {shown}"
+            + (f"; and {more} more" if more > 0 else "")
+            + ": take the config that wrote it, or start a new run"
+        )
+    quiet_orbax()
+    failure = ""
+    try:
+        with contextlib.closing(ocp.Checkpointer(ocp.PyTreeCheckpointHandler())) as reader:
+            arrays = reader.restore(
+                path.absolute() / STATE,
+                args=ocp.args.PyTreeRestore(
+                    item=wanted,
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+                    partial_restore=subset,
+                ),
+            )
+    except jax.errors.JaxRuntimeError:
+        raise  # of the device, which may be out of memory
+    except Exception as error:  # Orbax raises plain ones for damaged files
+        failure = reason(error)
+    if failure:
+        gc.collect()  # the other readers, while somebody listens to what they say
+        raise InputError(f"{path} cannot be read ({failure}){_beside(path)}")
+    return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
+
+
+def _beside(path: Path) -> str:
+    others = [step for step in steps(path.parent) if str(step) != path.name]
+    return ": resume from another one" + (f", beside it are {listed(others)}" if others else "")
+
+
+def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, subset: bool) -> list[str]:
+    """One phrase for each array that differs; those of other shapes first."""
+    here = {name: f"{array.dtype} {list(array.shape)}" for name, array in wanted.items()}
+    there = {name: f"{array.dtype} {list(array.shape)}" for name, array in saved.items()}
+    found = [
+        f"{name} is {there[name]} in the checkpoint and {here[name]} in this run"
+        for name in here
+        if name in there and here[name] != there[name]
+    ]
+    found += [f"{name} {here[name]} is not in the checkpoint" for name in here if name not in there]
+    if not subset:
+        found += [
+            f"{name} {there[name]} is only in the checkpoint" for name in there if name not in here
+        ]
+    return found

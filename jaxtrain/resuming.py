@@ -1,0 +1,186 @@
+"""Which checkpoint ``--resume`` means: one whose every byte was verified, or none.
+
+``latest`` falls back: what is damaged is moved to ``<run>/damaged/checkpoints/<step>/`` with a
+``reason.txt``, and the one before it is tried. A step or a path that was named is taken or refused.
+"""
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxtrain import manifest
+from jaxtrain.checkpoint_folders import (
+    BEST,
+    CHECKPOINTS,
+    DAMAGED,
+    META,
+    STATE,
+    committed,
+    listed,
+    numbered,
+    steps,
+)
+from jaxtrain.errors import InputError
+
+REASON = "reason.txt"  # beside a damaged checkpoint's own files
+
+Say = Callable[[str], None]
+
+
+def find(resume: str, output_dir: Path | None, runs_root: Path, say: Say = print) -> Path | None:
+    """The checkpoint that ``--resume`` means, verified.
+
+    Args:
+        resume: ``"latest"``: the newest of ``output_dir``, or without one, of the run below
+            ``runs_root`` that saved last. A number: that step of ``output_dir``, among the newest
+            or the best. A path: of a checkpoint, or of a run's directory (its newest).
+        output_dir: the run's directory, if it was given.
+        runs_root: ``output/NAME``.
+        say: takes a line for each damaged checkpoint that ``"latest"`` passes over.
+
+    Returns:
+        The folder of a checkpoint; None only for ``"latest"`` where there is none.
+
+    Raises:
+        InputError: a step or path that names no checkpoint, or a damaged one.
+    """
+    if resume == "latest":
+        runs = [output_dir] if output_dir is not None else _runs(runs_root)
+        return next((found for run in runs if (found := newest_verified(run, say))), None)
+    if resume.isdigit():
+        return _find_step(int(resume), output_dir)
+    return _find_path(Path(resume).expanduser())
+
+
+def newest_verified(run: Path, say: Say) -> Path | None:
+    """The newest checkpoint of a run that is what was saved; moves aside those that are not.
+
+    Where none of ``checkpoints/`` is, the best one is better than to start anew. A damaged best one
+    is moved aside in any case: nothing should be compared with it.
+
+    Args:
+        run: the run's directory.
+        say: takes a line for each one that is not.
+    """
+    said: list[str] = []
+
+    def tell(line: str) -> None:
+        said.append(line)
+        say(line)
+
+    found = _first_verified(run / CHECKPOINTS, tell)
+    if found is not None and said:
+        say(f"warning: going on from {found}, the newest checkpoint that is whole")
+    best = _first_verified(run / BEST, tell)
+    if found is None and best is not None:
+        say(f"warning: no whole checkpoint in {run / CHECKPOINTS}: going on from {best}")
+    elif found is None and said:
+        say(f"warning: no whole checkpoint is left in {run}")
+    return found or best
+
+
+def would_take(run: Path, reasons: dict[Path, str]) -> Path | None:
+    """What :func:`newest_verified` would return, given what :func:`manifest.verify` said."""
+    for folder in (CHECKPOINTS, BEST):
+        for step in reversed(numbered(run / folder)):
+            if not reasons[run / folder / str(step)]:
+                return run / folder / str(step)
+    return None
+
+
+def _first_verified(folder: Path, say: Say) -> Path | None:
+    for step in reversed(numbered(folder)):
+        path = folder / str(step)
+        wrong = manifest.verify(path)
+        if not wrong:
+            return path
+        _set_aside(path, wrong, say)
+    return None
+
+
+def _set_aside(path: Path, wrong: str, say: Say) -> None:
+    """Moves a damaged checkpoint out of the way; a disk that refuses that stops nobody."""
+    found = f"warning: checkpoint {path} is damaged ({wrong})"
+    place = path.parent.parent / DAMAGED / path.parent.name
+    aside, number = place / path.name, 1
+    try:
+        while aside.exists():  # an earlier one of the same step
+            number += 1
+            aside = place / f"{path.name}.{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        path.rename(aside)
+    except OSError as error:
+        say(f"{found}, cannot be moved to {aside} ({error.strerror}), and is passed over")
+        return
+    say(f"{found}: moved to {aside}")
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        (aside / REASON).write_text(f"{now} moved from {path}\n{wrong}\n")
+    except OSError as error:
+        say(f"warning: {aside / REASON} cannot be written ({error.strerror})")
+
+
+def _runs(root: Path) -> list[Path]:
+    """The runs below ``output/NAME`` that hold checkpoints, the one that saved last first.
+
+    By the time of the save, and not of the file: a copied run is as old as the original.
+    """
+    saved = {run: _last_save(run) for run in root.iterdir()} if root.is_dir() else {}
+    return sorted((run for run in saved if saved[run]), key=lambda run: (saved[run], run))[::-1]
+
+
+def _last_save(run: Path) -> int:
+    """When a run saved last, nanoseconds since 1970; 0 if nothing tells."""
+    last = 0
+    for folder in (run / CHECKPOINTS, run / BEST):
+        for step in numbered(folder):
+            try:
+                last = max(last, committed(folder / str(step)))
+            except (OSError, ValueError):
+                continue  # damaged: the others tell
+    return last
+
+
+def _find_step(step: int, output_dir: Path | None) -> Path:
+    if output_dir is None:
+        raise InputError(f"--resume {step} needs --output-dir, the run that holds this step")
+    damaged = ""
+    for folder in (output_dir / CHECKPOINTS, output_dir / BEST):
+        path = folder / str(step)
+        if path.is_dir():
+            wrong = manifest.verify(path)
+            if not wrong:
+                return path
+            damaged = damaged or f" ({wrong})"
+    kept, best = steps(output_dir / CHECKPOINTS), steps(output_dir / BEST)
+    there = f"complete ones are {listed(kept)}" if kept else "it holds no complete one"
+    if best:
+        there += f", and {listed(best)} as the best"
+    raise InputError(
+        f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}: {there}"
+    )
+
+
+def _find_path(path: Path) -> Path:
+    if not path.exists():
+        raise InputError(
+            f"--resume {path}: there is no such folder; give latest, a step, or the path of a "
+            "checkpoint or of a run's directory"
+        )
+    inside = (manifest.NAME, f"{STATE}/_METADATA", f"{META}/metadata")
+    found: Path | None = path
+    if not path.name.isdigit() and not any((path / name).exists() for name in inside):
+        folders = (path / CHECKPOINTS, path)
+        found = next(
+            (folder / str(max(there)) for folder in folders if (there := numbered(folder))), None
+        )
+    if found is None:
+        raise InputError(f"--resume {path} holds no complete checkpoint")
+    wrong = manifest.verify(found)
+    if wrong:
+        beside = [step for step in steps(found.parent) if str(step) != found.name]
+        raise InputError(
+            f"--resume {path}: {found} is not a complete checkpoint ({wrong}); beside it are "
+            f"{listed(beside)}"
+        )
+    return found
