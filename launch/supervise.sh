@@ -1,0 +1,248 @@
+# shellcheck shell=bash
+# Sourced by the launchers: starts the processes of a run, watches them, and starts them again.
+#
+# What a run's exit codes mean (jaxtrain/signals.py): 0 done, 2 wrong use or input, 130 Ctrl-C: these
+# end the launcher. 75 run me again, and everything else (a crash, a SIGKILL): all processes are
+# ended, and the same command goes on with `--resume latest`.
+#
+# Settings, from the environment:
+#   PYTHON            the interpreter (python)
+#   MAX_RESTARTS      restarts in a row that bring no new checkpoint before giving up (3)
+#   RESTART_DELAY_S   pause before a restart (2)
+#   SAVE_S            how long the others may take once one has ended as it should (0, 75, 130):
+#                     they may still be saving (300)
+#   GRACE_S           the same once one has died (10)
+#   KILL_S            from SIGTERM to SIGKILL after that (20)
+#
+# A launcher defines `start_process INDEX ARGUMENT...`, which starts one process in the background
+# and sets `started_pid`; it may redefine signal_process, sweep_process and newest_checkpoint.
+
+PYTHON=${PYTHON:-python}
+MAX_RESTARTS=${MAX_RESTARTS:-3}
+RESTART_DELAY_S=${RESTART_DELAY_S:-2}
+SAVE_S=${SAVE_S:-300}
+GRACE_S=${GRACE_S:-10}
+KILL_S=${KILL_S:-20}
+
+launcher=$(basename "$0")
+pids=()           # of the processes that run, by index; empty once one has been waited for
+codes=()          # exit codes of those that ended, by index
+wanted_signal=''  # arrived and not yet handed on
+stopped_by=''     # the first signal that reached the launcher
+
+say() { printf '%s: %s\n' "$launcher" "$*" >&2; }
+
+refuse() { # refuse MESSAGE: wrong use
+    printf 'error: %s\n' "$*" >&2
+    exit 2
+}
+
+is_count() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
+
+check_settings() {
+    local name
+    for name in MAX_RESTARTS RESTART_DELAY_S SAVE_S GRACE_S KILL_S; do
+        [[ ${!name} =~ ^[0-9]+$ ]] || refuse "$name is '${!name}'; it has to be a whole number"
+    done
+    command -v "$PYTHON" >/dev/null ||
+        refuse "there is no '$PYTHON' here: activate the environment of jaxtrain, or set PYTHON"
+}
+
+option() { # option NAME ARGUMENT...: prints the value of the last --NAME; fails without one
+    local name=$1 found='' value='' argument
+    shift
+    while (($#)); do
+        argument=$1
+        shift
+        case $argument in
+            "$name"=*) value=${argument#*=} found=yes ;;
+            "$name") value=${1:-} found=yes ;;
+        esac
+    done
+    [[ -n $found ]] && printf '%s\n' "$value"
+}
+
+output_dir() { # output_dir ARGUMENT...: prints the run's directory, which a restart needs
+    local directory
+    if ! directory=$(option --output-dir "$@") || [[ -z $directory ]]; then
+        refuse "--output-dir is missing: a restart goes on from the checkpoints in it"
+    fi
+    printf '%s\n' "$directory"
+}
+
+free_port() {
+    "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+}
+
+newest_checkpoint() { # newest_checkpoint DIR: prints the step of the newest complete checkpoint
+    local manifest step newest=''
+    for manifest in "$1"/checkpoints/*/manifest.json; do
+        step=$(basename "$(dirname "$manifest")")
+        if [[ -e $manifest && $step =~ ^[0-9]+$ ]] && ((step > ${newest:--1})); then
+            newest=$step
+        fi
+    done
+    printf '%s\n' "$newest"
+}
+
+in_background() { # in_background COMMAND...: in a process group of its own; sets started_pid
+    # Job control makes the group and leaves SIGINT at its default: without it a background
+    # process ignores Ctrl-C, and with the launcher's own group it would get every one twice.
+    set -m
+    "$@" </dev/null &
+    started_pid=$!
+    set +m
+}
+
+signal_process() { kill -s "$2" -- "$1" 2>/dev/null || true; } # signal_process PID SIGNAL
+
+sweep_process() { # sweep_process PID: ends what an ended process has left in its group
+    local tries
+    for tries in {1..25}; do # its workers see that it is gone, and free their shared memory
+        kill -0 -- "-$1" 2>/dev/null || return 0
+        ((tries == 25)) || sleep 0.2
+    done
+    kill -s KILL -- "-$1" 2>/dev/null || true
+}
+
+described() { # described CODE
+    if (($1 > 128 && $1 <= 192)); then
+        printf '%s (SIG%s)' "$1" "$(kill -l $(($1 - 128)))"
+    else
+        printf '%s' "$1"
+    fi
+}
+
+on_signal() {
+    wanted_signal=$1
+    stopped_by=${stopped_by:-$1}
+}
+
+hand_on() { # the signal that arrived, to every process that runs
+    local pid signal=$wanted_signal
+    wanted_signal=''
+    [[ $signal != HUP ]] || signal=TERM
+    for pid in "${pids[@]}"; do
+        [[ -z $pid ]] || signal_process "$pid" "$signal"
+    done
+}
+
+nap() { # also ends when a signal arrives
+    sleep "$1" &
+    wait "$!" || true
+}
+
+collect() { # waits for those that have ended; sets running, first_code and code
+    local index pid one
+    running=0
+    for index in "${!pids[@]}"; do
+        pid=${pids[index]}
+        [[ -n $pid ]] || continue
+        if kill -0 "$pid" 2>/dev/null; then
+            running=$((running + 1))
+            continue
+        fi
+        one=0
+        wait "$pid" 2>/dev/null || one=$?
+        pids[index]=''
+        codes[index]=$one
+        ((one == 0 || code != 0)) || code=$one
+        first_code=${first_code:-$one}
+        ((one == 0)) || say "process $index ended with $(described "$code")"
+        sweep_process "$pid"
+    done
+}
+
+end_the_others() { # end_the_others WAITED_S: SIGTERM after a while, then SIGKILL
+    local waited_s=$1 pid patience_s=$GRACE_S signal=''
+    case $first_code in 0 | 75 | 130) patience_s=$SAVE_S ;; esac
+    ((waited_s < patience_s)) || signal=TERM
+    ((waited_s < patience_s + KILL_S)) || signal=KILL
+    [[ $signal != "$sent" ]] || return 0
+    sent=$signal
+    for pid in "${pids[@]}"; do
+        [[ -z $pid ]] || signal_process "$pid" "$signal"
+    done
+    say "the other processes still run after $waited_s s: SIG$signal"
+}
+
+wait_for_all() { # until every process has ended; once one has, the others may not outlive it long
+    local first_code='' running ended_at='' sent=''
+    while :; do
+        [[ -z $wanted_signal ]] || hand_on
+        collect
+        ((running)) || return 0
+        if [[ -n $first_code ]]; then
+            ended_at=${ended_at:-$SECONDS}
+            end_the_others $((SECONDS - ended_at))
+        fi
+        nap 0.2 2>/dev/null # where bash would tell of a killed process in words of its own
+    done
+}
+
+abandon() { # the launcher itself has failed: nothing of the run may stay behind
+    local pid
+    for pid in "${pids[@]}"; do
+        [[ -z $pid ]] || signal_process "$pid" KILL
+    done
+}
+
+run_once() { # run_once COUNT ARGUMENT...: sets `code`: 2 or 130 if one ended so, else the first that is not 0
+    local count=$1 index one
+    shift
+    pids=() codes=() code=0
+    for ((index = 0; index < count; index++)); do
+        [[ -z $stopped_by ]] || break
+        start_process "$index" "$@"
+        pids[index]=$started_pid
+    done
+    wait_for_all
+    for one in "${codes[@]}"; do
+        case $one in 2 | 130) code=$one ;; esac # it makes no sense to go on
+    done
+}
+
+run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's code
+    local count=$1 directory=$2 code newest before in_vain=0 resume
+    shift 2
+    trap 'on_signal TERM' TERM
+    trap 'on_signal INT' INT
+    trap 'on_signal HUP' HUP
+    trap 'abandon' EXIT
+    resume=(--resume latest)
+    ! option --resume "$@" >/dev/null || resume=() # for the first start, what the user says
+    before=$(newest_checkpoint "$directory")
+    while :; do
+        run_once "$count" "$@" "${resume[@]}"
+        case $code in
+            0) ((${#codes[@]} < count)) || exit 0 ;;
+            2) exit 2 ;;
+        esac
+        case $stopped_by in
+            INT) exit 130 ;;
+            TERM | HUP) exit 75 ;;
+        esac
+        ((code != 130)) || exit 130
+        newest=$(newest_checkpoint "$directory")
+        if [[ $newest == "$before" ]]; then
+            in_vain=$((in_vain + 1))
+        else
+            in_vain=1
+        fi
+        before=$newest
+        if ((in_vain > MAX_RESTARTS)); then
+            say "ended with $(described "$code"), and $MAX_RESTARTS restarts in a row brought no new" \
+                "checkpoint (newest: ${newest:-none}): giving up; see the log in $directory"
+            ((code != 75)) || code=1 # nobody else shall run it again
+            exit "$code"
+        fi
+        say "ended with $(described "$code"): restart $in_vain of at most $MAX_RESTARTS without a new" \
+            "checkpoint (newest: ${newest:-none})"
+        nap "$RESTART_DELAY_S"
+        case $stopped_by in
+            INT) exit 130 ;;
+            TERM | HUP) exit 75 ;;
+        esac
+        resume=(--resume latest) # after what the user said: the last one counts
+    done
+}
