@@ -41,8 +41,8 @@ class Fault:
         kind: of :data:`KINDS`.
         moment: of :data:`MOMENTS`.
         target: index of the process, for the kinds that hit one.
-        share: "anywhere": after this share of an undisturbed run's time; else how far into the
-            phase, from 0 to 1.
+        share: how far into the phase, from 0 to 1; "anywhere": into most of an undisturbed run's
+            time.
         later: phases of a run on its way: so many updates after the last fault at the earliest.
         lasts_s: of a full disk or a pause, seconds.
         damages: what happens to the newest checkpoint, the one before it, and so on.
@@ -61,7 +61,7 @@ class Fault:
     def within_s(self, undisturbed_s: float) -> float:
         """How long after the beginning of the moment it strikes."""
         if self.moment == "anywhere":
-            return self.share * undisturbed_s
+            return 0.7 * self.share * undisturbed_s
         return self.share * _WITHIN_S[self.moment]
 
     def to_json(self) -> dict[str, Any]:

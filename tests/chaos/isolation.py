@@ -105,6 +105,12 @@ def shared_memory() -> list[str]:
     return sorted(os.listdir("/dev/shm")) if inside() else []
 
 
+def clear_shared_memory() -> None:
+    """Forgets what an earlier run has left in it."""
+    for name in shared_memory():
+        Path("/dev/shm", name).unlink()
+
+
 def _limit_files(pids: list[int], most: str) -> None:
     """The soft limit alone: a process may raise that again, and so may the harness."""
     for pid in pids:

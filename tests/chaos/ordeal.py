@@ -9,7 +9,7 @@ from typing import Any
 
 from chaos import verdict as verdicts
 from chaos.faults import RESTARTING, RUNNING, Fault, Plan
-from chaos.isolation import Disk, shared_memory
+from chaos.isolation import Disk, clear_shared_memory, shared_memory
 from chaos.launched import Launched
 from chaos.striking import Striker
 from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
@@ -24,6 +24,7 @@ STUCK_S = 240.0
 _GRACE_S = 5.0
 # Launchers give up after three restarts without a new checkpoint: never provoke more than this.
 _MOST_IN_VAIN = 2
+_KILLING = ("kill-all", "kill-tree", "damage-live", "damage-rest")
 _DOWN = ("kill-tree", "term-launcher", "term-tree", "damage-rest")  # the launcher itself ends
 
 
@@ -129,6 +130,7 @@ class Ordeal:
         self._in_vain, self._newest = 0, 0
         self._copies: list[Path] = []
         self._over = False
+        clear_shared_memory()
         self._launched = self._launch()
 
     def run(self) -> Outcome:
@@ -213,7 +215,7 @@ class Ordeal:
         self._launched.close()
         self._watch.look()
         if fault.kind == "damage-rest":
-            self._outcome.hits[-1].done += f"; {self._striker.damage(fault) or 'no checkpoint'}"
+            self._outcome.hits[-1].done += f"; {self._striker.damage_at_rest(fault)}"
         self._launched = self._launch()
 
     def _reach(self, fault: Fault) -> bool:
@@ -240,8 +242,8 @@ class Ordeal:
                 pid = self._launched.training().get(fault.target)
                 began = time.monotonic() if pid and pid not in self._known else None
             elif self._watch.starts > stale and self._watch.phase() == fault.moment:
-                later = 0 if fault.moment not in RUNNING or fault.moment == "end" else fault.later
-                if self._watch.step >= armed_step + later:
+                counts = fault.moment in RUNNING and fault.moment != "end"
+                if not counts or self._watch.step >= armed_step + fault.later:
                     began = time.monotonic()
         return False
 
@@ -273,7 +275,8 @@ class Ordeal:
     def _expect_saved(self, hit: Hit) -> None:
         """After a SIGTERM to a healthy run, no update that was recorded may be done again."""
         resumed = self._watch.resumed_from()
-        if hit.fault.kind.startswith("term") and hit.alone and resumed < hit.step:
+        alone = hit.alone and hit is self._outcome.hits[-1]
+        if hit.fault.kind.startswith("term") and alone and resumed < hit.step:
             self._problems.append(
                 f"SIGTERM after update {hit.step} lost updates: resumed from {resumed}"
             )
@@ -300,7 +303,9 @@ class Ordeal:
         if self._launched.code() == 0:
             self._nothing_runs()
             kept = shared_memory()
-            if kept:
+            # Where everything was killed at once nobody was left to free it.
+            killed = any(hit.fault.kind in _KILLING for hit in self._outcome.hits)
+            if kept and not killed:
                 self._problems.append(f"shared memory outlives the run: {', '.join(kept)}")
             found = verdicts.compare(
                 self._undisturbed.directory, self._directory, self._plan.processes
@@ -311,6 +316,9 @@ class Ordeal:
                 left = verdicts.leftovers(folder)
                 if left:
                     self._problems.append(f"left behind in {folder.name}: {', '.join(left)}")
+            for step in self._striker.to_be_found:
+                if not list((self._directory / "damaged" / "checkpoints").glob(f"{step}*")):
+                    self._problems.append(f"nobody found the damage of checkpoint {step}")
             steps = self._watch.complete()
             if STEPS not in steps:
                 self._problems.append(f"no checkpoint of the end, only {steps}")

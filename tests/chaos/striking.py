@@ -20,6 +20,7 @@ class Striker:
 
     Attributes:
         damaged: steps of the checkpoints that a fault has damaged.
+        to_be_found: those of them that were the newest when the run had to start from it.
     """
 
     def __init__(self, watch: Watch, disk: Disk | None) -> None:
@@ -27,6 +28,7 @@ class Striker:
         self._paused: dict[int, float] = {}  # pid -> when it is continued
         self._freed_at: float | None = None
         self.damaged: set[int] = set()
+        self.to_be_found: set[int] = set()
 
     def strike(self, fault: Fault, launched: Launched) -> str | None:
         """Strikes at once.
@@ -55,15 +57,22 @@ class Striker:
             self._freed_at = time.monotonic() + fault.lasts_s
             return f"disk full for {fault.lasts_s} s"
         if manner == "live":
-            done = self.damage(fault)
+            done = self._damage(fault)
             killed = _signalled("all", signal.SIGKILL, 0, launched)
+            self._expect_found()
             return done and killed and f"{done}; {killed}"
         # At rest: first the run has to go down, one way or the other.
         if fault.seed % 2:
             return _signalled("tree", signal.SIGKILL, 0, launched)
         return _signalled("launcher", signal.SIGTERM, 0, launched)
 
-    def damage(self, fault: Fault) -> str | None:
+    def damage_at_rest(self, fault: Fault) -> str:
+        """The second half of such a fault: the run is down. Returns what was done."""
+        done = self._damage(fault)
+        self._expect_found()
+        return done or "there is no checkpoint"
+
+    def _damage(self, fault: Fault) -> str | None:
         """Damages the newest checkpoints, as many as the fault names damages for."""
         rng = random.Random(fault.seed)
         done = []
@@ -71,6 +80,11 @@ class Striker:
             done.append(damage(self._watch.checkpoints / str(step), kind, rng))
             self.damaged.add(step)
         return "; ".join(done) or None
+
+    def _expect_found(self) -> None:
+        newest = max(self._watch.folders(), default=None)
+        if newest in self.damaged:
+            self.to_be_found.add(newest)
 
     def about_to_be_freed(self) -> bool:
         """Whether the disk is full and its time has come."""

@@ -57,8 +57,6 @@ def arguments(processes: int, workers: int, directory: Path, *, keep: int = 3) -
         "checkpoint.keep": keep,
         "checkpoint.best_metric": "val/loss",
     }
-    if "record_ids" not in (CHECKOUT / "jaxtrain" / "config.py").read_text():
-        del fields["data.record_ids"]
     flags = [text for name, value in fields.items() for text in (f"--{name}", str(value))]
     return [*TINY_MLM, *flags, "--simulate-devices", "2", "--output-dir", str(directory)]
 

@@ -87,21 +87,19 @@ class Watch:
             return "end"
         if self.step % self._eval_every == 0 and not self._validated:
             return "evaluation"
-        names = self._names()
-        if any(_TEMPORARY in name for name in names):
+        if any(_TEMPORARY in name for name in self._names()):
             return "save"
-        complete = self.complete()
-        if any(name.isdigit() and int(name) not in complete for name in names):
-            return "commit"
-        return "steps"
+        return "commit" if set(self.folders()) - set(self.complete()) else "steps"
+
+    def folders(self) -> list[int]:
+        """Steps that have a folder under their final name, ascending."""
+        return sorted(int(name) for name in self._names() if name.isdigit())
 
     def complete(self) -> list[int]:
-        """Steps of the checkpoints that have a manifest, ascending."""
-        return sorted(
-            int(name)
-            for name in self._names()
-            if name.isdigit() and (self.checkpoints / name / MANIFEST).is_file()
-        )
+        """Those of them that have a manifest."""
+        return [
+            step for step in self.folders() if (self.checkpoints / str(step) / MANIFEST).is_file()
+        ]
 
     def resumed_from(self) -> int:
         """The checkpoint that the newest start began with; 0 if it began anew."""
