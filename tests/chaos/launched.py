@@ -12,6 +12,8 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCHER = CHECKOUT / "launch" / "local.sh"
 _MARK = "JAXTRAIN_CHAOS_RUN"
+# The launcher's patience, seconds: this model saves in less than one, and nobody waits for it.
+_PATIENCE = {"RESTART_DELAY_S": "0", "GRACE_S": "3", "KILL_S": "3", "SAVE_S": "30"}
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ class Launched:
                 "PYTHON": sys.executable,
                 "PYTHONPATH": str(CHECKOUT),
                 "TMPDIR": str(place / "tmp"),
-                "RESTART_DELAY_S": "0",
                 _MARK: mark,
             }
+            | _PATIENCE
             | variables,
             stdin=subprocess.DEVNULL,
             stdout=self._output,

@@ -11,8 +11,9 @@ from chaos.launched import CHECKOUT, Launched
 from program import TINY_MLM, write_corpus
 
 STEPS, EVAL_EVERY, SAVE_EVERY = 80, 10, 8
-# Longest time without a finished update before the program takes itself for hung.
-HANG_TIMEOUT_S = 15
+# Longest time without a finished update before the program takes itself for hung. Process 1 compiles
+# anew in each start, and process 0 waits for it in its first step.
+HANG_TIMEOUT_S = 40
 _MODEL = {"hidden": 64, "ff": 256, "layers": 2, "heads": 2, "sequence_length": 64}
 _KEEP_ALL = 1000
 # Words of each file of the corpus: so many that their preparation takes a second.
@@ -45,7 +46,7 @@ def arguments(processes: int, workers: int, directory: Path, *, keep: int = 3) -
         "data.path": "corpus",
         "data.batch_size": 16,
         "data.workers": workers,
-        "data.record_ids": True,
+        "loop.record_examples": True,
         "mesh.fsdp": 2,
         "mesh.shard": "params",
         "optim.peak_lr": 1e-2,
