@@ -11,8 +11,8 @@ from chaos.launched import CHECKOUT, Launched
 from program import TINY_MLM, write_corpus
 
 STEPS, EVAL_EVERY, SAVE_EVERY = 80, 10, 8
-# Longest time without a finished update before the program takes itself for hung. Process 1 compiles
-# anew in each start, and process 0 waits for it in its first step.
+# Longest time without a finished update before the program takes itself for hung. Process 1
+# compiles anew in each start, and process 0 waits for it in its first step.
 HANG_TIMEOUT_S = 40
 _MODEL = {"hidden": 64, "ff": 256, "layers": 2, "heads": 2, "sequence_length": 64}
 _KEEP_ALL = 1000
