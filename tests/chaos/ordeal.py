@@ -166,8 +166,9 @@ class Ordeal:
         now = time.monotonic()
         self._watch.look()
         for hit in self._outcome.hits:
-            new = hit.fault.kind not in RESTARTING or self._watch.starts > hit.starts
-            if hit.recovered_s is None and new and self._watch.step > hit.step:
+            ended = hit.fault.kind in RESTARTING
+            moves = not ended or (self._watch.starts > hit.starts and self._watch.steps_again())
+            if hit.recovered_s is None and moves and self._watch.step > hit.step:
                 hit.recovered_s = now - hit.at
                 self._expect_saved(hit)
         if self._striker.about_to_be_freed():

@@ -59,7 +59,7 @@ def test_the_same_records_pass_whatever_the_clock_says(runs: tuple[Path, Path]) 
         ({1: 1.0, 3: 1 / 3, 2: 0.5, 4: 0.25}, IDS, "stands behind", 0, 0),
         (LOSSES, {**IDS, 3: [7, 6]}, "update 3", 0, 0),
         (LOSSES, {**IDS, 3: [4, 5]}, "update 3", 2, 2),
-        (LOSSES, {1: IDS[1], 2: IDS[2], 3: IDS[3]}, "update 4", 2, 0),
+        (LOSSES, {1: IDS[1], 2: IDS[2]}, "update 3: None", 4, 0),
     ],
     ids=["last digit", "missing", "surplus", "order", "ids' order", "other ids", "ids missing"],
 )

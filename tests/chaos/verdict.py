@@ -102,6 +102,7 @@ def _compare_metrics(reference: Path, run: Path, verdict: Verdict) -> None:
 def _values(path: Path, problems: list[str]) -> dict[tuple[int, str], float]:
     """(step, name) -> value; complains of lines out of order, twice or torn."""
     values: dict[tuple[int, str], float] = {}
+    twice: list[tuple[int, str]] = []
     last = 0
     for record in _lines(path, problems):
         step = record["step"]
@@ -112,17 +113,21 @@ def _values(path: Path, problems: list[str]) -> dict[tuple[int, str], float]:
             if name in ("step", "time") or name.endswith(_MEASURED):
                 continue
             if (step, name) in values:
-                problems.append(f"{path.name} has {name} of update {step} twice")
+                twice.append((step, name))
             values[step, name] = value
+    if twice:
+        problems.append(f"{path.name} has twice {_listed(twice)}")
     return values
 
 
 def _compare_examples(reference: Path, path: Path, verdict: Verdict) -> None:
+    """Complains of the first update that differs, and counts what all of them have lost."""
     wanted = {record["step"]: record for record in _lines(reference, [])}
     found: dict[int, dict[str, Any]] = {}
+    twice, other = [], []
     for record in _lines(path, verdict.problems):
         if record["step"] in found:
-            verdict.problems.append(f"{path.name} has update {record['step']} twice")
+            twice.append(record["step"])
             verdict.repeated += len(record["ids"])
         found[record["step"]] = record
     for step in sorted(wanted.keys() | found.keys()):
@@ -133,7 +138,11 @@ def _compare_examples(reference: Path, path: Path, verdict: Verdict) -> None:
         right = Counter(there["ids"] if there else ())
         verdict.lost += (right - ids).total()
         verdict.repeated += (ids - right).total()
-        verdict.problems.append(f"{path.name}, update {step}: {here} instead of {there}")
+        other.append(f"{path.name}, update {step}: {here} instead of {there}")
+    if twice:
+        verdict.problems.append(f"{path.name} has updates {twice[0]} to {twice[-1]} twice")
+    if other:
+        verdict.problems.append(f"{other[0]}; and {len(other) - 1} more updates")
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:

@@ -81,7 +81,7 @@ class Watch:
         if not self._has(rb" compiled in "):
             waits = self.complete() and not self._has(rb" resumed from ")
             return "restore" if waits else "compile"
-        if not self._has(rb" step \d+/"):
+        if not self.steps_again():
             return "first step"
         if self.step >= self._steps:
             return "end"
@@ -100,6 +100,10 @@ class Watch:
         return [
             step for step in self.folders() if (self.checkpoints / str(step) / MANIFEST).is_file()
         ]
+
+    def steps_again(self) -> bool:
+        """Whether the newest start has finished an update."""
+        return self._has(rb" step \d+/")
 
     def resumed_from(self) -> int:
         """The checkpoint that the newest start began with; 0 if it began anew."""
