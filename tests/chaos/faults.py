@@ -79,7 +79,7 @@ class Fault:
         if kind not in KINDS or moment not in MOMENTS:
             raise ValueError(f"{text!r} is not KIND@MOMENT[:PROCESS] of {[*KINDS]} and {MOMENTS}")
         damages = ("flip",) if kind.startswith("damage") else ()
-        return cls(kind, moment, int(target or 0), damages=damages)
+        return cls(kind, moment, int(target or 0), later=2, damages=damages)
 
 
 @dataclass(frozen=True)
