@@ -238,7 +238,11 @@ class Ordeal:
             if fault.moment in RUNNING and self._in_vain >= _MOST_IN_VAIN:
                 continue
             if fault.moment == "anywhere":
-                began = armed_at
+                # By the clock, but a machine that is faster than before must not escape.
+                left = (STEPS - armed_step) * fault.share
+                nearly_over = self._watch.starts > stale and self._watch.step > STEPS - left
+                if nearly_over or time.monotonic() - armed_at >= wait_s:
+                    began = armed_at - wait_s
             elif fault.moment == "start":
                 pid = self._launched.training().get(fault.target)
                 began = time.monotonic() if pid and pid not in self._known else None
