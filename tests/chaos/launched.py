@@ -24,11 +24,13 @@ class Process:
         pid: of it.
         index: of a process of the training; None for workers and the launcher's own.
         trains: whether it is a process of the training or one of its workers.
+        parent: pid of the process that started it.
     """
 
     pid: int
     index: int | None
     trains: bool
+    parent: int
 
 
 class Launched:
@@ -88,9 +90,10 @@ class Launched:
                 environment = Path(entry.path, "environ").read_bytes()
                 if self._mark not in environment.split(b"\0"):
                     continue
-                if _is_zombie(entry.path):
-                    continue
-                found.append(_described(int(entry.name), environment))
+                # pid (name) state parent ...
+                state, parent = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:2]
+                if state not in "ZX":  # zombies have ended
+                    found.append(_described(int(entry.name), environment, int(parent)))
         return found
 
     def training(self) -> dict[int, int]:
@@ -124,16 +127,13 @@ def send(pid: int, number: signal.Signals) -> bool:
     return True
 
 
-def _is_zombie(entry: str) -> bool:
-    return Path(entry, "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-
-
-def _described(pid: int, environment: bytes) -> Process:
+def _described(pid: int, environment: bytes, parent: int) -> Process:
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     if b"python" not in os.path.basename(command[0]):
-        return Process(pid, None, trains=False)
+        return Process(pid, None, trains=False, parent=parent)
     if b"jaxtrain.main" not in command:
-        return Process(pid, None, trains=any(b"multiprocessing" in word for word in command))
+        worker = any(b"multiprocessing" in word for word in command)
+        return Process(pid, None, trains=worker, parent=parent)
     name = b"JAX_PROCESS_ID="
     indices = [word[len(name) :] for word in environment.split(b"\0") if word.startswith(name)]
-    return Process(pid, int(indices[0]) if indices else 0, trains=True)
+    return Process(pid, int(indices[0]) if indices else 0, trains=True, parent=parent)
