@@ -11,6 +11,7 @@ runs passed, 1 some did not, 2 wrong use or a machine that does not let it work.
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -63,7 +64,8 @@ def _plans(given: argparse.Namespace) -> list[Plan]:
 
 def _carry_out(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
     """One run; its folder stays if it failed."""
-    variables = {"JAX_COMPILATION_CACHE_DIR": str(work / "compiled"), "JAX_PLATFORMS": "cpu"}
+    compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(work / "compiled")
+    variables = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PLATFORMS": "cpu"}
     reference = undisturbed(work, wanted.processes, variables)
     place = work / "runs" / f"{wanted.seed}-{wanted.processes}"
     shutil.rmtree(place, ignore_errors=True)

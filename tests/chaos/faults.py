@@ -29,7 +29,7 @@ RESTARTING = frozenset(KINDS) - {"pause", "full", "stop"}
 # Longest wait inside a phase before the fault, seconds: about as long as the phase lasts here.
 _WITHIN_S = {"start": 4.0, "data": 0.5, "restore": 0.5, "compile": 1.5, "first step": 0.3}
 _WITHIN_S |= {"steps": 0.1, "evaluation": 0.15, "save": 0.1, "commit": 0.05, "end": 0.5}
-_MOST_STEPS_LATER = 12
+_MOST_STEPS_LATER = 9
 _LONGEST_FULL_S, _LONGEST_PAUSE_S = 5.0, 8.0
 
 

@@ -13,7 +13,7 @@ from chaos.isolation import Disk, clear_shared_memory, shared_memory
 from chaos.launched import Launched
 from chaos.striking import Striker
 from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
-from chaos.watch import Watch
+from chaos.watch import PHASES, Watch
 
 _POLL_S = 0.004
 # Looking at all processes costs more than looking at two files.
@@ -24,6 +24,8 @@ STUCK_S = 240.0
 _GRACE_S = 5.0
 # Launchers give up after three restarts without a new checkpoint: never provoke more than this.
 _MOST_IN_VAIN = 2
+# Saves and evaluations come sooner; one that has escaped so long is not waited for any more.
+_UNSEEN_STEPS = 2 * EVAL_EVERY
 _KILLING = ("kill-all", "kill-tree", "damage-live", "damage-rest")
 _DOWN = ("kill-tree", "term-launcher", "term-tree", "damage-rest")  # the launcher itself ends
 
@@ -246,11 +248,17 @@ class Ordeal:
             elif fault.moment == "start":
                 pid = self._launched.training().get(fault.target)
                 began = time.monotonic() if pid and pid not in self._known else None
-            elif self._watch.starts > stale and self._watch.phase() == fault.moment:
-                counts = fault.moment in RUNNING and fault.moment != "end"
-                if not counts or self._watch.step >= armed_step + fault.later:
-                    began = time.monotonic()
+            elif self._watch.starts > stale and self._reached(fault, armed_step):
+                began = time.monotonic()
         return False
+
+    def _reached(self, fault: Fault, armed_step: int) -> bool:
+        """Whether the moment is there, or was so short that nobody saw it."""
+        phase, step = self._watch.phase(), self._watch.step
+        if fault.moment == "end" or fault.moment not in RUNNING:
+            return PHASES.index(phase) >= PHASES.index(fault.moment)
+        soonest = armed_step + fault.later
+        return step >= soonest + _UNSEEN_STEPS or (phase == fault.moment and step >= soonest)
 
     def _strike(self, fault: Fault) -> bool:
         """Strikes; False if there was nobody left to be hit."""

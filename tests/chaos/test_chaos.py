@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
     ("processes", "faults"),
     [
         (1, ["kill-all@save", "damage-rest@evaluation", "full@steps"]),
-        (2, ["stop@steps:1", "term-one@evaluation:0"]),
+        (2, ["kill-one@evaluation:1", "term-one@save:0"]),
     ],
     ids=["one process", "two processes"],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.launched import CHECKOUT, Launched
 from program import TINY_MLM, write_corpus
 
-STEPS, EVAL_EVERY, SAVE_EVERY = 80, 10, 8
+STEPS, EVAL_EVERY, SAVE_EVERY = 60, 10, 6
 # Longest time without a finished update before the program takes itself for hung. Process 1
 # compiles anew in each start, and process 0 waits for it in its first step.
 HANG_TIMEOUT_S = 40
