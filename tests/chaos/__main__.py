@@ -1,0 +1,138 @@
+"""Hits real runs with seeded faults until enough have struck, and says what was lost.
+
+    python tests/chaos --faults 100 --processes 1 2 --seed 7 --results chaos.jsonl
+    python tests/chaos --replay 7003 --processes 2
+    python tests/chaos --fault kill-all@save --fault term-one@evaluation:1 --processes 2
+    python tests/chaos --table chaos.jsonl
+
+Results are appended run by run; the same command goes on where it was stopped. Exit codes: 0 all
+runs passed, 1 some did not, 2 wrong use or a machine that does not let it work.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+# Only now they can be found.
+from chaos import isolation  # noqa: E402
+from chaos.faults import Fault, Plan, plan  # noqa: E402
+from chaos.ordeal import Ordeal  # noqa: E402
+from chaos.table import Result, summary, table  # noqa: E402
+from chaos.undisturbed import prepare, undisturbed  # noqa: E402
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python tests/chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--faults", type=int, default=100, help="how many shall strike")
+    add("--processes", type=int, nargs="+", default=[1, 2], help="of the runs, in turn")
+    add("--seed", type=int, default=7, help="run number n has the seed SEED * 1000 + n")
+    add("--minutes", type=float, help="start no further run after this time")
+    add("--results", type=Path, help="a line of JSON for each run; default WORK/results.jsonl")
+    add("--work", type=Path, default=Path("chaos"), help="folder for runs and caches")
+    add("--replay", type=int, nargs="+", metavar="SEED", help="only the runs of these seeds")
+    add("--fault", action="append", metavar="KIND@MOMENT[:PROCESS]", help="one run of these alone")
+    add("--workers", type=int, default=0, help="of the run with --fault")
+    add("--table", type=Path, metavar="FILE", help="print the table of a results file")
+    add("--keep", action="store_true", help="keep the folders of runs that passed, too")
+    add("--shared-machine", action="store_true", help="do without namespaces of its own")
+    return parser.parse_args(arguments)
+
+
+def _plans(given: argparse.Namespace) -> list[Plan]:
+    """All runs that may be wanted, in order."""
+    if given.fault:
+        faults = tuple(Fault.parse(text) for text in given.fault)
+        return [Plan(0, count, given.workers, faults) for count in given.processes]
+    if given.replay:
+        return [plan(seed, count) for seed in given.replay for count in given.processes]
+    return [
+        plan(given.seed * 1000 + number, given.processes[number % len(given.processes)])
+        for number in range(1000)
+    ]
+
+
+def _carry_out(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
+    """One run; its folder stays if it failed."""
+    compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(work / "compiled")
+    variables = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PLATFORMS": "cpu"}
+    reference = undisturbed(work, wanted.processes, variables)
+    place = work / "runs" / f"{wanted.seed}-{wanted.processes}"
+    shutil.rmtree(place, ignore_errors=True)
+    prepare(work, place)
+    outcome = Ordeal(wanted, place, reference, variables).run()
+    result = outcome.to_json(reference.seconds)
+    if not result["problems"] and not given.keep:
+        shutil.rmtree(place)
+    return result
+
+
+def _say(result: Result, wanted: Plan) -> None:
+    for fault in result["faults"]:
+        after = "at the end" if fault["recovered_s"] is None else f"{fault['recovered_s']} s"
+        where = f"{fault['kind']} in {fault['phase']}, update {fault['step']}"
+        print(f"    {where}: {fault['done']}; {after}")
+    verdict = "failed" if result["problems"] else "passed"
+    print(
+        f"{verdict}: seed {wanted.seed}, {wanted.processes} processes, {wanted.workers} workers, "
+        f"{len(result['faults'])} of {result['planned']} faults struck, {result['starts']} starts, "
+        f"{result['seconds']} s"
+    )
+    for problem in result["problems"]:
+        print(f"  - {problem}")
+    if result["problems"] and wanted.seed:
+        print(f"  again: python tests/chaos --replay {wanted.seed} --processes {wanted.processes}")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str]) -> int:
+    given = _parse(arguments)
+    if given.table:
+        print(table([json.loads(line) for line in given.table.read_text().splitlines()]))
+        return 0
+    try:
+        plans = _plans(given)
+        if not given.shared_machine and not isolation.inside():
+            isolation.enter(arguments)
+    except (ValueError, isolation.Unavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    work: Path = given.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    path: Path = given.results or work / "results.jsonl"
+    slices = not (given.fault or given.replay)  # goes on with what the file holds
+    results = _read(path) if slices else []
+    done = {(result["seed"], result["processes"]) for result in results}
+    began = time.monotonic()
+    for wanted in plans:
+        struck = sum(len(result["faults"]) for result in results)
+        late = given.minutes is not None and time.monotonic() - began > given.minutes * 60
+        if (slices and struck >= given.faults) or late:
+            break
+        if (wanted.seed, wanted.processes) in done:
+            continue
+        result = _carry_out(wanted, given, work)
+        results.append(result)
+        with path.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        _say(result, wanted)
+    print(summary(results))
+    return 1 if any(result["problems"] for result in results) else 0
+
+
+def _read(path: Path) -> list[Result]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""A launcher and the processes that it has started, as the operating system shows them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LAUNCHER = CHECKOUT / "launch" / "local.sh"
+_MARK = "JAXTRAIN_CHAOS_RUN"
+# The launcher's patience, seconds: this model saves in less than one, and nobody waits for it.
+_PATIENCE = {"RESTART_DELAY_S": "0", "GRACE_S": "3", "KILL_S": "3", "SAVE_S": "30"}
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the run.
+
+    Attributes:
+        pid: of it.
+        index: of a process of the training; None for workers and the launcher's own.
+        trains: whether it is a process of the training or one of its workers.
+        parent: pid of the process that started it.
+    """
+
+    pid: int
+    index: int | None
+    trains: bool
+    parent: int
+
+
+class Launched:
+    """One start of ``launch/local.sh``. Everything it starts carries a mark in its environment.
+
+    Args:
+        count: processes of the training.
+        arguments: of the program.
+        place: working directory; caches and temporary files lie below it.
+        mark: of this run, another one for each.
+        variables: further ones of the environment.
+    """
+
+    def __init__(
+        self, count: int, arguments: list[str], place: Path, mark: str, variables: dict[str, str]
+    ) -> None:
+        self._mark = f"{_MARK}={mark}".encode()
+        self._output = (place / "launcher.txt").open("ab")
+        kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        (place / "tmp").mkdir(exist_ok=True)
+        self._launcher = subprocess.Popen(
+            ["bash", str(LAUNCHER), str(count), *arguments],
+            cwd=place,
+            env=kept
+            | {
+                "PYTHON": sys.executable,
+                "PYTHONPATH": str(CHECKOUT),
+                "TMPDIR": str(place / "tmp"),
+                _MARK: mark,
+            }
+            | _PATIENCE
+            | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def code(self) -> int | None:
+        """The launcher's exit code; None while it runs."""
+        return self._launcher.poll()
+
+    def signal_launcher(self, number: signal.Signals) -> bool:
+        """Signals the launcher alone; whether it was there."""
+        if self._launcher.poll() is not None:
+            return False
+        self._launcher.send_signal(number)
+        return True
+
+    def processes(self) -> list[Process]:
+        """All processes that carry the mark and have not ended."""
+        found = []
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                environment = Path(entry.path, "environ").read_bytes()
+                if self._mark not in environment.split(b"\0"):
+                    continue
+                # pid (name) state parent ...
+                state, parent = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:2]
+                if state not in "ZX":  # zombies have ended
+                    found.append(_described(int(entry.name), environment, int(parent)))
+        return found
+
+    def training(self) -> dict[int, int]:
+        """Index -> pid of the processes that train."""
+        return {
+            process.index: process.pid for process in self.processes() if process.index is not None
+        }
+
+    def kill_everything(self) -> None:
+        """SIGKILL to the launcher and all that it has started, until nothing is left."""
+        deadline = time.monotonic() + 30
+        while (left := self.processes()) or self._launcher.poll() is None:
+            for process in left:
+                send(process.pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"these survive SIGKILL: {left}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        self.kill_everything()
+        self._output.close()
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Sends a signal; whether there was somebody to take it."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _described(pid: int, environment: bytes, parent: int) -> Process:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    if b"python" not in os.path.basename(command[0]):
+        return Process(pid, None, trains=False, parent=parent)
+    if b"jaxtrain.main" not in command:
+        worker = any(b"multiprocessing" in word for word in command)
+        return Process(pid, None, trains=worker, parent=parent)
+    name = b"JAX_PROCESS_ID="
+    indices = [word[len(name) :] for word in environment.split(b"\0") if word.startswith(name)]
+    return Process(pid, int(indices[0]) if indices else 0, trains=True, parent=parent)

@@ -1,0 +1,357 @@
+"""One run of the real program that is hit by faults until it has nevertheless reached its end."""
+
+import contextlib
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos import verdict as verdicts
+from chaos.faults import RESTARTING, RUNNING, Fault, Plan
+from chaos.isolation import Disk, clear_shared_memory, shared_memory
+from chaos.launched import Launched
+from chaos.striking import Striker
+from chaos.undisturbed import EVAL_EVERY, STEPS, Undisturbed, arguments
+from chaos.watch import PHASES, Watch
+
+_POLL_S = 0.004
+# Looking at all processes costs more than looking at two files.
+_LOOK_AT_PROCESSES_S = 0.05
+# The runtime itself gives up on a silent process after 100 s.
+STUCK_S = 240.0
+# Time for the last processes to go after their launcher has.
+_GRACE_S = 5.0
+# Launchers give up after three restarts without a new checkpoint: never provoke more than this.
+_MOST_IN_VAIN = 2
+# Saves and evaluations come sooner; one that has escaped so long is not waited for any more.
+_UNSEEN_STEPS = 2 * EVAL_EVERY
+_KILLING = ("kill-all", "kill-tree", "damage-live", "damage-rest")
+_DOWN = ("kill-tree", "term-launcher", "term-tree", "damage-rest")  # the launcher itself ends
+
+
+@dataclass
+class Hit:
+    """A fault that struck.
+
+    Attributes:
+        fault: as planned.
+        done: what was done, in words.
+        phase: of the run at that moment.
+        step: newest recorded update at that moment.
+        at: when, on the monotonic clock.
+        starts: how often the program had started.
+        alone: whether the run had got over all faults before.
+        recovered_s: until a later update was recorded; None: until the end.
+    """
+
+    fault: Fault
+    done: str
+    phase: str
+    step: int
+    at: float
+    starts: int
+    alone: bool
+    recovered_s: float | None = None
+
+
+@dataclass
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        plan: that was carried out.
+        hits: the faults that struck.
+        verdict: against the undisturbed run.
+        launches: starts of the launcher; all but the first follow its own end by a signal.
+        starts: of the program, by the launcher.
+        seconds: from the first start to the end.
+    """
+
+    plan: Plan
+    hits: list[Hit] = field(default_factory=list)
+    verdict: verdicts.Verdict = field(default_factory=verdicts.Verdict)
+    launches: int = 0
+    starts: int = 0
+    seconds: float = 0.0
+
+    def to_json(self, undisturbed_s: float) -> dict[str, Any]:
+        """One line of the results."""
+        return {
+            "seed": self.plan.seed,
+            "processes": self.plan.processes,
+            "workers": self.plan.workers,
+            "faults": [
+                {
+                    "kind": hit.fault.kind,
+                    "moment": hit.fault.moment,
+                    "phase": hit.phase,
+                    "step": hit.step,
+                    "done": hit.done,
+                    "recovered_s": None if hit.recovered_s is None else round(hit.recovered_s, 2),
+                }
+                for hit in self.hits
+            ],
+            "planned": len(self.plan.faults),
+            "lost": self.verdict.lost,
+            "repeated": self.verdict.repeated,
+            "problems": self.verdict.problems,
+            "launches": self.launches,
+            "starts": self.starts,
+            "seconds": round(self.seconds, 1),
+            "lost_s": round(self.seconds - undisturbed_s, 1),
+        }
+
+
+class Ordeal:
+    """Carries out a plan.
+
+    Args:
+        plan: the faults.
+        place: an empty folder for the run and all that belongs to it.
+        undisturbed: the run to compare with.
+        variables: further ones of the environment, as for the caches.
+    """
+
+    def __init__(
+        self, plan: Plan, place: Path, undisturbed: Undisturbed, variables: dict[str, str]
+    ) -> None:
+        self._plan, self._place, self._undisturbed = plan, place, undisturbed
+        self._variables = variables | {"JAXTRAIN_CACHE": str(place / "cache")}
+        self._outcome = Outcome(plan)
+        self._problems = self._outcome.verdict.problems
+        self._disk = Disk(place / "disk") if _fills(plan) else None
+        self._directory = (self._disk.directory if self._disk else place) / "run"
+        self._watch = Watch(self._directory, STEPS, EVAL_EVERY)
+        self._striker = Striker(self._watch, self._disk)
+        self._pids: set[int] = set()  # of all starts of the program
+        self._known: set[int] = set()  # those of them that the last fault has seen
+        self._looked_at, self._moved_at, self._size = 0.0, 0.0, (0, 0)
+        self._waits_for_down: Fault | None = None
+        self._silent = 0  # starts that the log told of before the newest process 0
+        self._in_vain, self._newest = 0, 0
+        self._copies: list[Path] = []
+        self._over = False
+        clear_shared_memory()
+        self._launched = self._launch()
+
+    def run(self) -> Outcome:
+        """Everything, to the verdict."""
+        began = time.monotonic()
+        try:
+            for fault in self._plan.faults:
+                if not self._reach(fault) or not self._strike(fault):
+                    break
+            while not self._over:
+                self._poll()
+            self._outcome.seconds = time.monotonic() - began
+            self._outcome.starts = len(self._pids)
+            self._judge()
+        finally:
+            self._launched.close()
+            if self._disk:
+                if self._problems:  # what the disk holds is evidence
+                    shutil.copytree(self._directory, self._place / "run", dirs_exist_ok=True)
+                self._disk.close()
+        return self._outcome
+
+    def _launch(self) -> Launched:
+        self._outcome.launches += 1
+        self._moved_at = time.monotonic()
+        flags = arguments(self._plan.processes, self._plan.workers, self._directory)
+        mark = f"{self._plan.seed}-{self._plan.processes}"
+        return Launched(self._plan.processes, flags, self._place, mark, self._variables)
+
+    def _poll(self) -> None:
+        """Looks once at everything, and does what is due."""
+        time.sleep(_POLL_S)
+        now = time.monotonic()
+        self._watch.look()
+        for hit in self._outcome.hits:
+            ended = hit.fault.kind in RESTARTING
+            moves = not ended or (self._watch.starts > hit.starts and self._watch.steps_again())
+            if hit.recovered_s is None and moves and self._watch.step > hit.step:
+                hit.recovered_s = now - hit.at
+                self._expect_saved(hit)
+        if self._striker.about_to_be_freed():
+            self._copy_newest()
+        self._striker.take_back(self._launched)
+        if now - self._looked_at > _LOOK_AT_PROCESSES_S:
+            self._looked_at = now
+            self._look_at_processes()
+        code = self._launched.code()
+        if code is not None:
+            self._ended(code)
+        elif now - self._moved_at > STUCK_S:
+            phase, said = self._watch.phase(), self._watch.log_tail()
+            self._problems.append(f"stuck for {STUCK_S:g} s in phase {phase!r}:\n{said}")
+            self._over = True
+
+    def _look_at_processes(self) -> None:
+        pid = self._launched.training().get(0)
+        if pid is not None and pid not in self._pids:
+            self._in_vain += bool(self._pids)
+            self._pids.add(pid)
+            self._silent = self._watch.starts
+            self._moved_at = time.monotonic()
+        newest = max(self._watch.complete(), default=0)
+        if newest != self._newest:
+            self._newest, self._in_vain = newest, 0
+        if self._watch.size() != self._size:
+            self._size, self._moved_at = self._watch.size(), time.monotonic()
+
+    def _ended(self, code: int) -> None:
+        """The launcher has ended: by our signal, at the run's end, or because it gave up."""
+        fault, self._waits_for_down = self._waits_for_down, None
+        if code == 0:
+            self._over = True
+            return
+        if fault is None:
+            self._problems.append(
+                f"the launcher ended with {code}: a manual step is needed\n{self._launcher_says()}"
+            )
+            self._over = True
+            return
+        if fault.kind.startswith("term") and code != 75:
+            self._problems.append(f"SIGTERM ended the launcher with {code} instead of 75")
+        self._nothing_runs()
+        self._launched.close()
+        self._watch.look()
+        if fault.kind == "damage-rest":
+            self._outcome.hits[-1].done += f"; {self._striker.damage_at_rest(fault)}"
+        self._launched = self._launch()
+
+    def _reach(self, fault: Fault) -> bool:
+        """Waits for the fault's moment; False if the run ends before."""
+        hits = self._outcome.hits
+        last = hits[-1] if hits else None
+        stale = last.starts if last and last.fault.kind in RESTARTING else 0
+        armed_at, armed_step = time.monotonic(), self._watch.step
+        wait_s = fault.within_s(self._undisturbed.seconds)
+        began: float | None = None
+        while not self._over:
+            self._poll()
+            if began is not None:
+                if time.monotonic() - began >= wait_s and self._launched.training():
+                    return True
+                continue
+            if fault.kind.startswith("damage") and not self._watch.complete():
+                continue
+            if fault.moment in RUNNING and self._in_vain >= _MOST_IN_VAIN:
+                continue
+            if fault.moment == "anywhere":
+                # By the clock, but a machine that is faster than before must not escape.
+                left = (STEPS - armed_step) * fault.share
+                nearly_over = self._watch.starts > stale and self._watch.step > STEPS - left
+                if nearly_over or time.monotonic() - armed_at >= wait_s:
+                    began = armed_at - wait_s
+            elif fault.moment == "start":
+                pid = self._launched.training().get(fault.target)
+                began = time.monotonic() if pid and pid not in self._known else None
+            elif self._watch.starts > stale and self._reached(fault, armed_step):
+                began = time.monotonic()
+        return False
+
+    def _reached(self, fault: Fault, armed_step: int) -> bool:
+        """Whether the moment is there, or was so short that nobody saw it."""
+        phase, step = self._watch.phase(), self._watch.step
+        if fault.moment == "end" or fault.moment not in RUNNING:
+            return PHASES.index(phase) >= PHASES.index(fault.moment)
+        soonest = armed_step + fault.later
+        return step >= soonest + _UNSEEN_STEPS or (phase == fault.moment and step >= soonest)
+
+    def _strike(self, fault: Fault) -> bool:
+        """Strikes; False if there was nobody left to be hit."""
+        hit = Hit(
+            fault,
+            done="",
+            phase=self._watch.phase(),
+            step=self._watch.step,
+            at=time.monotonic(),
+            starts=self._watch.starts,
+            alone=all(hit.recovered_s is not None for hit in self._outcome.hits),
+        )
+        if hit.starts == self._silent:
+            hit.phase = "start"  # the log still tells of the start before
+        done = self._striker.strike(fault, self._launched)
+        if done is None:
+            return False
+        hit.done = done
+        if fault.kind in _DOWN:
+            self._waits_for_down = fault
+        self._outcome.hits.append(hit)
+        self._known = set(self._launched.training().values()) | self._pids
+        if not fault.kind.startswith("damage"):
+            self._copy_newest()
+        return True
+
+    def _expect_saved(self, hit: Hit) -> None:
+        """After a SIGTERM to a healthy run, no update that was recorded may be done again."""
+        resumed = self._watch.resumed_from()
+        alone = hit.alone and hit is self._outcome.hits[-1]
+        if hit.fault.kind.startswith("term") and alone and resumed < hit.step:
+            self._problems.append(
+                f"SIGTERM after update {hit.step} lost updates: resumed from {resumed}"
+            )
+
+    def _copy_newest(self) -> None:
+        """Keeps what is the newest complete checkpoint now, to be read at the end."""
+        for step in reversed(self._watch.complete()):
+            if step in self._striker.damaged:
+                continue
+            copy = self._place / "copies" / f"{len(self._copies)}" / str(step)
+            with contextlib.suppress(OSError, shutil.Error):  # the run deletes it just now
+                shutil.copytree(self._watch.checkpoints / str(step), copy)
+                self._copies.append(copy)
+                return
+
+    def _nothing_runs(self) -> None:
+        deadline = time.monotonic() + _GRACE_S
+        while (left := self._launched.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if left:
+            self._problems.append(f"{len(left)} processes outlive the launcher")
+
+    def _judge(self) -> None:
+        if self._launched.code() == 0:
+            self._nothing_runs()
+            kept = shared_memory()
+            # Where everything was killed at once nobody was left to free it.
+            killed = any(hit.fault.kind in _KILLING for hit in self._outcome.hits)
+            if kept and not killed:
+                self._problems.append(f"shared memory outlives the run: {', '.join(kept)}")
+            found = verdicts.compare(
+                self._undisturbed.directory, self._directory, self._plan.processes
+            )
+            self._problems += found.problems
+            self._outcome.verdict.lost, self._outcome.verdict.repeated = found.lost, found.repeated
+            for folder in (self._directory, self._place / "tmp"):
+                left = verdicts.leftovers(folder)
+                if left:
+                    self._problems.append(f"left behind in {folder.name}: {', '.join(left)}")
+            for step in self._striker.to_be_found:
+                if not list((self._directory / "damaged" / "checkpoints").glob(f"{step}*")):
+                    self._problems.append(f"nobody found the damage of checkpoint {step}")
+            steps = self._watch.complete()
+            if STEPS not in steps:
+                self._problems.append(f"no checkpoint of the end, only {steps}")
+            for step in steps:
+                if step not in self._striker.damaged:
+                    self._compare_arrays(self._watch.checkpoints / str(step))
+        for copy in self._copies:
+            self._compare_arrays(copy)
+
+    def _compare_arrays(self, checkpoint: Path) -> None:
+        reference = self._undisturbed.checkpoint(int(checkpoint.name))
+        # A SIGTERM has some saved between two regular ones: those are only read.
+        difference = verdicts.same_arrays(reference or checkpoint, checkpoint)
+        if difference:
+            self._problems.append(difference)
+
+    def _launcher_says(self) -> str:
+        output = self._place / "launcher.txt"
+        return "\n".join(output.read_text(errors="replace").splitlines()[-12:])
+
+
+def _fills(plan: Plan) -> bool:
+    return any(fault.kind == "full" for fault in plan.faults)

@@ -1,0 +1,121 @@
+"""Does to a run what a fault says."""
+
+import random
+import signal
+import time
+
+from chaos.damage import damage
+from chaos.faults import Fault
+from chaos.isolation import Disk
+from chaos.launched import Launched, send
+from chaos.watch import Watch
+
+
+class Striker:
+    """Carries out faults, and takes back those that do not last.
+
+    Args:
+        watch: on the run.
+        disk: that holds its directory; only a full disk needs one.
+
+    Attributes:
+        damaged: steps of the checkpoints that a fault has damaged.
+        to_be_found: those of them that were the newest when the run had to start from it.
+    """
+
+    def __init__(self, watch: Watch, disk: Disk | None) -> None:
+        self._watch, self._disk = watch, disk
+        self._paused: dict[int, float] = {}  # pid -> when it is continued
+        self._freed_at: float | None = None
+        self.damaged: set[int] = set()
+        self.to_be_found: set[int] = set()
+
+    def strike(self, fault: Fault, launched: Launched) -> str | None:
+        """Strikes at once.
+
+        Returns:
+            What was done; None if there was nobody left to be hit.
+        """
+        kind, _, manner = fault.kind.partition("-")
+        if kind in ("kill", "term"):
+            number = signal.SIGKILL if kind == "kill" else signal.SIGTERM
+            return _signalled(manner, number, fault.target, launched)
+        if kind in ("stop", "pause"):
+            pid = launched.training().get(fault.target)
+            if pid is None or not send(pid, signal.SIGSTOP):
+                return None
+            if kind == "pause":
+                self._paused[pid] = time.monotonic() + fault.lasts_s
+            return f"SIGSTOP to process {fault.target}" + (
+                f", SIGCONT after {fault.lasts_s} s" if kind == "pause" else ""
+            )
+        if kind == "full":
+            assert self._disk is not None, "the plan says whether a disk will be full"
+            if not launched.training():
+                return None
+            self._disk.fill([process.pid for process in launched.processes()])
+            self._freed_at = time.monotonic() + fault.lasts_s
+            return f"disk full for {fault.lasts_s} s"
+        if manner == "live":
+            done = self._damage(fault)
+            killed = _signalled("all", signal.SIGKILL, 0, launched)
+            self._expect_found()
+            return done and killed and f"{done}; {killed}"
+        # At rest: first the run has to go down, one way or the other.
+        if fault.seed % 2:
+            return _signalled("tree", signal.SIGKILL, 0, launched)
+        return _signalled("launcher", signal.SIGTERM, 0, launched)
+
+    def damage_at_rest(self, fault: Fault) -> str:
+        """The second half of such a fault: the run is down. Returns what was done."""
+        done = self._damage(fault)
+        self._expect_found()
+        return done or "there is no checkpoint"
+
+    def _damage(self, fault: Fault) -> str | None:
+        """Damages the newest checkpoints, as many as the fault names damages for."""
+        rng = random.Random(fault.seed)
+        done = []
+        for step, kind in zip(reversed(self._watch.complete()), fault.damages, strict=False):
+            done.append(damage(self._watch.checkpoints / str(step), kind, rng))
+            self.damaged.add(step)
+        return "; ".join(done) or None
+
+    def _expect_found(self) -> None:
+        newest = max(self._watch.folders(), default=None)
+        if newest in self.damaged:
+            self.to_be_found.add(newest)
+
+    def about_to_be_freed(self) -> bool:
+        """Whether the disk is full and its time has come."""
+        return self._freed_at is not None and time.monotonic() >= self._freed_at
+
+    def take_back(self, launched: Launched) -> None:
+        """Continues and frees what has lasted long enough."""
+        now = time.monotonic()
+        for pid in [pid for pid, until in self._paused.items() if now >= until]:
+            del self._paused[pid]
+            send(pid, signal.SIGCONT)
+        if self._disk and self.about_to_be_freed():
+            self._freed_at = None
+            self._disk.free([process.pid for process in launched.processes()])
+
+
+def _signalled(manner: str, number: signal.Signals, target: int, launched: Launched) -> str | None:
+    name = signal.Signals(number).name
+    if manner == "launcher":
+        return f"{name} to the launcher" if launched.signal_launcher(number) else None
+    if manner == "one":
+        pid = launched.training().get(target)
+        hit = pid is not None and send(pid, number)
+        return f"{name} to process {target}" if hit else None
+    processes = [process for process in launched.processes() if process.trains]
+    if not any(process.index is not None for process in processes):
+        return None
+    if manner == "tree":
+        if number == signal.SIGKILL:
+            launched.kill_everything()
+            return f"{name} to the launcher and everything it started"
+        launched.signal_launcher(number)
+    hit = sum(send(process.pid, number) for process in processes)
+    return f"{name} to {hit} processes" if hit else None

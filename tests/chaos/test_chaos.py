@@ -1,0 +1,34 @@
+"""The short version: a few faults, aimed, each followed by a comparison of every digit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HARNESS = Path(__file__).parent
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("processes", "faults"),
+    [
+        (1, ["kill-all@save", "damage-rest@evaluation", "full@steps"]),
+        (2, ["kill-one@evaluation:1", "term-one@save:0"]),
+    ],
+    ids=["one process", "two processes"],
+)
+def test_nothing_is_lost(
+    processes: int, faults: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    work = tmp_path_factory.mktemp("chaos")
+    flags = [word for fault in faults for word in ("--fault", fault)]
+    found = subprocess.run(
+        [sys.executable, str(HARNESS), "--work", str(work), "--processes", str(processes), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
+    assert f"{len(faults)} faults in 1 runs: 0 examples lost, 0 repeated, 0 manual" in found.stdout

@@ -1,0 +1,203 @@
+"""The harness itself: what it plans, what it sees, and that it can fail."""
+
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from chaos import table as tables
+from chaos import verdict as verdicts
+from chaos.damage import DAMAGES, damage
+from chaos.faults import KINDS, RESTARTING, STARTING, Fault, plan
+from chaos.launched import Launched
+from chaos.watch import Watch
+
+from jaxtrain import manifest
+
+STEPS = 4
+
+
+def write_records(directory: Path, losses: dict[int, float], ids: dict[int, list[int]]) -> None:
+    directory.mkdir(exist_ok=True)
+    lines = [
+        json.dumps({"step": step, "time": 1.0, "train/loss": loss, "train/steps_per_second": loss})
+        for step, loss in losses.items()
+    ]
+    (directory / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    lines = [json.dumps({"step": step, "position": 0, "ids": row}) for step, row in ids.items()]
+    (directory / "examples.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+LOSSES = {step: 1.0 / step for step in range(1, STEPS + 1)}
+IDS = {step: [2 * step, 2 * step + 1] for step in range(1, STEPS + 1)}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """Two directories with the same records."""
+    for name in ("undisturbed", "run"):
+        write_records(tmp_path / name, LOSSES, IDS)
+    return tmp_path / "undisturbed", tmp_path / "run"
+
+
+def test_the_same_records_pass_whatever_the_clock_says(runs: tuple[Path, Path]) -> None:
+    metrics = runs[1] / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"time": 1.0', '"time": 2.0'))
+    verdict = verdicts.compare(*runs, processes=1)
+    assert not verdict.problems
+    assert (verdict.lost, verdict.repeated) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "ids", "said", "lost", "repeated"),
+    [
+        ({**LOSSES, 3: 1 / 3 + 1e-15}, IDS, "train/loss of update 3", 0, 0),
+        ({1: 1.0, 2: 0.5, 4: 0.25}, IDS, "has no train/loss of 1 updates", 0, 0),
+        ({**LOSSES, 5: 0.2}, IDS, "nobody asked for", 0, 0),
+        ({1: 1.0, 3: 1 / 3, 2: 0.5, 4: 0.25}, IDS, "stands behind", 0, 0),
+        (LOSSES, {**IDS, 3: [7, 6]}, "update 3", 0, 0),
+        (LOSSES, {**IDS, 3: [4, 5]}, "update 3", 2, 2),
+        (LOSSES, {1: IDS[1], 2: IDS[2]}, "update 3: None", 4, 0),
+    ],
+    ids=["last digit", "missing", "surplus", "order", "ids' order", "other ids", "ids missing"],
+)
+def test_records_that_differ_fail(
+    runs: tuple[Path, Path],
+    losses: dict[int, float],
+    ids: dict[int, list[int]],
+    said: str,
+    lost: int,
+    repeated: int,
+) -> None:
+    write_records(runs[1], losses, ids)
+    verdict = verdicts.compare(*runs, processes=1)
+    assert said in " ".join(verdict.problems)
+    assert (verdict.lost, verdict.repeated) == (lost, repeated)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "examples.jsonl"])
+@pytest.mark.parametrize("what", ["twice", "torn"])
+def test_a_record_that_stands_twice_or_is_torn_fails(
+    runs: tuple[Path, Path], name: str, what: str
+) -> None:
+    path = runs[1] / name
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines) + (lines[-1] if what == "twice" else lines[-1][:9]))
+    assert f"{what}" in " ".join(verdicts.compare(*runs, processes=1).problems)
+
+
+def test_what_a_run_leaves_behind_is_found(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp-3").mkdir(parents=True)
+    (tmp_path / ".config.json.x7").write_text("")
+    (tmp_path / "config.json").write_text("")
+    assert verdicts.leftovers(tmp_path) == [
+        ".config.json.x7",
+        "checkpoints/8.orbax-checkpoint-tmp-3",
+    ]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_seed_is_a_plan(processes: int) -> None:
+    plans = [plan(seed, processes) for seed in range(300)]
+    assert plans == [plan(seed, processes) for seed in range(300)]
+    assert plans[0] != plans[1]
+    kinds = Counter(fault.kind for one in plans for fault in one.faults)
+    assert kinds.keys() == KINDS.keys() - ({"stop"} if processes == 1 else set())
+    for one in plans:
+        for before, fault in zip(one.faults, one.faults[1:], strict=False):
+            if fault.moment in STARTING:  # no start follows unless the fault before makes one
+                assert before.kind in RESTARTING
+                assert before.moment not in STARTING
+        assert all(fault.target < processes for fault in one.faults)
+
+
+def test_faults_have_names() -> None:
+    assert Fault.parse("term-one@evaluation:1").target == 1
+    with pytest.raises(ValueError, match="KIND@MOMENT"):
+        Fault.parse("kill-one@breakfast")
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_every_damage_breaks_a_checkpoint(tmp_path: Path, kind: str) -> None:
+    for seed in range(8):
+        checkpoint = tmp_path / f"{seed}" / "12"
+        for name in ("state/d/0", "meta/metadata", "state/_METADATA"):
+            (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkpoint / name).write_bytes(random.Random(name).randbytes(200))
+        manifest.write(checkpoint, 12)
+        assert manifest.verify(checkpoint) == ""
+        assert damage(checkpoint, kind, random.Random(seed))
+        assert manifest.verify(checkpoint) != ""
+
+
+def test_the_phases_of_a_run(tmp_path: Path) -> None:
+    """From what a run writes, in its order."""
+    watch = Watch(tmp_path, steps=STEPS, eval_every=2)
+    log, metrics = tmp_path / "log.txt", tmp_path / "metrics.jsonl"
+    checkpoints = tmp_path / "checkpoints"
+
+    def after(line: str = "", **record: float) -> str:
+        if line:
+            with log.open("a") as file:
+                file.write(f"2026-01-31T09:00:00Z {line}\n")
+        if record:
+            with metrics.open("a") as file:
+                file.write(json.dumps(record | {"time": 0.0}) + "\n")
+        watch.look()
+        return watch.phase()
+
+    assert after() == "start"
+    assert after("run directory /run") == "data"
+    assert after("20,652 parameters; 4 steps") == "compile"
+    assert after("compiled in 1.0 s") == "first step"
+    assert after("step 1/4 | loss 5", step=1) == "steps"
+    (checkpoints / "1.orbax-checkpoint-tmp-0").mkdir(parents=True)
+    assert after() == "save"
+    (checkpoints / "1.orbax-checkpoint-tmp-0").rename(checkpoints / "1")
+    assert after() == "commit"
+    (checkpoints / "1" / "manifest.json").write_text("{}")
+    assert after("step 2/4 | loss 5", step=2) == "evaluation"
+    assert after("step 2/4 | validation", **{"step": 2, "val/loss": 5.0}) == "steps"
+    assert after("run directory /run") == "data"
+    assert after("20,652 parameters; 4 steps") == "restore"
+    assert after("resumed from /run/checkpoints/1: 8 examples seen") == "compile"
+    assert (watch.starts, watch.complete(), watch.resumed_from()) == (2, [1], 1)
+    assert after("compiled in 1.0 s") == "first step"
+    assert after("step 3/4 | loss 5", step=3) == "steps"
+    assert after("step 4/4 | loss 5", step=4) == "end"
+
+
+def test_what_a_launcher_starts_is_found_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what has left its session and lost its parent."""
+    script = tmp_path / "launcher.sh"
+    script.write_text("(setsid sleep 600 &)\nexec sleep 600\n")
+    monkeypatch.setattr("chaos.launched.LAUNCHER", script)
+    launched = Launched(1, [], tmp_path, "a mark", {})
+    deadline = time.monotonic() + 60
+    while len(launched.processes()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert launched.training() == {}
+    assert launched.code() is None
+    launched.kill_everything()
+    assert launched.processes() == []
+    assert launched.code() is not None
+    launched.close()
+
+
+def test_the_table_says_what_was_hit() -> None:
+    fault = {"kind": "kill-one", "phase": "save", "recovered_s": 4.0}
+    passed = {"faults": [fault, fault | {"phase": "steps", "recovered_s": 6.0}], "problems": []}
+    failed = {"faults": [fault], "problems": ["the launcher ended with 1: a manual step is needed"]}
+    same = {"processes": 1, "launches": 1, "starts": 3, "seconds": 30.0, "lost_s": 20.0}
+    lines = tables.table(
+        [one | same | {"lost": 0, "repeated": 0} for one in (passed, failed)]
+    ).splitlines()
+    assert "3 faults in 2 runs: 0 examples lost, 0 repeated, 1 manual steps, 1 runs" in lines[0]
+    assert "| kind: kill-one | 3 | 1 | 4.0 | 6.0 |" in lines
+    assert "| phase: save | 2 | 1 | 4.0 | 4.0 |" in lines
+    assert "| 1 process | 3 | 1 | 4.0 | 6.0 |" in lines

@@ -1,0 +1,114 @@
+"""The run that nothing disturbs: what every other one is compared with."""
+
+import hashlib
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.launched import CHECKOUT, Launched
+from program import TINY_MLM, write_corpus
+
+STEPS, EVAL_EVERY, SAVE_EVERY = 60, 10, 6
+# Longest time without a finished update before the program takes itself for hung. Process 1
+# compiles anew in each start, and process 0 waits for it in its first step.
+HANG_TIMEOUT_S = 40
+_MODEL = {"hidden": 64, "ff": 256, "layers": 2, "heads": 2, "sequence_length": 64}
+_KEEP_ALL = 1000
+# Words of each file of the corpus: so many that their preparation takes a second.
+WORDS = 40_000
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that came to its end undisturbed.
+
+    Attributes:
+        directory: of the run.
+        seconds: that it took.
+    """
+
+    directory: Path
+    seconds: float
+
+    def checkpoint(self, step: int) -> Path | None:
+        """Its checkpoint of that step, if it has one."""
+        path = self.directory / "checkpoints" / str(step)
+        return path if path.is_dir() else None
+
+
+def arguments(processes: int, workers: int, directory: Path, *, keep: int = 3) -> list[str]:
+    """The command line of every run: two devices in all, sharded, evaluated, saved."""
+    assert 2 % processes == 0, "two virtual devices are shared"
+    fields = {f"model.{name}": value for name, value in _MODEL.items()}
+    fields |= {
+        "data.path": "corpus",
+        "data.batch_size": 16,
+        "data.workers": workers,
+        "loop.record_examples": True,
+        "mesh.fsdp": 2,
+        "mesh.shard": "params",
+        "optim.peak_lr": 1e-2,
+        "loop.steps": STEPS,
+        "loop.eval_every": EVAL_EVERY,
+        "loop.eval_examples": 400,
+        "loop.hang_timeout_s": HANG_TIMEOUT_S,
+        "checkpoint.every": SAVE_EVERY,
+        "checkpoint.keep": keep,
+        "checkpoint.best_metric": "val/loss",
+    }
+    flags = [text for name, value in fields.items() for text in (f"--{name}", str(value))]
+    return [*TINY_MLM, *flags, "--simulate-devices", "2", "--output-dir", str(directory)]
+
+
+def prepare(work: Path, place: Path) -> None:
+    """Makes a run's working directory; the data is the same for all."""
+    place.mkdir(parents=True)
+    if not (work / "corpus").is_dir():
+        write_corpus(work, files=8, words=WORDS)
+    (place / "corpus").symlink_to(work / "corpus")
+
+
+def undisturbed(work: Path, processes: int, variables: dict[str, str]) -> Undisturbed:
+    """Makes that run, or finds it where the same code has made it before.
+
+    Raises:
+        RuntimeError: it did not come to its end.
+    """
+    place = work / "undisturbed" / f"{processes}-{_code()}"
+    said = place / "seconds.json"
+    if not said.is_file():
+        shutil.rmtree(place, ignore_errors=True)
+        prepare(work, place)
+        flags = arguments(processes, 0, place / "run", keep=_KEEP_ALL)
+        began = time.monotonic()
+        launched = Launched(
+            processes,
+            flags,
+            place,
+            place.name,
+            variables | {"JAXTRAIN_CACHE": str(place / "cache")},
+        )
+        try:
+            while launched.code() is None:
+                time.sleep(0.1)
+        finally:
+            launched.close()
+        seconds = time.monotonic() - began
+        if launched.code() != 0:
+            output = (place / "launcher.txt").read_text(errors="replace")
+            raise RuntimeError(
+                f"the undisturbed run ended with {launched.code()}:\n{output[-3000:]}"
+            )
+        said.write_text(json.dumps(seconds))
+    return Undisturbed(place / "run", json.loads(said.read_text()))
+
+
+def _code() -> str:
+    """A digest of the program and of this harness's settings."""
+    digest = hashlib.sha256()
+    files = [*(CHECKOUT / "jaxtrain").rglob("*.py"), *(CHECKOUT / "configs").rglob("*.py")]
+    for path in sorted([*files, Path(__file__)]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

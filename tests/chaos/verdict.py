@@ -1,0 +1,164 @@
+"""Whether a run that was disturbed is the run that was not: every digit, every example."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# What a clock has measured, and what differs between any two runs.
+_MEASURED = ("per_second", "data_wait_fraction", "gpu_memory_usage", "gpu_utilization", "mfu")
+# Names of files that only exist while something is written or deleted.
+_TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".deleted", ".tmp")
+
+
+@dataclass
+class Verdict:
+    """What a comparison found.
+
+    Attributes:
+        problems: one sentence each; none is a pass.
+        lost: examples that the undisturbed run has seen and this one has no record of.
+        repeated: examples that this run has seen more often.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    lost: int = 0
+    repeated: int = 0
+
+
+def compare(reference: Path, run: Path, processes: int) -> Verdict:
+    """Compares the records of two runs' directories."""
+    verdict = Verdict()
+    _compare_metrics(reference, run, verdict)
+    for number in range(processes):
+        name = f"examples.{number}.jsonl" if number else "examples.jsonl"
+        _compare_examples(reference / name, run / name, verdict)
+    return verdict
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Temporary files and folders below a directory, relative to it."""
+    found = []
+    for path in sorted(directory.rglob("*")):
+        hidden = path.name.startswith(".")
+        if hidden or any(part in path.name for part in _TEMPORARY):
+            found.append(str(path.relative_to(directory)))
+    return found
+
+
+def same_arrays(reference: Path, checkpoint: Path) -> str:
+    """What keeps a checkpoint from being bit for bit that of another run; empty if nothing does.
+
+    Everything is read: also a checkpoint whose files are damaged cannot pass.
+    """
+    try:
+        wanted, found = _arrays(reference), _arrays(checkpoint)
+    except Exception as error:  # whatever the libraries raise for a damaged file
+        return f"{checkpoint} cannot be read: {error}"
+    if wanted.keys() != found.keys():
+        return f"{checkpoint} holds other arrays: {sorted(wanted.keys() ^ found.keys())}"
+    other = [name for name in wanted if wanted[name] != found[name]]
+    return f"{checkpoint} differs in {', '.join(other)}" if other else ""
+
+
+def _arrays(checkpoint: Path) -> dict[str, Any]:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    import numpy as np
+
+    from jaxtrain import checkpoint as checkpoints
+
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
+        for name, array in checkpoints.read_shapes(checkpoint).items()
+    }
+    arrays = checkpoints.restore(checkpoint, shapes)
+    meta = checkpoints.read_meta(checkpoint)
+    found: dict[str, Any] = {name: np.asarray(array).tobytes() for name, array in arrays.items()}
+    return found | {name: meta[name] for name in ("step", "examples_seen", "fingerprint")}
+
+
+def _compare_metrics(reference: Path, run: Path, verdict: Verdict) -> None:
+    wanted = _values(reference / "metrics.jsonl", [])
+    found = _values(run / "metrics.jsonl", verdict.problems)
+    missing = sorted(wanted.keys() - found.keys())
+    if missing:
+        verdict.problems.append(f"metrics.jsonl has no {_listed(missing)}")
+    surplus = sorted(found.keys() - wanted.keys())
+    if surplus:
+        verdict.problems.append(f"metrics.jsonl has {_listed(surplus)}, which nobody asked for")
+    other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
+    for step, name in other[:1]:
+        verdict.problems.append(
+            f"{name} of update {step} is {found[step, name]!r} instead of "
+            f"{wanted[step, name]!r}, and {len(other) - 1} more values differ"
+        )
+
+
+def _values(path: Path, problems: list[str]) -> dict[tuple[int, str], float]:
+    """(step, name) -> value; complains of lines out of order, twice or torn."""
+    values: dict[tuple[int, str], float] = {}
+    twice: list[tuple[int, str]] = []
+    last = 0
+    for record in _lines(path, problems):
+        step = record["step"]
+        if step < last:
+            problems.append(f"{path.name}: update {step} stands behind {last}")
+        last = step
+        for name, value in record.items():
+            if name in ("step", "time") or name.endswith(_MEASURED):
+                continue
+            if (step, name) in values:
+                twice.append((step, name))
+            values[step, name] = value
+    if twice:
+        problems.append(f"{path.name} has twice {_listed(twice)}")
+    return values
+
+
+def _compare_examples(reference: Path, path: Path, verdict: Verdict) -> None:
+    """Complains of the first update that differs, and counts what all of them have lost."""
+    wanted = {record["step"]: record for record in _lines(reference, [])}
+    found: dict[int, dict[str, Any]] = {}
+    twice, other = [], []
+    for record in _lines(path, verdict.problems):
+        if record["step"] in found:
+            twice.append(record["step"])
+            verdict.repeated += len(record["ids"])
+        found[record["step"]] = record
+    for step in sorted(wanted.keys() | found.keys()):
+        here, there = found.get(step), wanted.get(step)
+        if here == there:
+            continue
+        ids = Counter(here["ids"] if here else ())
+        right = Counter(there["ids"] if there else ())
+        verdict.lost += (right - ids).total()
+        verdict.repeated += (ids - right).total()
+        other.append(f"{path.name}, update {step}: {here} instead of {there}")
+    if twice:
+        verdict.problems.append(f"{path.name} has updates {twice[0]} to {twice[-1]} twice")
+    if other:
+        verdict.problems.append(f"{other[0]}; and {len(other) - 1} more updates")
+
+
+def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        problems.append(f"{path.name} is missing")
+        return
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("no end of line")
+            yield json.loads(line)
+        except ValueError as error:
+            problems.append(f"{path.name}, line {number} is torn ({error}): {line[:60]!r}")
+
+
+def _listed(keys: list[tuple[int, str]]) -> str:
+    steps = sorted({step for step, _ in keys})
+    names = sorted({name for _, name in keys})
+    return f"{', '.join(names[:4])} of {len(steps)} updates ({steps[0]} to {steps[-1]})"
