@@ -1,5 +1,6 @@
 """The processes of a run: how they find each other, and how they decide together."""
 
+import itertools
 import os
 import sys
 import traceback
@@ -20,7 +21,9 @@ from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSig
 
 T = TypeVar("T")
 
-_MESSAGE_BYTES = 8192
+# Where one process works and the others have nothing to do; one that is gone ends them before.
+_LONGEST_WAIT_S = 24 * 3600
+_told = itertools.count()  # alike in all processes
 
 # After the roll call all are there: only the service itself has to start.
 _CONNECT_S = 120
@@ -145,8 +148,8 @@ def process_zero_first(action: Callable[[], T], name: str) -> T:
         try:
             return action()
         finally:  # also where it fails: the others then meet the same error, and none waits
-            multihost_utils.sync_global_devices(name)
-    multihost_utils.sync_global_devices(name)
+            wait_for_all(name, _LONGEST_WAIT_S)
+    wait_for_all(name, _LONGEST_WAIT_S)
     return action()
 
 
@@ -177,25 +180,26 @@ def check_same(what: str, value: str, cure: str) -> None:
 
 
 def told_by_process_zero(decide: Callable[[], str]) -> str:
-    """Runs ``decide`` in process 0; every process returns its text or raises its error."""
+    """Runs ``decide`` in process 0; every process returns its text or raises its error.
+
+    The others wait as long as it takes: it may read a whole checkpoint.
+    """
     if jax.process_count() == 1:
         return decide()
-    message = b""
+    key, store = f"jaxtrain/told/{next(_told)}", _joined().client
     if jax.process_index() == 0:
         try:
-            message = b"=" + decide().encode()
+            message = "=" + decide()
         except (InputError, RunAgain) as error:
-            message = (b"!" if isinstance(error, InputError) else b"?") + str(error).encode()
-        if len(message) > _MESSAGE_BYTES:
-            message = b"!" + f"too long to tell the other processes: {message[:200]!r}".encode()
-    padded = np.frombuffer(message.ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
-    told = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
-    text = told.tobytes().rstrip(b"\0").decode()
-    if text.startswith("!"):
-        raise InputError(text[1:])
-    if text.startswith("?"):
-        raise RunAgain(text[1:])
-    return text[1:]
+            message = ("!" if isinstance(error, InputError) else "?") + str(error)
+        store.key_value_set(key, message)
+    else:
+        message = store.blocking_key_value_get(key, _LONGEST_WAIT_S * 1000)
+    if message.startswith("!"):
+        raise InputError(message[1:])
+    if message.startswith("?"):
+        raise RunAgain(message[1:])
+    return message[1:]
 
 
 def gather(text: str) -> list[str]:

@@ -1,7 +1,9 @@
 """How processes find each other and agree, as far as one process can show it."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -172,12 +174,46 @@ def test_process_zero_acts_first_and_keeps_nobody_waiting(
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: process)
-    monkeypatch.setattr(
-        processes.multihost_utils, "sync_global_devices", lambda name: events.append("waits")
-    )
+    monkeypatch.setattr(processes, "wait_for_all", lambda name, timeout_s: events.append("waits"))
     assert processes.process_zero_first(lambda: action(None), "data") == "made"
     assert events == order
     events.clear()
     with pytest.raises(InputError, match="no such folder"):
         processes.process_zero_first(lambda: action(InputError("no such folder")), "data")
     assert events == order
+
+
+def _fail(error: Exception) -> str:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("decide", "raised"),
+    [
+        (lambda: "a folder", None),
+        (lambda: "", None),
+        (functools.partial(_fail, InputError("wrong")), InputError),
+        (functools.partial(_fail, RunAgain("a full disk")), RunAgain),
+    ],
+)
+def test_every_process_is_told_what_process_zero_decides(
+    decide: Any, raised: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text, or its error."""
+    said: dict[str, str] = {}
+    store = SimpleNamespace(
+        key_value_set=said.__setitem__, blocking_key_value_get=lambda key, wait_ms: said[key]
+    )
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "_joined", lambda: SimpleNamespace(client=store))
+    told = []
+    for process in (0, 1):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        monkeypatch.setattr(processes, "_told", iter([7]))
+        own = decide if process == 0 else pytest.fail
+        try:
+            told.append(processes.told_by_process_zero(own))
+        except (InputError, RunAgain) as error:
+            told.append((type(error), str(error)))
+    assert told[0] == told[1]
+    assert told[0] == decide() if raised is None else told[0][0] is raised
