@@ -96,7 +96,7 @@ class Loop:
     """A validation (steps). None is off."""
     eval_examples: int
     """Validation examples, the same ones each time; all of them when there are fewer (examples)."""
-    hang_timeout_s: float | None = None
+    hang_timeout_s: float | None = 1800.0
     """Without progress for so long, the run prints its stacks and exits with 75 (seconds). None is
     off."""
     stop_timeout_s: float = 300.0

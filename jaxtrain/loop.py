@@ -75,13 +75,14 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code."""
     compiling.reserve_memory(os.environ)
     processes.connect(os.environ, flags.simulate_devices)
-    with processes.peers(signals) as peers:
+    with processes.peers(signals) as peers, Watchdog(run.loop.hang_timeout_s, peers) as watchdog:
         signals.before_exit = peers.leave
+        signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         try:  # from here on others may wait for this process
             processes.check_accelerator(os.environ)
             processes.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            code = train(run, flags, signals, peers)
+            code = train(run, flags, signals, peers, watchdog)
         except BaseException as error:
             processes.leave(error, peers)
             raise
@@ -90,12 +91,15 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         return code
 
 
-def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> int:
+def train(
+    run: config.Run, flags: Flags, signals: StopSignals, peers: Peers, watchdog: Watchdog
+) -> int:
     """One run from start to end."""
-    mesh = meshes.make(run.mesh)
     damage: list[str] = []
-    start_from = rundir.start_from(run.name, flags.resume, flags.output_dir, say=damage.append)
-    directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
+    with watchdog.pause("start"):  # which may read a whole checkpoint
+        mesh = meshes.make(run.mesh)
+        start_from = rundir.start_from(run.name, flags.resume, flags.output_dir, say=damage.append)
+        directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
     with contextlib.ExitStack() as stack:
         recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count())
         stack.callback(recorder.close)
@@ -105,7 +109,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
         stack.push(recorder.log_error)
         for line in damage:
             say(line)
-        watchdog = stack.enter_context(Watchdog(run.loop.hang_timeout_s, directory, say, peers))
+        watchdog.report_to(directory, say)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())
@@ -118,7 +122,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
         total = built.total
         explained = functools.partial(memory.explained, run, built.target, built.spec, say)
         meta = describe(run, sources.train.fingerprint)
-        with watchdog.pause("start"), explained():
+        with watchdog.pause("restore"), explained():
             state = _first_state(built, start_from, directory, meta, say)
         evaluation_due = meta["evaluation_due"]
         if position.done >= total and not evaluation_due:
@@ -168,7 +172,6 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
                 progress.validated(progress.done, found)
                 return saver.judge(progress.done, found.values)
 
-        signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         signals.hold()
         with explained():
             if evaluation_due and validate():
@@ -193,11 +196,11 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
                 if stopping.decision or stopping.after_step():
                     break
             progress.flush()
-            peers.ending()
             jax.block_until_ready(state)  # on all devices: none needs the last batch any more
             batches.close()
             with progress.interrupted("save"):
                 saver.finish(progress.done, state)
+            peers.ending()
         stopped_early = patience_over(run.loop, meta)
         say(_ending(run, progress.done, total, stopping.decision, stopped_early))
         if stopping.decision == GO_ON:

@@ -22,6 +22,8 @@ from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
 BEAT_S = 2.0
 # A process that was not heard of for so long is stuck or gone. jax's own limit is 100 s.
 SILENCE_S = 60.0
+# A thread that wakes up so much too late was stopped, and the whole process with it (SIGSTOP).
+OVERSLEPT_S = 1.0
 # After another process left: time to find out why by an error of this process's own, or to stop
 # over the signal that both got (signals.UNWIND_S).
 GRACE_S = 6.0
@@ -153,7 +155,17 @@ class Peers:
                     self._lost(f"process 0 is gone ({str(error).splitlines()[0]})")
 
     def _watch(self) -> None:
-        while not self._closed.wait(BEAT_S):
+        while True:
+            began = time.monotonic()
+            if self._closed.wait(BEAT_S):
+                return
+            overslept_s = time.monotonic() - began - BEAT_S
+            if overslept_s > OVERSLEPT_S:
+                # This process was stopped itself, and heard nothing: that time does not count.
+                with self._lock:
+                    self._began += overslept_s
+                    for number, (told, heard) in self._heard.items():
+                        self._heard[number] = (told, heard + overslept_s)
             self._judge()
 
     def _publish(self) -> None:

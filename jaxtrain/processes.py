@@ -117,7 +117,7 @@ def leave(error: BaseException, peers: Peers) -> None:
 
     An ordinary exit waits for all processes, and those wait for this one in a collective.
     """
-    if jax.process_count() == 1:
+    if _joined().num_processes == 1:
         return
     if isinstance(error, Stopped):
         code = error.code

@@ -17,8 +17,8 @@ _MOST = 3
 class Rollback:
     """Restores a run's newest checkpoint; examples seen since then are not seen again.
 
-    Only checkpoints at cadence count: those that a stop signal left behind depend on when it came,
-    and a run that was stopped has to go the same way as one that was not.
+    One at cadence, if there is any: those that a stop signal left behind depend on when it came,
+    and a run that was stopped should go the same way as one that was not.
 
     Args:
         directory: of the run.
@@ -68,14 +68,16 @@ class Rollback:
         )
         restored: State = checkpoint.restore(self._folder / told, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
-        return dataclasses.replace(restored, examples_seen=placed)
+        guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
+        return dataclasses.replace(restored, examples_seen=placed, guard=guarding)
 
     def _newest(self, done: int) -> str:
         """The step to go back to; "" if there is none. Process 0 decides."""
-        for step in reversed(checkpoint.steps(self._folder)):
-            if step <= done and step % self._every == 0:
-                wrong = manifest.verify(self._folder / str(step))
-                if not wrong:
-                    return str(step)
-                self._say(f"warning: checkpoint {step} is damaged ({wrong}), and is passed over")
+        steps = [step for step in checkpoint.steps(self._folder) if step <= done]
+        at_cadence = [step for step in steps if step % self._every == 0]
+        for step in reversed(at_cadence or steps):
+            wrong = manifest.verify(self._folder / str(step))
+            if not wrong:
+                return str(step)
+            self._say(f"warning: checkpoint {step} is damaged ({wrong}), and is passed over")
         return ""

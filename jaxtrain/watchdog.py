@@ -6,16 +6,18 @@ The time limits of the runtime itself do not fire while a process is alive but s
 
 import contextlib
 import faulthandler
+import functools
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
-from jaxtrain.peers import Peers
+from jaxtrain.peers import OVERSLEPT_S, Peers
 from jaxtrain.signals import RUN_AGAIN
 
 # Compiling, saving or evaluating takes as long as it takes; an hour without an end is a hang. The
@@ -23,34 +25,24 @@ from jaxtrain.signals import RUN_AGAIN
 PAUSE_ALLOWANCE_S = 3600.0
 # The last words themselves may hang (a dead file system): the process ends after this anyway.
 LAST_WORDS_S = 20.0
-# A thread that wakes up so much too late was stopped itself, and with it the whole process: that
-# time does not count.
-_OVERSLEPT_S = 1.0
 _LONGEST_SLEEP_S = 1.0  # and that much of it may count all the same
 
 
 class Watchdog:
     """Exits with 75 and writes every thread's stack when no step ends within the limit.
 
-    Enter it to start the watching, leave it to end it. The stacks go to ``hang-<process>.txt``.
+    Enter it to start the watching, leave it to end it. The stacks go to ``hang-<process>.txt`` in
+    the run's directory, and to stderr before there is one (:meth:`report_to`).
 
     Args:
         timeout_s: longest time between two beats; None: only :meth:`end_within` sets a limit.
-        directory: the run's directory.
-        say: prints the one line that names the reason.
         peers: told where this process is, and asked where the others are.
     """
 
-    def __init__(
-        self,
-        timeout_s: float | None,
-        directory: Path,
-        say: Callable[[str], None],
-        peers: Peers,
-    ) -> None:
+    def __init__(self, timeout_s: float | None, peers: Peers) -> None:
         self._timeout_s = timeout_s
-        self._directory = directory
-        self._say = say
+        self._directory: Path | None = None
+        self._say: Callable[[str], None] = functools.partial(print, file=sys.stderr, flush=True)
         self._peers = peers
         self._changed = threading.Condition()
         self._pauses: list[tuple[str, float | None]] = []  # name and limit of each open phase
@@ -77,6 +69,10 @@ class Watchdog:
             self._ended = True
             self._changed.notify()
         self._thread.join()
+
+    def report_to(self, directory: Path, say: Callable[[str], None]) -> None:
+        """Where the last words go: the run's directory, and what prints a line."""
+        self._directory, self._say = directory, say
 
     def beat(self, step: int | None = None) -> None:
         """Says that a step has ended; ``step`` is named in the last line."""
@@ -142,7 +138,7 @@ class Watchdog:
                 began, nap_s = time.monotonic(), self._nap_s()
                 self._changed.wait(nap_s)
                 overslept_s = time.monotonic() - began - nap_s
-                if overslept_s > _OVERSLEPT_S:
+                if overslept_s > OVERSLEPT_S:
                     self._stopped_s += overslept_s
                 reason = self._overdue()
             if self._ended:
@@ -175,16 +171,25 @@ class Watchdog:
         return f"hung: {what} within {limit_s:g} s{where}"
 
     def _last_words(self, reason: str) -> None:
-        path = self._directory / f"hang-{self._peers.process}.txt"
-        where = f"stacks of all threads in {path}"
-        try:
-            with path.open("w") as file:
-                file.write("\n".join((reason, *self._peers.table(), "", "")))
-                file.flush()
-                faulthandler.dump_traceback(file, all_threads=True)
-        except OSError as error:
-            where = f"no stacks: {path} could not be written ({error.strerror})"
+        head = "\n".join((reason, *self._peers.table(), "", ""))
+        where = "stacks of all threads above"
+        if self._directory is None:
+            _dump(head, sys.stderr)
+        else:
+            path = self._directory / f"hang-{self._peers.process}.txt"
+            where = f"stacks of all threads in {path}"
+            try:
+                with path.open("w") as file:
+                    _dump(head, file)
+            except OSError as error:
+                where = f"no stacks: {path} could not be written ({error.strerror})"
         self._say(
             f"{reason}; {where}; exit code {RUN_AGAIN}: the same command with --resume latest "
             "goes on"
         )
+
+
+def _dump(head: str, file: TextIO) -> None:
+    file.write(head)
+    file.flush()
+    faulthandler.dump_traceback(file, all_threads=True)

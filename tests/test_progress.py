@@ -30,7 +30,7 @@ class Told(Watchdog):
     """Ends nothing; remembers what it was told."""
 
     def __init__(self) -> None:
-        super().__init__(None, Path(), pytest.fail, peers.Peers(0, 1, None, StopSignals()))
+        super().__init__(None, peers.Peers(0, 1, None, StopSignals()))
         self.heard: list[Any] = []
 
     def beat(self, step: int | None = None) -> None:

@@ -7,13 +7,20 @@ import textwrap
 import time
 from pathlib import Path
 
-import pytest
-
 from jaxtrain.peers import Peers
 from jaxtrain.signals import RUN_AGAIN, StopSignals
 from jaxtrain.watchdog import Watchdog
 
-ALONE = Peers(0, 1, None, StopSignals())
+
+class Harmless(Watchdog):
+    """Ends nothing: it would be the process of the tests."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        super().__init__(timeout_s, Peers(0, 1, None, StopSignals()))
+        self.reasons: list[str] = []
+
+    def end(self, reason: str) -> None:
+        self.reasons.append(reason)
 
 
 def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +35,9 @@ def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
         threading.Event().wait(300)
 
     peers = Peers(0, 1, None, StopSignals())
-    watchdog = Watchdog(0.5, Path({str(tmp_path)!r}), lambda text: print(text, flush=True), peers)
+    say = lambda text: print(text, flush=True)
+    watchdog = Watchdog(0.5, peers)
+    watchdog.report_to(Path({str(tmp_path)!r}), say)
     """
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(body)],
@@ -43,9 +52,11 @@ def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         """
-        with watchdog:
+        patient = Watchdog(2.0, peers)
+        patient.report_to(watchdog._directory, say)
+        with patient as watchdog:
             for step in range(5):
-                time.sleep(0.2)  # longer than the limit together, shorter each
+                time.sleep(0.5)  # longer than the limit together, shorter each
                 watchdog.beat(step)
             print("five steps", flush=True)
             stuck_here()
@@ -55,7 +66,7 @@ def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
     lines = ended.stdout.splitlines()
     assert lines[0] == "five steps"
     assert len(lines) == 2
-    assert "no step ended within 0.5 s after update 4 in process 0" in lines[1]
+    assert "no step ended within 2 s after update 4 in process 0" in lines[1]
     words = (tmp_path / "hang-0.txt").read_text()
     assert "stuck_here" in words
     assert "process 0: training, update 4 done" in words
@@ -75,6 +86,19 @@ def test_a_hang_ends_it_although_nothing_can_be_said(tmp_path: Path) -> None:
     assert ended.returncode == RUN_AGAIN, ended.stderr
 
 
+def test_before_there_is_a_directory_the_stacks_go_to_stderr(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        """
+        with Watchdog(0.5, peers) as watchdog:
+            stuck_here()
+        """,
+    )
+    assert ended.returncode == RUN_AGAIN, ended.stderr
+    assert "stuck_here" in ended.stderr
+    assert "no step ended within 0.5 s in process 0; stacks of all threads above" in ended.stderr
+
+
 def test_a_missing_directory_does_not_keep_it_alive(tmp_path: Path) -> None:
     ended = run(tmp_path / "gone", "with watchdog, watchdog.pause('save', 0.1): stuck_here()")
     assert ended.returncode == RUN_AGAIN, ended.stderr
@@ -82,34 +106,41 @@ def test_a_missing_directory_does_not_keep_it_alive(tmp_path: Path) -> None:
     assert "no stacks" in ended.stdout
 
 
-def test_a_pause_has_a_limit_of_its_own(tmp_path: Path) -> None:
-    said: list[str] = []
-    with Watchdog(0.2, tmp_path, said.append, ALONE) as watchdog:
+def test_a_pause_has_a_limit_of_its_own() -> None:
+    with Harmless(0.5) as watchdog:
         with watchdog.pause("compile", allowance_s=60), watchdog.pause("save", allowance_s=60):
-            time.sleep(0.5)
+            time.sleep(1.5)
         watchdog.beat(1)
-    assert said == []  # and this process is still here
-    assert not list(tmp_path.iterdir())
+        assert watchdog.reasons == []
+        time.sleep(1.5)
+    assert watchdog.reasons == ["hung: no step ended within 0.5 s after update 1 in process 0"]
 
 
-def test_a_pause_may_have_no_limit(tmp_path: Path) -> None:
-    with Watchdog(0.2, tmp_path, pytest.fail, ALONE) as watchdog:
+def test_a_pause_may_have_no_limit() -> None:
+    with Harmless(0.5) as watchdog:
         with watchdog.pause("data", allowance_s=None):
-            time.sleep(0.5)
+            time.sleep(1.5)
         watchdog.beat(1)
+        assert watchdog.reasons == []
 
 
-def test_after_a_pause_the_step_has_its_whole_time(tmp_path: Path) -> None:
-    with Watchdog(0.6, tmp_path, pytest.fail, ALONE) as watchdog:
-        time.sleep(0.4)
+def test_after_a_pause_the_step_has_its_whole_time() -> None:
+    with Harmless(3.0) as watchdog:
+        time.sleep(1.0)
         with watchdog.pause("evaluation"):
             time.sleep(0.1)
-        time.sleep(0.4)
+        time.sleep(1.0)
+        with watchdog.pause("save"):
+            time.sleep(0.1)
+        time.sleep(1.2)
+        assert watchdog.reasons == []
 
 
-def test_off(tmp_path: Path) -> None:
-    with Watchdog(None, tmp_path, pytest.fail, ALONE) as watchdog, watchdog.pause("save"):
+def test_off() -> None:
+    with Harmless(None) as watchdog, watchdog.pause("save", allowance_s=0.1):
         watchdog.beat()
+        time.sleep(0.5)
+        assert watchdog.reasons == []
 
 
 def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) -> None:
@@ -118,7 +149,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) ->
             sys.executable,
             "-c",
             textwrap.dedent(
-                f"""
+                """
                 import time
                 from pathlib import Path
                 from jaxtrain.peers import Peers
@@ -126,7 +157,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) ->
                 from jaxtrain.watchdog import Watchdog
 
                 peers = Peers(0, 1, None, StopSignals())
-                with Watchdog(3.0, Path({str(tmp_path)!r}), print, peers) as watchdog:
+                with Watchdog(3.0, peers) as watchdog:
                     print("watching", flush=True)
                     time.sleep(1.5)
                     watchdog.beat(1)
@@ -149,7 +180,8 @@ def test_a_stop_has_a_limit_whatever_the_run_does(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         """
-        with Watchdog(None, watchdog._directory, watchdog._say, peers) as watchdog:
+        with Watchdog(None, peers) as watchdog:
+            watchdog.report_to(Path("."), say)
             with watchdog.pause("save", allowance_s=60):
                 watchdog.end_within(0.3)
                 stuck_here()
