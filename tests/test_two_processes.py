@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def two(
-    directory: Path, *arguments: object, second: dict[str, str] | None = None
+    directory: Path,
+    *arguments: object,
+    second: dict[str, str] | None = None,
+    only_second: Sequence[object] = (),
+    second_directory: Path | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The program as processes 0 and 1 of a run; none outlives the block.
 
@@ -40,14 +44,16 @@ def two(
         directory: where they run.
         arguments: of both.
         second: further variables of process 1.
+        only_second: further arguments of process 1.
+        second_directory: where process 1 runs, if that is another place.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # a port that nobody listens on
         port: int = probe.getsockname()[1]
     started = [
         subprocess.Popen(
-            command(*EIGHT, *arguments),
-            cwd=directory,
+            command(*EIGHT, *arguments, *(only_second if number else ())),
+            cwd=(second_directory if number else None) or directory,
             env=environment(
                 directory,
                 JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
@@ -110,6 +116,32 @@ def test_wrong_input_ends_both(place: Path) -> None:
     for output in outputs:
         assert "nowhere" in output
         assert "Traceback" not in output
+
+
+def test_two_configs_are_refused_by_both(place: Path) -> None:
+    with two(place, "--output-dir", "unequal", only_second=["--optim.peak_lr", 0.5]) as started:
+        outputs = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [2, 2], "\n".join(outputs)
+    for output in outputs:
+        assert "optim.peak_lr is 0.01 in process 0 and 0.5 in process 1" in output
+        assert "Traceback" not in output
+    assert not (place / "unequal").exists()
+
+
+def test_a_directory_that_is_another_one_for_each_is_refused_by_both(
+    place: Path, tmp_path: Path
+) -> None:
+    """The same path means another folder for each, as a local disk's does on two hosts."""
+    (tmp_path / "corpus").symlink_to(place / "corpus")
+    directory = "/proc/self/cwd/apart"
+    with two(place, "--output-dir", directory, second_directory=tmp_path) as started:
+        outputs = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [2, 2], "\n".join(outputs)
+    for output in outputs:
+        assert f"{directory} is not one folder for all processes" in output
+        assert "process 1 " in output
+        assert "Traceback" not in output
+    assert not list(place.glob("apart/.shared*"))
 
 
 def test_nothing_outlives_a_killed_coordinator(place: Path) -> None:
