@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # Sourced by the launchers: starts the processes of a run, watches them, and starts them again.
 #
-# What a run's exit codes mean (jaxtrain/signals.py): 0 done, 2 wrong use or input, 130 Ctrl-C: these
-# end the launcher. 75 run me again, and everything else (a crash, a SIGKILL): all processes are
-# ended, and the same command goes on with `--resume latest`.
+# What a run's exit codes mean (jaxtrain/signals.py): 0 done, 2 wrong use or input, 130 Ctrl-C:
+# these end the launcher. 75 run me again, and everything else (a crash, a SIGKILL): all processes
+# are ended, and the same command goes on with `--resume latest`.
 #
 # Settings, from the environment:
 #   PYTHON            the interpreter (python)
@@ -140,8 +140,10 @@ hand_on() { # the signal that arrived, to every process that runs
 }
 
 nap() { # also ends when a signal arrives
-    sleep "$1" &
-    wait "$!" || true
+    local sleeper
+    sleep "$1" >/dev/null 2>&1 &
+    sleeper=$!
+    wait "$sleeper" || kill "$sleeper" 2>/dev/null || true
 }
 
 weight() { # of an exit code among those that ended first, in the same moment: which one to believe
@@ -254,13 +256,13 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
         fi
         before=$newest
         if ((in_vain > MAX_RESTARTS)); then
-            say "ended with $(described "$code"), and $MAX_RESTARTS restarts in a row brought no new" \
-                "checkpoint (newest: ${newest:-none}): giving up; see the log in $directory"
+            say "ended with $(described "$code"), and $MAX_RESTARTS restarts in a row brought no" \
+                "new checkpoint (newest: ${newest:-none}): giving up; see the log in $directory"
             ((code != 75)) || code=1 # nobody else shall run it again
             exit "$code"
         fi
-        say "ended with $(described "$code"): restart $in_vain of at most $MAX_RESTARTS without a new" \
-            "checkpoint (newest: ${newest:-none})"
+        say "ended with $(described "$code"): restart $in_vain of at most $MAX_RESTARTS without a" \
+            "new checkpoint (newest: ${newest:-none})"
         nap "$RESTART_DELAY_S"
         case $stopped_by in
             INT) exit 130 ;;
