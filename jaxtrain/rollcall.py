@@ -149,8 +149,7 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> dict[str, 
     accepting.start()
     threading.Thread(target=call_myself, daemon=True).start()
     callers: list[_Caller] = []
-    complete_since: float | None = None
-    complained_since: float | None = None
+    picture, since = (False, ""), time.monotonic()
     said: dict[str, Any] | None = None
     try:
         while said is None:
@@ -158,22 +157,16 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> dict[str, 
                 callers.append(calls.get(timeout=_LOOK_EVERY_S))
             callers = [one for one in callers if _waits(one)]
             complaint = _complaint(cluster, callers)
-            now = time.monotonic()
             complete = {one.index for one in callers} == set(range(cluster.count))
-            if not complete:
-                complete_since = None
-            elif complete_since is None:
-                complete_since = now
-            if not complaint:
-                complained_since = None
-            elif complained_since is None:
-                complained_since = now
-            if complained_since is not None and (complete or now - complained_since > _LATE_S):
-                said = {"jaxtrain": complaint, "again": False}
-            elif complaint:
-                continue
-            elif complete_since is not None and now - complete_since > _LINGER_S:
-                said = {"jaxtrain": "", "again": False}
+            now = time.monotonic()
+            if (complete, complaint) != picture:
+                picture, since = (complete, complaint), now
+            if complaint:
+                if complete or now - since > _LATE_S:
+                    said = {"jaxtrain": complaint, "again": False}
+            elif complete:
+                if now - since > _LINGER_S:
+                    said = {"jaxtrain": "", "again": False}
             elif own and own[0]["jaxtrain"] and not own[0]["again"]:
                 said = own[0]  # the address leads to another process 0, and that one complains
             elif now > call.deadline:

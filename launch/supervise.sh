@@ -1,14 +1,15 @@
 # shellcheck shell=bash
 # Sourced by the launchers: starts the processes of a run, watches them, and starts them again.
 #
-# What a run's exit codes mean (jaxtrain/signals.py): 0 done, 2 wrong use or input, 130 Ctrl-C: these
-# end the launcher. 75 run me again, and everything else (a crash, a SIGKILL): all processes are
-# ended, and the same command goes on with `--resume latest`.
+# What a run's exit codes mean (jaxtrain/signals.py): 0 done, 2 wrong use or input, 130 Ctrl-C:
+# these end the launcher. 75 run me again, and everything else (a crash, a SIGKILL): all processes
+# are ended, and the same command goes on with `--resume latest`.
 #
 # Settings, from the environment:
 #   PYTHON            the interpreter (python)
-#   MAX_RESTARTS      restarts in a row that bring no new checkpoint before giving up (3)
-#   RESTART_DELAY_S   pause before a restart (2)
+#   MAX_RESTARTS      restarts in a row that bring no new checkpoint before giving up (5)
+#   RESTART_DELAY_S   pause before a restart (2); four times as long before each further one in a
+#                     row, up to five minutes: a full disk or a lost mount may take a while
 #   SAVE_S            how long the others may take once one has ended as it should (0, 75, 130):
 #                     they may still be saving (300)
 #   GRACE_S           the same once one has died (10)
@@ -18,7 +19,7 @@
 # and sets `started_pid`; it may redefine signal_process, sweep_process and newest_checkpoint.
 
 PYTHON=${PYTHON:-python}
-MAX_RESTARTS=${MAX_RESTARTS:-3}
+MAX_RESTARTS=${MAX_RESTARTS:-5}
 RESTART_DELAY_S=${RESTART_DELAY_S:-2}
 SAVE_S=${SAVE_S:-300}
 GRACE_S=${GRACE_S:-10}
@@ -140,8 +141,10 @@ hand_on() { # the signal that arrived, to every process that runs
 }
 
 nap() { # also ends when a signal arrives
-    sleep "$1" &
-    wait "$!" || true
+    local sleeper
+    sleep "$1" >/dev/null 2>&1 &
+    sleeper=$!
+    wait "$sleeper" || kill "$sleeper" 2>/dev/null || true
 }
 
 weight() { # of an exit code among those that ended first, in the same moment: which one to believe
@@ -225,6 +228,11 @@ run_once() { # run_once COUNT ARGUMENT...: sets `code`: of the first process tha
     code=${code:-0}
 }
 
+restart_delay_s() { # restart_delay_s NUMBER: before this restart in a row
+    awk -v first="$RESTART_DELAY_S" -v number="$1" \
+        'BEGIN {delay = first * 4 ^ (number - 1); print delay < 300 ? delay : 300}'
+}
+
 run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's code
     local count=$1 directory=$2 code newest before in_vain=0 resume
     shift 2
@@ -254,14 +262,14 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
         fi
         before=$newest
         if ((in_vain > MAX_RESTARTS)); then
-            say "ended with $(described "$code"), and $MAX_RESTARTS restarts in a row brought no new" \
-                "checkpoint (newest: ${newest:-none}): giving up; see the log in $directory"
+            say "ended with $(described "$code"), and $MAX_RESTARTS restarts in a row brought no" \
+                "new checkpoint (newest: ${newest:-none}): giving up; see the log in $directory"
             ((code != 75)) || code=1 # nobody else shall run it again
             exit "$code"
         fi
-        say "ended with $(described "$code"): restart $in_vain of at most $MAX_RESTARTS without a new" \
-            "checkpoint (newest: ${newest:-none})"
-        nap "$RESTART_DELAY_S"
+        say "ended with $(described "$code"): restart $in_vain of at most $MAX_RESTARTS without a" \
+            "new checkpoint (newest: ${newest:-none})"
+        nap "$(restart_delay_s "$in_vain")"
         case $stopped_by in
             INT) exit 130 ;;
             TERM | HUP) exit 75 ;;

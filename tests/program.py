@@ -7,7 +7,7 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,8 @@ def two_processes(
     *arguments: object,
     second: dict[str, str] | None = None,
     both: dict[str, str] | None = None,
+    only_second: Sequence[object] = (),
+    second_directory: Path | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The program as processes 0 and 1 of a run; none outlives the block.
 
@@ -105,14 +107,16 @@ def two_processes(
         arguments: of both.
         second: further variables of process 1.
         both: further variables of both.
+        only_second: further arguments of process 1.
+        second_directory: where process 1 runs, if that is another place.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # a port that nobody listens on
         port: int = probe.getsockname()[1]
     started = [
         subprocess.Popen(
-            command(*arguments),
-            cwd=directory,
+            command(*arguments, *(only_second if number else ())),
+            cwd=(second_directory if number else None) or directory,
             env=environment(
                 directory,
                 JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",

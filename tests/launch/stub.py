@@ -1,0 +1,174 @@
+"""Stand-ins for what launchers call: a program that plays a plan, srun, scontrol, scancel, ssh."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LAUNCH = CHECKOUT / "launch"
+RECORDED = CHECKOUT / "tests" / "fixtures" / "launch"
+
+# In place of Python. `plan` defines play INDEX ATTEMPT, which is the program; calls are recorded.
+PYTHON = """\
+#!/usr/bin/env bash
+[[ $1 != -c ]] || exec "$REAL_PYTHON" -c 'import sys; sys.modules["jaxtrain"] = sys
+sys.modules["jaxtrain.main"] = sys; sys.modules["jax"] = sys
+exec(sys.argv[1])' "$2"
+index=${JAX_PROCESS_ID:-${SLURM_PROCID:-${RANK:-0}}}
+touch "$STUBS/calls.$index"
+attempt=$(($(wc -l <"$STUBS/calls.$index") + 1))
+{
+    printf '%s|' "${JAX_COORDINATOR_ADDRESS-}" "${JAX_NUM_PROCESSES-}"
+    printf '%s|' "${JAX_LOCAL_DEVICE_IDS-}" "$@"
+    echo
+} >>"$STUBS/calls.$index"
+save() { mkdir -p "run/checkpoints/$1" && echo {} >"run/checkpoints/$1/manifest.json"; }
+stopped() { touch "$STUBS/ready.$index"; while :; do sleep 0.05; done; }
+source "$STUBS/plan"
+play "$index" "$attempt"
+"""
+
+# Two tasks, with what a real srun set for them.
+SRUN = """\
+#!/usr/bin/env bash
+echo "srun $*" >>"$STUBS/slurm"
+while [[ $1 == --* ]]; do shift; done
+for task in 0 1; do
+    env $(grep -v -e '(' "$RECORDED/slurm-two.$task.env") "$@" &
+    pids[task]=$!
+done
+printf '%s\\n' "${pids[@]}" >"$STUBS/tasks"
+code=0
+for pid in "${pids[@]}"; do
+    one=0
+    wait "$pid" || one=$?
+    ((one <= code)) || code=$one
+done
+exit "$code"
+"""
+SCONTROL = """\
+#!/usr/bin/env bash
+echo "scontrol $*" >>"$STUBS/slurm"
+[[ $1 == requeue ]] || printf '   JobState=%s Reason=None\\n' "$(cat "$STUBS/state")"
+"""
+SCANCEL = """\
+#!/usr/bin/env bash
+echo "scancel $*" >>"$STUBS/slurm"
+kill -TERM $(cat "$STUBS/tasks")
+"""
+
+# Runs the command here, in a session of its own behind pipes: when this process is killed, the
+# command's input ends and nobody reads its output. The host "gone" does not answer.
+SSH = f"""\
+#!{sys.executable}
+import os, subprocess, sys, threading
+arguments = sys.argv[1:]
+options = []
+while arguments[0].startswith("-"):
+    options.append(arguments.pop(0))
+    if options[-1] in ("-o", "-p", "-i"):
+        arguments.pop(0)
+if "-G" in options:
+    sys.exit(print("hostname 127.0.0.1"))
+host, command = arguments
+if host == "gone":
+    sys.exit(print("ssh: connect to host gone: Connection refused", file=sys.stderr) or 255)
+with open(os.environ["STUBS"] + "/ssh." + host, "a") as file:
+    file.write(str(os.getpid()) + "\\n")
+remote = subprocess.Popen(
+    ["sh", "-c", command],
+    stdin=subprocess.DEVNULL if "-n" in options else subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    start_new_session=True,
+)
+
+def forward():
+    while piece := os.read(0, 1000):
+        os.write(remote.stdin.fileno(), piece)
+    remote.stdin.close()
+
+if remote.stdin:
+    threading.Thread(target=forward, daemon=True).start()
+while piece := os.read(remote.stdout.fileno(), 1000):
+    os.write(1, piece)
+code = remote.wait()
+sys.stdout.flush()
+os._exit(code)
+"""
+NVIDIA_SMI = """\
+#!/usr/bin/env bash
+for gpu in $(seq 1 "$GPUS"); do echo "GPU $gpu: NVIDIA H100 80GB HBM3 (UUID: GPU-$gpu)"; done
+"""
+
+
+class Stubs:
+    """A directory in which launchers run, and what they find there.
+
+    Args:
+        directory: empty.
+        plan: bash that defines ``play INDEX ATTEMPT``.
+    """
+
+    def __init__(self, directory: Path, plan: str) -> None:
+        self.directory = directory
+        self.stubs = directory / "stubs"
+        self.stubs.mkdir()
+        for name, text in {
+            "python": PYTHON,
+            "srun": SRUN,
+            "scontrol": SCONTROL,
+            "scancel": SCANCEL,
+            "ssh": SSH,
+            "nvidia-smi": NVIDIA_SMI,
+        }.items():
+            (self.stubs / name).write_text(text)
+            (self.stubs / name).chmod(0o755)
+        (self.stubs / "plan").write_text(plan)
+        (self.stubs / "state").write_text("RUNNING")
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("JAX_", "SLURM_", "NCCL_", "CUDA_", "WORLD_", "RANK"))
+        }
+        return kept | {
+            "PATH": f"{self.stubs}:{os.environ['PATH']}",
+            "PYTHON": str(self.stubs / "python"),
+            "REAL_PYTHON": sys.executable,
+            "STUBS": str(self.stubs),
+            "RECORDED": str(RECORDED),
+            "GPUS": "0",
+            "RESTART_DELAY_S": "0",
+            "GRACE_S": "1",
+            "KILL_S": "1",
+            "BEAT_S": "1",
+            **more,
+        }
+
+    def start(self, script: str, *arguments: str, **more: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [str(LAUNCH / script), *arguments],
+            cwd=self.directory,
+            env=self.environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, *arguments: str, **more: str) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        with self.start(script, *arguments, **more) as launcher:
+            out, err = launcher.communicate(timeout=120)
+            return launcher.returncode, out, err
+
+    def calls(self, index: int) -> list[list[str]]:
+        """Of the program as process ``index``: address, count, devices, and its arguments."""
+        path = self.stubs / f"calls.{index}"
+        return [line.split("|")[:-1] for line in path.read_text().splitlines()]
+
+    def slurm(self) -> str:
+        return (self.stubs / "slurm").read_text()

@@ -1,0 +1,243 @@
+"""k8s-jobset.yaml against the schemas of JobSet v1alpha2 and of Kubernetes' Job and Pod.
+
+The part of each schema that a manifest of this kind may use, from
+https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2 and Kubernetes' batch/v1 and core/v1. A
+key that is not here is an error, as the API server's strict validation has it.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from launch.stub import LAUNCH
+
+from jaxtrain import clusters, main
+
+Check = Callable[[Any, str], list[str]]
+
+
+def of_type(kind: type, *allowed: object) -> Check:
+    def check(value: Any, where: str) -> list[str]:
+        if type(value) is not kind or (allowed and value not in allowed):
+            return [f"{where}: {value!r} is no {kind.__name__} {allowed or ''}"]
+        return []
+
+    return check
+
+
+def each(of: Check) -> Check:
+    def check(value: Any, where: str) -> list[str]:
+        if not isinstance(value, list) or not value:
+            return [f"{where}: no list"]
+        return [one for at, item in enumerate(value) for one in of(item, f"{where}[{at}]")]
+
+    return check
+
+
+def record(required: dict[str, Check], **optional: Check) -> Check:
+    def check(value: Any, where: str) -> list[str]:
+        if not isinstance(value, dict):
+            return [f"{where}: no mapping"]
+        known = required | optional
+        found = [f"{where}: {name} is missing" for name in required if name not in value]
+        found += [f"{where}: unknown {name}" for name in value if name not in known]
+        for name in value.keys() & known.keys():
+            found += known[name](value[name], f"{where}.{name}")
+        return found
+
+    return check
+
+
+text, number, flag = of_type(str), of_type(int), of_type(bool)
+
+
+def mapping(value: Any, where: str) -> list[str]:
+    return [] if isinstance(value, dict) else [f"{where}: no mapping"]
+
+
+env_source = record({}, fieldRef=record({"fieldPath": text}, apiVersion=text))
+volume = record(
+    {"name": text},
+    persistentVolumeClaim=record({"claimName": text}, readOnly=flag),
+    emptyDir=record({}, medium=of_type(str, "", "Memory"), sizeLimit=text),
+    hostPath=record({"path": text}, type=text),
+    nfs=record({"server": text, "path": text}, readOnly=flag),
+)
+container = record(
+    {"name": text, "image": text},
+    args=each(text),
+    command=each(text),
+    env=each(record({"name": text}, value=text, valueFrom=env_source)),
+    resources=record({}, limits=mapping, requests=mapping),
+    volumeMounts=each(record({"name": text, "mountPath": text}, readOnly=flag, subPath=text)),
+    imagePullPolicy=of_type(str, "Always", "IfNotPresent", "Never"),
+    workingDir=text,
+)
+pod = record(
+    {"containers": each(container)},
+    restartPolicy=of_type(str, "Never", "OnFailure"),
+    terminationGracePeriodSeconds=number,
+    volumes=each(volume),
+    nodeSelector=mapping,
+    hostNetwork=flag,
+    dnsPolicy=text,
+    tolerations=each(mapping),
+)
+pod_failure_policy = record(
+    {
+        "rules": each(
+            record(
+                {"action": of_type(str, "FailJob", "FailIndex", "Ignore", "Count")},
+                onExitCodes=record(
+                    {"operator": of_type(str, "In", "NotIn"), "values": each(number)},
+                    containerName=text,
+                ),
+                onPodConditions=each(record({"type": text}, status=text)),
+            )
+        )
+    }
+)
+job = record(
+    {"template": record({"spec": pod}, metadata=mapping)},
+    completionMode=of_type(str, "Indexed", "NonIndexed"),
+    completions=number,
+    parallelism=number,
+    backoffLimit=number,
+    podFailurePolicy=pod_failure_policy,
+    activeDeadlineSeconds=number,
+)
+jobset = record(
+    {
+        "apiVersion": of_type(str, "jobset.x-k8s.io/v1alpha2"),
+        "kind": of_type(str, "JobSet"),
+        "metadata": record({"name": text}, labels=mapping, annotations=mapping, namespace=text),
+        "spec": record(
+            {
+                "replicatedJobs": each(
+                    record(
+                        {"name": text, "template": record({"spec": job}, metadata=mapping)},
+                        replicas=number,
+                        groupName=text,
+                        dependsOn=each(record({"name": text, "status": text})),
+                    )
+                )
+            },
+            network=record(
+                {}, enableDNSHostnames=flag, subdomain=text, publishNotReadyAddresses=flag
+            ),
+            successPolicy=record(
+                {"operator": of_type(str, "All", "Any")}, targetReplicatedJobs=each(text)
+            ),
+            failurePolicy=record(
+                {},
+                maxRestarts=number,
+                restartStrategy=of_type(str, "Recreate", "BlockingRecreate"),
+                rules=each(
+                    record(
+                        {
+                            "action": of_type(
+                                str,
+                                *("FailJobSet", "RestartJobSet"),
+                                "RestartJobSetAndIgnoreMaxRestarts",
+                            )
+                        },
+                        name=text,
+                        onJobFailureReasons=each(
+                            of_type(
+                                str,
+                                *("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes"),
+                                *("MaxFailedIndexesExceeded", "PodFailurePolicy"),
+                            )
+                        ),
+                        targetReplicatedJobs=each(text),
+                    )
+                ),
+            ),
+            coordinator=record({"replicatedJob": text, "jobIndex": number, "podIndex": number}),
+            suspend=flag,
+            ttlSecondsAfterFinished=number,
+            managedBy=text,
+        ),
+    }
+)
+
+
+@pytest.fixture
+def manifest() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((LAUNCH / "k8s-jobset.yaml").read_text())
+    return found
+
+
+def inner(manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The Job's spec, the pod's, and the container."""
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    (one,) = spec["template"]["spec"]["containers"]
+    return spec, spec["template"]["spec"], one
+
+
+def test_the_manifest_keeps_to_the_schema(manifest: dict[str, Any]) -> None:
+    assert jobset(manifest, "JobSet") == []
+
+
+def test_the_schema_is_strict(manifest: dict[str, Any]) -> None:
+    def broken(change: Callable[[dict[str, Any]], object]) -> list[str]:
+        other = copy.deepcopy(manifest)
+        change(other)
+        return jobset(other, "JobSet")
+
+    assert broken(lambda m: m["spec"].update(replicas=1))
+    assert broken(lambda m: m["spec"].pop("replicatedJobs"))
+    assert broken(lambda m: m["spec"]["failurePolicy"].update(maxRestarts="30"))
+    assert broken(lambda m: inner(m)[0].update(completionMode="indexed"))
+    assert broken(lambda m: inner(m)[2]["env"][0].update(value=2))
+    assert broken(lambda m: inner(m)[1].update(restartpolicy="Never"))
+
+
+def test_the_numbers_of_nodes_agree(manifest: dict[str, Any]) -> None:
+    spec, pod_spec, one = inner(manifest)
+    count = {entry["name"]: entry.get("value") for entry in one["env"]}["JAX_NUM_PROCESSES"]
+    assert spec["completions"] == spec["parallelism"] == int(count)
+    assert manifest["spec"]["replicatedJobs"][0]["replicas"] == 1
+    assert {mount["name"] for mount in one["volumeMounts"]} == {
+        volume["name"] for volume in pod_spec["volumes"]
+    }
+
+
+def test_exit_codes_mean_there_what_they_mean_here(manifest: dict[str, Any]) -> None:
+    spec, pod_spec, one = inner(manifest)
+    assert spec["backoffLimit"] == 0
+    assert pod_spec["restartPolicy"] == "Never"  # a podFailurePolicy wants it
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2, 130])
+    assert rule["onExitCodes"]["containerName"] == one["name"]
+    (over,) = manifest["spec"]["failurePolicy"]["rules"]
+    assert (over["action"], over["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+
+
+def test_the_program_finds_the_others_by_what_the_manifest_sets(manifest: dict[str, Any]) -> None:
+    _, _, one = inner(manifest)
+    name = manifest["metadata"]["name"]
+    values = {"JOBSET_NAME": name, "JOB_COMPLETION_INDEX": "1"}  # by Kubernetes itself
+    for entry in one["env"]:
+        if "value" in entry:  # $(NAME) means a variable that stands above
+            value = entry["value"]
+            for known, text_of in list(values.items()):
+                value = value.replace(f"$({known})", text_of)
+            assert "$(" not in value
+            values[entry["name"]] = value
+    found = clusters.find(values)
+    assert found is not None
+    jobs = manifest["spec"]["replicatedJobs"][0]["name"]
+    assert found.host == f"{name}-{jobs}-0-0.{name}"
+    assert (found.count, found.index, found.hosts) == (2, 1, 2)
+
+
+def test_the_command_line_is_one(manifest: dict[str, Any]) -> None:
+    _, _, one = inner(manifest)
+    flags, overrides = main.flags_parser().parse_known_args(one["args"])
+    assert (flags.config, flags.resume) == ("h100_16", "latest")
+    assert flags.output_dir.startswith("/shared/")
+    assert overrides == ["--data.path=/shared/data/videos"]

@@ -1,0 +1,199 @@
+"""local.sh and what all launchers share, with a program that plays a plan."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launch.stub import Stubs
+
+RUN = ("--config", "demo", "--output-dir", "run")
+
+
+def wait_until(condition: Callable[[], bool], launcher: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert launcher.poll() is None, launcher.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_run_that_ends_well_is_started_once(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { echo out $1; echo err $1 >&2; }")
+    code, out, err = stubs.run("local.sh", "2", *RUN)
+    assert (code, out) == (0, "out 0\n")
+    assert err == "err 0\n"
+    assert sorted((tmp_path / "run" / "log.1.txt").read_text().split("\n")) == [
+        "",
+        "err 1",
+        "out 1",
+    ]
+    for index in (0, 1):
+        ((address, count, devices, *arguments),) = stubs.calls(index)
+        assert address.startswith("127.0.0.1:")
+        assert (count, devices) == ("2", "")
+        assert arguments == ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
+    assert stubs.calls(0)[0][0] == stubs.calls(1)[0][0]
+
+
+@pytest.mark.parametrize("code", [2, 130])
+def test_wrong_use_and_ctrl_c_are_not_tried_again(tmp_path: Path, code: int) -> None:
+    stubs = Stubs(tmp_path, f"play() {{ exit {code}; }}")
+    assert stubs.run("local.sh", "2", *RUN)[0] == code
+    assert len(stubs.calls(0)) == len(stubs.calls(1)) == 1
+
+
+@pytest.mark.parametrize("code", [75, 1, 134])
+def test_again_and_a_crash_are_started_again_at_another_port(tmp_path: Path, code: int) -> None:
+    stubs = Stubs(tmp_path, f"play() {{ (($2 == 3)) || exit {code}; }}")
+    assert stubs.run("local.sh", "2", *RUN)[0] == 0
+    assert len({call[0] for call in stubs.calls(0)}) == 3
+    assert [call[3:] for call in stubs.calls(0)] == [
+        ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
+    ] * 3
+
+
+@pytest.mark.parametrize(("code", "given_up_with"), [(75, 1), (1, 1), (134, 134)])
+def test_restarts_in_vain_are_given_up(tmp_path: Path, code: int, given_up_with: int) -> None:
+    stubs = Stubs(tmp_path, f"play() {{ save 7; exit {code}; }}")
+    found, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="2")
+    assert found == given_up_with
+    assert len(stubs.calls(0)) == 3
+    assert "2 restarts in a row brought no new checkpoint (newest: 7): giving up" in err
+
+
+def test_a_new_checkpoint_is_progress(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { save $2; (($2 == 8)) || exit 75; }")
+    assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="1")[0] == 0
+    assert len(stubs.calls(0)) == 8
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { mkdir -p run/checkpoints/$2; exit 75; }")
+    assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="1")[0] == 1
+    assert len(stubs.calls(0)) == 2
+
+
+def test_one_that_is_killed_takes_the_others_with_it(tmp_path: Path) -> None:
+    """Process 0 would wait for ever, and does not hear SIGTERM."""
+    plan = """play() {
+        (($2 == 1)) || exit 0
+        if (($1)); then
+            until [[ -e $STUBS/ready.0 ]]; do sleep 0.05; done
+            kill -KILL $$
+        fi
+        trap '' TERM
+        stopped
+    }"""
+    stubs = Stubs(tmp_path, plan)
+    code, _, err = stubs.run("local.sh", "2", *RUN)
+    assert code == 0, err
+    assert "process 1 ended with 137 (SIGKILL)" in err
+    assert "process 0 ended with 137 (SIGKILL)" in err
+    assert "the other processes still run after 1 s: SIGTERM" in err
+    assert "the other processes still run after 2 s: SIGKILL" in err
+    assert "ended with 137 (SIGKILL): restart 1 of at most 3" in err
+    assert "line " not in err  # bash's own words
+    assert len(stubs.calls(0)) == len(stubs.calls(1)) == 2
+
+
+def test_what_a_process_leaves_behind_is_ended(tmp_path: Path) -> None:
+    plan = 'play() { sleep 1000 & echo $! >"$STUBS/left"; kill -KILL $$; }'
+    stubs = Stubs(tmp_path, plan)
+    assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="0")[0] == 137
+    left = (stubs.stubs / "left").read_text().strip()
+    state = Path(f"/proc/{left}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
+)
+def test_a_signal_reaches_all_and_is_waited_for(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    plan = """play() {
+        trap 'sleep 0.3; touch saved.$index; exit 75' TERM
+        trap 'sleep 0.3; touch saved.$index; exit 130' INT
+        stopped
+    }"""
+    stubs = Stubs(tmp_path, plan)
+    with stubs.start("local.sh", "2", *RUN) as launcher:
+        wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
+        launcher.send_signal(number)
+        launcher.communicate(timeout=60)
+        assert launcher.returncode == code
+    assert (tmp_path / "saved.0").exists()
+    assert (tmp_path / "saved.1").exists()
+    assert len(stubs.calls(0)) == 1
+
+
+def test_a_signal_ends_a_pause_before_a_restart(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    with stubs.start("local.sh", "1", *RUN, RESTART_DELAY_S="1000") as launcher:
+        wait_until(lambda: (stubs.stubs / "calls.0").exists(), launcher)
+        time.sleep(0.5)
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate(timeout=60)
+        assert launcher.returncode == 75
+    assert len(stubs.calls(0)) == 1
+
+
+def test_the_users_own_resume_counts_for_the_first_start(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { (($2 == 2)) || exit 75; }")
+    assert stubs.run("local.sh", "1", *RUN, "--resume", "400")[0] == 0
+    first, second = (call[5:] for call in stubs.calls(0))
+    assert first == [*RUN, "--resume", "400"]
+    assert second == [*RUN, "--resume", "400", "--resume", "latest"]
+
+
+def test_arguments_arrive_as_they_were(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *')
+    assert stubs.run("local.sh", "1", *odd)[0] == 0
+    assert stubs.calls(0)[0][5:] == [*odd, "--resume", "latest"]
+    assert (tmp_path / "a b").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "message"),
+    [
+        ((), {}, "how many processes"),
+        (("two",), {}, "'two' is no number of processes"),
+        (("0", *RUN), {}, "'0' is no number of processes"),
+        (("1", "--config", "demo"), {}, "--output-dir is missing"),
+        (("1", "--output-dir", "/proc/x"), {}, "cannot make the run's directory"),
+        (("1", *RUN), {"PYTHON": "no-python"}, "there is no 'no-python' here"),
+        (("1", *RUN), {"MAX_RESTARTS": "many"}, "MAX_RESTARTS is 'many'"),
+        (("3", *RUN), {"GPUS": "4"}, "4 GPUs cannot be shared by 3 processes"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], more: dict[str, str], message: str
+) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    code, out, err = stubs.run("local.sh", *arguments, **more)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (stubs.stubs / "calls.0").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "shares"),
+    [
+        (2, {"GPUS": "8"}, ["0,1,2,3", "4,5,6,7"]),
+        (2, {"CUDA_VISIBLE_DEVICES": "5,6"}, ["0", "1"]),
+        (1, {"GPUS": "8"}, [""]),
+        (3, {"GPUS": "8", "JAX_PLATFORMS": "cpu"}, ["", "", ""]),
+    ],
+)
+def test_processes_share_the_gpus(
+    tmp_path: Path, count: int, more: dict[str, str], shares: list[str]
+) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    assert stubs.run("local.sh", str(count), *RUN, **more)[0] == 0
+    assert [stubs.calls(index)[0][2] for index in range(count)] == shares

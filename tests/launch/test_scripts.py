@@ -1,0 +1,135 @@
+"""What holds for all of launch/: the shell, NCCL's variables, the platform, the image."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from launch.stub import LAUNCH, Stubs
+
+RUN = ("--config", "demo", "--output-dir", "run")
+SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
+TEXTS = [path for path in sorted(LAUNCH.iterdir()) if path.is_file()]
+# Of NCCL's documentation ("Environment Variables"); a name that is not there does nothing.
+NCCL = {
+    "NCCL_DEBUG",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_SOCKET_NTHREADS",
+    "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_IB_TIMEOUT",
+    # named only to say why they are not set
+    *("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE"),
+}
+
+
+def test_the_scripts_are_there() -> None:
+    names = {path.name for path in TEXTS}
+    assert names >= {"local.sh", "slurm.sbatch", "k8s-jobset.yaml", "platform.sh", "ssh.sh"}
+    assert names >= {"supervise.sh", "nccl.sh", "Dockerfile"}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_strict_and_parses(path: Path) -> None:
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    sourced = path.name in ("supervise.sh", "nccl.sh")
+    text = path.read_text()
+    assert ("set -euo pipefail" in text) != sourced
+    assert bool(path.stat().st_mode & 0o100) != sourced
+    assert all(len(line) <= 104 for line in text.splitlines())
+
+
+def test_shellcheck_finds_nothing() -> None:
+    """Where it is installed; the lint step of .ci/run installs it and holds this."""
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-x", *map(str, SCRIPTS)], cwd=LAUNCH.parent, check=True)
+    assert "shellcheck -x launch/" in (LAUNCH.parent / ".ci" / "run").read_text()
+
+
+def test_only_variables_that_nccl_reads() -> None:
+    for path in TEXTS:
+        text = path.read_text()
+        assert set(re.findall(r"\bNCCL_[A-Z0-9_]+", text)) <= NCCL, path
+        assert "TORCH_" not in text, path
+
+
+def settings(hosts: int, **own: str) -> dict[str, str]:
+    command = f"source {LAUNCH}/nccl.sh; nccl_settings {hosts}; env"
+    found = subprocess.run(
+        ["bash", "-euc", command],
+        env={"PATH": "/usr/bin:/bin", **own},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return dict(line.split("=", 1) for line in found.splitlines() if line.startswith("NCCL_"))
+
+
+def test_nccl_is_told_little_and_more_with_more_hosts() -> None:
+    assert settings(1) == {"NCCL_DEBUG": "WARN"}
+    few = settings(2)
+    assert few["NCCL_SOCKET_IFNAME"] == "^lo,docker,virbr,veth"
+    assert settings(5) == few
+    assert settings(6) == settings(7) == few | {"NCCL_IB_TIMEOUT": "21"}
+    assert settings(8) == settings(64) == few | {"NCCL_IB_TIMEOUT": "22"}
+
+
+def test_what_the_user_has_set_wins() -> None:
+    own = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_NTHREADS": "1",
+        "NCCL_NSOCKS_PERTHREAD": "1",
+        "NCCL_IB_TIMEOUT": "14",
+    }
+    assert settings(8, **own) == own
+    assert settings(8, NCCL_SOCKET_IFNAME="")["NCCL_SOCKET_IFNAME"] == ""
+
+
+def test_a_platforms_node_runs_one_process_and_starts_it_again(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { env >env.$2; (($2 == 2)) || exit 75; }")
+    node = {"WORLD_SIZE": "6", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    assert stubs.run("platform.sh", *RUN, **node)[0] == 0
+    assert [call[3:] for call in stubs.calls(3)] == [
+        ["-m", "jaxtrain.main", *RUN, "--resume", "latest"]
+    ] * 2
+    environment = (tmp_path / "env.1").read_text()
+    for name, value in node.items():
+        assert f"{name}={value}\n" in environment
+    assert "NCCL_IB_TIMEOUT=21\n" in environment
+    assert "JAX_NUM_PROCESSES" not in environment
+
+
+def test_wrong_use_of_a_platform_is_one_line(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    for arguments, more, message in (
+        (("--config", "demo"), {}, "--output-dir is missing"),
+        (RUN, {"WORLD_SIZE": "auto"}, "WORLD_SIZE is 'auto'"),
+    ):
+        code, _, err = stubs.run("platform.sh", *arguments, **more)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+
+
+def test_the_image_copies_what_there_is_and_installs_the_packages_own_extra() -> None:
+    text = (LAUNCH / "Dockerfile").read_text()
+    ignored = (LAUNCH / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = [
+        name
+        for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE)
+        for name in line.split()[:-1]
+    ]
+    assert copied
+    for name in copied:
+        assert (LAUNCH.parent / name).exists(), name
+        assert f"!{name}" in ignored, name
+    with (LAUNCH.parent / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    assert "pip install --no-cache-dir '.[cuda12]' -c .ci/constraints.txt" in text
+    assert "cuda12" in project["optional-dependencies"]
+    # The constraints are those of the Python that the tests use.
+    assert "FROM python:3.11-" in text
+    # What setuptools wants to see in the build.
+    assert {"pyproject.toml", "README.md", "LICENSE", "jaxtrain", "configs"} <= set(copied)

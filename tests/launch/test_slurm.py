@@ -1,0 +1,116 @@
+"""slurm.sbatch, with an srun that sets what a real one (SLURM 22.05, two nodes) has set."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.stub import LAUNCH, RECORDED, Stubs
+
+from jaxtrain import clusters
+
+RUN = ("--config", "demo", "--output-dir", "run")
+BATCH = dict(
+    line.split("=", 1) for line in (RECORDED / "slurm-two.batch.env").read_text().splitlines()
+)
+
+
+def submitted(stubs: Stubs, *arguments: str, **more: str) -> tuple[int, str]:
+    code, _, err = stubs.run("slurm.sbatch", *arguments, **(BATCH | more))
+    return code, err
+
+
+def test_one_task_a_node_with_all_its_gpus() -> None:
+    text = (LAUNCH / "slurm.sbatch").read_text()
+    directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --ntasks-per-node=1" in directives
+    assert "#SBATCH --requeue" in directives
+    assert "#SBATCH --signal=B:TERM@300" in directives
+    assert not [line for line in directives if "gpus-per-task" in line]
+    # sbatch reads its options only above the first command
+    first_command = text.index("set -euo pipefail")
+    assert all(text.index(line) < first_command for line in directives)
+
+
+def test_the_tasks_are_those_that_the_program_finds(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { env >env.$1; }")
+    code, err = submitted(stubs, *RUN)
+    assert code == 0, err
+    assert "scontrol requeue" not in stubs.slurm()
+    for index in (0, 1):
+        lines = (tmp_path / f"env.{index}").read_text().splitlines()
+        environment = dict(line.split("=", 1) for line in lines if "=" in line)
+        found = clusters.find(environment | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"})
+        assert found is not None
+        assert (found.host, found.count, found.index, found.devices) == ("n1", 2, index, [])
+        assert environment["NCCL_DEBUG"] == "WARN"
+        assert stubs.calls(index)[0][5:] == [*RUN, "--resume", "latest"]
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(75, True), (1, True), (2, False), (130, False)])
+def test_a_job_is_requeued_where_it_makes_sense(tmp_path: Path, code: int, requeued: bool) -> None:
+    stubs = Stubs(tmp_path, f"play() {{ exit {code}; }}")
+    assert submitted(stubs, *RUN)[0] == (0 if requeued else code)
+    assert ("scontrol requeue 1" in stubs.slurm()) == requeued
+
+
+def test_a_job_that_its_user_cancelled_is_not_requeued(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    (stubs.stubs / "state").write_text("CANCELLED")
+    code, err = submitted(stubs, *RUN)
+    assert code == 75
+    assert "the job is CANCELLED: not requeued" in err
+    assert "scontrol requeue" not in stubs.slurm()
+
+
+def test_restarts_in_vain_are_counted_over_the_starts_of_a_job(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { save 7; exit 75; }")
+    codes = [submitted(stubs, *RUN, MAX_RESTARTS="2")[0]]
+    for start in ("1", "2"):
+        codes.append(submitted(stubs, *RUN, MAX_RESTARTS="2", SLURM_RESTART_COUNT=start)[0])
+    assert codes == [0, 0, 1]
+    assert stubs.slurm().count("scontrol requeue") == 2
+    # Another job in the same directory begins to count anew.
+    assert submitted(stubs, *RUN, MAX_RESTARTS="2")[0] == 0
+
+
+def test_sigterm_goes_to_the_tasks_and_the_job_waits_for_them(tmp_path: Path) -> None:
+    plan = "play() { trap 'sleep 0.3; touch saved.$index; exit 75' TERM; stopped; }"
+    stubs = Stubs(tmp_path, plan)
+    with stubs.start("slurm.sbatch", *RUN, **BATCH) as job:
+        deadline = time.monotonic() + 60
+        while len(list(stubs.stubs.glob("ready.*"))) < 2:
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(job.pid, signal.SIGTERM)  # the script alone, as --signal=B: does
+        job.communicate(timeout=60)
+        assert job.returncode == 0
+    assert (tmp_path / "saved.0").exists()
+    assert (tmp_path / "saved.1").exists()
+    assert "scancel --signal TERM 1" in stubs.slurm()
+    assert "scontrol requeue 1" in stubs.slurm()
+
+
+def test_a_requeued_job_resumes_from_the_newest(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    resume = ("--resume", "400")
+    assert submitted(stubs, *RUN, *resume)[0] == 0
+    assert submitted(stubs, *RUN, *resume, SLURM_RESTART_COUNT="1")[0] == 0
+    first, second = (call[5:] for call in stubs.calls(0))
+    assert first == [*RUN, *resume]
+    assert second == [*RUN, *resume, "--resume", "latest"]
+
+
+def test_wrong_use_is_one_line(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    for arguments, more, message in (
+        (("--config", "demo"), BATCH, "--output-dir is missing"),
+        (RUN, {}, "this is no job of SLURM"),
+        (RUN, BATCH | {"LAUNCH_DIR": "/nowhere"}, "no supervise.sh in '/nowhere'"),
+    ):
+        code, _, err = stubs.run("slurm.sbatch", *arguments, **more)
+        assert code == 2
+        assert message in err
+        assert err.count("\n") == 1

@@ -1,0 +1,151 @@
+"""ssh.sh, with an ssh that runs each command on this machine, through sh as a login shell."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.stub import Stubs
+from launch.test_local import wait_until
+
+RUN = ("--config", "demo", "--output-dir", "run")
+TWO = "# two hosts\nme@a   # the first\n\nb\r\n"
+
+
+def hosts(directory: Path, text: str = TWO) -> str:
+    (directory / "hosts.txt").write_text(text)
+    return "hosts.txt"
+
+
+def alive(pid: str) -> bool:
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_process_on_each_host_and_output_with_its_name(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, 'play() { echo "hello $1"; echo "oh" >&2; env >env.$1; }')
+    odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *', "--y", "")
+    code, out, err = stubs.run("ssh.sh", hosts(tmp_path), *odd, COORDINATOR_PORT="4711")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[b] hello 1", "[b] oh", "[me@a] hello 0", "[me@a] oh"]
+    for index in (0, 1):
+        address, count, devices, *arguments = stubs.calls(index)[0]
+        assert (address, count, devices) == ("127.0.0.1:4711", "2", "")
+        assert arguments == ["-m", "jaxtrain.main", *odd, "--resume", "latest"]
+        assert "NCCL_SOCKET_IFNAME=^lo,docker" in (tmp_path / f"env.{index}").read_text()
+    assert (tmp_path / "a b").is_dir()
+
+
+def test_one_that_dies_ends_the_others_and_all_start_again(tmp_path: Path) -> None:
+    plan = """play() {
+        (($2 == 1)) || exit 0
+        if (($1)); then
+            until [[ -e $STUBS/ready.0 ]]; do sleep 0.05; done
+            kill -KILL $$
+        fi
+        trap '' TERM
+        stopped
+    }"""
+    stubs = Stubs(tmp_path, plan)
+    code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
+    assert code == 0, err
+    assert "process 1 ended with 137 (SIGKILL)" in err
+    assert "restart 1 of at most 3 without a new checkpoint (newest: none)" in err
+    assert len(stubs.calls(0)) == len(stubs.calls(1)) == 2
+    assert stubs.calls(0)[0][0] != stubs.calls(0)[1][0]  # another port
+
+
+def test_the_newest_checkpoint_is_looked_for_on_the_first_host(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { (($1)) || save $2; (($2 == 4)) || exit 75; }")
+    code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN, MAX_RESTARTS="1")
+    assert code == 0, err
+    assert "(newest: 3)" in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_reaches_every_host(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    plan = """play() {
+        trap 'sleep 0.3; touch saved.$index; exit 75' TERM
+        trap 'sleep 0.3; touch saved.$index; exit 130' INT
+        stopped
+    }"""
+    stubs = Stubs(tmp_path, plan)
+    with stubs.start("ssh.sh", hosts(tmp_path), *RUN) as launcher:
+        wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
+        launcher.send_signal(number)
+        launcher.communicate(timeout=60)
+        assert launcher.returncode == code
+    assert (tmp_path / "saved.0").exists()
+    assert (tmp_path / "saved.1").exists()
+
+
+SAVES = """play() {
+    echo $$ >"$STUBS/pid.$index"
+    trap 'echo saving; sleep 0.3; touch saved.$index; exit 75' TERM
+    (($2 > 1)) || stopped
+}"""
+
+
+def test_a_connection_that_breaks_ends_the_process_behind_it(tmp_path: Path) -> None:
+    """It saves, also though nobody reads what it says; then all start again."""
+    stubs = Stubs(tmp_path, SAVES)
+    with stubs.start("ssh.sh", hosts(tmp_path), *RUN, SILENCE_S="3") as launcher:
+        wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
+        connection = int((stubs.stubs / "ssh.b").read_text().split()[-1])
+        os.kill(connection, signal.SIGKILL)
+        _, err = launcher.communicate(timeout=100)
+        assert launcher.returncode == 0, err
+    assert (tmp_path / "saved.0").exists()
+    assert (tmp_path / "saved.1").exists()
+    assert len(stubs.calls(1)) == 2
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, SAVES)
+    with stubs.start("ssh.sh", hosts(tmp_path), *RUN, SILENCE_S="3") as launcher:
+        wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
+        pids = [(stubs.stubs / f"pid.{index}").read_text().strip() for index in (0, 1)]
+        launcher.kill()
+        launcher.wait()
+        deadline = time.monotonic() + 60
+        while any(alive(pid) for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        launcher.communicate(timeout=60)  # and nobody holds its pipes
+    assert (tmp_path / "saved.0").exists()
+    assert (tmp_path / "saved.1").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "more", "message"),
+    [
+        (None, RUN, {}, "there is no file 'hosts.txt'"),
+        ("# nobody\n", RUN, {}, "hosts.txt names no host"),
+        ("a\na\n", RUN, {}, "a stands there twice"),
+        ("a b\n", RUN, {}, "'a b' is no host"),
+        ("-oProxyCommand=x\n", RUN, {}, "is no host"),
+        ("a\n", ("--config", "demo"), {}, "--output-dir is missing"),
+        ("a\ngone\n", RUN, {}, "gone: ssh: connect to host gone: Connection refused"),
+        ("a\n", RUN, {"REMOTE_DIR": "/nowhere"}, "a: there is no folder /nowhere"),
+        ("a\n", RUN, {"PYTHON": "no-python"}, "a: there is no 'no-python'"),
+        ("a\n", RUN, {"PYTHON": "/bin/false"}, "a: /bin/false cannot import jaxtrain"),
+        ("a\n", ("--output-dir", "/proc/x"), {}, "a: cannot make the run's directory"),
+    ],
+)
+def test_wrong_use_is_one_line_and_starts_nothing(
+    tmp_path: Path,
+    text: str | None,
+    arguments: tuple[str, ...],
+    more: dict[str, str],
+    message: str,
+) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    if text is not None:
+        hosts(tmp_path, text)
+    code, out, err = stubs.run("ssh.sh", "hosts.txt", *arguments, **more)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (stubs.stubs / "calls.0").exists()
