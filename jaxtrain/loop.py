@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import time
-from pathlib import Path
 
 import jax
 
@@ -17,40 +15,25 @@ from jaxtrain import (
     checkpoint,
     compiling,
     config,
-    debugging,
     memory,
     metrics,
+    preparation,
     processes,
     profiling,
-    run_length,
     rundir,
     versions,
 )
 from jaxtrain import mesh as meshes
-from jaxtrain import state as states
-from jaxtrain import step as steps
-from jaxtrain.building import Built, Say
-from jaxtrain.data import cache, pipeline
+from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.data.source import Sources
-from jaxtrain.errors import InputError
-from jaxtrain.evaluation import Evaluator
 from jaxtrain.farewell import farewell, go_on
 from jaxtrain.peers import Peers
 from jaxtrain.progress import Progress
 from jaxtrain.rollback import Rollback
-from jaxtrain.saving import (
-    Meta,
-    Saver,
-    carried_best,
-    check_best_metric,
-    check_resume,
-    describe,
-    patience_over,
-)
+from jaxtrain.saving import Saver, describe, patience_over
 from jaxtrain.signals import DONE, StopSignals
 from jaxtrain.stopping import EXIT_CODES, GO_ON, REASONS, Stopping
-from jaxtrain.watchdog import PAUSE_ALLOWANCE_S, Watchdog
+from jaxtrain.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,16 +97,16 @@ def train(
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())
         with watchdog.pause("data", allowance_s=None):
-            sources = _open_data(run, say)
-        bad_share = _quarantined(run, sources, quarantine)
+            sources = preparation.open_data(run, say)
+        bad_share = preparation.quarantined(run, sources, quarantine)
 
-        position = _position(start_from)
+        position = preparation.position(start_from)
         built = building.build(run, mesh, len(sources.train), say, position)
         total = built.total
         explained = functools.partial(memory.explained, run, built.target, built.spec, say)
         meta = describe(run, sources.train.fingerprint)
         with watchdog.pause("restore"), explained():
-            state = _first_state(built, start_from, directory, meta, say)
+            state = preparation.first_state(built, start_from, directory, meta, say)
         evaluation_due = meta["evaluation_due"]
         if position.done >= total and not evaluation_due:
             say(f"nothing to do: {position.done} updates are done, the run has {total}")
@@ -139,13 +122,11 @@ def train(
         rundir.link_latest(directory)
         recorder.rewind(position.done, position.seen)
 
-        batches = _open_batches(built, sources, quarantine, start=position.seen)
+        batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)
-        evaluator = _evaluator(built, sources, quarantine)
+        evaluator = preparation.evaluator(built, sources, quarantine)
         with watchdog.pause("compile"), explained():
-            train_step = _compile(built, flags, say)
-            # So that the first step is as long as the others, however much later one compiles.
-            processes.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
+            train_step = preparation.compiled_step(built, flags.debug, say)
 
         checkpoints = checkpoint.Checkpoints(
             directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say
@@ -218,95 +199,6 @@ def train(
         else:
             say(f"go on with: {go_on(flags.program, flags.arguments, directory)}")
         return EXIT_CODES[stopping.decision]
-
-
-def _position(start_from: Path | None) -> run_length.Position:
-    if start_from is None:
-        return run_length.Position()
-    saved = checkpoint.read_meta(start_from)
-    return run_length.Position(saved["step"], saved["examples_seen"])
-
-
-def _first_state(
-    built: Built, start_from: Path | None, directory: Path, meta: Meta, say: Say
-) -> states.State:
-    """A fresh state, or that of a checkpoint; takes over the best so far into ``meta``."""
-    if start_from is None:
-        return built.fresh_state()
-    saved = checkpoint.read_meta(start_from)
-    check_resume(saved, meta, start_from, say)
-    state = checkpoint.restore(start_from, built.target, verified=True)
-    meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
-    meta["evaluation_due"] = saved["evaluation_due"] and built.run.loop.eval_every is not None
-    say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
-    return state
-
-
-def _compile(built: Built, flags: Flags, say: Say) -> steps.TrainStep:
-    began = time.perf_counter()
-    compiled = built.compile_step(donate=not flags.debug)
-    say(f"compiled in {time.perf_counter() - began:.1f} s")
-    return debugging.checked(compiled) if flags.debug else compiled
-
-
-def _open_batches(
-    built: Built, sources: Sources, quarantine: Quarantine, *, start: int
-) -> pipeline.TrainingBatches:
-    run = built.run
-    return pipeline.TrainingBatches(
-        sources.train,
-        built.rule.mesh,
-        built.spec,
-        start=start,
-        seed=run.seed,
-        workers=run.data.workers,
-        prefetch=run.data.prefetch,
-        quarantine=quarantine,
-    )
-
-
-def _open_data(run: config.Run, say: Say) -> Sources:
-    sources = processes.process_zero_first(
-        lambda: run.data.open(run.model, seed=run.seed, say=say), "data"
-    )
-    say(sources.summary)
-    processes.check_same(
-        "data",
-        sources.train.fingerprint,
-        "give every process the same files, and let none change them during the run",
-    )
-    return sources
-
-
-def _quarantined(run: config.Run, sources: Sources, quarantine: Quarantine) -> pipeline.BadShare:
-    """Records the inputs that were found broken when the data was opened."""
-    if jax.process_index() == 0:
-        quarantine.add_all(sources.bad, found="index")
-    share = pipeline.BadShare(sources, quarantine, run.data.max_bad_share)
-    complaint = share.complaint()
-    if complaint:
-        raise InputError(complaint)
-    return share
-
-
-def _evaluator(built: Built, sources: Sources, quarantine: Quarantine) -> Evaluator | None:
-    run = built.run
-    if run.loop.eval_every is None:
-        return None
-    # A microbatch's size, so that evaluation never needs more memory than a step.
-    batch_size = run.data.batch_size // run.optim.accumulate
-    batches = pipeline.ValidationBatches(
-        sources.val,
-        built.rule.mesh,
-        run.model.batch_spec(batch_size),
-        examples=run.loop.eval_examples,
-        seed=run.seed,
-        threads=run.data.workers,
-        quarantine=quarantine,
-    )
-    evaluator = Evaluator(built.definition, built.rule, run.precision, built.target, batches)
-    check_best_metric(run.checkpoint, evaluator.names())
-    return evaluator
 
 
 def _due(done: int, every: int | None, total: int) -> bool:

@@ -1,0 +1,124 @@
+"""What :func:`jaxtrain.loop.train` needs before its first step, each made by one function."""
+
+import time
+from pathlib import Path
+
+import jax
+
+from jaxtrain import checkpoint, config, debugging, processes, run_length
+from jaxtrain import state as states
+from jaxtrain import step as steps
+from jaxtrain.building import Built, Say
+from jaxtrain.data import pipeline
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Sources
+from jaxtrain.errors import InputError
+from jaxtrain.evaluation import Evaluator
+from jaxtrain.saving import Meta, carried_best, check_best_metric, check_resume
+from jaxtrain.watchdog import PAUSE_ALLOWANCE_S
+
+
+def position(start_from: Path | None) -> run_length.Position:
+    """Where a run goes on: at a checkpoint, or at its beginning."""
+    if start_from is None:
+        return run_length.Position()
+    saved = checkpoint.read_meta(start_from)
+    return run_length.Position(saved["step"], saved["examples_seen"])
+
+
+def first_state(
+    built: Built, start_from: Path | None, directory: Path, meta: Meta, say: Say
+) -> states.State:
+    """A fresh state, or that of a checkpoint; takes over the best so far into ``meta``."""
+    if start_from is None:
+        return built.fresh_state()
+    saved = checkpoint.read_meta(start_from)
+    check_resume(saved, meta, start_from, say)
+    state = checkpoint.restore(start_from, built.target, verified=True)
+    meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
+    meta["evaluation_due"] = saved["evaluation_due"] and built.run.loop.eval_every is not None
+    say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
+    return state
+
+
+def compiled_step(built: Built, debug: bool, say: Say) -> steps.TrainStep:
+    """The training step; returns when all processes have compiled theirs.
+
+    So the first step is as long as the others, however much later one process compiles.
+    """
+    began = time.perf_counter()
+    compiled = built.compile_step(donate=not debug)
+    say(f"compiled in {time.perf_counter() - began:.1f} s")
+    processes.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
+    return debugging.checked(compiled) if debug else compiled
+
+
+def open_batches(
+    built: Built, sources: Sources, quarantine: Quarantine, *, start: int
+) -> pipeline.TrainingBatches:
+    """The training batches from ``start`` examples on."""
+    run = built.run
+    return pipeline.TrainingBatches(
+        sources.train,
+        built.rule.mesh,
+        built.spec,
+        start=start,
+        seed=run.seed,
+        workers=run.data.workers,
+        prefetch=run.data.prefetch,
+        quarantine=quarantine,
+    )
+
+
+def open_data(run: config.Run, say: Say) -> Sources:
+    """Both splits; process 0 first, so that it makes the caches.
+
+    Raises:
+        InputError: processes have different data.
+    """
+    sources = processes.process_zero_first(
+        lambda: run.data.open(run.model, seed=run.seed, say=say), "data"
+    )
+    say(sources.summary)
+    processes.check_same(
+        "data",
+        sources.train.fingerprint,
+        "give every process the same files, and let none change them during the run",
+    )
+    return sources
+
+
+def quarantined(run: config.Run, sources: Sources, quarantine: Quarantine) -> pipeline.BadShare:
+    """Records the inputs that were found broken when the data was opened.
+
+    Raises:
+        InputError: they are too many.
+    """
+    if jax.process_index() == 0:
+        quarantine.add_all(sources.bad, found="index")
+    share = pipeline.BadShare(sources, quarantine, run.data.max_bad_share)
+    complaint = share.complaint()
+    if complaint:
+        raise InputError(complaint)
+    return share
+
+
+def evaluator(built: Built, sources: Sources, quarantine: Quarantine) -> Evaluator | None:
+    """What validates a state; None for a run without validations."""
+    run = built.run
+    if run.loop.eval_every is None:
+        return None
+    # A microbatch's size, so that evaluation never needs more memory than a step.
+    batch_size = run.data.batch_size // run.optim.accumulate
+    batches = pipeline.ValidationBatches(
+        sources.val,
+        built.rule.mesh,
+        run.model.batch_spec(batch_size),
+        examples=run.loop.eval_examples,
+        seed=run.seed,
+        threads=run.data.workers,
+        quarantine=quarantine,
+    )
+    evaluator = Evaluator(built.definition, built.rule, run.precision, built.target, batches)
+    check_best_metric(run.checkpoint, evaluator.names())
+    return evaluator
