@@ -36,6 +36,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--faults", type=int, default=100, help="how many shall strike")
     add("--processes", type=int, nargs="+", default=[1, 2], help="of the runs, in turn")
+    add("--against", type=int, help="compare with an undisturbed run of so many processes instead")
     add("--seed", type=int, default=7, help="run number n has the seed SEED * 1000 + n")
     add("--minutes", type=float, help="start no further run after this time")
     add("--results", type=Path, help="a line of JSON for each run; default WORK/results.jsonl")
@@ -66,7 +67,7 @@ def _carry_out(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
     """One run; its folder stays if it failed."""
     compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(work / "compiled")
     variables = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PLATFORMS": "cpu"}
-    reference = undisturbed(work, wanted.processes, variables)
+    reference = undisturbed(work, given.against or wanted.processes, variables)
     place = work / "runs" / f"{wanted.seed}-{wanted.processes}"
     shutil.rmtree(place, ignore_errors=True)
     prepare(work, place)

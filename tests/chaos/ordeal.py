@@ -320,9 +320,7 @@ class Ordeal:
             killed = any(hit.fault.kind in _KILLING for hit in self._outcome.hits)
             if kept and not killed:
                 self._problems.append(f"shared memory outlives the run: {', '.join(kept)}")
-            found = verdicts.compare(
-                self._undisturbed.directory, self._directory, self._plan.processes
-            )
+            found = verdicts.compare(self._undisturbed.directory, self._directory)
             self._problems += found.problems
             self._outcome.verdict.lost, self._outcome.verdict.repeated = found.lost, found.repeated
             for folder in (self._directory, self._place / "tmp"):

@@ -45,7 +45,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_the_same_records_pass_whatever_the_clock_says(runs: tuple[Path, Path]) -> None:
     metrics = runs[1] / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"time": 1.0', '"time": 2.0'))
-    verdict = verdicts.compare(*runs, processes=1)
+    verdict = verdicts.compare(*runs)
     assert not verdict.problems
     assert (verdict.lost, verdict.repeated) == (0, 0)
 
@@ -72,9 +72,20 @@ def test_records_that_differ_fail(
     repeated: int,
 ) -> None:
     write_records(runs[1], losses, ids)
-    verdict = verdicts.compare(*runs, processes=1)
+    verdict = verdicts.compare(*runs)
     assert said in " ".join(verdict.problems)
     assert (verdict.lost, verdict.repeated) == (lost, repeated)
+
+
+def test_two_processes_hold_the_rows_of_one(runs: tuple[Path, Path]) -> None:
+    for number, name in enumerate(("examples.jsonl", "examples.1.jsonl")):
+        lines = [json.dumps({"step": s, "position": 0, "ids": [IDS[s][number]]}) for s in IDS]
+        (runs[1] / name).write_text("".join(f"{line}\n" for line in lines))
+    assert not verdicts.compare(*runs).problems
+    (runs[1] / "examples.1.jsonl").unlink()
+    verdict = verdicts.compare(*runs)
+    assert verdict.problems
+    assert verdict.lost == STEPS
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "examples.jsonl"])
@@ -85,7 +96,7 @@ def test_a_record_that_stands_twice_or_is_torn_fails(
     path = runs[1] / name
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines) + (lines[-1] if what == "twice" else lines[-1][:9]))
-    assert f"{what}" in " ".join(verdicts.compare(*runs, processes=1).problems)
+    assert f"{what}" in " ".join(verdicts.compare(*runs).problems)
 
 
 def test_what_a_run_leaves_behind_is_found(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ STEPS, EVAL_EVERY, SAVE_EVERY = 60, 10, 6
 # Longest time without a finished update before the program takes itself for hung. Process 1
 # compiles anew in each start, and process 0 waits for it in its first step.
 HANG_TIMEOUT_S = 40
-_MODEL = {"hidden": 64, "ff": 256, "layers": 2, "heads": 2, "sequence_length": 64}
+_MODEL = {"hidden": 64, "ff": 128, "layers": 1, "heads": 2, "sequence_length": 64}
 _KEEP_ALL = 1000
 # Words of each file of the corpus: so many that their preparation takes a second.
 WORDS = 40_000

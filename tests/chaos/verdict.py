@@ -29,13 +29,11 @@ class Verdict:
     repeated: int = 0
 
 
-def compare(reference: Path, run: Path, processes: int) -> Verdict:
-    """Compares the records of two runs' directories."""
+def compare(reference: Path, run: Path) -> Verdict:
+    """Compares the records of two runs' directories, each of any number of processes."""
     verdict = Verdict()
     _compare_metrics(reference, run, verdict)
-    for number in range(processes):
-        name = f"examples.{number}.jsonl" if number else "examples.jsonl"
-        _compare_examples(reference / name, run / name, verdict)
+    _compare_examples(_examples(reference, Verdict()), _examples(run, verdict), verdict)
     return verdict
 
 
@@ -120,16 +118,33 @@ def _values(path: Path, problems: list[str]) -> dict[tuple[int, str], float]:
     return values
 
 
-def _compare_examples(reference: Path, path: Path, verdict: Verdict) -> None:
+def _examples(run: Path, verdict: Verdict) -> dict[int, dict[str, Any]]:
+    """Step -> position and examples of all processes, in the order of the global batch."""
+    paths = sorted(run.glob("examples*.jsonl"), key=lambda path: (len(path.name), path.name))
+    merged: dict[int, dict[str, Any]] = {}
+    if not paths:
+        verdict.problems.append("examples.jsonl is missing")
+    for path in paths:
+        seen: set[int] = set()
+        for record in _lines(path, verdict.problems):
+            step = record["step"]
+            if step in seen:
+                verdict.problems.append(f"{path.name} has update {step} twice")
+                verdict.repeated += len(record["ids"])
+                continue
+            seen.add(step)
+            one = merged.setdefault(step, {"position": record["position"], "ids": []})
+            if one["position"] != record["position"]:
+                verdict.problems.append(f"the processes disagree about update {step}")
+            one["ids"] += record["ids"]
+    return merged
+
+
+def _compare_examples(
+    wanted: dict[int, dict[str, Any]], found: dict[int, dict[str, Any]], verdict: Verdict
+) -> None:
     """Complains of the first update that differs, and counts what all of them have lost."""
-    wanted = {record["step"]: record for record in _lines(reference, [])}
-    found: dict[int, dict[str, Any]] = {}
-    twice, other = [], []
-    for record in _lines(path, verdict.problems):
-        if record["step"] in found:
-            twice.append(record["step"])
-            verdict.repeated += len(record["ids"])
-        found[record["step"]] = record
+    other = []
     for step in sorted(wanted.keys() | found.keys()):
         here, there = found.get(step), wanted.get(step)
         if here == there:
@@ -138,9 +153,7 @@ def _compare_examples(reference: Path, path: Path, verdict: Verdict) -> None:
         right = Counter(there["ids"] if there else ())
         verdict.lost += (right - ids).total()
         verdict.repeated += (ids - right).total()
-        other.append(f"{path.name}, update {step}: {here} instead of {there}")
-    if twice:
-        verdict.problems.append(f"{path.name} has updates {twice[0]} to {twice[-1]} twice")
+        other.append(f"examples of update {step}: {here} instead of {there}")
     if other:
         verdict.problems.append(f"{other[0]}; and {len(other) - 1} more updates")
 
