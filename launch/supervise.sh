@@ -82,12 +82,15 @@ make_directory() { # make_directory DIR
 }
 
 free_port() {
-    "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+    "$PYTHON" -c 'import socket
+with socket.socket() as probe:
+    probe.bind(("", 0))
+    print(probe.getsockname()[1])'
 }
 
 newest_checkpoint() { local_newest_checkpoint "$@"; }
 
-local_newest_checkpoint() { # local_newest_checkpoint DIR: prints the step of the newest complete checkpoint
+local_newest_checkpoint() { # local_newest_checkpoint DIR: prints the step of the newest complete
     local manifest step newest=''
     for manifest in "$1"/checkpoints/*/manifest.json; do
         step=$(basename "$(dirname "$manifest")")
