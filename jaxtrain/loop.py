@@ -120,7 +120,7 @@ def train(
         profiling.check(flags.profile, position.done, total, say)
         rundir.write_config(directory, meta["config"], say)
         rundir.link_latest(directory)
-        recorder.rewind(position.done, position.seen)
+        recorder.rewind(position.done, position.seen, validated=not evaluation_due)
 
         batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)

@@ -167,7 +167,7 @@ class Recorder:
             )
         return path if kept else None
 
-    def rewind(self, step: int, seen: int) -> None:
+    def rewind(self, step: int, seen: int, *, validated: bool = True) -> None:
         """Forgets records of updates after ``step``, which will be written again.
 
         Each process replaces its own lists whole, and process 0 also ``metrics.jsonl`` and the
@@ -176,6 +176,7 @@ class Recorder:
         Args:
             step: completed updates.
             seen: examples seen.
+            validated: False where the validation after ``step`` comes again too.
 
         Raises:
             InputError: a line is no record.
@@ -191,6 +192,8 @@ class Recorder:
                 key, last = ("position", seen - 1) if "bad_steps" in path.name else ("step", step)
                 if path.is_file():
                     self._guarded(path.name, functools.partial(_rewind, path, key, last))
+            if self._first and not validated and self._metrics.path.is_file():
+                self._guarded("metrics.jsonl", lambda: _unvalidate(self._metrics.path, step))
             if self._first and any((self._directory / "tensorboard").glob("*tfevents*")):
                 self._purge_step = step + 1
                 if self._events is not None:
@@ -260,6 +263,19 @@ def _rewind(path: Path, key: str, last: int) -> None:
     kept = [line for line in lines if _number_of(line, key, path) <= last]
     if len(kept) < len(lines):
         write_whole(path, "".join(kept))
+
+
+def _unvalidate(path: Path, step: int) -> None:
+    """Drops the records of validations after ``step``; those of the training hold other names."""
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [
+        line
+        for line in lines
+        if not (
+            json.loads(line)["step"] == step and any("val/" in name for name in json.loads(line))
+        )
+    ]
+    write_whole(path, "".join(kept))
 
 
 def _number_of(line: str, key: str, path: Path) -> int:

@@ -208,6 +208,19 @@ def test_a_full_disk_is_reported_once_and_stops_nothing(
     assert "metrics.jsonl" in capsys.readouterr().out
 
 
+def test_a_validation_that_comes_again_is_forgotten(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    for step in (4, 8):
+        recorder.record(step, {"train/loss": 1.0})
+        recorder.record(step, {"val/loss": 2.0})
+    for validated, kept in ((True, [4, 4, 8, 8]), (False, [4, 4, 8])):
+        recorder.rewind(8, 64, validated=validated)
+        found = list(metrics.read(tmp_path / "metrics.jsonl"))
+        assert [record["step"] for record in found] == kept
+    assert "train/loss" in found[-1]
+    recorder.close()
+
+
 def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
     import resource
 

@@ -94,7 +94,7 @@ def test_one_that_is_killed_takes_the_others_with_it(tmp_path: Path) -> None:
     assert "process 0 ended with 137 (SIGKILL)" in err
     assert "the other processes still run after 1 s: SIGTERM" in err
     assert "the other processes still run after 2 s: SIGKILL" in err
-    assert "ended with 137 (SIGKILL): restart 1 of at most 3" in err
+    assert "ended with 137 (SIGKILL): restart 1 of at most 5" in err
     assert "line " not in err  # bash's own words
     assert len(stubs.calls(0)) == len(stubs.calls(1)) == 2
 

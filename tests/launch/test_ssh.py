@@ -51,7 +51,7 @@ def test_one_that_dies_ends_the_others_and_all_start_again(tmp_path: Path) -> No
     code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
     assert code == 0, err
     assert "process 1 ended with 137 (SIGKILL)" in err
-    assert "restart 1 of at most 3 without a new checkpoint (newest: none)" in err
+    assert "restart 1 of at most 5 without a new checkpoint (newest: none)" in err
     assert len(stubs.calls(0)) == len(stubs.calls(1)) == 2
     assert stubs.calls(0)[0][0] != stubs.calls(0)[1][0]  # another port
 
