@@ -74,12 +74,14 @@ class SaveFailed(RunAgain):
 
     Attributes:
         target: the checkpoint.
+        why: in a few words.
         said: whether the user was told.
     """
 
-    def __init__(self, message: str, target: Path, *, said: bool) -> None:
+    def __init__(self, message: str, target: Path, why: str, *, said: bool) -> None:
         super().__init__(message)
         self.target = target
+        self.why = why
         self.said = said
 
 
@@ -338,6 +340,7 @@ class Checkpoints:
             f"checkpoint {target} could not be written ({wrong}): {intact}; free space on that "
             "disk, bring it back, or lower --checkpoint.keep",
             target,
+            wrong,
             said=said,
         )
 

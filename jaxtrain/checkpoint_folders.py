@@ -5,6 +5,7 @@ failed save can leave the memory of a checkpoint manager wrong (maxtext#5260), b
 """
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,13 +123,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def reason(error: BaseException) -> str:
-    """The first cause in a few words: TensorStore ends its messages with the system's own."""
+    """The first cause in a few words: the system's own, where it is to blame."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    from_system = re.search(r"([^:\[]+) \[os_error_code=", str(error))
+    # TensorStore ends its messages with notes in brackets, this one and others, in any order.
+    from_system = re.search(r"\[os_error_code='(\d+)'", str(error))
     if from_system:
-        return from_system[1].strip()
+        return os.strerror(int(from_system[1]))
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

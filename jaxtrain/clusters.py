@@ -16,6 +16,9 @@ from jaxtrain.errors import InputError
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
+# How long to wait for the others: machines boot, images are pulled. A variable can change it.
+PATIENCE, PATIENCE_S = "JAXTRAIN_CONNECT_S", 300.0
+
 # Ports that Linux gives to nobody by itself (its ephemeral ones end at 60999).
 _FIRST_PORT, _PORTS = 61440, 4096
 # A new pod's name appears in Kubernetes' DNS some time after the pod; elsewhere names are there.
@@ -88,14 +91,26 @@ def find(environment: Mapping[str, str]) -> Cluster | None:
     return None
 
 
+def patience(environment: Mapping[str, str]) -> float:
+    """How long to wait for the other processes, s.
+
+    Raises:
+        InputError: the variable is no number.
+    """
+    text = environment.get(PATIENCE) or str(PATIENCE_S)
+    if not text.replace(".", "", 1).isdecimal():
+        raise InputError(f"{PATIENCE} is {text!r}; it has to be a number of seconds, as 300")
+    return float(text)
+
+
 def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
     """The coordinator has to have an address, and one that other hosts can reach.
 
     Raises:
         InputError: its name is unknown here, or it means this machine although there are others.
     """
-    patience_s = _NAME_APPEARS_S if "KUBERNETES_SERVICE_HOST" in environment else _NAME_IS_THERE_S
-    deadline = time.monotonic() + patience_s
+    wait_s = _NAME_APPEARS_S if "KUBERNETES_SERVICE_HOST" in environment else _NAME_IS_THERE_S
+    deadline = time.monotonic() + min(wait_s, patience(environment))
     while True:
         try:
             found = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)

@@ -1,5 +1,6 @@
 """The processes of a run: how they find each other, and how they decide together."""
 
+import dataclasses
 import itertools
 import os
 import sys
@@ -27,6 +28,34 @@ _told = itertools.count()  # alike in all processes
 
 # After the roll call all are there: only the service itself has to start.
 _CONNECT_S = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """The processes of a run, as one of them sees them.
+
+    Attributes:
+        index: of this one.
+        count: of all.
+        service: client of jax's coordination service; None where there is only one process.
+    """
+
+    index: int
+    count: int
+    service: Any
+
+
+def members() -> Members:
+    """Who has joined; call it after :func:`connect`.
+
+    ``jax.process_count()`` would start the devices, and wait for those of all processes.
+    """
+    from jax._src import distributed  # jax has no public way to its coordination service
+
+    joined = distributed.global_state
+    if joined.client is None:
+        return Members(0, 1, None)
+    return Members(joined.process_id, joined.num_processes, joined.client)
 
 
 def connect(environment: Mapping[str, str], simulate_devices: int | None) -> None:
@@ -83,7 +112,7 @@ def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
     if jax.process_count() == 1:
         return
     own = same_run.facts(run, flags)
-    same_run.check(own, jax.process_index(), jax.process_count(), _joined().client)
+    same_run.check(own, jax.process_index(), jax.process_count(), members().service)
 
 
 def check_accelerator(environment: Mapping[str, str]) -> None:
@@ -108,8 +137,8 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
 
 def peers(signals: StopSignals) -> Peers:
     """What this process knows of the others; call it after :func:`connect`."""
-    joined = _joined()  # jax.process_count() would wait for the devices of all
-    return Peers(joined.process_id, joined.num_processes, joined.client, signals)
+    joined = members()
+    return Peers(joined.index, joined.count, joined.service, signals)
 
 
 def leave(error: BaseException, peers: Peers) -> None:
@@ -117,7 +146,7 @@ def leave(error: BaseException, peers: Peers) -> None:
 
     An ordinary exit waits for all processes, and those wait for this one in a collective.
     """
-    if _joined().num_processes == 1:
+    if members().count == 1:
         return
     if isinstance(error, Stopped):
         code = error.code
@@ -162,7 +191,7 @@ def wait_for_all(event: str, timeout_s: float) -> None:
         timeout_s: after it the runtime's own error is raised.
     """
     if jax.process_count() > 1:
-        _joined().client.wait_at_barrier(f"jaxtrain/{event}", int(timeout_s * 1000))
+        members().service.wait_at_barrier(f"jaxtrain/{event}", int(timeout_s * 1000))
 
 
 def check_same(what: str, value: str, cure: str) -> None:
@@ -186,7 +215,7 @@ def told_by_process_zero(decide: Callable[[], str]) -> str:
     """
     if jax.process_count() == 1:
         return decide()
-    key, store = f"jaxtrain/told/{next(_told)}", _joined().client
+    key, store = f"jaxtrain/told/{next(_told)}", members().service
     if jax.process_index() == 0:
         try:
             message = "=" + decide()
@@ -255,13 +284,6 @@ class Agreement:
         )
         reduced: jax.Array = self._reduce(contributions)
         return reduced
-
-
-def _joined() -> Any:
-    """jax's own record of the processes; it has no public way to its coordination service."""
-    from jax._src import distributed
-
-    return distributed.global_state
 
 
 def _simulate(devices: int, processes: int) -> None:

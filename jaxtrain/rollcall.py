@@ -25,8 +25,6 @@ from jaxtrain import clusters
 from jaxtrain.clusters import Cluster
 from jaxtrain.errors import InputError, RunAgain
 
-# How long to wait for the others: machines boot, images are pulled. A variable can change it.
-PATIENCE, PATIENCE_S = "JAXTRAIN_CONNECT_S", 300.0
 # Something else answers at the address, as the end of the last run: so long until it is told.
 _FOREIGN_S = 60.0
 # After all are there: two that call themselves the same mostly come at the same time.
@@ -60,10 +58,7 @@ def hold(cluster: Cluster, environment: Mapping[str, str]) -> None:
         InputError: two processes have the same number, or they disagree about how many there are.
         RunAgain: somebody did not come in time.
     """
-    text = environment.get(PATIENCE) or str(PATIENCE_S)
-    if not text.replace(".", "", 1).isdecimal():
-        raise InputError(f"{PATIENCE} is {text!r}; it has to be a number of seconds, as 300")
-    call = _Call(cluster, float(text))
+    call = _Call(cluster, clusters.patience(environment))
     answer: dict[str, Any] | None = None
     while answer is None:
         # A second process 0 on this host cannot listen, so it calls at the first one.

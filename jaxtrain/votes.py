@@ -9,7 +9,7 @@ import itertools
 import time
 from typing import Protocol, Self
 
-import jax
+from jaxtrain import processes
 
 _WELL, _FAILED = "+", "-"
 _POLL_S = (0.01, 0.5)  # at first, and at most
@@ -55,11 +55,8 @@ class Votes:
     @classmethod
     def of_run(cls, timeout_s: float) -> Self:
         """Those of the processes of this run."""
-        from jax._src import distributed  # jax has no public way to its coordination service
-
-        several = jax.process_count() > 1
-        store = distributed.global_state.client if several else None
-        return cls(jax.process_index(), jax.process_count(), store, timeout_s)
+        run = processes.members()
+        return cls(run.index, run.count, run.service, timeout_s)
 
     def begin(self) -> None:
         """A save begins: votes of the one before no longer count."""

@@ -11,7 +11,8 @@ from program import TINY_MLM
 
 from jaxtrain import config
 from jaxtrain.commands import doctor
-from jaxtrain.doctor import examination, exchange
+from jaxtrain.doctor import examination
+from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.doctor.subject import Subject
@@ -36,7 +37,7 @@ def subject(place: Path, run: config.Run | None = None, **changes: Any) -> Subje
         "environment": {},
         "temporary": temporary,
         "scratch": lambda folder: None,
-        "peers": exchange.Peers(0, 1, None),
+        "exchange": Exchange(0, 1, None),
     }
     short = cards.card_of_config(settings["run"].name)
     settings["card"] = None if short is None else cards.card(short)

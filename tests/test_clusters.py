@@ -213,3 +213,9 @@ def test_a_name_without_an_address_is_refused_and_in_kubernetes_waited_for(
     with pytest.raises(InputError):
         clusters.check_address(one, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert len(waits) >= 8
+    waits.clear()
+    with pytest.raises(InputError):
+        clusters.check_address(
+            one, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXTRAIN_CONNECT_S": "25"}
+        )
+    assert len(waits) <= 3  # whoever is not patient with processes is not with names either

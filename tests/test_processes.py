@@ -205,7 +205,7 @@ def test_every_process_is_told_what_process_zero_decides(
         key_value_set=said.__setitem__, blocking_key_value_get=lambda key, wait_ms: said[key]
     )
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(processes, "_joined", lambda: SimpleNamespace(client=store))
+    monkeypatch.setattr(processes, "members", lambda: SimpleNamespace(service=store))
     told = []
     for process in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxtrain import rollcall
+from jaxtrain import clusters, rollcall
 from jaxtrain.clusters import Cluster
 from jaxtrain.errors import InputError, RunAgain
 
@@ -38,7 +38,7 @@ def outcomes(members: list[Cluster], patience_s: float = 60.0) -> list[Exception
 
     def hold(number: int) -> None:
         try:
-            rollcall.hold(members[number], {rollcall.PATIENCE: str(patience_s)})
+            rollcall.hold(members[number], {clusters.PATIENCE: str(patience_s)})
             results[number] = None
         except Exception as error:
             results[number] = error
@@ -171,4 +171,4 @@ def test_strangers_and_those_who_went_away_do_not_count() -> None:
 
 def test_patience_is_a_number() -> None:
     with pytest.raises(InputError, match="JAXTRAIN_CONNECT_S is 'long'"):
-        rollcall.hold(member(0, 2, free_port()), {rollcall.PATIENCE: "long"})
+        rollcall.hold(member(0, 2, free_port()), {clusters.PATIENCE: "long"})

@@ -53,7 +53,7 @@ class Checkpoints:
         self.metas.append(meta)
         number = len(self.metas)
         failure = checkpoint.SaveFailed(
-            f"save {number} failed", Path(str(meta["step"])), said=number in self._later
+            f"save {number} failed", Path(str(meta["step"])), "full", said=number in self._later
         )
         if number in self._at_once:
             raise failure

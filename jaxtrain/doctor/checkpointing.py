@@ -2,16 +2,12 @@
 
 import contextlib
 import dataclasses
-import errno
-import hashlib
-import importlib
-import importlib.util
 import math
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import checkpoint, saving
+from jaxtrain import checkpoint, manifest, saving
 from jaxtrain import state as states
-from jaxtrain.doctor.finding import Check, Finding, first_line, ok, problem, warning
-from jaxtrain.doctor.hosts import ANSWER_S
+from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
+from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import Subject, size
 from jaxtrain.doctor.system import free_bytes
 from jaxtrain.errors import InputError
@@ -33,7 +29,10 @@ _PREFIX = ".jaxtrain-doctor-"
 
 def checks(subject: Subject) -> dict[str, Check]:
     """The group "checkpoint"."""
-    return {"checkpoint": lambda: written_and_read(subject)}
+    return {
+        "shared storage": lambda: shared_storage(subject),
+        "checkpoint": lambda: written_and_read(subject),
+    }
 
 
 def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Finding]:
@@ -45,7 +44,8 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
     """
     if subject.shared is False:
         yield warning(
-            "no checkpoint was tried: the processes do not share the output directory's storage",
+            "no checkpoint was tried: the processes are not seen to share the output directory's "
+            "storage",
             "mend that first",
         )
         return
@@ -56,19 +56,19 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
             yield from _tried(subject, folder, largest)
         except checkpoint.SaveFailed as error:
             yield problem(
-                f"a checkpoint could not be written at {subject.base}: {_words(error)}",
+                f"a checkpoint could not be written at {subject.base}: {error.why}",
                 "free space there (quotas count too), or give another --output-dir",
             )
-        subject.peers.meet("checkpoint read", ANSWER_S)
+        subject.exchange.meet("checkpoint read", ANSWER_S)
     finally:
-        if subject.peers.index == 0:
+        if subject.exchange.index == 0:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _agreed_folder(subject: Subject) -> Path:
     """The same new folder in all processes, beside what it is to stand for."""
     own = subject.base / f"{_PREFIX}{secrets.token_hex(6)}"
-    folder = Path(subject.peers.all_say("checkpoint folder", str(own), ANSWER_S)[0])
+    folder = Path(subject.exchange.all_say("checkpoint folder", str(own), ANSWER_S)[0])
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -81,7 +81,7 @@ def _agreed_folder(subject: Subject) -> Path:
 
 def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     own = min(largest, free_bytes(folder) // 3)  # two are there at a time
-    most = min(map(int, subject.peers.all_say("checkpoint size", str(own), ANSWER_S)))
+    most = min(map(int, subject.exchange.all_say("checkpoint size", str(own), ANSWER_S)))
     target, part = _part(subject.built.target, most)
     state = _random(target)
     meta = saving.describe(subject.run, "doctor")
@@ -93,14 +93,13 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
             checkpoints.save(state, meta | {"step": step})
             checkpoints.wait()
             write_s = time.perf_counter() - began
-    subject.peers.meet("checkpoint written", ANSWER_S)
+    subject.exchange.meet("checkpoint written", ANSWER_S)
     newest = checkpoint.latest_in(folder / checkpoint.CHECKPOINTS)
     if newest is None or newest.name != "1":
         yield problem(f"a checkpoint written at {subject.base} is not there", _DO_NOT_TRUST)
         return
-    written = _digests(newest)
     _forget(newest)
-    wrong = _verified(newest, written)
+    wrong = manifest.verify(newest)
     if wrong:
         yield problem(f"a checkpoint written at {subject.base} fails: {wrong}", _DO_NOT_TRUST)
         return
@@ -117,13 +116,6 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
         )
         return
     yield ok(_said(subject, part, most, write_s, read_s))
-
-
-def _words(error: BaseException) -> str:
-    """What the system said, wherever in a long message of TensorStore it stands."""
-    cause = str(error.__cause__ or error)
-    known = (os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
-    return next((words for words in known if words in cause), first_line(error.__cause__ or error))
 
 
 _DO_NOT_TRUST = (
@@ -197,30 +189,6 @@ def _forget(folder: Path) -> None:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """Relative path -> digest of each file."""
-    return {
-        str(path.relative_to(folder)): hashlib.blake2b(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def _verified(folder: Path, written: Mapping[str, str]) -> str:
-    """Why a checkpoint is not whole; empty if it is.
-
-    Every byte is compared with what was written: not all of them are read by a restore. A resume
-    trusts the checkpoint's own manifest, where it has one.
-    """
-    now = _digests(folder)
-    changed = sorted(name for name in {*written, *now} if written.get(name) != now.get(name))
-    if changed:
-        return f"{changed[0]} has changed since it was written"
-    if importlib.util.find_spec("jaxtrain.manifest") is None:
-        return "" if checkpoint.is_complete(folder) else "it is not complete"
-    return str(importlib.import_module("jaxtrain.manifest").verify(folder))
 
 
 def _different(written: states.State, restored: states.State) -> list[str]:

@@ -17,7 +17,7 @@ from jaxtrain.planning.cards import CARDS
 _BYTES = {"gpu": 2**28, "cpu": 2**22}  # of the array that each device puts in
 _TIMES = 5
 _PERIOD = 1000
-_SLOW = 0.3  # share of a link's speed that is suspiciously little; assumed
+_SLOW = 0.3  # less of a link's speed is suspicious; assumed
 
 Reduce = Callable[[jax.Array], jax.Array]
 Build = Callable[[jax.sharding.Mesh], Reduce]
@@ -25,7 +25,7 @@ Build = Callable[[jax.sharding.Mesh], Reduce]
 
 def checks(subject: Subject) -> dict[str, Check]:
     """The group "collective"."""
-    return {"all-reduce": lambda: all_reduce(jax.devices(), subject.peers.count)}
+    return {"all-reduce": lambda: all_reduce(jax.devices(), subject.exchange.count)}
 
 
 def summing(mesh: jax.sharding.Mesh) -> Reduce:
@@ -110,7 +110,7 @@ def judged(seen: str, rate: float, device_kind: str, per_process: int, processes
     across = min(card.link_rate, card.node_rate * per_process)
     link, which = (card.link_rate, "in the node") if processes == 1 else (across, "between nodes")
     share = rate / link
-    seen += f", {share:.0%} of {link / 1e9:.0f} GB/s {which}"
+    seen += f", {share:.0%} of {link / 1e9:.0f} GB/s {which} ({_SLOW:.0%} is enough: assumed)"
     if share >= _SLOW:
         return ok(seen)
     return warning(

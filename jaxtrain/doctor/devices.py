@@ -90,8 +90,14 @@ def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
             f"--simulate-devices {wanted} tries the mesh",
         )
         return
+    if not subject.met:
+        yield ok(
+            f"{kinds} in this process, and the others have not been met: {run.name} wants {wanted} "
+            f"in all ({mesh})"
+        )
+        return
     if here != wanted:
-        apart = "" if subject.peers.count == 1 else f" in {subject.peers.count} processes"
+        apart = "" if subject.exchange.count == 1 else f" in {subject.exchange.count} processes"
         yield problem(
             f"{here} devices of {wanted}: {run.name} wants {wanted} ({mesh}), jax sees {kinds}"
             f"{apart}",

@@ -23,7 +23,7 @@ from jaxtrain.errors import InputError
 
 GROUPS = ("processes", "devices", "system", "collective", "data", "checkpoint", "others")
 LIMITS_S: Mapping[str, float] = {
-    "processes": 45.0,  # others may start later
+    "processes": 60.0,  # others may start later
     "devices": 30.0,
     "system": 10.0,
     "collective": 30.0,

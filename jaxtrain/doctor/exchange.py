@@ -4,10 +4,11 @@ Not through the devices: what is asked here is whether those work. And every wai
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 
+from jaxtrain import processes
 from jaxtrain.errors import InputError
 
 
@@ -16,18 +17,24 @@ class Silent(InputError):
 
 
 @dataclasses.dataclass
-class Peers:
-    """The processes of a run.
+class Exchange:
+    """Says and hears what concerns the processes of a run.
 
     Attributes:
         index: of this one.
         count: of all.
-        client: of the coordination service; None where there is only one process.
+        service: client of the coordination service; None where there is only one process.
     """
 
     index: int
     count: int
-    client: Any
+    service: Any
+
+    @classmethod
+    def of_run(cls) -> Self:
+        """Between the processes that jax has connected."""
+        run = processes.members()
+        return cls(run.index, run.count, run.service)
 
     def all_say(self, topic: str, text: str, timeout_s: float) -> list[str]:
         """Says something, and returns what each process said about it, this one included.
@@ -51,7 +58,7 @@ class Peers:
     def say(self, topic: str, text: str) -> None:
         """Says something; whoever wants to know reads it."""
         # A value may not be empty, so each begins with a mark.
-        self.client.key_value_set(_key(topic, self.index), f"={text}")
+        self.service.key_value_set(_key(topic, self.index), f"={text}")
 
     def hear(self, topic: str, process: int, timeout_s: float) -> str:
         """What a process said.
@@ -60,7 +67,7 @@ class Peers:
             Silent: nothing in this time.
         """
         try:
-            said = self.client.blocking_key_value_get(_key(topic, process), int(1000 * timeout_s))
+            said = self.service.blocking_key_value_get(_key(topic, process), int(1000 * timeout_s))
         except jax.errors.JaxRuntimeError as error:
             raise Silent(
                 f"process {process} did not say its {topic} within {timeout_s:.0f} s: see what it "
@@ -77,22 +84,12 @@ class Peers:
         if self.count == 1:
             return
         try:
-            self.client.wait_at_barrier(f"jaxtrain/doctor/{place}", int(1000 * timeout_s))
+            self.service.wait_at_barrier(f"jaxtrain/doctor/{place}", int(1000 * timeout_s))
         except jax.errors.JaxRuntimeError as error:
             raise Silent(
                 f"not all {self.count} processes came to '{place}' within {timeout_s:.0f} s: see "
                 "what the others printed, and start all at the same time"
             ) from error
-
-
-def peers() -> Peers:
-    """The processes that jax has connected."""
-    from jax._src import distributed  # no public way to the client (jax 0.10)
-
-    state = distributed.global_state
-    if state.client is None:
-        return Peers(0, 1, None)
-    return Peers(state.process_id, state.num_processes, state.client)
 
 
 def _key(topic: str, process: int) -> str:

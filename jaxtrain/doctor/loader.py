@@ -13,7 +13,7 @@ import jax
 from jaxtrain.data import order, pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source, Sources
-from jaxtrain.doctor.exchange import Peers
+from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, cores, counted
@@ -67,7 +67,7 @@ def checks(subject: Subject) -> dict[str, Check]:
     return {
         "open": lambda: opening(subject, opened),
         "broken files": lambda: broken(subject, opened),
-        "same data": lambda: same(opened, subject.peers),
+        "same data": lambda: same(opened, subject.exchange),
         "loader": lambda: trial(subject, opened),
     }
 
@@ -103,12 +103,12 @@ def broken(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
             yield warning(seen, "mend or remove them; the run replaces them by others")
 
 
-def same(opened: list[Sources], peers: Peers) -> Iterator[Finding]:
+def same(opened: list[Sources], exchange: Exchange) -> Iterator[Finding]:
     """Whether all processes see the same examples."""
-    if peers.count == 1:
+    if exchange.count == 1:
         return
     own = opened[0].train.fingerprint if opened else "none"
-    said = peers.all_say("fingerprint", own, 3 * ANSWER_S)
+    said = exchange.all_say("fingerprint", own, 3 * ANSWER_S)
     other = next((process for process, one in enumerate(said) if one != said[0]), None)
     if other is not None:
         yield problem(
@@ -123,7 +123,7 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
     """A short run of the real pipeline with the config's workers, against what the step takes."""
     for sources in opened:
         data = subject.run.data
-        quarantine = Quarantine.open(subject.temporary, subject.peers.index)
+        quarantine = Quarantine.open(subject.temporary, subject.exchange.index)
         found = measured(
             sources.train,
             subject.one_device,
@@ -271,7 +271,7 @@ def wanted(subject: Subject, device: jax.Device) -> Wanted | None:
         peak, name = found, device.device_kind
     peak *= 1.0 if run.precision == "bfloat16" else 0.5  # TF32 [D]
     flops = run.model.flops_per_example()
-    rate = run.mesh.devices * peak / flops / subject.peers.count
+    rate = run.mesh.devices * peak / flops / (subject.processes or 1)
     how = (
         f"predicted: {flops / 1e12:.3g} TFLOP an example on {run.mesh.devices} x {name} at "
         f"{_LEAST_MFU:.0%} to {_MOST_MFU:.0%} of their peak; jaxtrain plan narrows it"

@@ -12,7 +12,7 @@ import jax
 from jaxtrain import building, config
 from jaxtrain import mesh as meshes
 from jaxtrain.building import Built
-from jaxtrain.doctor import exchange
+from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.planning.cards import Card
 
@@ -30,7 +30,8 @@ class Subject:
         environment: ``os.environ``.
         temporary: a folder that whoever started this removes.
         scratch: takes each folder that is made elsewhere, to be removed should this process die.
-        peers: the processes of the run.
+        exchange: with the other processes; with nobody where they have not met.
+        processes: of the run, met or not; None if the environment does not tell.
         shared: whether all processes see the output directory's storage; None if it is not known.
     """
 
@@ -42,8 +43,14 @@ class Subject:
     environment: Mapping[str, str]
     temporary: Path
     scratch: Callable[[Path], None]
-    peers: exchange.Peers
+    exchange: Exchange
+    processes: int | None = 1
     shared: bool | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether all processes of the run are there; otherwise this one is examined alone."""
+        return self.exchange.count == self.processes
 
     @functools.cached_property
     def base(self) -> Path:
@@ -84,7 +91,7 @@ class Subject:
     @property
     def rows(self) -> int:
         """Examples of a global batch that this process loads."""
-        return max(1, self.run.data.batch_size // self.peers.count)
+        return max(1, self.run.data.batch_size // (self.processes or 1))
 
 
 def cores() -> int:

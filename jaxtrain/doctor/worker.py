@@ -55,7 +55,8 @@ def _examine(request: dict[str, Any], write: Write) -> None:
     # jax's threads of a GPU are to leave its memory to others; a run reserves it, this does not.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, rundir, versions
-    from jaxtrain.doctor import exchange, nvidia
+    from jaxtrain.doctor import nvidia
+    from jaxtrain.doctor.exchange import Exchange
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
 
@@ -75,7 +76,7 @@ def _examine(request: dict[str, Any], write: Write) -> None:
         environment=os.environ,
         temporary=Path(request["temporary"]),
         scratch=lambda folder: write({"scratch": str(folder)}),
-        peers=exchange.Peers(0, 1, None),
+        exchange=Exchange(0, 1, None),
     )
     own: list[Finding] = []
 
@@ -97,10 +98,6 @@ def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any
     def processes() -> dict[str, Check]:
         from jaxtrain.doctor import hosts
 
-        if not connect and subject.simulate_devices is not None:
-            from jaxtrain import processes
-
-            processes.connect({}, subject.simulate_devices)
         return hosts.checks(subject, connect)
 
     def module(name: str) -> dict[str, Check]:
@@ -112,7 +109,7 @@ def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any
     def others() -> dict[str, Check]:
         from jaxtrain.doctor import hosts
 
-        return {"findings": lambda: hosts.others(subject.peers, own)}
+        return {"findings": lambda: hosts.others(subject.exchange, own)}
 
     return {
         "processes": processes,

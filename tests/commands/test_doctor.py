@@ -1,5 +1,6 @@
 """``jaxtrain doctor`` as one types it: a machine that is ready, and one with everything wrong."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import sample_videos
 from examined import small_disk
 from program import TINY_MLM, command, environment, run, write_corpus
 
-from jaxtrain import main
+from jaxtrain import clusters, main
 
 TEXT = [*TINY_MLM, "--data.path", "corpus", "--loop.steps", "50"]
 GROUPS = ["processes", "devices", "system", "collective", "data", "checkpoint"]
@@ -149,24 +150,39 @@ def test_whoever_stops_reading_stops_it(place: Path) -> None:
     assert not left_over(place)
 
 
+def as_srun_sets_them(index: int, job: int) -> dict[str, str]:
+    """The variables of one of two tasks on this machine."""
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_LOCALID": str(index),
+        "SLURM_PROCID": str(index),
+    }
+
+
+def free_job() -> int:
+    """The number of a job whose port, which follows from it, nobody listens on."""
+    for number in range(1000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", clusters._port(number)))
+            return number
+    raise AssertionError("all ports are in use")
+
+
 @pytest.mark.slow
 def test_two_processes_are_one_page(place: Path) -> None:
     """The second one alone has too few files: process 0 says so too, and both end with 1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    job = free_job()
     devices = ["--simulate-devices", "4", "--mesh.fsdp", "4"]
     program = command("doctor", *TEXT, *devices, "--output-dir", "out")
     started = [
         subprocess.Popen(
             ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *program],
             cwd=place,
-            env=environment(
-                place,
-                JAX_COORDINATOR_ADDRESS=address,
-                JAX_NUM_PROCESSES="2",
-                JAX_PROCESS_ID=str(number),
-            ),
+            env=environment(place, **as_srun_sets_them(number, job)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -180,10 +196,10 @@ def test_two_processes_are_one_page(place: Path) -> None:
             process.send_signal(signal.SIGKILL)
     assert [process.returncode for process in started] == [1, 1], pages
     for seen in (
-        "2 processes on 1 host have met at",
+        "2 processes on 1 host have met at localhost:",
+        "(SLURM)",
         "clocks are at most",
-        "the same versions everywhere",
-        "the same config everywhere",
+        "the same config, code and packages everywhere",
         "every process reads what the others write",
         "4 x cpu, as demo_mlm wants",
         "over 4 devices is exact",

@@ -4,16 +4,17 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
-from examined import all_ok, only_problem, only_warning, subject
+from examined import all_ok, only_problem, only_warning, subject, tiny
 from program import CHECKOUT, environment
 
-from jaxtrain.doctor import hosts
-from jaxtrain.doctor.exchange import Peers
+from jaxtrain import clusters, processes
+from jaxtrain.doctor import devices, examination, hosts
+from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Finding, ok
 
 
@@ -24,61 +25,79 @@ def free_port() -> int:
     return port
 
 
+PATIENT_S = "0.5"
+
+
+def second_of_two(patience_s: str) -> dict[str, str]:
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": "1",
+        "JAXTRAIN_CONNECT_S": patience_s,
+    }
+
+
 def test_one_process_has_nobody_to_meet(tmp_path: Path) -> None:
     checks = hosts.checks(subject(tmp_path), connect=True)
     found = [one for check in checks.values() for one in check()]
     assert all_ok(found) == "one process: there is nobody to meet"
     assert not hosts.checks(subject(tmp_path), connect=False)
-    assert not list(hosts.others(Peers(0, 1, None), []))
+    assert not list(hosts.others(Exchange(0, 1, None), []))
 
 
-def test_a_coordinator_that_nobody_has_started() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    found = hosts.unreachable(address, first=False, wait_s=0.5)
-    assert found is not None
-    assert f"nobody answers at the coordinator's {address}" in found.seen
-    assert "Connection refused" in found.seen
-    assert "firewall" in only_problem([found]).cure
-    assert hosts.unreachable(address, first=True) is None  # it will listen there itself
+def test_a_coordinator_that_nobody_has_started_leaves_this_process_alone(tmp_path: Path) -> None:
+    sixteen = tiny("--mesh.fsdp", "16", "--data.batch_size", "16")
+    examined = subject(tmp_path, sixteen, environment=second_of_two(PATIENT_S))
+    found = only_problem(hosts.coordinator(examined))
+    assert "process 1 on " in found.seen
+    assert "found no process 0 at 127.0.0.1:" in found.seen
+    assert "whether a firewall lets port" in found.seen
+    assert (examined.exchange.count, examined.processes, examined.met) == (1, 2, False)
+    assert examined.rows == 8  # of 16
+    # Eight devices are here and sixteen are wanted, but those of the other process do not count.
+    said = all_ok(devices.count(examined, jax.devices()))
+    assert "8 x cpu in this process, and the others have not been met" in said
+    assert "demo_mlm wants 16 in all" in said
 
 
-def test_a_coordinator_that_starts_a_little_later() -> None:
-    server = socket.socket()
-    server.bind(("127.0.0.1", 0))
-    timer = threading.Timer(0.5, server.listen)
-    timer.start()
-    try:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert hosts.unreachable(address, first=False, wait_s=30) is None
-    finally:
-        timer.join()
-        server.close()
+def test_an_unknown_coordinator(tmp_path: Path) -> None:
+    variables = second_of_two(PATIENT_S) | {"JAX_COORDINATOR_ADDRESS": "no-such-host.invalid:1"}
+    found = only_problem(hosts.coordinator(subject(tmp_path, environment=variables)))
+    assert "'no-such-host.invalid' (from JAX_COORDINATOR_ADDRESS) has no address" in found.seen
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("variables", "said"),
     [
-        ("no-such-host.invalid:1234", "no-such-host.invalid has no address here"),
-        ("node0", "JAX_COORDINATOR_ADDRESS is 'node0'"),
-        ("node0:http", "JAX_COORDINATOR_ADDRESS is 'node0:http'"),
+        ({"JAX_COORDINATOR_ADDRESS": "node0:http"}, "JAX_COORDINATOR_ADDRESS is 'node0:http'"),
+        ({"JAX_COORDINATOR_ADDRESS": ""}, "but not JAX_COORDINATOR_ADDRESS"),
+        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID is '2'"),
+        ({"JAXTRAIN_CONNECT_S": "long"}, "JAXTRAIN_CONNECT_S is 'long'"),
     ],
 )
-def test_an_address_that_cannot_be(address: str, said: str) -> None:
-    for first in (True, False):
-        found = hosts.unreachable(address, first=first)
-        assert found is not None
-        assert said in only_problem([found]).seen
+def test_variables_that_cannot_be(variables: dict[str, str], said: str, tmp_path: Path) -> None:
+    examined = subject(tmp_path, environment=second_of_two(PATIENT_S) | variables)
+    assert said in only_problem(hosts.coordinator(examined)).seen
+    assert not examined.met
+    assert not hosts.checks(examined, connect=False)  # a new process that goes on alone
+    assert not examined.met
 
 
-def test_an_unreachable_coordinator_leaves_this_process_alone(tmp_path: Path) -> None:
-    variables = {
-        "JAX_COORDINATOR_ADDRESS": "no-such-host.invalid:1",
-        "JAX_NUM_PROCESSES": "2",
-        "JAX_PROCESS_ID": "1",
-    }
-    examined = subject(tmp_path, environment=variables)
-    assert "no address here" in only_problem(hosts.coordinator(examined)).seen
-    assert examined.peers.count == 1
+def test_the_sentence_of_the_roll_call_comes_before_the_groups_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[float] = []
+
+    def connect(environment: dict[str, str], simulate_devices: int | None) -> None:
+        heard.append(clusters.patience(environment))
+
+    monkeypatch.setattr(processes, "connect", connect)
+    for given in ("3600", "", "7"):
+        examined = subject(tmp_path, environment=second_of_two(given))
+        next(iter(hosts.coordinator(examined)))
+    assert heard == [25.0, 25.0, 7.0]
+    # The name of the coordinator may take as long to appear, in Kubernetes.
+    assert 2 * heard[0] < examination.LIMITS_S["processes"]
 
 
 class Heard:
@@ -99,76 +118,75 @@ def test_what_the_others_found_is_said_once() -> None:
     theirs = [own[1], Finding(level="warning", seen="mine", cure="d", group="system", check="y")]
     told = json.dumps({"host": "node1", "amiss": [one.as_dict() for one in theirs]})
     client = Heard({"jaxtrain/doctor/findings/1": f"={told}"})
-    found = only_warning(hosts.others(Peers(0, 2, client), own))
+    found = only_warning(hosts.others(Exchange(0, 2, client), own))
     assert (found.seen, found.cure) == ("process 1 (node1), system: mine", "d")
     assert "both" in client.said["jaxtrain/doctor/findings/0"]
     assert "fine" not in client.said["jaxtrain/doctor/findings/0"]
-    assert "process 0 says" in all_ok(hosts.others(Peers(1, 2, client), own))
-
-
-def test_all_differences_of_versions_are_named() -> None:
-    said = [{"jax": "0.10.2", "av": "18.1"}, {"jax": "0.12.0", "av": "18.1"}, {"jax": "0.10.2"}]
-    assert hosts.differing(said) == [
-        "av 18.1 on process 0, not installed on process 2",
-        "jax 0.10.2 on process 0, 0.12.0 on process 1",
-    ]
+    assert "process 0 says" in all_ok(hosts.others(Exchange(1, 2, client), own))
 
 
 # One of two real processes, connected as a run's are; prints its findings as JSON.
 TWO = """
-import json, os, sys, time
+import json, os, sys, time, types
 from pathlib import Path
-import jax
 from jaxtrain import processes
-from jaxtrain.doctor import exchange, finding, hosts
+from jaxtrain.doctor import finding, hosts
+from jaxtrain.doctor.exchange import Exchange
 
-jax.config.update("jax_platforms", "cpu")
 processes.connect(os.environ, 2)
-peers = exchange.peers()
+everyone = Exchange.of_run()
 hosts.ANSWER_S = 20.0
 apart, together = Path(sys.argv[1]), Path(sys.argv[2])
-second = peers.index == 1
+second = everyone.index == 1
 found = []
 
 def late(seconds):
     return lambda: time.time() + seconds * second
 
 def named(name):
-    return exchange.Peers(peers.index, peers.count, Renamed(peers.client, name))
+    return Exchange(everyone.index, everyone.count, Renamed(everyone.service, name))
 
 def shared(folder):
-    hosts.check_shared(folder, named(folder.name))
-    yield finding.ok("shared")
+    subject = types.SimpleNamespace(exchange=named(folder.name), base=folder)
+    yield from hosts.shared_storage(subject)
+    assert subject.shared
 
 class Renamed:
     "The same service, asked about the same again under other names."
-    def __init__(self, client, name):
-        self.client, self.name = client, name
+    def __init__(self, service, name):
+        self.service, self.name = service, name
     def key_value_set(self, key, value):
-        self.client.key_value_set(f"{self.name}/{key}", value)
+        self.service.key_value_set(f"{self.name}/{key}", value)
     def blocking_key_value_get(self, key, timeout_ms):
-        return self.client.blocking_key_value_get(f"{self.name}/{key}", timeout_ms)
+        return self.service.blocking_key_value_get(f"{self.name}/{key}", timeout_ms)
     def wait_at_barrier(self, name, timeout_ms):
-        return self.client.wait_at_barrier(f"{self.name}/{name}", timeout_ms)
+        return self.service.wait_at_barrier(f"{self.name}/{name}", timeout_ms)
+
+def facts(one):
+    return {
+        "config": {"seed": str(one)},
+        "code": {"code": f"abc{one} (commit {one})"},
+        "package": {"jax": f"0.{one}"},
+    }
 
 def silent():
     if not second:
-        peers.all_say("word", "here", 0.2)
+        everyone.all_say("word", "here", 0.2)
     yield finding.ok("not asked")
 
 finding.run_checks("processes", {
     "level": lambda: hosts.clocks(named("level"), late(0.0)),
     "behind": lambda: hosts.clocks(named("behind"), late(-5.0)),
     "far": lambda: hosts.clocks(named("far"), late(100.0)),
-    "versions": lambda: hosts.same_versions(peers, {"jax": "0.12.0" if second else "0.10.2"}),
-    "config": lambda: hosts.same_config(peers, {"seed": 1 + second}),
+    "same": lambda: hosts.same(named("same"), facts(1)),
+    "other": lambda: hosts.same(named("other"), facts(2 if second else 1)),
     "apart": lambda: shared(apart),
     "together": lambda: shared(together),
     "silent": silent,
 }, found.append)
-found += list(hosts.others(peers, [finding.warning("mine", "c")] if second else []))
+found += list(hosts.others(everyone, [finding.warning("mine", "c")] if second else []))
 print(json.dumps([one.as_dict() for one in found]))
-peers.meet("end", 60)
+everyone.meet("end", 60)
 hosts.leave()
 """
 
@@ -229,13 +247,17 @@ def test_two_processes_see_their_clocks(two: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_see_other_versions_and_configs(two: list[dict[str, Any]]) -> None:
+def test_two_processes_see_that_they_do_not_run_the_same(two: list[dict[str, Any]]) -> None:
     for process in two:
-        versions = only_problem([of(process["versions"])])
-        assert "jax 0.10.2 on process 0, 0.12.0 on process 1" in versions.seen
-        assert "same versions on every host" in versions.cure
-        config = only_problem([of(process["config"])])
-        assert "process 1 has another config than process 0: seed: 1 -> 2" in config.seen
+        assert process["same"]["level"] == "ok", process["same"]
+        other = only_problem([of(process["other"])])
+        for one in (
+            "seed is 1 in process 0 and 2 in process 1",
+            "code is abc1 (commit 1) in process 0 and abc2 (commit 2) in process 1",
+            "jax is 0.1 in process 0 and 0.2 in process 1",
+            "install the same packages on every host",
+        ):
+            assert one in other.seen
 
 
 @pytest.mark.slow
@@ -243,8 +265,8 @@ def test_two_processes_see_storage_that_is_not_shared(two: list[dict[str, Any]])
     for process in two:
         assert process["together"]["level"] == "ok", process["together"]
         apart = only_problem([of(process["apart"])])
-        assert "apart is not shared: process 0 does not see the file of process 1" in apart.seen
-        assert "give --output-dir a place that every host mounts" in apart.seen
+        assert "apart is not one folder for all processes: process 0 does not see" in apart.seen
+        assert "give --output-dir a place on storage that every host sees" in apart.seen
 
 
 @pytest.mark.slow
@@ -259,3 +281,54 @@ def test_process_zero_says_what_the_other_found(two: list[dict[str, Any]]) -> No
     assert two[0][""]["seen"].startswith("process 1 (")
     assert two[0][""]["seen"].endswith("mine")
     assert two[1][""]["level"] == "ok"
+
+
+# One of two real processes that were given the same number: each is then examined alone.
+BOTH_ZERO = """
+import os, sys
+from pathlib import Path
+import jax
+from examined import subject, tiny
+from jaxtrain.doctor import devices, finding, hosts
+
+examined = subject(Path(sys.argv[1]), tiny("--mesh.fsdp", "2"), environment=os.environ)
+found = []
+finding.run_checks("processes", hosts.checks(examined, connect=True), found.append)
+found += list(devices.count(examined, jax.devices()))
+found += list(hosts.others(examined.exchange, found))
+hosts.leave()
+print(*[f"{one.level}: {one.seen}" for one in found], sep="\\n")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_of_the_same_number_have_one_problem_each(tmp_path: Path) -> None:
+    variables = {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "JAX_PLATFORMS": "cpu",
+    }
+    paths = f"{CHECKOUT}:{CHECKOUT / 'tests'}"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", BOTH_ZERO, str(tmp_path / str(number))],
+            env=environment(tmp_path, **variables) | {"PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=180) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], said
+    for out, _ in said:
+        first, second = out.splitlines()
+        assert first.startswith("problem: two processes are both process 0 of 2 (pid ")
+        assert second.startswith("ok: 1 x cpu in this process, and the others have not been met")

@@ -15,7 +15,6 @@ from jaxtrain import config
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.doctor import loader
-from jaxtrain.doctor.exchange import Peers
 from jaxtrain.doctor.loader import Rate, Wanted
 from jaxtrain.doctor.subject import Subject, cores
 from jaxtrain.errors import BadExample, InputError
@@ -121,7 +120,7 @@ def test_what_the_step_wants_is_of_the_card(tmp_path: Path) -> None:
     assert found.least == pytest.approx(0.1 * peak)
     assert found.most == pytest.approx(0.5 * peak)
     assert "on 8 x NVIDIA H100 80GB HBM3 at 10% to 50% of their peak" in found.how
-    two = loader.wanted(subject(tmp_path, run, peers=Peers(0, 2, None)), jax.devices()[0])
+    two = loader.wanted(subject(tmp_path, run, processes=2), jax.devices()[0])
     assert two is not None
     assert two.most == pytest.approx(found.most / 2)
     assert loader.wanted(subject(tmp_path), jax.devices()[0]) is None
