@@ -7,6 +7,7 @@ In a run's directory::
                                       "arrays": {NAME: {"shape", "dtype"}}}
     checkpoints/<step>/manifest.json  size and checksum of every file; written last
     best/<step>/                      likewise; only one
+    checkpoints/<step>.replaced/      while a step is saved again: the old one
     superseded/checkpoints/<step>/    what a resume from an earlier step has overtaken
     damaged/checkpoints/<step>/       what a resume found damaged, and reason.txt
 
@@ -218,6 +219,8 @@ class Checkpoints:
         ):
             wrong = self._votes.agree(part, _failure_of(action))
             if wrong:
+                if self._process_zero:
+                    _failure_of(lambda: checkpoint_files.give_back(folder))
                 raise self._failed(target, wrong, said=False)
         self._saved[folder] = step
         wrong = ""
@@ -249,6 +252,7 @@ class Checkpoints:
             probe.flush()
             os.fsync(probe.fileno())
         self._supersede(folder, step)
+        checkpoint_files.replace(folder / str(step))
         if also_best:
             self._supersede(self._best, step)
 
@@ -307,6 +311,7 @@ class Checkpoints:
             except OSError as error:
                 raise OSError(error.errno, f"as {best}: {reason(error)}") from None
         try:
+            checkpoint_files.forget_replaced(target)
             checkpoint_files.delete_oldest(target.parent, keep)
             if also_best:
                 checkpoint_files.delete_oldest(self._best, 1)
@@ -317,8 +322,8 @@ class Checkpoints:
             )
 
     def _supersede(self, folder: Path, step: int) -> None:
-        """Moves aside what would stand in the way of ``folder/<step>`` or count as newer."""
-        for number in [number for number in numbered(folder) if number >= step]:
+        """Moves aside what would count as newer than ``folder/<step>``."""
+        for number in [number for number in numbered(folder) if number > step]:
             aside = folder.parent / SUPERSEDED / folder.name / str(number)
             if aside.exists():
                 shutil.rmtree(aside)

@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxtrain import manifest
+from jaxtrain import checkpoint_files, manifest
 from jaxtrain.checkpoint_folders import (
     BEST,
     CHECKPOINTS,
@@ -68,6 +68,8 @@ def newest_verified(run: Path, say: Say) -> Path | None:
         said.append(line)
         say(line)
 
+    for folder in (CHECKPOINTS, BEST):
+        checkpoint_files.give_back(run / folder)
     found = _first_verified(run / CHECKPOINTS, tell)
     if found is not None and said:
         say(f"warning: going on from {found}, the newest checkpoint that is whole")
@@ -82,9 +84,11 @@ def newest_verified(run: Path, say: Say) -> Path | None:
 def would_take(run: Path, reasons: dict[Path, str]) -> Path | None:
     """What :func:`newest_verified` would return, given what :func:`manifest.verify` said."""
     for folder in (CHECKPOINTS, BEST):
-        for step in reversed(numbered(run / folder)):
-            if not reasons[run / folder / str(step)]:
-                return run / folder / str(step)
+        waiting = checkpoint_files.replaced(run / folder)
+        for step in sorted({*numbered(run / folder), *waiting}, reverse=True):
+            path = run / folder / str(step)
+            if not reasons.get(path, "it is not there") or step in waiting:
+                return path
     return None
 
 
@@ -146,6 +150,7 @@ def _find_step(step: int, output_dir: Path | None) -> Path:
         raise InputError(f"--resume {step} needs --output-dir, the run that holds this step")
     damaged = ""
     for folder in (output_dir / CHECKPOINTS, output_dir / BEST):
+        checkpoint_files.give_back(folder)
         path = folder / str(step)
         if path.is_dir():
             wrong = manifest.verify(path)
