@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import errno
 import json
 import os
 import secrets
@@ -17,14 +16,13 @@ from typing import Any
 import jax
 
 from jaxtrain import checkpoint, processes
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.checkpoint_folders import disk_trouble
+from jaxtrain.errors import InputError
 from jaxtrain.files import write_whole
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
-# A disk that may be well again when a launcher starts the same command again.
-_TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
 def start_from(
@@ -45,6 +43,7 @@ def start_from(
 
     Raises:
         InputError: in every process, if the flag names no complete checkpoint.
+        RunAgain: in every process, if the disk does not tell now.
     """
     if resume is None:
         return None
@@ -58,10 +57,11 @@ def start_from(
         given = None if output_dir is None else _absolute(output_dir)
         try:
             found = checkpoint.find(resume, given, root.absolute() / name, warn)
-        except OSError as error:  # a disk that is gone: the run may be elsewhere than it seems
-            raise InputError(
-                f"--resume {resume}: {error.filename} cannot be read ({error.strerror}): bring "
-                "its disk back, or give another --output-dir"
+        except OSError as error:  # of the disk: what is there may be whole
+            raise disk_trouble(
+                error,
+                f"--resume {resume}: {error.filename} cannot be read",
+                "make it readable, or give another --output-dir",
             ) from error
         return "" if found is None else str(found.absolute())
 
@@ -205,11 +205,10 @@ def _make(directory: Path) -> None:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        transient = error.errno in _TRANSIENT
-        cure = "free space or bring the disk back, or " if transient else ""
-        raise (RunAgain if transient else InputError)(
-            f"cannot write in the run's directory {directory} ({error.strerror}): {cure}give "
-            "another --output-dir"
+        raise disk_trouble(
+            error,
+            f"cannot write in the run's directory {directory}",
+            "give another --output-dir",
         ) from error
 
 

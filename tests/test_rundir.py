@@ -149,5 +149,5 @@ def test_a_disk_that_cannot_be_read_is_one_line(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
     monkeypatch.setattr(Path, "is_dir", stale)
-    with pytest.raises(InputError, match=r"cannot be read \(Stale file handle\): bring its disk"):
+    with pytest.raises(RunAgain, match=r"cannot be read \(Stale file handle\): bring the disk"):
         rundir.start_from("demo", "latest", str(tmp_path / "run"), tmp_path)
