@@ -51,6 +51,7 @@ from jaxtrain.votes import FailedElsewhere, Votes
 __all__ = [
     "BEST",
     "CHECKPOINTS",
+    "BestNotKept",
     "Checkpoints",
     "SaveFailed",
     "find",
@@ -82,6 +83,10 @@ class SaveFailed(RunAgain):
         super().__init__(message)
         self.target = target
         self.said = said
+
+
+class BestNotKept(SaveFailed):
+    """A checkpoint is complete, but did not become the best one too; the one before it still is."""
 
 
 class Checkpoints:
@@ -168,14 +173,15 @@ class Checkpoints:
         """Returns when the save in the background is complete and older checkpoints are deleted.
 
         Raises:
-            SaveFailed: it failed.
+            SaveFailed: it failed; or as ``BestNotKept``, only its second name did.
         """
         if self._finisher is not None:
             self._finisher.join()
             self._finisher = None
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._saved.pop(failure.target.parent, None)
+            if not isinstance(failure, BestNotKept):
+                self._saved.pop(failure.target.parent, None)
             raise failure
 
     def close(self) -> None:
@@ -280,10 +286,12 @@ class Checkpoints:
         wrong = wrong or written or _failure_of(self._check_there)
         wrong = self._votes.agree("written", wrong)
         if self._process_zero and not wrong:
-            wrong = _failure_of(lambda: self._complete(target, keep, also_best))
+            wrong = _failure_of(lambda: self._complete(target, keep))
         wrong = self._votes.agree("end", wrong)
         if not wrong:
             self._newest = target
+            if also_best:
+                self._keep_best(target)
             return
         if self._process_zero:  # half a checkpoint on a full disk helps nobody
             _failure_of(lambda: checkpoint_files.remove_failed(target))
@@ -299,22 +307,35 @@ class Checkpoints:
             told.append(failure)
         return told[0] if told else ""
 
-    def _complete(self, target: Path, keep: int, also_best: bool) -> None:
+    def _keep_best(self, target: Path) -> None:
+        """Gives a complete checkpoint its second name; all processes learn whether it has it."""
+        best = self._best / target.name
+        wrong = ""
+        if self._process_zero:
+            wrong = _failure_of(lambda: checkpoint_files.link(target, best))
+            if not wrong:
+                self._delete_oldest(best, 1)
+        wrong = self._votes.agree("best", wrong)
+        if wrong:
+            self._failure = BestNotKept(
+                f"the best checkpoint could not be kept as {best} ({wrong}): the one before it "
+                "stays the best",
+                best,
+                said=True,
+            )
+            self._say(f"warning: {self._failure}")
+
+    def _complete(self, target: Path, keep: int) -> None:
         lacking = not_committed(target)
         if lacking:
             raise OSError(errno.EIO, lacking)
         manifest.write(target, int(target.name))
-        if also_best:
-            best = self._best / target.name
-            try:
-                checkpoint_files.link(target, best)
-            except OSError as error:
-                raise OSError(error.errno, f"as {best}: {reason(error)}") from None
+        self._delete_oldest(target, keep)
+
+    def _delete_oldest(self, target: Path, keep: int) -> None:
         try:
             checkpoint_files.forget_replaced(target)
             checkpoint_files.delete_oldest(target.parent, keep)
-            if also_best:
-                checkpoint_files.delete_oldest(self._best, 1)
         except OSError as error:
             self._say(
                 f"warning: an older checkpoint beside {target} cannot be deleted "

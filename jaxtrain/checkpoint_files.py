@@ -62,6 +62,8 @@ def link(source: Path, target: Path) -> None:
             shutil.copy2(source, target)
 
     partial = target.with_name(f"{target.name}.partial")
+    if partial.exists():  # of a try that failed
+        shutil.rmtree(partial)
     shutil.copytree(source, partial, copy_function=link)
     replace(target)
     partial.rename(target)

@@ -59,7 +59,8 @@ class Saver:
         self._say = say
         self._failures = 0  # in a row
         self._begun = False  # a save whose end nobody has looked at
-        self._best_before: Meta | None = None  # before the newest best one
+        self._best_kept: Meta | None = meta["best"]  # the newest that is on the disk
+        self._best_begun: Meta | None = None  # of the save whose end nobody has looked at
 
     def judge(self, done: int, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; whether its state is now the best."""
@@ -72,7 +73,8 @@ class Saver:
             if best:
                 self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
             return False
-        self._best_before = best
+        if best and self._best_kept and best["step"] == self._best_kept["step"]:
+            self._best_kept = best
         self._meta["best"] = {
             "metric": settings.best_metric,
             "mode": settings.best_mode,
@@ -138,6 +140,7 @@ class Saver:
         except checkpoint.SaveFailed as failure:
             return self._failed(failure)
         self._begun = True
+        self._best_begun = self._meta["best"] if best else None
         return None
 
     def settle(self) -> checkpoint.SaveFailed | None:
@@ -147,19 +150,27 @@ class Saver:
         self._begun = False
         try:
             self._checkpoints.wait()
+        except checkpoint.BestNotKept as failure:
+            self._best_is_not(failure.target)
         except checkpoint.SaveFailed as failure:
             return self._failed(failure)
+        else:
+            self._best_kept = self._best_begun or self._best_kept
         self._failures = 0
         return None
 
     def _failed(self, failure: checkpoint.SaveFailed) -> checkpoint.SaveFailed:
         self._failures += 1
-        best = self._meta["best"]
-        if best is not None and failure.target.name == str(best["step"]):
-            self._meta["best"] = self._best_before  # the new one is not on the disk
+        self._best_is_not(failure.target)
         if not failure.said:
             self._say(f"warning: {failure}")
         return failure
+
+    def _best_is_not(self, target: Path) -> None:
+        """What is not on the disk cannot be the best: the one before it is."""
+        best = self._meta["best"]
+        if best is not None and target.name == str(best["step"]):
+            self._meta["best"] = self._best_kept
 
 
 def _given_up(what: str, failure: checkpoint.SaveFailed) -> RunAgain:

@@ -188,6 +188,16 @@ def test_a_best_one_that_was_not_saved_is_not_the_best(monkeypatch: pytest.Monke
     assert one.judge(4, {"val/psnr": 22.0})
 
 
+def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SaveFailed", checkpoint.BestNotKept)
+    one, _, said, meta = failing(later={2, 3, 4})
+    for step in (1, 2, 3, 4):
+        one.save(step, STATE, best=one.judge(step, {"val/psnr": 20.0 + step}))
+    one.finish(5, STATE)
+    assert meta["best"]["step"] == 1
+    assert said == []
+
+
 def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     one, checkpoints, _, meta = failing(later={1, 2})

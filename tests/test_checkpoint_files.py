@@ -1,0 +1,47 @@
+"""Checkpoints as files, where the disk does not go along."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from small_state import make_state, meta_of
+
+from jaxtrain import checkpoint, checkpoint_files, manifest
+
+
+def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = tmp_path / "run", []
+    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 1, said.append)
+    checkpoints.save(make_state(2), meta_of(2), best=True)
+    checkpoints.wait()
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_files, "link", full)
+        checkpoints.save(make_state(4), meta_of(4), best=True)
+        with pytest.raises(checkpoint.BestNotKept, match=r"best/4 \(No space left"):
+            checkpoints.wait()
+    assert said == [
+        f"warning: the best checkpoint could not be kept as {run / 'best' / '4'} (No space left on "
+        "device): the one before it stays the best"
+    ]
+    assert checkpoint.steps(run / "checkpoints") == [4]
+    assert checkpoint.steps(run / "best") == [2]
+    checkpoints.close()
+
+
+def test_a_link_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "a").write_text("a")
+    manifest.write(tmp_path / "12", 12)
+    best = tmp_path / "best" / "12"
+    (best.with_name("12.partial") / "left").mkdir(parents=True)
+    checkpoint_files.link(tmp_path / "12", best)
+    assert manifest.verify(best) == ""
+    assert [path.name for path in best.parent.iterdir()] == ["12"]
+    assert not (best / "left").exists()
