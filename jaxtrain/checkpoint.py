@@ -165,6 +165,14 @@ class Checkpoints:
         """Saves ``state`` as ``best/<state.step>/``, in place of the one there."""
         self._start(self._best, state, meta, 1)
 
+    def forget_after(self, step: int) -> None:
+        """The run has gone back to ``step``: what comes after it is saved as if for the first time.
+
+        Args:
+            step: completed updates.
+        """
+        self._saved = {folder: saved for folder, saved in self._saved.items() if saved <= step}
+
     def latest(self) -> Path | None:
         """The newest complete checkpoint on the disk."""
         return latest_in(self._directory)

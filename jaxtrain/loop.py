@@ -178,6 +178,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
                     with progress.interrupted("rollback"):
                         saver.settle()
                         state = rollback(state)
+                        checkpoints.forget_after(int(state.step))
                         progress.rewind(int(state.step))
                 before_step(progress.done)
                 state, found = train_step(state, next(batches))

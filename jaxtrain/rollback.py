@@ -6,7 +6,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jaxtrain import checkpoint, manifest, processes
+from jaxtrain import checkpoint, processes, resuming
+from jaxtrain.checkpoint_folders import disk_trouble, numbered
 from jaxtrain.errors import InputError
 from jaxtrain.state import State
 
@@ -72,10 +73,17 @@ class Rollback:
 
     def _newest(self, done: int) -> str:
         """The step to go back to; "" if there is none. Process 0 decides."""
-        for step in reversed(checkpoint.steps(self._folder)):
-            if step <= done and step % self._every == 0:
-                wrong = manifest.verify(self._folder / str(step))
-                if not wrong:
-                    return str(step)
-                self._say(f"warning: checkpoint {step} is damaged ({wrong}), and is passed over")
-        return ""
+        try:
+            steps = numbered(self._folder)
+            found, damaged = resuming.first_verified(
+                self._folder, [one for one in steps if one <= done and one % self._every == 0]
+            )
+        except OSError as error:
+            raise disk_trouble(
+                error, f"{error.filename} cannot be read", "make it readable"
+            ) from error
+        if found is None:
+            return ""
+        for path, wrong in damaged.items():  # or it would stand in the way of its own step's save
+            resuming.set_aside(path, wrong, self._say)
+        return found.name

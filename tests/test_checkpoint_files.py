@@ -5,9 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from small_state import make_state, meta_of
+from small_state import make_state, mesh_of, meta_of, save, target_of
 
 from jaxtrain import checkpoint, checkpoint_files, manifest
+from jaxtrain.rollback import Rollback
 
 
 def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
@@ -33,6 +34,32 @@ def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
     assert checkpoint.steps(run / "checkpoints") == [4]
     assert checkpoint.steps(run / "best") == [2]
     checkpoints.close()
+
+
+def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
+    run, said = tmp_path / "run", list[str]()
+    state = make_state(4)
+    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 3, said.append)
+    save(checkpoints, 2, 4)
+    (run / "checkpoints" / "4" / "meta" / "metadata").write_text("{}")
+    rollback = Rollback(run, 2, target_of(state, mesh_of(8)), said.append)  # type: ignore[arg-type]
+    assert rollback._newest(4) == "2"
+    assert checkpoint.steps(run / "checkpoints") == [2]
+    assert (run / "damaged" / "checkpoints" / "4" / "reason.txt").exists()
+    assert "is damaged (meta/metadata has 2 bytes" in said[0]
+    checkpoints.forget_after(2)
+    save(checkpoints, 4)
+    assert manifest.verify(run / "checkpoints" / "4") == ""
+    checkpoints.close()
+
+
+def test_a_rollback_with_nothing_to_go_back_to_moves_nothing(tmp_path: Path) -> None:
+    run, said = tmp_path / "run", list[str]()
+    (run / "checkpoints" / "4").mkdir(parents=True)
+    rollback = Rollback(run, 2, None, said.append)  # type: ignore[arg-type]
+    assert rollback._newest(4) == ""
+    assert (run / "checkpoints" / "4").is_dir()
+    assert said == []
 
 
 def test_a_link_that_failed_can_be_tried_again(tmp_path: Path) -> None:
