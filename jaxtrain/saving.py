@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import checkpoint, config, versions
+from jaxtrain import checkpoint, config, processes, versions
 from jaxtrain import state as states
+from jaxtrain.checkpoint_folders import disk_trouble
 from jaxtrain.errors import InputError, RunAgain
 
 Meta = dict[str, Any]
@@ -215,6 +216,14 @@ def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None
         )
 
 
+def _there(directory: Path, step: int) -> str:
+    path = directory / checkpoint.BEST / str(step)
+    try:
+        return "there" if checkpoint.is_complete(path) else ""
+    except OSError as error:
+        raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
+
+
 def carried_best(
     best: Meta | None, settings: config.Checkpoint, start_from: Path, directory: Path
 ) -> Meta | None:
@@ -222,10 +231,15 @@ def carried_best(
 
     That of another metric cannot be compared, and the checkpoint of another run's best does not lie
     in this run's directory (nor does one that was lost): then the next validation is the first.
+    Process 0 looks: what other hosts see of a network disk can be old, and early stopping must be
+    the same in all processes.
+
+    Raises:
+        InputError, RunAgain: in all processes alike, if the disk does not tell.
     """
     if best is None or directory.resolve() not in start_from.resolve().parents:
         return None
-    if not checkpoint.is_complete(directory / checkpoint.BEST / str(best["step"])):
+    if not processes.told_by_process_zero(lambda: _there(directory, best["step"])):
         return None
     same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
     return best if same else None

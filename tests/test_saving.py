@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain import checkpoint, config, saving
+from jaxtrain import checkpoint, config, processes, saving
 from jaxtrain.errors import InputError, RunAgain
 
 RUN = config.named("demo_mlm")
@@ -222,6 +222,17 @@ def test_a_resumed_run_goes_on_with_its_best(
     assert saving.carried_best(None, SETTINGS, start, tmp_path / "run") is None
     there.clear()  # the folder is lost
     assert saving.carried_best(best, SETTINGS, start, tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_process_zero_says_whether_the_best_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(checkpoint, "is_complete", lambda path: not there)  # seen by this process
+    monkeypatch.setattr(processes, "told_by_process_zero", lambda decide: "there" if there else "")
+    best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
+    found = saving.carried_best(best, SETTINGS, tmp_path / "checkpoints/4", tmp_path)
+    assert found == (best if there else None)
 
 
 @pytest.mark.parametrize(
