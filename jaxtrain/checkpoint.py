@@ -33,6 +33,8 @@ from jaxtrain.checkpoint_folders import (
     META,
     STATE,
     SUPERSEDED,
+    cure_of,
+    disk_trouble,
     is_complete,
     latest_in,
     not_committed,
@@ -105,7 +107,8 @@ class Checkpoints:
             aside.
 
     Raises:
-        InputError: ``directory`` cannot be made.
+        InputError: ``directory`` cannot be made or read.
+        RunAgain: not now.
     """
 
     def __init__(self, directory: Path, keep: int, say: Callable[[str], None] = print) -> None:
@@ -123,10 +126,14 @@ class Checkpoints:
         self._process_zero = jax.process_index() == 0
         if self._process_zero:
             checkpoint_files.make(self._directory)
-            checkpoint_files.sweep(self._directory)
-            checkpoint_files.sweep(self._best)
         self._home: int | None = None  # descriptor of the directory
-        self._newest = self.latest()
+        try:
+            if self._process_zero:
+                checkpoint_files.sweep(self._directory)
+                checkpoint_files.sweep(self._best)
+            self._newest = self.latest()
+        except OSError as error:
+            raise disk_trouble(error, f"{directory} cannot be read", "make it readable") from error
         self._args = ocp.args
         self._votes = Votes.of_run(SAVE_TIMEOUT_S)
         self._checkpointer = ocp.AsyncCheckpointer(
@@ -166,11 +173,7 @@ class Checkpoints:
         self._start(self._best, state, meta, 1)
 
     def forget_after(self, step: int) -> None:
-        """The run has gone back to ``step``: what comes after it is saved as if for the first time.
-
-        Args:
-            step: completed updates.
-        """
+        """The run has gone back to ``step`` updates: later ones are saved as if for the first time."""
         self._saved = {folder: saved for folder, saved in self._saved.items() if saved <= step}
 
     def latest(self) -> Path | None:
@@ -317,8 +320,7 @@ class Checkpoints:
 
     def _keep_best(self, target: Path) -> None:
         """Gives a complete checkpoint its second name; all processes learn whether it has it."""
-        best = self._best / target.name
-        wrong = ""
+        best, wrong = self._best / target.name, ""
         if self._process_zero:
             wrong = _failure_of(lambda: checkpoint_files.link(target, best))
             if not wrong:
@@ -368,9 +370,9 @@ class Checkpoints:
         except OSError:  # the disk is gone
             newest = self._newest
         intact = f"the newest complete one is {newest}" if newest else "no complete one exists"
+        cure = cure_of(wrong) or "look at that disk, or give another --output-dir"
         return SaveFailed(
-            f"checkpoint {target} could not be written ({wrong}): {intact}; free space on that "
-            "disk, bring it back, or lower --checkpoint.keep",
+            f"checkpoint {target} could not be written ({wrong}): {intact}; {cure}",
             target,
             said=said,
         )

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from jaxtrain import manifest
-from jaxtrain.checkpoint_folders import is_complete, steps
-from jaxtrain.errors import InputError
+from jaxtrain.checkpoint_folders import disk_trouble, is_complete, steps
 
 # A folder that process 0 has made may reach another host's view of a network disk late.
 _APPEARS_WITHIN_S = 30.0
@@ -25,12 +24,13 @@ def make(directory: Path) -> None:
 
     Raises:
         InputError: it cannot be made.
+        RunAgain: not now: its disk is full or does not answer.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"cannot make {directory} ({error.strerror}): give another --output-dir"
+        raise disk_trouble(
+            error, f"cannot make {directory}", "give another --output-dir"
         ) from error
 
 

@@ -32,7 +32,7 @@ _AWAY = (
 )
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _CURES = {
-    **dict.fromkeys(_FULL, "free space on that disk"),
+    **dict.fromkeys(_FULL, "free space on that disk (lower --checkpoint.keep)"),
     **dict.fromkeys(_AWAY, "bring the disk back"),
     **dict.fromkeys(_SCARCE, "raise the limit of open files or memory (ulimit)"),
 }

@@ -132,7 +132,7 @@ def train(run: config.Run, flags: Flags, signals: StopSignals, peers: Peers) -> 
             return DONE
         profiling.check(flags.profile, position.done, total, say)
         rundir.write_config(directory, meta["config"], say)
-        rundir.link_latest(directory)
+        rundir.link_latest(directory, say=say)
         recorder.rewind(position.done, position.seen)
 
         batches = _open_batches(built, sources, quarantine, start=position.seen)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxtrain import checkpoint, processes
-from jaxtrain.checkpoint_folders import disk_trouble
+from jaxtrain.checkpoint_folders import cure_of, disk_trouble
 from jaxtrain.errors import InputError
 from jaxtrain.files import write_whole
 
@@ -218,15 +218,26 @@ def _make_new(parent: Path) -> Path:
     _make(parent)
     for attempt in range(1, 100):
         directory = parent / (now if attempt == 1 else f"{now}-{attempt}")
-        with contextlib.suppress(FileExistsError):
+        try:
             directory.mkdir()
-            return directory
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise disk_trouble(
+                error, f"cannot make {directory}", "give another --output-dir"
+            ) from error
+        return directory
     raise InputError(f"{parent} holds 99 runs of the second {now}: start again")
 
 
 def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None) -> None:
     """Two histories in one directory would overwrite one another."""
-    newest = checkpoint.latest_in(directory / checkpoint.CHECKPOINTS)
+    try:
+        newest = checkpoint.latest_in(directory / checkpoint.CHECKPOINTS)
+    except OSError as error:
+        raise disk_trouble(
+            error, f"{directory} cannot be read", "make it readable, or give another --output-dir"
+        ) from error
     if newest is None:
         return
     if resume is None:
@@ -242,8 +253,17 @@ def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None
         )
 
 
-def link_latest(directory: Path, root: Path = ROOT) -> None:
-    """Points ``root/latest`` at a run below ``root``; a reader never finds it missing."""
+def link_latest(directory: Path, root: Path = ROOT, say: Callable[[str], None] = print) -> None:
+    """Points ``root/latest`` at a run below ``root``; a reader never finds it missing.
+
+    Args:
+        directory: of the run.
+        root: holds ``NAME/<UTC time>/``.
+        say: takes a line where a disk that is full or away keeps it from that; the run goes on.
+
+    Raises:
+        InputError: something else is in the way.
+    """
     root = root.absolute()
     if jax.process_index() or root not in directory.parents:
         return
@@ -257,6 +277,9 @@ def link_latest(directory: Path, root: Path = ROOT) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
+        if cure_of(error.strerror or ""):
+            say(f"warning: cannot link {link} to {directory} ({error.strerror})")
+            return
         raise InputError(
             f"cannot link {link} to {directory} ({error.strerror}): move {link} away, or give "
             "--output-dir a place outside of it"

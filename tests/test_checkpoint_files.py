@@ -2,12 +2,15 @@
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 
+import orbax.checkpoint as ocp
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, target_of
 
 from jaxtrain import checkpoint, checkpoint_files, manifest
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.rollback import Rollback
 
 
@@ -34,6 +37,68 @@ def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
     assert checkpoint.steps(run / "checkpoints") == [4]
     assert checkpoint.steps(run / "best") == [2]
     checkpoints.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.ENOSPC, "free space on that disk (lower --checkpoint.keep)"),
+        (errno.EIO, "bring the disk back"),
+        (errno.ESTALE, "bring the disk back"),
+        (errno.EACCES, "look at that disk, or give another --output-dir"),
+    ],
+)
+def test_a_failed_save_names_the_cure_of_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
+) -> None:
+    checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints", 1, lambda line: None)
+
+    def refuse(dir: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(checkpoint.SaveFailed) as caught:
+        checkpoints.save(make_state(2), meta_of(2))
+    assert str(caught.value).endswith(f"({os.strerror(number)}): no complete one exists; {cure}")
+    checkpoints.close()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, RunAgain), (errno.EACCES, InputError)])
+def test_what_passes_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def refuse(path: Path, *arguments: object, **more: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    place = tmp_path / "checkpoints"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refuse)
+        with pytest.raises(kind, match="cannot make"):
+            checkpoint.Checkpoints(place, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_files, "sweep", refuse)
+        with pytest.raises(kind, match="cannot be read"):
+            checkpoint.Checkpoints(place, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "verify", refuse)
+        with pytest.raises(kind, match="cannot be read"):
+            checkpoint.restore(place / "2", None)
+
+
+def test_a_host_whose_disk_is_away_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints", 1)
+    save(checkpoints, 2)
+    checkpoints.close()
+
+    def away(*arguments: object, **more: object) -> None:
+        raise ValueError("NOT_FOUND: Error reading: Input/output error [os_error_code='5']")
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", away)
+    target = target_of(make_state(2), mesh_of(8))
+    with pytest.raises(RunAgain, match=r"\(Input/output error\): bring the disk back"):
+        checkpoint.restore(tmp_path / "checkpoints" / "2", target, verified=True)
 
 
 def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
