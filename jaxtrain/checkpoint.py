@@ -173,7 +173,7 @@ class Checkpoints:
         self._start(self._best, state, meta, 1)
 
     def forget_after(self, step: int) -> None:
-        """The run has gone back to ``step`` updates: later ones are saved as if for the first time."""
+        """The run has gone back to ``step`` updates: later states are saved as new ones."""
         self._saved = {folder: saved for folder, saved in self._saved.items() if saved <= step}
 
     def latest(self) -> Path | None:

@@ -33,7 +33,13 @@ class NoneWhole(InputError):
     """A run has saved, and nothing of that is whole."""
 
 
-def find(resume: str, output_dir: Path | None, runs_root: Path, say: Say = print) -> Path | None:
+def find(
+    resume: str,
+    output_dir: Path | None,
+    runs_root: Path,
+    say: Say = print,
+    hold: Callable[[Path], None] = lambda run: None,
+) -> Path | None:
     """The checkpoint that ``--resume`` means, verified.
 
     Args:
@@ -43,6 +49,7 @@ def find(resume: str, output_dir: Path | None, runs_root: Path, say: Say = print
         output_dir: the run's directory, if it was given.
         runs_root: ``output/NAME``.
         say: takes a line for each damaged checkpoint that ``"latest"`` passes over.
+        hold: takes the run's directory before anything in it is moved; keeps other runs out.
 
     Returns:
         The folder of a checkpoint; None only for ``"latest"`` where there is none.
@@ -55,6 +62,7 @@ def find(resume: str, output_dir: Path | None, runs_root: Path, say: Say = print
     if resume == "latest":
         refused: NoneWhole | None = None
         for run in [output_dir] if output_dir is not None else _runs(runs_root):
+            hold(run)
             try:
                 found = newest_verified(run, say)
             except NoneWhole as error:
@@ -68,6 +76,8 @@ def find(resume: str, output_dir: Path | None, runs_root: Path, say: Say = print
             raise refused
         return None
     if resume.isdigit():
+        if output_dir is not None:
+            hold(output_dir)
         return _find_step(int(resume), output_dir)
     return _find_path(Path(resume).expanduser())
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint, processes
+from jaxtrain import checkpoint, directory_lock, processes
 from jaxtrain.checkpoint_folders import cure_of, disk_trouble
 from jaxtrain.errors import InputError
 from jaxtrain.files import write_whole
@@ -43,20 +43,26 @@ def start_from(
 
     Raises:
         InputError: in every process, if the flag names no complete checkpoint.
-        RunAgain: in every process, if the disk does not tell now.
+        RunAgain: in every process, if the disk does not tell now, or another run is at work there.
     """
     if resume is None:
         return None
 
     def warn(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        _warn(line)
         if say is not None:
             say(line)
 
     def decide() -> str:
         given = None if output_dir is None else _absolute(output_dir)
         try:
-            found = checkpoint.find(resume, given, root.absolute() / name, warn)
+            found = checkpoint.find(
+                resume,
+                given,
+                root.absolute() / name,
+                warn,
+                lambda run: directory_lock.hold(run, warn),
+            )
         except OSError as error:  # of the disk: what is there may be whole
             raise disk_trouble(
                 error,
@@ -94,19 +100,23 @@ def prepare(
     Raises:
         InputError: in every process, if the directory cannot be written, holds checkpoints that
             this run would not go on from, or is not seen by a process.
-        RunAgain: in every process, if its disk is full or does not answer.
+        RunAgain: in every process, if its disk is full or does not answer, or another run is at
+            work in it.
     """
 
     def decide() -> str:
         if output_dir is not None:
             directory = _absolute(output_dir)
             _make(directory)
+            directory_lock.hold(directory, _warn)
             _refuse_foreign(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
             directory = start_from.parent.parent
             _make(directory)
+            directory_lock.hold(directory, _warn)
         else:
             directory = _make_new(root.absolute() / name)
+            directory_lock.hold(directory, _warn)
         return str(directory)
 
     directory = Path(processes.told_by_process_zero(decide))
@@ -191,6 +201,10 @@ def write_config(
         write_whole(path, json.dumps(config, indent=2) + "\n")
     except OSError as error:
         say(f"warning: cannot write {path} ({error.strerror}): training goes on without it")
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _absolute(path: str) -> Path:

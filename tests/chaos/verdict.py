@@ -43,7 +43,7 @@ def leftovers(directory: Path) -> list[str]:
     """Temporary files and folders below a directory, relative to it."""
     found = []
     for path in sorted(directory.rglob("*")):
-        hidden = path.name.startswith(".")
+        hidden = path.name.startswith(".") and path.name != ".lock"
         if hidden or any(part in path.name for part in _TEMPORARY):
             found.append(str(path.relative_to(directory)))
     return found
