@@ -11,7 +11,7 @@ from typing import Any
 # What a clock has measured, and what differs between any two runs.
 _MEASURED = ("per_second", "data_wait_fraction", "gpu_memory_usage", "gpu_utilization", "mfu")
 # Names of files that only exist while something is written or deleted.
-_TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".deleted", ".tmp")
+_TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".replaced", ".deleted", ".tmp")
 
 
 @dataclass
