@@ -7,6 +7,7 @@ In a run's directory::
                                       "arrays": {NAME: {"shape", "dtype"}}}
     checkpoints/<step>/manifest.json  size and checksum of every file; written last
     best/<step>/                      likewise; only one
+    checkpoints/<step>.replaced/      while a step is saved again: the old one
     superseded/checkpoints/<step>/    what a resume from an earlier step has overtaken
     damaged/checkpoints/<step>/       what a resume found damaged, and reason.txt
 
@@ -32,6 +33,8 @@ from jaxtrain.checkpoint_folders import (
     META,
     STATE,
     SUPERSEDED,
+    cure_of,
+    disk_trouble,
     is_complete,
     latest_in,
     not_committed,
@@ -50,6 +53,7 @@ from jaxtrain.votes import FailedElsewhere, Votes
 __all__ = [
     "BEST",
     "CHECKPOINTS",
+    "BestNotKept",
     "Checkpoints",
     "SaveFailed",
     "find",
@@ -85,6 +89,10 @@ class SaveFailed(RunAgain):
         self.said = said
 
 
+class BestNotKept(SaveFailed):
+    """A checkpoint is complete, but did not become the best one too; the one before it still is."""
+
+
 class Checkpoints:
     """Saves a run's checkpoints. Every process makes one and calls it alike.
 
@@ -101,7 +109,8 @@ class Checkpoints:
             aside.
 
     Raises:
-        InputError: ``directory`` cannot be made.
+        InputError: ``directory`` cannot be made or read.
+        RunAgain: not now.
     """
 
     def __init__(self, directory: Path, keep: int, say: Callable[[str], None] = print) -> None:
@@ -119,10 +128,14 @@ class Checkpoints:
         self._process_zero = jax.process_index() == 0
         if self._process_zero:
             checkpoint_files.make(self._directory)
-            checkpoint_files.sweep(self._directory)
-            checkpoint_files.sweep(self._best)
         self._home: int | None = None  # descriptor of the directory
-        self._newest = self.latest()
+        try:
+            if self._process_zero:
+                checkpoint_files.sweep(self._directory)
+                checkpoint_files.sweep(self._best)
+            self._newest = self.latest()
+        except OSError as error:
+            raise disk_trouble(error, f"{directory} cannot be read", "make it readable") from error
         self._args = ocp.args
         self._votes = Votes.of_run(SAVE_TIMEOUT_S)
         self._checkpointer = ocp.AsyncCheckpointer(
@@ -161,6 +174,10 @@ class Checkpoints:
         """Saves ``state`` as ``best/<state.step>/``, in place of the one there."""
         self._start(self._best, state, meta, 1)
 
+    def forget_after(self, step: int) -> None:
+        """The run has gone back to ``step`` updates: later states are saved as new ones."""
+        self._saved = {folder: saved for folder, saved in self._saved.items() if saved <= step}
+
     def latest(self) -> Path | None:
         """The newest complete checkpoint on the disk."""
         return latest_in(self._directory)
@@ -169,14 +186,15 @@ class Checkpoints:
         """Returns when the save in the background is complete and older checkpoints are deleted.
 
         Raises:
-            SaveFailed: it failed.
+            SaveFailed: it failed; or as ``BestNotKept``, only its second name did.
         """
         if self._finisher is not None:
             self._finisher.join()
             self._finisher = None
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._saved.pop(failure.target.parent, None)
+            if not isinstance(failure, BestNotKept):
+                self._saved.pop(failure.target.parent, None)
             raise failure
 
     def close(self) -> None:
@@ -220,6 +238,8 @@ class Checkpoints:
         ):
             wrong = self._votes.agree(part, _failure_of(action))
             if wrong:
+                if self._process_zero:
+                    _failure_of(lambda: checkpoint_files.give_back(folder))
                 raise self._failed(target, wrong, said=False)
         self._saved[folder] = step
         wrong = ""
@@ -251,6 +271,7 @@ class Checkpoints:
             probe.flush()
             os.fsync(probe.fileno())
         self._supersede(folder, step)
+        checkpoint_files.replace(folder / str(step))
         if also_best:
             self._supersede(self._best, step)
 
@@ -278,10 +299,12 @@ class Checkpoints:
         wrong = wrong or written or _failure_of(self._check_there)
         wrong = self._votes.agree("written", wrong)
         if self._process_zero and not wrong:
-            wrong = _failure_of(lambda: self._complete(target, keep, also_best))
+            wrong = _failure_of(lambda: self._complete(target, keep))
         wrong = self._votes.agree("end", wrong)
         if not wrong:
             self._newest = target
+            if also_best:
+                self._keep_best(target)
             return
         if self._process_zero:  # half a checkpoint on a full disk helps nobody
             _failure_of(lambda: checkpoint_files.remove_failed(target))
@@ -297,21 +320,35 @@ class Checkpoints:
             told.append(failure)
         return told[0] if told else ""
 
-    def _complete(self, target: Path, keep: int, also_best: bool) -> None:
+    def _keep_best(self, target: Path) -> None:
+        """Gives a complete checkpoint its second name; all processes learn whether it has it."""
+        best, wrong = self._best / target.name, ""
+        if self._process_zero:
+            wrong = _failure_of(lambda: checkpoint_files.link(target, best))
+            if not wrong:
+                self._delete_oldest(best, 1)
+        wrong = self._votes.agree("best", wrong)
+        if wrong:
+            self._failure = BestNotKept(
+                f"the best checkpoint could not be kept as {best} ({wrong}): the one before it "
+                "stays the best",
+                best,
+                wrong,
+                said=True,
+            )
+            self._say(f"warning: {self._failure}")
+
+    def _complete(self, target: Path, keep: int) -> None:
         lacking = not_committed(target)
         if lacking:
             raise OSError(errno.EIO, lacking)
         manifest.write(target, int(target.name))
-        if also_best:
-            best = self._best / target.name
-            try:
-                checkpoint_files.link(target, best)
-            except OSError as error:
-                raise OSError(error.errno, f"as {best}: {reason(error)}") from None
+        self._delete_oldest(target, keep)
+
+    def _delete_oldest(self, target: Path, keep: int) -> None:
         try:
+            checkpoint_files.forget_replaced(target)
             checkpoint_files.delete_oldest(target.parent, keep)
-            if also_best:
-                checkpoint_files.delete_oldest(self._best, 1)
         except OSError as error:
             self._say(
                 f"warning: an older checkpoint beside {target} cannot be deleted "
@@ -319,8 +356,8 @@ class Checkpoints:
             )
 
     def _supersede(self, folder: Path, step: int) -> None:
-        """Moves aside what would stand in the way of ``folder/<step>`` or count as newer."""
-        for number in [number for number in numbered(folder) if number >= step]:
+        """Moves aside what would count as newer than ``folder/<step>``."""
+        for number in [number for number in numbered(folder) if number > step]:
             aside = folder.parent / SUPERSEDED / folder.name / str(number)
             if aside.exists():
                 shutil.rmtree(aside)
@@ -336,9 +373,9 @@ class Checkpoints:
         except OSError:  # the disk is gone
             newest = self._newest
         intact = f"the newest complete one is {newest}" if newest else "no complete one exists"
+        cure = cure_of(wrong) or "look at that disk, or give another --output-dir"
         return SaveFailed(
-            f"checkpoint {target} could not be written ({wrong}): {intact}; free space on that "
-            "disk, bring it back, or lower --checkpoint.keep",
+            f"checkpoint {target} could not be written ({wrong}): {intact}; {cure}",
             target,
             wrong,
             said=said,

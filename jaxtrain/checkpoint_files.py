@@ -1,4 +1,8 @@
-"""Whole checkpoints as files: made room for, linked, deleted, swept."""
+"""Whole checkpoints as files: made room for, linked, deleted, swept.
+
+Where a step is saved again, the old checkpoint waits as ``<step>.replaced`` until the new one has
+its manifest; a save that never ends gives it back.
+"""
 
 import os
 import re
@@ -7,12 +11,12 @@ import time
 from pathlib import Path
 
 from jaxtrain import manifest
-from jaxtrain.checkpoint_folders import steps
-from jaxtrain.errors import InputError
+from jaxtrain.checkpoint_folders import disk_trouble, is_complete, steps
 
 # A folder that process 0 has made may reach another host's view of a network disk late.
 _APPEARS_WITHIN_S = 30.0
-_LEFTOVER = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|deleted|partial)")
+_LEFTOVER = re.compile(r"\d+(\.replaced)?\.(orbax-checkpoint-tmp.*|deleted|partial)")
+_REPLACED = ".replaced"
 
 
 def make(directory: Path) -> None:
@@ -20,12 +24,13 @@ def make(directory: Path) -> None:
 
     Raises:
         InputError: it cannot be made.
+        RunAgain: not now: its disk is full or does not answer.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"cannot make {directory} ({error.strerror}): give another --output-dir"
+        raise disk_trouble(
+            error, f"cannot make {directory}", "give another --output-dir"
         ) from error
 
 
@@ -57,8 +62,60 @@ def link(source: Path, target: Path) -> None:
             shutil.copy2(source, target)
 
     partial = target.with_name(f"{target.name}.partial")
+    if partial.exists():  # of a try that failed
+        shutil.rmtree(partial)
     shutil.copytree(source, partial, copy_function=link)
+    replace(target)
     partial.rename(target)
+    forget_replaced(target)
+
+
+def replace(target: Path) -> None:
+    """Makes room for a checkpoint that is saved again; the old one can be given back."""
+    if not target.exists():
+        return
+    aside = _replaced(target)
+    if not aside.exists():
+        target.rename(aside)
+    elif is_complete(target):
+        _delete(aside)
+        target.rename(aside)
+    else:  # what waits there is whole, and this is not
+        _delete(target)
+
+
+def forget_replaced(target: Path) -> None:
+    """Deletes the old checkpoint of a step whose new one is complete."""
+    if _replaced(target).exists():
+        _delete(_replaced(target))
+
+
+def give_back(folder: Path) -> None:
+    """Gives back old checkpoints whose new ones were never completed, and deletes other old ones.
+
+    Args:
+        folder: ``checkpoints/`` or ``best/``; it may be missing.
+    """
+    for step in replaced(folder):
+        target = folder / str(step)
+        if is_complete(target):
+            forget_replaced(target)
+            continue
+        if target.exists():
+            _delete(target)
+        _replaced(target).rename(target)
+
+
+def replaced(folder: Path) -> list[int]:
+    """Steps whose old checkpoint still waits, ascending."""
+    if not folder.is_dir():
+        return []
+    names = [entry.name.removesuffix(_REPLACED) for entry in folder.glob(f"*{_REPLACED}")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _replaced(target: Path) -> Path:
+    return target.with_name(target.name + _REPLACED)
 
 
 def _delete(path: Path) -> None:
@@ -69,7 +126,8 @@ def _delete(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what interrupted saves and deletions have left."""
+    """Removes what interrupted saves and deletions have left; gives back what they replaced."""
+    give_back(folder)
     if folder.is_dir():
         for entry in folder.iterdir():
             if _LEFTOVER.fullmatch(entry.name):

@@ -4,6 +4,7 @@ A checkpoint is a folder named by its completed updates. Nothing is remembered b
 failed save can leave the memory of a checkpoint manager wrong (maxtext#5260), but not the disk.
 """
 
+import errno
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import manifest
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 if TYPE_CHECKING:
     import jax  # takes a second: not for those who only look
@@ -21,12 +22,30 @@ if TYPE_CHECKING:
 BEST, CHECKPOINTS, SUPERSEDED, DAMAGED = "best", "checkpoints", "superseded", "damaged"
 STATE, META = "state", "meta"  # folders of a checkpoint
 
+# A disk that may be well again when a launcher starts the same command again, and the cure.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_AWAY = (
+    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENXIO, errno.ENODEV),
+    *(errno.EAGAIN, errno.EBUSY, errno.ENOTCONN, errno.ESHUTDOWN, errno.ENOLINK),
+    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
+    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+)
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_CURES = {
+    **dict.fromkeys(_FULL, "free space on that disk (lower --checkpoint.keep)"),
+    **dict.fromkeys(_AWAY, "bring the disk back"),
+    **dict.fromkeys(_SCARCE, "raise the limit of open files or memory (ulimit)"),
+}
+
 
 def is_complete(path: Path) -> bool:
     """Whether a folder is a whole checkpoint, as far as can be told without reading its arrays.
 
     Orbax closed it, it has a manifest, and every file of the manifest is there in its size.
     :func:`jaxtrain.manifest.verify` reads the files too.
+
+    Raises:
+        OSError: the disk does not tell now.
     """
     return not missing(path)
 
@@ -49,6 +68,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
     Raises:
         InputError: the folder is no complete checkpoint.
+        RunAgain: its disk does not answer.
     """
     meta: dict[str, Any] = _read(path)["meta"]
     return meta
@@ -98,7 +118,7 @@ def not_committed(path: Path) -> str:
         if not committed(path):
             return "it was never closed"
         json.loads((path / META / "metadata").read_text())
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         return f"it cannot be read: {reason(error)}"
     return ""
 
@@ -115,11 +135,33 @@ def committed(path: Path) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    lacking = missing(path)
-    if lacking:
-        raise InputError(f"{path} is not a complete checkpoint: {lacking}")
-    described: dict[str, Any] = json.loads((path / META / "metadata").read_text())
+    try:
+        lacking = missing(path)
+        if lacking:
+            raise InputError(f"{path} is not a complete checkpoint: {lacking}")
+        described: dict[str, Any] = json.loads((path / META / "metadata").read_text())
+    except OSError as error:
+        raise disk_trouble(error, f"checkpoint {path} cannot be read", "take another one") from None
     return described
+
+
+def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
+    """What to raise where a disk fails: one that may be well again is worth another start.
+
+    Args:
+        error: of the system.
+        what: cannot be done, with the path.
+        cure: where the disk itself is as it should be.
+    """
+    words = error.strerror or reason(error)
+    first = cure_of(words)
+    message = f"{what} ({words}): {f'{first}, or ' if first else ''}{cure}"
+    return RunAgain(message) if first else InputError(message)
+
+
+def cure_of(words: str) -> str:
+    """What helps against a disk's failure that may pass, by the system's own words; or ""."""
+    return next((cure for number, cure in _CURES.items() if os.strerror(number) in words), "")
 
 
 def reason(error: BaseException) -> str:

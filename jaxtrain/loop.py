@@ -119,7 +119,7 @@ def train(
             return DONE
         profiling.check(flags.profile, position.done, total, say)
         rundir.write_config(directory, meta["config"], say)
-        rundir.link_latest(directory)
+        rundir.link_latest(directory, say=say)
         recorder.rewind(position.done, position.seen, validated=not evaluation_due)
 
         batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
@@ -162,6 +162,7 @@ def train(
                     with progress.interrupted("rollback"):
                         saver.settle()
                         state = rollback(state)
+                        checkpoints.forget_after(int(state.step))
                         progress.rewind(int(state.step))
                 before_step(progress.done)
                 state, found = train_step(state, next(batches))

@@ -16,10 +16,12 @@ import datetime
 import hashlib
 import json
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.errors import InputError
 from jaxtrain.files import write_whole
 
 NAME = "manifest.json"
@@ -29,6 +31,9 @@ _PIECE_BYTES = 2**26
 _BUFFER_BYTES = 2**20
 # hashlib lets other threads run while it works. More of them would only wait for the disk.
 _THREADS = 8
+# What an own file's loss looks like. All else (a stale handle, EIO, no permission, too many open
+# files) may be the disk's, the mount's or this process's: the same file can be whole in a minute.
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +56,11 @@ class Manifest:
 
 
 class Unusable(Exception):
-    """A manifest that is not there, cannot be read, or is not what was written; says why."""
+    """A manifest that is not there, or is not what was written; says why."""
+
+
+class Foreign(Unusable):
+    """A manifest of another version's format, which is no damage."""
 
 
 def write(folder: Path, step: int) -> None:
@@ -90,19 +99,18 @@ def read(folder: Path) -> Manifest:
 
     Raises:
         Unusable: it cannot; says why.
+        OSError: the disk does not give it now.
     """
     try:
         content: Any = json.loads((folder / NAME).read_bytes())
-    except FileNotFoundError:
+    except _MISSING:
         raise Unusable(f"{NAME} is missing: the save did not end, or the file was lost") from None
-    except OSError as error:
-        raise Unusable(f"{NAME} cannot be read: {error.strerror}") from None
     except ValueError:
         raise Unusable(f"{NAME} is damaged: it is no JSON") from None
     if not isinstance(content, dict) or content.pop("sha256", None) != _checksum(content):
         raise Unusable(f"{NAME} is damaged: its content does not match its own checksum")
     if content["format"] != _FORMAT:
-        raise Unusable(f"{NAME} has format {content['format']}, and this version reads {_FORMAT}")
+        raise Foreign(f"{NAME} has format {content['format']}, and this version reads {_FORMAT}")
     step = int(content["step"])
     if folder.name.isdigit() and int(folder.name) != step:
         raise Unusable(f"{NAME} is of step {step}, and the folder of step {folder.name}")
@@ -114,6 +122,9 @@ def look(folder: Path) -> str:
     """Why a checkpoint is not whole, as far as names and sizes tell; "" if nothing speaks against.
 
     Cheap: no file but the manifest is read.
+
+    Raises:
+        OSError: the disk does not tell now.
     """
     try:
         return _look(folder, read(folder))
@@ -122,9 +133,16 @@ def look(folder: Path) -> str:
 
 
 def verify(folder: Path) -> str:
-    """Why a checkpoint is not what was saved; "" if every byte is. Reads all files."""
+    """Why a checkpoint is not what was saved; "" if every byte is. Reads all files.
+
+    Raises:
+        OSError: the disk does not give a file now: nobody knows whether it is damaged.
+        InputError: another version wrote it.
+    """
     try:
         found = read(folder)
+    except Foreign as why:
+        raise InputError(f"{folder}: {why}: take the version of jaxtrain that wrote it") from None
     except Unusable as why:
         return str(why)
     wrong = _look(folder, found)
@@ -132,8 +150,8 @@ def verify(folder: Path) -> str:
         return wrong
     try:
         digests = _hash({folder / name: size for name, (size, _) in found.files.items()})
-    except OSError as error:
-        return f"{error.filename} cannot be read: {error.strerror}"
+    except _MISSING as error:
+        return f"{error.filename} is missing"
     for name, (_, saved) in found.files.items():
         if digests[folder / name] != saved:
             return f"{name} has other bytes than were saved: its checksum is wrong"
@@ -142,13 +160,13 @@ def verify(folder: Path) -> str:
 
 def _look(folder: Path, manifest: Manifest) -> str:
     for name, (size, _) in manifest.files.items():
-        path = folder / name
         try:
-            there = path.stat().st_size if path.is_file() else None
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-        if there is None:
+            entry = (folder / name).stat()
+        except _MISSING:
             return f"{name} is missing"
+        if not stat.S_ISREG(entry.st_mode):
+            return f"{name} is missing"
+        there = entry.st_size
         if there != size:
             return f"{name} has {there} bytes, and {size} were saved"
     return ""

@@ -9,8 +9,16 @@ from typing import Any
 import jax
 
 from jaxtrain import manifest
-from jaxtrain.checkpoint_folders import STATE, listed, read_shapes, reason, steps
-from jaxtrain.errors import InputError
+from jaxtrain.checkpoint_folders import (
+    STATE,
+    cure_of,
+    disk_trouble,
+    listed,
+    read_shapes,
+    reason,
+    steps,
+)
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.orbax_noise import quiet_orbax
 
 _ARRAYS_TO_NAME = 4
@@ -46,10 +54,14 @@ def restore(
     Raises:
         InputError: the arrays differ in name, shape or dtype (found before anything is loaded), or
             the files are damaged.
+        RunAgain: their disk does not answer.
     """
     import orbax.checkpoint as ocp
 
-    wrong = "" if verified else manifest.verify(path)
+    try:
+        wrong = "" if verified else manifest.verify(path)
+    except OSError as error:
+        raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     if wrong:
         raise InputError(f"{path} is damaged ({wrong}){_beside(path)}")
     wanted = named(abstract_state)
@@ -83,6 +95,9 @@ def restore(
         failure = reason(error)
     if failure:
         gc.collect()  # the other readers, while somebody listens to what they say
+        cure = cure_of(failure)
+        if cure:  # as of one host whose network disk is away
+            raise RunAgain(f"{path} cannot be read ({failure}): {cure}")
         raise InputError(f"{path} cannot be read ({failure}){_beside(path)}")
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
 

@@ -2,13 +2,15 @@
 
 ``latest`` falls back: what is damaged is moved to ``<run>/damaged/checkpoints/<step>/`` with a
 ``reason.txt``, and the one before it is tried. A step or a path that was named is taken or refused.
+What cannot be read now may be whole: that is an ``OSError``, and nothing is moved. Where all are
+damaged, nothing is moved either, and ``latest`` is refused.
 """
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from jaxtrain import manifest
+from jaxtrain import checkpoint_files, manifest
 from jaxtrain.checkpoint_folders import (
     BEST,
     CHECKPOINTS,
@@ -27,7 +29,17 @@ REASON = "reason.txt"  # beside a damaged checkpoint's own files
 Say = Callable[[str], None]
 
 
-def find(resume: str, output_dir: Path | None, runs_root: Path, say: Say = print) -> Path | None:
+class NoneWhole(InputError):
+    """A run has saved, and nothing of that is whole."""
+
+
+def find(
+    resume: str,
+    output_dir: Path | None,
+    runs_root: Path,
+    say: Say = print,
+    hold: Callable[[Path], None] = lambda run: None,
+) -> Path | None:
     """The checkpoint that ``--resume`` means, verified.
 
     Args:
@@ -37,17 +49,35 @@ def find(resume: str, output_dir: Path | None, runs_root: Path, say: Say = print
         output_dir: the run's directory, if it was given.
         runs_root: ``output/NAME``.
         say: takes a line for each damaged checkpoint that ``"latest"`` passes over.
+        hold: takes the run's directory before anything in it is moved; keeps other runs out.
 
     Returns:
         The folder of a checkpoint; None only for ``"latest"`` where there is none.
 
     Raises:
-        InputError: a step or path that names no checkpoint, or a damaged one.
+        InputError: a step or path that names no checkpoint, or a damaged one; ``"latest"`` where
+            all are damaged.
+        OSError: a disk does not tell now.
     """
     if resume == "latest":
-        runs = [output_dir] if output_dir is not None else _runs(runs_root)
-        return next((found for run in runs if (found := newest_verified(run, say))), None)
+        refused: NoneWhole | None = None
+        for run in [output_dir] if output_dir is not None else _runs(runs_root):
+            hold(run)
+            try:
+                found = newest_verified(run, say)
+            except NoneWhole as error:
+                refused = refused or error
+                continue
+            if found is not None:
+                if refused:
+                    say(f"warning: passed over a later run: {refused}")
+                return found
+        if refused:
+            raise refused
+        return None
     if resume.isdigit():
+        if output_dir is not None:
+            hold(output_dir)
         return _find_step(int(resume), output_dir)
     return _find_path(Path(resume).expanduser())
 
@@ -61,44 +91,75 @@ def newest_verified(run: Path, say: Say) -> Path | None:
     Args:
         run: the run's directory.
         say: takes a line for each one that is not.
+
+    Raises:
+        NoneWhole: it has saved, and all is damaged. A first save that did not end is not that.
+        OSError: the disk does not tell now; nothing was moved.
     """
-    said: list[str] = []
-
-    def tell(line: str) -> None:
-        said.append(line)
-        say(line)
-
-    found = _first_verified(run / CHECKPOINTS, tell)
-    if found is not None and said:
+    for folder in (CHECKPOINTS, BEST):
+        checkpoint_files.give_back(run / folder)
+    found, damaged = first_verified(run / CHECKPOINTS, numbered(run / CHECKPOINTS))
+    best, damaged_best = first_verified(run / BEST, numbered(run / BEST))
+    if found is None and best is None:
+        _refuse_if_saved(run, damaged | damaged_best)
+    for path, wrong in damaged.items():
+        set_aside(path, wrong, say)
+    if found is not None and damaged:
         say(f"warning: going on from {found}, the newest checkpoint that is whole")
-    best = _first_verified(run / BEST, tell)
+    for path, wrong in damaged_best.items():
+        set_aside(path, wrong, say)
     if found is None and best is not None:
         say(f"warning: no whole checkpoint in {run / CHECKPOINTS}: going on from {best}")
-    elif found is None and said:
+    elif found is None and damaged | damaged_best:
         say(f"warning: no whole checkpoint is left in {run}")
     return found or best
+
+
+def starts_anew(damaged: Iterable[Path]) -> bool:
+    """Whether these, of which none is whole, are no more than a first save that did not end."""
+    return not any((path / manifest.NAME).exists() for path in damaged)
+
+
+def _refuse_if_saved(run: Path, damaged: dict[Path, str]) -> None:
+    if starts_anew(damaged):
+        return
+    path, wrong = next(iter(damaged.items()))
+    more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    raise NoneWhole(
+        f"--resume latest: all checkpoints of {run} are damaged ({path.relative_to(run)}: {wrong}"
+        f"{more}; jaxtrain checkpoints {run} lists them): to start anew give another --output-dir, "
+        "or move this directory away"
+    )
 
 
 def would_take(run: Path, reasons: dict[Path, str]) -> Path | None:
     """What :func:`newest_verified` would return, given what :func:`manifest.verify` said."""
     for folder in (CHECKPOINTS, BEST):
-        for step in reversed(numbered(run / folder)):
-            if not reasons[run / folder / str(step)]:
-                return run / folder / str(step)
+        waiting = checkpoint_files.replaced(run / folder)
+        for step in sorted({*numbered(run / folder), *waiting}, reverse=True):
+            path = run / folder / str(step)
+            if not reasons.get(path, "it is not there") or step in waiting:
+                return path
     return None
 
 
-def _first_verified(folder: Path, say: Say) -> Path | None:
-    for step in reversed(numbered(folder)):
+def first_verified(folder: Path, steps: Iterable[int]) -> tuple[Path | None, dict[Path, str]]:
+    """The newest of these checkpoints that is what was saved, and why newer ones are not.
+
+    Raises:
+        OSError: the disk does not tell now.
+    """
+    damaged: dict[Path, str] = {}
+    for step in sorted(steps, reverse=True):
         path = folder / str(step)
         wrong = manifest.verify(path)
         if not wrong:
-            return path
-        _set_aside(path, wrong, say)
-    return None
+            return path, damaged
+        damaged[path] = wrong
+    return None, damaged
 
 
-def _set_aside(path: Path, wrong: str, say: Say) -> None:
+def set_aside(path: Path, wrong: str, say: Say) -> None:
     """Moves a damaged checkpoint out of the way; a disk that refuses that stops nobody."""
     found = f"warning: checkpoint {path} is damaged ({wrong})"
     place = path.parent.parent / DAMAGED / path.parent.name
@@ -136,7 +197,7 @@ def _last_save(run: Path) -> int:
         for step in numbered(folder):
             try:
                 last = max(last, committed(folder / str(step)))
-            except (OSError, ValueError):
+            except (FileNotFoundError, NotADirectoryError, ValueError):
                 continue  # damaged: the others tell
     return last
 
@@ -146,6 +207,7 @@ def _find_step(step: int, output_dir: Path | None) -> Path:
         raise InputError(f"--resume {step} needs --output-dir, the run that holds this step")
     damaged = ""
     for folder in (output_dir / CHECKPOINTS, output_dir / BEST):
+        checkpoint_files.give_back(folder)
         path = folder / str(step)
         if path.is_dir():
             wrong = manifest.verify(path)

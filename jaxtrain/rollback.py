@@ -6,7 +6,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jaxtrain import checkpoint, manifest, processes
+from jaxtrain import checkpoint, processes, resuming
+from jaxtrain.checkpoint_folders import disk_trouble, numbered
 from jaxtrain.errors import InputError
 from jaxtrain.state import State
 
@@ -73,11 +74,16 @@ class Rollback:
 
     def _newest(self, done: int) -> str:
         """The step to go back to; "" if there is none. Process 0 decides."""
-        steps = [step for step in checkpoint.steps(self._folder) if step <= done]
-        at_cadence = [step for step in steps if step % self._every == 0]
-        for step in reversed(at_cadence or steps):
-            wrong = manifest.verify(self._folder / str(step))
-            if not wrong:
-                return str(step)
-            self._say(f"warning: checkpoint {step} is damaged ({wrong}), and is passed over")
-        return ""
+        try:
+            steps = [step for step in numbered(self._folder) if step <= done]
+            at_cadence = [step for step in steps if step % self._every == 0]
+            found, damaged = resuming.first_verified(self._folder, at_cadence or steps)
+        except OSError as error:
+            raise disk_trouble(
+                error, f"{error.filename} cannot be read", "make it readable"
+            ) from error
+        if found is None:
+            return ""
+        for path, wrong in damaged.items():  # or it would stand in the way of its own step's save
+            resuming.set_aside(path, wrong, self._say)
+        return found.name

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import errno
 import json
 import os
 import secrets
@@ -16,15 +15,14 @@ from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint, processes
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain import checkpoint, directory_lock, processes
+from jaxtrain.checkpoint_folders import cure_of, disk_trouble
+from jaxtrain.errors import InputError
 from jaxtrain.files import write_whole
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
-# A disk that may be well again when a launcher starts the same command again.
-_TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
 def start_from(
@@ -45,23 +43,31 @@ def start_from(
 
     Raises:
         InputError: in every process, if the flag names no complete checkpoint.
+        RunAgain: in every process, if the disk does not tell now, or another run is at work there.
     """
     if resume is None:
         return None
 
     def warn(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        _warn(line)
         if say is not None:
             say(line)
 
     def decide() -> str:
         given = None if output_dir is None else _absolute(output_dir)
         try:
-            found = checkpoint.find(resume, given, root.absolute() / name, warn)
-        except OSError as error:  # a disk that is gone: the run may be elsewhere than it seems
-            raise InputError(
-                f"--resume {resume}: {error.filename} cannot be read ({error.strerror}): bring "
-                "its disk back, or give another --output-dir"
+            found = checkpoint.find(
+                resume,
+                given,
+                root.absolute() / name,
+                warn,
+                lambda run: directory_lock.hold(run, warn),
+            )
+        except OSError as error:  # of the disk: what is there may be whole
+            raise disk_trouble(
+                error,
+                f"--resume {resume}: {error.filename} cannot be read",
+                "make it readable, or give another --output-dir",
             ) from error
         return "" if found is None else str(found.absolute())
 
@@ -94,19 +100,23 @@ def prepare(
     Raises:
         InputError: in every process, if the directory cannot be written, holds checkpoints that
             this run would not go on from, or is not seen by a process.
-        RunAgain: in every process, if its disk is full or does not answer.
+        RunAgain: in every process, if its disk is full or does not answer, or another run is at
+            work in it.
     """
 
     def decide() -> str:
         if output_dir is not None:
             directory = _absolute(output_dir)
             _make(directory)
+            directory_lock.hold(directory, _warn)
             _refuse_foreign(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
             directory = start_from.parent.parent
             _make(directory)
+            directory_lock.hold(directory, _warn)
         else:
             directory = _make_new(root.absolute() / name)
+            directory_lock.hold(directory, _warn)
         return str(directory)
 
     directory = Path(processes.told_by_process_zero(decide))
@@ -193,6 +203,10 @@ def write_config(
         say(f"warning: cannot write {path} ({error.strerror}): training goes on without it")
 
 
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _absolute(path: str) -> Path:
     return Path(path).expanduser().absolute()
 
@@ -205,11 +219,10 @@ def _make(directory: Path) -> None:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        transient = error.errno in _TRANSIENT
-        cure = "free space or bring the disk back, or " if transient else ""
-        raise (RunAgain if transient else InputError)(
-            f"cannot write in the run's directory {directory} ({error.strerror}): {cure}give "
-            "another --output-dir"
+        raise disk_trouble(
+            error,
+            f"cannot write in the run's directory {directory}",
+            "give another --output-dir",
         ) from error
 
 
@@ -219,15 +232,26 @@ def _make_new(parent: Path) -> Path:
     _make(parent)
     for attempt in range(1, 100):
         directory = parent / (now if attempt == 1 else f"{now}-{attempt}")
-        with contextlib.suppress(FileExistsError):
+        try:
             directory.mkdir()
-            return directory
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise disk_trouble(
+                error, f"cannot make {directory}", "give another --output-dir"
+            ) from error
+        return directory
     raise InputError(f"{parent} holds 99 runs of the second {now}: start again")
 
 
 def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None) -> None:
     """Two histories in one directory would overwrite one another."""
-    newest = checkpoint.latest_in(directory / checkpoint.CHECKPOINTS)
+    try:
+        newest = checkpoint.latest_in(directory / checkpoint.CHECKPOINTS)
+    except OSError as error:
+        raise disk_trouble(
+            error, f"{directory} cannot be read", "make it readable, or give another --output-dir"
+        ) from error
     if newest is None:
         return
     if resume is None:
@@ -243,8 +267,17 @@ def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None
         )
 
 
-def link_latest(directory: Path, root: Path = ROOT) -> None:
-    """Points ``root/latest`` at a run below ``root``; a reader never finds it missing."""
+def link_latest(directory: Path, root: Path = ROOT, say: Callable[[str], None] = print) -> None:
+    """Points ``root/latest`` at a run below ``root``; a reader never finds it missing.
+
+    Args:
+        directory: of the run.
+        root: holds ``NAME/<UTC time>/``.
+        say: takes a line where a disk that is full or away keeps it from that; the run goes on.
+
+    Raises:
+        InputError: something else is in the way.
+    """
     root = root.absolute()
     if jax.process_index() or root not in directory.parents:
         return
@@ -258,6 +291,9 @@ def link_latest(directory: Path, root: Path = ROOT) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
+        if cure_of(error.strerror or ""):
+            say(f"warning: cannot link {link} to {directory} ({error.strerror})")
+            return
         raise InputError(
             f"cannot link {link} to {directory} ({error.strerror}): move {link} away, or give "
             "--output-dir a place outside of it"

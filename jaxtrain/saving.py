@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import checkpoint, config, versions
+from jaxtrain import checkpoint, config, processes, versions
 from jaxtrain import state as states
+from jaxtrain.checkpoint_folders import disk_trouble
 from jaxtrain.errors import InputError, RunAgain
 
 Meta = dict[str, Any]
@@ -59,7 +60,8 @@ class Saver:
         self._say = say
         self._failures = 0  # in a row
         self._begun = False  # a save whose end nobody has looked at
-        self._best_before: Meta | None = None  # before the newest best one
+        self._best_kept: Meta | None = meta["best"]  # the newest that is on the disk
+        self._best_begun: Meta | None = None  # of the save whose end nobody has looked at
 
     def judge(self, done: int, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; whether its state is now the best."""
@@ -72,7 +74,8 @@ class Saver:
             if best:
                 self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
             return False
-        self._best_before = best
+        if best and self._best_kept and best["step"] == self._best_kept["step"]:
+            self._best_kept = best
         self._meta["best"] = {
             "metric": settings.best_metric,
             "mode": settings.best_mode,
@@ -138,6 +141,7 @@ class Saver:
         except checkpoint.SaveFailed as failure:
             return self._failed(failure)
         self._begun = True
+        self._best_begun = self._meta["best"] if best else None
         return None
 
     def settle(self) -> checkpoint.SaveFailed | None:
@@ -147,19 +151,27 @@ class Saver:
         self._begun = False
         try:
             self._checkpoints.wait()
+        except checkpoint.BestNotKept as failure:
+            self._best_is_not(failure.target)
         except checkpoint.SaveFailed as failure:
             return self._failed(failure)
+        else:
+            self._best_kept = self._best_begun or self._best_kept
         self._failures = 0
         return None
 
     def _failed(self, failure: checkpoint.SaveFailed) -> checkpoint.SaveFailed:
         self._failures += 1
-        best = self._meta["best"]
-        if best is not None and failure.target.name == str(best["step"]):
-            self._meta["best"] = self._best_before  # the new one is not on the disk
+        self._best_is_not(failure.target)
         if not failure.said:
             self._say(f"warning: {failure}")
         return failure
+
+    def _best_is_not(self, target: Path) -> None:
+        """What is not on the disk cannot be the best: the one before it is."""
+        best = self._meta["best"]
+        if best is not None and target.name == str(best["step"]):
+            self._meta["best"] = self._best_kept
 
 
 def _given_up(what: str, failure: checkpoint.SaveFailed) -> RunAgain:
@@ -204,6 +216,14 @@ def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None
         )
 
 
+def _there(directory: Path, step: int) -> str:
+    path = directory / checkpoint.BEST / str(step)
+    try:
+        return "there" if checkpoint.is_complete(path) else ""
+    except OSError as error:
+        raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
+
+
 def carried_best(
     best: Meta | None, settings: config.Checkpoint, start_from: Path, directory: Path
 ) -> Meta | None:
@@ -211,10 +231,15 @@ def carried_best(
 
     That of another metric cannot be compared, and the checkpoint of another run's best does not lie
     in this run's directory (nor does one that was lost): then the next validation is the first.
+    Process 0 looks: what other hosts see of a network disk can be old, and early stopping must be
+    the same in all processes.
+
+    Raises:
+        InputError, RunAgain: in all processes alike, if the disk does not tell.
     """
     if best is None or directory.resolve() not in start_from.resolve().parents:
         return None
-    if not checkpoint.is_complete(directory / checkpoint.BEST / str(best["step"])):
+    if not processes.told_by_process_zero(lambda: _there(directory, best["step"])):
         return None
     same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
     return best if same else None

@@ -2,7 +2,8 @@
 
 A save that fails in one process must fail in all of them: else one would try again, or end, while
 another waits for it for ever. A collective cannot tell them (the training uses those), so they
-write notes into jax's coordination service.
+write notes into jax's coordination service. Process 0 counts the votes and publishes the outcome:
+were each process to count, one could give up waiting for what another still sees come.
 """
 
 import itertools
@@ -39,7 +40,9 @@ class Votes:
         process: number of this process.
         processes: of the run.
         store: shared by all of them; None in a run of one process, where nobody is waited for.
-        timeout_s: longest time to wait for the others.
+        timeout_s: longest time for process 0 to wait for a vote. The others wait for process 0 as
+            long as it takes, which hashes a large checkpoint meanwhile: if it is gone or stuck,
+            :mod:`jaxtrain.peers` or the watchdog ends them.
     """
 
     _made = itertools.count()  # alike in all processes
@@ -78,7 +81,17 @@ class Votes:
         if self._store is None:
             return failure
         self._vote(part, failure)
-        return self._outcome(part, give_up_early=False)
+        folder = f"{self._keys}{self._save}/"
+        key = f"{folder}{part}/outcome"
+        if self._process == 0:
+            outcome = self._outcome(part, give_up_early=False)
+            self._store.key_value_set(key, f"{_FAILED}{outcome}" if outcome else _WELL)
+            return outcome
+        pause_s = _POLL_S[0]
+        while not (note := dict(self._store.key_value_dir_get(folder)).get(key)):
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_S[1])
+        return note.removeprefix(_FAILED) if note.startswith(_FAILED) else ""
 
     def barrier(self, *, key: str, timeout_ms: int) -> None:
         """For Orbax, which waits here for the other processes in its own thread.

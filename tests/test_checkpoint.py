@@ -209,6 +209,43 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
     assert "superseded" in said[0]
 
 
+def test_a_save_of_a_step_again_keeps_the_old_one_until_the_new_one_is_whole(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = checkpoint.Checkpoints(run / "checkpoints", 2)
+    first.save(make_state(4), meta_of(4), best=True)
+    first.close()
+    places = [run / "checkpoints", run / "best"]
+    before = [manifest.read(place / "4") for place in places]
+
+    def reachable() -> bool:
+        """What a process finds that starts after a kill at this moment."""
+        other = run.with_name("killed")
+        shutil.rmtree(other, ignore_errors=True)
+        shutil.copytree(run, other)
+        found = checkpoint.find("latest", other, run.parent, lambda line: None)
+        return found == other / "checkpoints" / "4" and checkpoint.is_complete(other / "best" / "4")
+
+    def full(folder: Path, step: int) -> None:
+        assert (folder / "state" / "_METADATA").exists()
+        assert reachable()
+        raise OSError(28, "No space left on device")
+
+    again = checkpoint.Checkpoints(run / "checkpoints", 2, lambda line: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "write", full)
+        again.save(make_state(4), meta_of(4), best=True)
+        assert reachable()
+        with pytest.raises(checkpoint.SaveFailed, match=r"newest complete one is .*/4;"):
+            again.wait()
+    assert [manifest.read(place / "4") for place in places] == before
+    again.save(make_state(4), meta_of(4), best=True)
+    again.close()
+    assert [manifest.verify(place / "4") for place in places] == ["", ""]
+    assert manifest.read(run / "checkpoints" / "4") != before[0]
+    assert [[path.name for path in place.iterdir()] for place in places] == [["4"], ["4"]]
+
+
 def test_step_and_meta_must_agree(saver: checkpoint.Checkpoints) -> None:
     with pytest.raises(ValueError, match="meta says step 4, the state says 5"):
         saver.save(make_state(5), meta_of(4))

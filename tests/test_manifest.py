@@ -1,5 +1,6 @@
 """The manifest: what it lists, and that every lie about it and in it is found."""
 
+import errno
 import json
 import os
 import random
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import manifest
+from jaxtrain.errors import InputError
 
 
 @pytest.fixture
@@ -106,8 +108,6 @@ def test_a_lie_with_a_right_checksum_is_found_too(folder: Path, tmp_path: Path) 
     assert "checksum is wrong" in manifest.verify(folder)
     resign(folder, lambda content: content.update(step=13))
     assert manifest.look(folder) == "manifest.json is of step 13, and the folder of step 12"
-    resign(folder, lambda content: content.update(step=12, format=2))
-    assert manifest.look(folder) == "manifest.json has format 2, and this version reads 1"
 
 
 def test_a_copy_under_another_name_is_whole(folder: Path, tmp_path: Path) -> None:
@@ -127,14 +127,33 @@ def test_what_is_missing_is_named(folder: Path) -> None:
     assert "manifest.json is missing" in manifest.verify(folder / "nowhere")
 
 
-def test_what_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(piece: tuple[Path, int]) -> str:
-        raise OSError(5, "Input/output error", str(piece[0]))
+@pytest.mark.parametrize("number", [5, errno.ESTALE, errno.EACCES, errno.EMFILE, 110])
+@pytest.mark.parametrize("victim", ["a", manifest.NAME])
+@pytest.mark.parametrize("method", ["open", "stat"])
+def test_what_cannot_be_read_now_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, victim: str, method: str
+) -> None:
+    real = getattr(Path, method)
 
-    monkeypatch.setattr(manifest, "_hash_piece", refuse)
-    wrong = manifest.verify(folder)
-    assert wrong.startswith(str(folder))
-    assert wrong.endswith("cannot be read: Input/output error")
+    def refuse(path: Path, *arguments: object, **more: object) -> object:
+        if path == folder / victim:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, method, refuse)
+    if (method, victim) == ("stat", manifest.NAME):
+        assert manifest.verify(folder) == ""  # it is only read
+        return
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        manifest.verify(folder)
+    assert caught.value.filename == str(folder / victim)
+
+
+def test_another_versions_format_is_no_damage(folder: Path) -> None:
+    resign(folder, lambda content: content.update(format=2))
+    with pytest.raises(InputError, match=r"has format 2, and this version reads 1: take the"):
+        manifest.verify(folder)
+    assert manifest.look(folder) == "manifest.json has format 2, and this version reads 1"
 
 
 def test_nothing_is_left_where_it_cannot_be_written(

@@ -1,16 +1,19 @@
 """Which checkpoint a resume takes: no damage is missed, and what is whole is found."""
 
+import errno
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, target_of
 
-from jaxtrain import checkpoint
-from jaxtrain.errors import InputError
+from jaxtrain import checkpoint, rundir
+from jaxtrain.errors import InputError, RunAgain
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +165,57 @@ def test_falls_back_as_far_as_it_must(saved: Path, tmp_path: Path) -> None:
     assert checkpoint.find("latest", run, tmp_path, said.append) == run / "best" / "4"
     assert len(said) == 3
     assert said[-1].endswith(f"going on from {run / 'best' / '4'}")
-    spoil(run / "best" / "4")
+    assert [path.name for path in (run / "damaged").iterdir()] == ["checkpoints"]
+
+
+def test_nothing_starts_anew_beside_damaged_checkpoints(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    for path in ("checkpoints/9", "checkpoints/4", "best/4"):
+        spoil(run / path)
+    before = files_of(run)
+    for _ in range(2):  # nothing is moved, or the second try would start anew
+        with pytest.raises(InputError) as caught:
+            checkpoint.find("latest", run, tmp_path)
+        assert "\n" not in str(caught.value)
+        assert re.fullmatch(
+            rf"--resume latest: all checkpoints of {run} are damaged \(checkpoints/9: state/_META"
+            r"DATA has other bytes .*, and 2 more; .*give another --output-dir, or move .*",
+            str(caught.value),
+        )
+    assert files_of(run) == before
+
+
+def test_a_first_save_that_did_not_end_starts_anew(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
+    (run / "checkpoints" / "9" / "manifest.json").unlink()
+    said: list[str] = []
     assert checkpoint.find("latest", run, tmp_path, said.append) is None
     assert said[-1] == f"warning: no whole checkpoint is left in {run}"
-    assert sorted(path.name for path in (run / "damaged").iterdir()) == ["best", "checkpoints"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
+def test_what_cannot_be_read_now_is_not_moved(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    spoil(run / "checkpoints" / "9")
+    before = files_of(run)
+    real, victim = Path.open, run / "checkpoints" / "4" / "meta" / "metadata"
+
+    def refuse(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path == victim:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    kind = InputError if number == errno.EACCES else RunAgain
+    for resume in ("latest", "4"):
+        with pytest.raises(kind, match=rf"metadata cannot be read \({os.strerror(number)}\): "):
+            rundir.start_from("demo", resume, str(run), tmp_path)
+    assert files_of(run) == before
 
 
 def test_a_damaged_best_one_is_moved_though_it_is_not_taken(saved: Path, tmp_path: Path) -> None:
@@ -239,8 +289,12 @@ def test_the_run_that_saved_last_falls_back_within_itself(saved: Path, tmp_path:
     shutil.rmtree(runs / "old" / "checkpoints" / "9")
     spoil(runs / "new" / "checkpoints" / "9")
     assert checkpoint.find("latest", None, runs) == runs / "new" / "checkpoints" / "4"
-    spoil(runs / "new" / "checkpoints" / "4")
-    assert checkpoint.find("latest", None, runs) == runs / "old" / "checkpoints" / "4"
+    shutil.copytree(saved / "checkpoints", runs / "new" / "checkpoints", dirs_exist_ok=True)
+    for step in ("4", "9"):
+        spoil(runs / "new" / "checkpoints" / step)
+    said: list[str] = []
+    assert checkpoint.find("latest", None, runs, said.append) == runs / "old" / "checkpoints" / "4"
+    assert f"passed over a later run: --resume latest: all checkpoints of {runs / 'new'}" in said[0]
 
 
 def test_leftovers_of_an_interrupted_save_are_no_damage(saved: Path, tmp_path: Path) -> None:

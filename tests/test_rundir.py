@@ -6,10 +6,11 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxtrain import manifest, rundir
+from jaxtrain import checkpoint, manifest, rundir
 from jaxtrain.errors import InputError, RunAgain
 
 
@@ -109,6 +110,46 @@ def test_a_folder_named_latest_is_not_replaced(root: Path) -> None:
     assert not list(root.glob(".latest*"))
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_a_disk_that_takes_no_link_stops_nobody(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    run, said = rundir.prepare("demo", None, None, None, root), list[str]()
+
+    def refuse(link: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    rundir.link_latest(run, root, said.append)
+    assert said == [f"warning: cannot link {root / 'latest'} to {run} ({os.strerror(number)})"]
+
+
+def test_a_new_run_on_a_full_disk_is_worth_another_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.mkdir
+
+    def full(path: Path, *arguments: Any, **more: Any) -> None:
+        if path.parent.name == "demo":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(RunAgain, match=r"cannot make .*\(No space left on device\): free space"):
+        rundir.prepare("demo", None, None, None, root)
+
+
+def test_a_directory_that_does_not_answer_is_worth_another_start(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(folder: Path) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(checkpoint, "latest_in", stale)
+    with pytest.raises(RunAgain, match=r"cannot be read \(Stale file handle\): bring the disk"):
+        rundir.prepare("demo", str(tmp_path / "run"), None, None, root)
+
+
 def test_config_is_written_whole(tmp_path: Path) -> None:
     rundir.write_config(tmp_path, {"seed": 1})
     rundir.write_config(tmp_path, {"seed": 2})
@@ -149,5 +190,5 @@ def test_a_disk_that_cannot_be_read_is_one_line(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
     monkeypatch.setattr(Path, "is_dir", stale)
-    with pytest.raises(InputError, match=r"cannot be read \(Stale file handle\): bring its disk"):
+    with pytest.raises(RunAgain, match=r"cannot be read \(Stale file handle\): bring the disk"):
         rundir.start_from("demo", "latest", str(tmp_path / "run"), tmp_path)

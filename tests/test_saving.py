@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain import checkpoint, config, saving
+from jaxtrain import checkpoint, config, processes, saving
 from jaxtrain.errors import InputError, RunAgain
 
 RUN = config.named("demo_mlm")
@@ -188,6 +188,16 @@ def test_a_best_one_that_was_not_saved_is_not_the_best(monkeypatch: pytest.Monke
     assert one.judge(4, {"val/psnr": 22.0})
 
 
+def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SaveFailed", checkpoint.BestNotKept)
+    one, _, said, meta = failing(later={2, 3, 4})
+    for step in (1, 2, 3, 4):
+        one.save(step, STATE, best=one.judge(step, {"val/psnr": 20.0 + step}))
+    one.finish(5, STATE)
+    assert meta["best"]["step"] == 1
+    assert said == []
+
+
 def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     one, checkpoints, _, meta = failing(later={1, 2})
@@ -212,6 +222,17 @@ def test_a_resumed_run_goes_on_with_its_best(
     assert saving.carried_best(None, SETTINGS, start, tmp_path / "run") is None
     there.clear()  # the folder is lost
     assert saving.carried_best(best, SETTINGS, start, tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_process_zero_says_whether_the_best_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(checkpoint, "is_complete", lambda path: not there)  # seen by this process
+    monkeypatch.setattr(processes, "told_by_process_zero", lambda decide: "there" if there else "")
+    best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
+    found = saving.carried_best(best, SETTINGS, tmp_path / "checkpoints/4", tmp_path)
+    assert found == (best if there else None)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ class Store:
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
         with self._lock:
-            return [(name, value) for name, value in self.notes.items() if name.startswith(key)]
+            folder = key.rstrip("/") + "/"  # as the service does: never the key itself
+            return [(name, value) for name, value in self.notes.items() if name.startswith(folder)]
 
     def key_value_delete(self, key: str) -> None:
         with self._lock:
@@ -92,6 +93,38 @@ def test_an_early_failure_does_not_reach_back(store: Store) -> None:
         votes._vote("prepare", "")
     processes[0]._vote("there", "gone")
     assert processes[1]._outcome("prepare", give_up_early=False) == ""
+
+
+def test_a_process_zero_that_works_long_is_waited_for(store: Store) -> None:
+    """As it hashes a large checkpoint between two votes."""
+    processes = three(store, timeout_s=0.1)
+
+    def save(votes: Votes) -> str:
+        votes.begin()
+        if votes is processes[0]:
+            while len(store.notes) < 2:
+                time.sleep(0.01)
+            time.sleep(0.5)
+        return votes.agree("end", "")
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(save, processes)) == [""] * 3
+
+
+def test_who_comes_too_late_learns_that_it_is(store: Store) -> None:
+    """Though it finds the votes of all when it looks."""
+    processes = three(store, timeout_s=1.0)
+
+    def save(votes: Votes) -> str:
+        votes.begin()
+        if votes is processes[2]:
+            while not any(key.endswith("/outcome") for key in store.notes):
+                time.sleep(0.01)
+        return votes.agree("end", "")
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(save, processes))
+    assert found == ["process 2 did not answer within 1 s"] * 3
 
 
 def test_a_process_that_does_not_answer_is_named(store: Store) -> None:

@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     ]
     taken = resuming.would_take(run, {run / one.path: one.damage for one in found})
     print(_table(found))
-    print(f"--resume latest would take {taken or 'none: the run would start anew'}")
+    print(f"--resume latest would take {taken or _none(found, run)}")
     if flags.json:
         content = {
             "directory": str(run),
@@ -119,10 +119,23 @@ def _finding(run: Path, path: Path) -> Finding:
         saved=_saved(path),
         examples_seen=_examples_seen(path),
         bytes=sum(one.stat().st_size for one in path.rglob("*") if one.is_file()),
-        damage=(_told(path) if moved else "")
-        or manifest.verify(path)
-        or ("moved" if moved else ""),
+        damage=(_told(path) if moved else "") or _damage(path) or ("moved" if moved else ""),
     )
+
+
+def _damage(path: Path) -> str:
+    try:
+        return manifest.verify(path)
+    except OSError as error:
+        return f"nobody knows: {error.filename} cannot be read now: {error.strerror}"
+    except InputError as error:
+        return str(error)
+
+
+def _none(found: list[Finding], run: Path) -> str:
+    there = [run / one.path for one in found if one.path.startswith((CHECKPOINTS, BEST))]
+    anew = "the run would start anew" if resuming.starts_anew(there) else "it would be refused"
+    return f"none: {anew}"
 
 
 def _saved(path: Path) -> str | None:

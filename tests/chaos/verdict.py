@@ -11,7 +11,7 @@ from typing import Any
 # What a clock has measured, and what differs between any two runs.
 _MEASURED = ("per_second", "data_wait_fraction", "gpu_memory_usage", "gpu_utilization", "mfu")
 # Names of files that only exist while something is written or deleted.
-_TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".deleted", ".tmp")
+_TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".replaced", ".deleted", ".tmp")
 
 
 @dataclass
@@ -41,7 +41,7 @@ def leftovers(directory: Path) -> list[str]:
     """Temporary files and folders below a directory, relative to it."""
     found = []
     for path in sorted(directory.rglob("*")):
-        hidden = path.name.startswith(".")
+        hidden = path.name.startswith(".") and path.name != ".lock"
         if hidden or any(part in path.name for part in _TEMPORARY):
             found.append(str(path.relative_to(directory)))
     return found

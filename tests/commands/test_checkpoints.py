@@ -92,11 +92,18 @@ def test_names_what_is_damaged_and_what_a_resume_would_take(
     assert "checkpoints/9" not in moved
 
 
-def test_a_run_without_a_whole_one_would_start_anew(
-    run: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_without_a_whole_one_would_not_start_anew(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in ("checkpoints/4", "checkpoints/9", "best/4"):
         (run / path / "manifest.json").write_text("")
+    assert command.main([str(run)]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "--resume latest would take none: it would be refused"
+    with pytest.raises(InputError, match="are damaged"):
+        checkpoint.find("latest", run, tmp_path, lambda line: None)
+    for path in ("checkpoints/4", "checkpoints/9", "best/4"):
+        (run / path / "manifest.json").unlink()
     assert command.main([str(run)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "--resume latest would take none: the run would start anew"

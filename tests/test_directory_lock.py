@@ -1,0 +1,76 @@
+"""One run at a time in a directory: real processes, one of which is killed."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxtrain import directory_lock, rundir
+from jaxtrain.errors import RunAgain
+
+HOLDER = """
+import sys
+from pathlib import Path
+from jaxtrain import directory_lock
+directory_lock.hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, checkout: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        half = tmp_path / "checkpoints" / "7" / "state"  # of a save that is under way
+        half.mkdir(parents=True)
+        named = rf"at work in {tmp_path} \(process {holder.pid} on {socket.gethostname()}\)"
+        for resume in ("latest", "7"):
+            with pytest.raises(RunAgain, match=named):
+                rundir.start_from("demo", resume, str(tmp_path), tmp_path)
+        with pytest.raises(RunAgain, match=named):
+            rundir.prepare("demo", str(tmp_path), None, None, tmp_path)
+        assert half.is_dir()
+        holder.kill()
+        holder.wait()
+        assert rundir.prepare("demo", str(tmp_path), None, None, tmp_path) == tmp_path
+    said = json.loads((tmp_path / ".lock").read_text())
+    assert said == {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def test_it_is_held_twice_by_one_process(tmp_path: Path) -> None:
+    for _ in range(2):
+        directory_lock.hold(tmp_path)
+    assert list(directory_lock._held).count(tmp_path) == 1
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, command: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    said: list[str] = []
+    directory_lock.hold(tmp_path, said.append)
+    assert said == [
+        f"warning: {tmp_path / '.lock'} cannot be locked (No locks available): start no second run "
+        "in this directory, as nothing would notice it"
+    ]
+
+
+def test_where_there_is_no_directory_there_is_no_lock(tmp_path: Path) -> None:
+    directory_lock.hold(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
