@@ -1,8 +1,10 @@
 """Stand-ins for what launchers call: a program that plays a plan, srun, scontrol, scancel, ssh."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -148,9 +150,12 @@ class Stubs:
             **more,
         }
 
-    def start(self, script: str, *arguments: str, **more: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [str(LAUNCH / script), *arguments],
+    @contextlib.contextmanager
+    def start(self, script: str, *arguments: str, **more: str) -> "Iterator[subprocess.Popen[str]]":
+        """A launcher; it does not outlive the block."""
+        launcher = subprocess.Popen(
+            # Bash cannot trap what was ignored when it began, as in tests run in the background.
+            ["env", "--default-signal=INT", str(LAUNCH / script), *arguments],
             cwd=self.directory,
             env=self.environment(**more),
             stdout=subprocess.PIPE,
@@ -158,6 +163,16 @@ class Stubs:
             text=True,
             start_new_session=True,
         )
+        try:
+            yield launcher
+        finally:
+            if launcher.poll() is None:
+                launcher.terminate()  # it ends its processes
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    launcher.communicate(timeout=30)
+            launcher.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.communicate(timeout=30)
 
     def run(self, script: str, *arguments: str, **more: str) -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
