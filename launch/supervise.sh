@@ -233,7 +233,12 @@ run_once() { # run_once COUNT ARGUMENT...: sets `code`: of the first process tha
 
 restart_delay_s() { # restart_delay_s NUMBER: before this restart in a row
     awk -v first="$RESTART_DELAY_S" -v number="$1" \
-        'BEGIN {delay = first * 4 ^ (number - 1); print delay < 300 ? delay : 300}'
+        'BEGIN {delay = first * 4 ^ (number - 1); printf "%d", delay < 300 ? delay : 300}'
+}
+
+await_restart() { # await_restart SECONDS: a signal that came just before a nap would not end it
+    local end=$((SECONDS + $1))
+    while ((SECONDS < end)) && [[ -z $stopped_by ]]; do nap 0.5; done
 }
 
 run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's code
@@ -272,7 +277,7 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
         fi
         say "ended with $(described "$code"): restart $in_vain of at most $MAX_RESTARTS without a" \
             "new checkpoint (newest: ${newest:-none})"
-        nap "$(restart_delay_s "$in_vain")"
+        await_restart "$(restart_delay_s "$in_vain")"
         case $stopped_by in
             INT) exit 130 ;;
             TERM | HUP) exit 75 ;;
