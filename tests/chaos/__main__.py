@@ -124,8 +124,9 @@ def main(arguments: list[str]) -> int:
             continue
         result = _carry_out(wanted, given, work)
         results.append(result)
-        with path.open("a") as file:
-            file.write(json.dumps(result) + "\n")
+        if slices or given.results:
+            with path.open("a") as file:
+                file.write(json.dumps(result) + "\n")
         _say(result, wanted)
     print(summary(results))
     return 1 if any(result["problems"] for result in results) else 0
