@@ -21,14 +21,14 @@ def checked(step: TrainStep) -> TrainStep:
         return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
 
     def checked_step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        first = int(state.examples_seen)  # before the step, which may take the state's memory
+        # Before the step, which may take the state's memory; a bad update is not counted after it.
+        first, number = int(state.examples_seen), int(state.step) + 1
         following, metrics = step(state, batch)
         good = jax.device_get(finite(following, metrics))
         bad = sorted((name for name in good if not good[name]), key=following.params.__contains__)
         if bad:
             raise InputError(
-                f"update {int(following.step)} (examples from {first} on) gives "
-                f"numbers that are not finite: {', '.join(bad[:5])}"
+                f"update {number} (examples from {first} on) gives numbers that are not finite: {', '.join(bad[:5])}"
                 + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
                 + ": lower --optim.peak_lr, or look at these examples"
             )

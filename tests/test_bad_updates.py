@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ARGUMENTS = [
     *TINY_MLM,
     *["--data.path", "corpus", "--loop.steps", "70", "--checkpoint.every", "10"],
-    *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.9", "--optim.bad_in_a_row", "2"],
+    *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.95", "--optim.bad_in_a_row", "2"],
     *["--loop.record_examples", "True", "--checkpoint.keep", "20"],
 ]
 

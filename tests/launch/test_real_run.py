@@ -36,7 +36,7 @@ def launched(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
 def wait_for_checkpoint(launcher: "subprocess.Popen[str]", directory: Path) -> None:
     deadline = time.monotonic() + 240
     folder = directory / "run" / "checkpoints"
-    while not (folder.exists() and any(path.name.isdigit() for path in folder.iterdir())):
+    while not any(path.parent.name.isdigit() for path in folder.glob("*/manifest.json")):
         assert launcher.poll() is None, launcher.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
