@@ -28,7 +28,8 @@ def checked(step: TrainStep) -> TrainStep:
         bad = sorted((name for name in good if not good[name]), key=following.params.__contains__)
         if bad:
             raise InputError(
-                f"update {number} (examples from {first} on) gives numbers that are not finite: {', '.join(bad[:5])}"
+                f"update {number} (examples from {first} on) gives numbers that are not finite: "
+                f"{', '.join(bad[:5])}"
                 + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
                 + ": lower --optim.peak_lr, or look at these examples"
             )
