@@ -155,7 +155,7 @@ class Stubs:
         """A launcher; it does not outlive the block."""
         launcher = subprocess.Popen(
             # Bash cannot trap what was ignored when it began, as in tests run in the background.
-            ["env", "--default-signal=INT", str(LAUNCH / script), *arguments],
+            ["env", "--default-signal=HUP,INT,TERM", str(LAUNCH / script), *arguments],
             cwd=self.directory,
             env=self.environment(**more),
             stdout=subprocess.PIPE,
