@@ -116,8 +116,12 @@ def newest_verified(run: Path, say: Say) -> Path | None:
 
 
 def starts_anew(damaged: Iterable[Path]) -> bool:
-    """Whether these, of which none is whole, are no more than a first save that did not end."""
-    return not any((path / manifest.NAME).exists() for path in damaged)
+    """Whether a run may begin again beside these, of which none is whole.
+
+    It may where little is lost: no more than one step was ever saved. Where several did, something else
+    is wrong, such as a disk or a copy, and somebody should look before it all is trained again.
+    """
+    return len({path.name for path in damaged if (path / manifest.NAME).exists()}) <= 1
 
 
 def _refuse_if_saved(run: Path, damaged: dict[Path, str]) -> None:

@@ -195,6 +195,19 @@ def test_a_first_save_that_did_not_end_starts_anew(saved: Path, tmp_path: Path) 
     assert said[-1] == f"warning: no whole checkpoint is left in {run}"
 
 
+def test_where_one_step_was_saved_and_is_damaged_the_run_begins_again(
+    saved: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for folder in ("checkpoints", "best"):
+        shutil.copytree(saved / "checkpoints" / "9", run / folder / "9")
+        spoil(run / folder / "9")
+    said: list[str] = []
+    assert checkpoint.find("latest", run, tmp_path, said.append) is None
+    assert said[-1] == f"warning: no whole checkpoint is left in {run}"
+    assert (run / "damaged" / "checkpoints" / "9" / "reason.txt").exists()
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
 def test_what_cannot_be_read_now_is_not_moved(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
