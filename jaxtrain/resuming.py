@@ -118,8 +118,8 @@ def newest_verified(run: Path, say: Say) -> Path | None:
 def starts_anew(damaged: Iterable[Path]) -> bool:
     """Whether a run may begin again beside these, of which none is whole.
 
-    It may where little is lost: no more than one step was ever saved. Where several did, something else
-    is wrong, such as a disk or a copy, and somebody should look before it all is trained again.
+    It may where little is lost: no more than one step was ever saved. Where several were, something
+    else is wrong, such as a disk or a copy: somebody should look before all is trained again.
     """
     return len({path.name for path in damaged if (path / manifest.NAME).exists()}) <= 1
 
