@@ -37,7 +37,8 @@ def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
     peers = Peers(0, 1, None, StopSignals())
     say = lambda text: print(text, flush=True)
     watchdog = Watchdog(0.5, peers)
-    watchdog.report_to(Path({str(tmp_path)!r}), say)
+    directory = Path({str(tmp_path)!r})
+    watchdog.report_to(directory, say)
     """
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(body)],
@@ -53,7 +54,7 @@ def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
         tmp_path,
         """
         patient = Watchdog(2.0, peers)
-        patient.report_to(watchdog._directory, say)
+        patient.report_to(directory, say)
         with patient as watchdog:
             for step in range(5):
                 time.sleep(0.5)  # longer than the limit together, shorter each
@@ -181,7 +182,7 @@ def test_a_stop_has_a_limit_whatever_the_run_does(tmp_path: Path) -> None:
         tmp_path,
         """
         with Watchdog(None, peers) as watchdog:
-            watchdog.report_to(Path("."), say)
+            watchdog.report_to(directory, say)
             with watchdog.pause("save", allowance_s=60):
                 watchdog.end_within(0.3)
                 stuck_here()
