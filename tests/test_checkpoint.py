@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,16 +227,21 @@ def test_a_save_of_a_step_again_keeps_the_old_one_until_the_new_one_is_whole(
         found = checkpoint.find("latest", other, run.parent, lambda line: None)
         return found == other / "checkpoints" / "4" and checkpoint.is_complete(other / "best" / "4")
 
+    written, looked = threading.Event(), threading.Event()
+
     def full(folder: Path, step: int) -> None:
         assert (folder / "state" / "_METADATA").exists()
-        assert reachable()
+        written.set()
+        assert looked.wait(60)
         raise OSError(28, "No space left on device")
 
     again = checkpoint.Checkpoints(run / "checkpoints", 2, lambda line: None)
     with monkeypatch.context() as patched:
         patched.setattr(manifest, "write", full)
         again.save(make_state(4), meta_of(4), best=True)
+        assert written.wait(60)
         assert reachable()
+        looked.set()
         with pytest.raises(checkpoint.SaveFailed, match=r"newest complete one is .*/4;"):
             again.wait()
     assert [manifest.read(place / "4") for place in places] == before

@@ -58,9 +58,11 @@ class Striker:
             return f"disk full for {fault.lasts_s} s"
         if manner == "live":
             done = self._damage(fault)
+            if done is None:
+                return None
             killed = _signalled("all", signal.SIGKILL, 0, launched)
             self._expect_found()
-            return done and killed and f"{done}; {killed}"
+            return killed and f"{done}; {killed}"
         # At rest: first the run has to go down, one way or the other.
         if fault.seed % 2:
             return _signalled("tree", signal.SIGKILL, 0, launched)
@@ -70,13 +72,20 @@ class Striker:
         """The second half of such a fault: the run is down. Returns what was done."""
         done = self._damage(fault)
         self._expect_found()
-        return done or "there is no checkpoint"
+        return done or "there is no checkpoint that may be damaged"
 
     def _damage(self, fault: Fault) -> str | None:
-        """Damages the newest checkpoints, as many as the fault names damages for."""
+        """Damages the newest checkpoints, as many as the fault names damages for.
+
+        Of several one stays whole: where all are damaged a run refuses, so that somebody looks.
+        """
         rng = random.Random(fault.seed)
+        steps = self._watch.complete()
+        if len(steps) > 1 or self.damaged:
+            whole = [step for step in steps if step not in self.damaged]
+            steps = [step for step in steps if whole and step > whole[0]]
         done = []
-        for step, kind in zip(reversed(self._watch.complete()), fault.damages, strict=False):
+        for step, kind in zip(reversed(steps), fault.damages, strict=False):
             done.append(damage(self._watch.checkpoints / str(step), kind, rng))
             self.damaged.add(step)
         return "; ".join(done) or None

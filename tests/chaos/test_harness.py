@@ -12,6 +12,7 @@ from chaos import verdict as verdicts
 from chaos.damage import DAMAGES, damage
 from chaos.faults import KINDS, RESTARTING, STARTING, Fault, plan
 from chaos.launched import Launched
+from chaos.striking import Striker
 from chaos.watch import Watch
 
 from jaxtrain import manifest
@@ -28,6 +29,15 @@ def write_records(directory: Path, losses: dict[int, float], ids: dict[int, list
     (directory / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     lines = [json.dumps({"step": step, "position": 0, "ids": row}) for step, row in ids.items()]
     (directory / "examples.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def written(checkpoint: Path, step: int) -> Path:
+    """A checkpoint of a few files, with its manifest."""
+    for name in ("state/d/0", "meta/metadata", "state/_METADATA"):
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_bytes(random.Random(name).randbytes(200))
+    manifest.write(checkpoint, step)
+    return checkpoint
 
 
 LOSSES = {step: 1.0 / step for step in range(1, STEPS + 1)}
@@ -133,14 +143,22 @@ def test_faults_have_names() -> None:
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_every_damage_breaks_a_checkpoint(tmp_path: Path, kind: str) -> None:
     for seed in range(8):
-        checkpoint = tmp_path / f"{seed}" / "12"
-        for name in ("state/d/0", "meta/metadata", "state/_METADATA"):
-            (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
-            (checkpoint / name).write_bytes(random.Random(name).randbytes(200))
-        manifest.write(checkpoint, 12)
+        checkpoint = written(tmp_path / f"{seed}" / "12", 12)
         assert manifest.verify(checkpoint) == ""
         assert damage(checkpoint, kind, random.Random(seed))
         assert manifest.verify(checkpoint) != ""
+
+
+@pytest.mark.parametrize(("saved", "spared"), [((4, 8, 12), 4), ((4, 8), 4), ((4,), None)])
+def test_damage_spares_one_of_several(
+    tmp_path: Path, saved: tuple[int, ...], spared: int | None
+) -> None:
+    checkpoints = [written(tmp_path / "checkpoints" / f"{step}", step) for step in saved]
+    striker = Striker(Watch(tmp_path, steps=STEPS, eval_every=2), None)
+    for seed in range(6):
+        striker.damage_at_rest(Fault("damage-rest", "steps", damages=("flip", "lie"), seed=seed))
+    whole = [int(path.name) for path in checkpoints if not manifest.verify(path)]
+    assert whole == ([] if spared is None else [spared])
 
 
 def test_the_phases_of_a_run(tmp_path: Path) -> None:
