@@ -235,7 +235,7 @@ class Ordeal:
                 if time.monotonic() - began >= wait_s and self._launched.training():
                     return True
                 continue
-            if fault.kind.startswith("damage") and not self._watch.complete():
+            if fault.kind.startswith("damage") and not self._striker.damageable():
                 continue
             if fault.moment in RUNNING and self._in_vain >= _MOST_IN_VAIN:
                 continue

@@ -28,6 +28,7 @@ class Striker:
         self._paused: dict[int, float] = {}  # pid -> when it is continued
         self._freed_at: float | None = None
         self.damaged: set[int] = set()
+        self._struck: set[tuple[int, int]] = set()  # step and inode: a step may be saved again
         self.to_be_found: set[int] = set()
 
     def strike(self, fault: Fault, launched: Launched) -> str | None:
@@ -80,15 +81,26 @@ class Striker:
         Of several one stays whole: where all are damaged a run refuses, so that somebody looks.
         """
         rng = random.Random(fault.seed)
-        steps = self._watch.complete()
-        if len(steps) > 1 or self.damaged:
-            whole = [step for step in steps if step not in self.damaged]
-            steps = [step for step in steps if whole and step > whole[0]]
         done = []
-        for step, kind in zip(reversed(steps), fault.damages, strict=False):
-            done.append(damage(self._watch.checkpoints / str(step), kind, rng))
+        for step, kind in zip(reversed(self.damageable()), fault.damages, strict=False):
+            checkpoint = self._watch.checkpoints / str(step)
+            self._struck.add((step, self._inode(step)))
+            done.append(damage(checkpoint, kind, rng))
             self.damaged.add(step)
         return "; ".join(done) or None
+
+    def damageable(self) -> list[int]:
+        """Steps of the whole checkpoints; of several, or where some are damaged, the oldest not."""
+        steps = self._watch.complete()
+        whole = [step for step in steps if (step, self._inode(step)) not in self._struck]
+        return whole[1:] if len(steps) > 1 or self.damaged else whole
+
+    def _inode(self, step: int) -> int:
+        """Of the checkpoint's folder; 0 if the run deletes it just now."""
+        try:
+            return (self._watch.checkpoints / str(step)).stat().st_ino
+        except FileNotFoundError:
+            return 0
 
     def _expect_found(self) -> None:
         newest = max(self._watch.folders(), default=None)
