@@ -13,7 +13,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain.models.video_ae import network
+from jaxtrain.models.video_ae import network, timing
+
+_GROWS = (1, 2, 2)
+_DROPPED = timing.TIME_FACTOR - 1
 
 
 class MemoryBlock(nn.Module):
@@ -94,7 +97,7 @@ class Decoder(nn.Module):
     def __init__(self, widths: tuple[int, ...], latent_channels: int) -> None:
         super().__init__()
         self.head = nn.Conv2d(latent_channels, widths[0], 3, padding=1)
-        pairs = zip(widths[:-1], widths[1:], network.DECODER_GROWS, strict=True)
+        pairs = zip(widths[:-1], widths[1:], _GROWS, strict=True)
         self.stages = nn.ModuleList(DecoderStage(*pair) for pair in pairs)
         self.tail = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
@@ -125,14 +128,14 @@ class VideoAutoencoder(nn.Module):
     def forward(self, video: torch.Tensor) -> torch.Tensor:
         """uint8 [B, T, H, W, 3] -> the weighted mean squared error."""
         x = video.permute(0, 1, 4, 2, 3).float() / 255
-        missing = -x.shape[1] % network.TIME_FACTOR
+        missing = -x.shape[1] % timing.TIME_FACTOR
         x = torch.cat([x, x[:, -1:].expand(-1, missing, -1, -1, -1)], 1)
         frames = x.shape[1]
         flat = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         latents = self.encoder(flat, frames)
-        found = self.decoder(latents, frames // network.TIME_FACTOR).unflatten(0, (-1, frames))
-        found = found[:, network.FIRST_DROPPED :].float()
-        error = functional.mse_loss(found, x[:, : -network.FIRST_DROPPED])
+        found = self.decoder(latents, frames // timing.TIME_FACTOR).unflatten(0, (-1, frames))
+        found = found[:, _DROPPED:].float()
+        error = functional.mse_loss(found, x[:, :-_DROPPED])
         return self.reconstruction_weight * error
 
 

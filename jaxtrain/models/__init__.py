@@ -17,6 +17,10 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
 - ``index_limits() -> {name: count}``, optional: for arrays of a batch that hold indices, how many
   values there are. Batches made up for measuring stay below.
 - ``tiny() -> Config``, a class method: the same model, small enough for a test on a CPU.
+- ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``, optional:
+  the parameters under the names of the program that the model comes from, and the way back, which
+  raises ``InputError`` for every array that is missing, extra or misshapen. With them
+  ``guess(tensors, source) -> Config``, a class method: what such a file asks for.
 
 The module that ``build`` returns:
 

@@ -2,9 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +13,7 @@ from flax import nnx
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import network
+from jaxtrain.models.video_ae import blocks, timing
 
 TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # ragged: two are filled up
 
@@ -63,7 +60,7 @@ def influence(function: Any, x: jax.Array, out_frame: int) -> np.ndarray:
 
 
 def test_a_memory_block_sees_this_frame_and_the_one_before() -> None:
-    fresh = network.MemoryBlock(4, rngs=nnx.Rngs(0))
+    fresh = blocks.MemoryBlock(4, rngs=nnx.Rngs(0))
     graph, params = nnx.split(fresh)
     block = nnx.merge(graph, toy.stirred(params))
     seen = influence(block, jax.random.normal(jax.random.key(1), (1, 5, 6, 6, 4)), 2)
@@ -88,7 +85,7 @@ def test_a_decoded_frame_sees_no_later_latent(parts: tuple[Any, Any]) -> None:
 
 def test_a_fresh_memory_block_is_its_skip() -> None:
     x = jax.random.uniform(jax.random.key(1), (1, 2, 4, 4, 3))
-    np.testing.assert_array_equal(network.MemoryBlock(3, rngs=nnx.Rngs(0))(x), x)
+    np.testing.assert_array_equal(blocks.MemoryBlock(3, rngs=nnx.Rngs(0))(x), x)
 
 
 def test_a_fresh_network_lets_signals_through() -> None:
@@ -108,7 +105,7 @@ def test_frame_arithmetic(frames: int, latents: int, decoded: int) -> None:
     code = jax.eval_shape(jitted("encode", graph), params, video)
     assert code.shape == (1, latents, 2, 2, 4)
     assert jax.eval_shape(jitted("decode", graph), params, code).shape == (1, decoded, 16, 16, 3)
-    assert network.decoded_frames(frames) == decoded
+    assert timing.Timing().decoded(timing.latent_frames(frames)) == decoded
 
 
 def test_a_clip_is_filled_up_with_its_last_frame(parts: tuple[Any, Any]) -> None:
@@ -217,23 +214,26 @@ def test_samples_show_originals_above_reconstructions(parts: tuple[Any, Any]) ->
     np.testing.assert_array_equal(picture[32:48, -16:], clips["video"][1, 4])
 
 
-def test_flops_are_those_of_the_program(parts: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"patch_size": 2, "trim": "odd_latents"},
+        {"decoder": "super"},
+        {"time_upscale": (False, True), "space_upscale": (True, False, True)},
+    ],
+    ids=["base", "patches", "super", "preview"],
+)
+def test_flops_are_those_of_the_program(changes: dict[str, Any]) -> None:
     """Forward, as XLA counts it. It leaves out products with the zero border."""
-    config = dataclasses.replace(TINY, height=64, width=64, frames=4)
+    config = dataclasses.replace(TINY, height=128, width=128, frames=4, **changes)
     module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
-    video = jax.ShapeDtypeStruct((1, 4, 64, 64, 3), jnp.float32)
+    video = jax.ShapeDtypeStruct((1, 4, 128, 128, 3), jnp.float32)
     graph, params = nnx.split(module)
     run = jax.jit(lambda p, v: nnx.merge(graph, p).decode(nnx.merge(graph, p).encode(v)))
     counts = run.lower(params, video).cost_analysis()
     assert counts is not None
-    forward, first = network.forward_flops(
-        frames=4,
-        height=64,
-        width=64,
-        latent_channels=config.latent_channels,
-        encoder_width=config.encoder_width,
-        decoder_widths=config.decoder_widths,
-    )
+    forward, first = config.forward_flops()
     assert forward == pytest.approx(counts["flops"], rel=0.1)
     assert config.flops_per_example() == 3 * forward - first
 
@@ -244,6 +244,9 @@ def test_flops_are_those_of_the_program(parts: tuple[Any, Any]) -> None:
         ({"height": 476}, r"model.height=476 and model.width=16 .* nearest are 480 and 16"),
         ({"height": 8}, r"model.height=8 .* at least 16"),
         ({"frames": 0}, r"model.frames=0"),
+        ({"patch_size": 2, "height": 24}, r"multiples of 16: the nearest are 32 and 16"),
+        ({"patch_size": 0}, r"model.patch_size=0"),
+        ({"decoder": "super", "time_upscale": (True, False)}, r"only the base decoder"),
         ({"decoder_widths": (8, 8, 8)}, r"model.decoder_widths=\(8, 8, 8\): use four"),
         ({"reconstruction_weight": 0.0}, r"model.reconstruction_weight=0.0"),
     ],
@@ -251,117 +254,3 @@ def test_flops_are_those_of_the_program(parts: tuple[Any, Any]) -> None:
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         dataclasses.replace(TINY, **changes)
-
-
-# The reference's parameters. Its state dict numbers the layers of two `nn.Sequential`s; a kernel is
-# [out, in, kh, kw].
-
-
-def state_dict(module: video_ae.VideoAutoencoder) -> dict[str, np.ndarray]:
-    """The reference's state dict, from the module."""
-    found: dict[str, np.ndarray] = {}
-
-    def put(name: str, kernel: Any, bias: Any = None) -> None:
-        array = np.asarray(kernel[...])
-        array = array if array.ndim == 4 else array[None, None]
-        found[f"{name}.weight"] = array.transpose(3, 2, 0, 1)
-        if bias is not None:
-            found[f"{name}.bias"] = np.asarray(bias[...])
-
-    def put_blocks(first: int, name: str, blocks: Any) -> None:
-        for number, block in enumerate(blocks, first):
-            own, left = np.split(np.asarray(block.conv1.kernel[...]), 2, axis=3)
-            stacked = np.concatenate([own, left], axis=2)  # [frame, predecessor] over inputs
-            put(f"{name}.{number}.conv.0", stacked, block.conv1.bias)
-            put(f"{name}.{number}.conv.2", block.conv2.kernel, block.conv2.bias)
-            put(f"{name}.{number}.conv.4", block.conv3.kernel, block.conv3.bias)
-
-    encoder, decoder = module.encoder, module.decoder
-    put("encoder.0", encoder.head.kernel, encoder.head.bias)
-    for number, stage in enumerate(encoder.stages):
-        first = 2 + 5 * number
-        put(f"encoder.{first}.conv", stage.pool.kernel)
-        put(f"encoder.{first + 1}", stage.down.kernel)
-        put_blocks(first + 2, "encoder", stage.blocks)
-    put("encoder.17", encoder.tail.kernel, encoder.tail.bias)
-    put("decoder.1", decoder.head.kernel, decoder.head.bias)
-    for number, growing in enumerate(decoder.stages):
-        first = 3 + 6 * number
-        put_blocks(first, "decoder", growing.blocks)
-        put(f"decoder.{first + 4}.conv", growing.grow.kernel)
-        put(f"decoder.{first + 5}", growing.out.kernel)
-    put("decoder.22", decoder.tail.kernel, decoder.tail.bias)
-    return found
-
-
-def load_state_dict(module: video_ae.VideoAutoencoder, values: dict[str, np.ndarray]) -> None:
-    """The other way: `state_dict` of a module of serial numbers says what goes where."""
-    paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    starts = np.cumsum([0, *(leaf[...].size for _, leaf in paths)])
-    serial = {
-        path: leaf.replace(np.arange(start, start + leaf[...].size).reshape(leaf[...].shape))
-        for (path, leaf), start in zip(paths, starts, strict=False)
-    }
-    places = nnx.merge(nnx.graphdef(module), nnx.from_flat_state(serial))
-    flat = np.full(starts[-1], np.nan, np.float32)
-    for name, numbers in state_dict(places).items():
-        flat[numbers.ravel()] = values[name].ravel()
-    assert not np.isnan(flat).any()
-    filled = {
-        path: leaf.replace(jnp.asarray(flat[start : start + leaf[...].size]).reshape(leaf.shape))
-        for (path, leaf), start in zip(paths, starts, strict=False)
-    }
-    nnx.update(module, nnx.from_flat_state(filled))
-
-
-def reference_values(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
-    """The weights that the reference's outputs belong to: noise seeded by each name."""
-    found = {}
-    for name, shape in shapes.items():
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
-        scale = 0.1 if len(shape) == 1 else 1.1 / np.sqrt(np.prod(shape[1:]))
-        if name == "decoder.22.weight":
-            scale = 0.25 / np.sqrt(np.prod(shape[1:]))
-        found[name] = (noise * scale + (0.5 if name == "decoder.22.bias" else 0)).astype(np.float32)
-    return found
-
-
-@pytest.fixture(scope="module")
-def base() -> video_ae.VideoAutoencoder:
-    return video_ae.Config(frames=12, height=32, width=48).build(nnx.Rngs(0))
-
-
-def test_the_base_model_is_the_references(base: video_ae.VideoAutoencoder, checkout: Path) -> None:
-    """Names and shapes; the initial values are our own."""
-    with np.load(checkout / "tests/fixtures/taehv_base.npz") as file:
-        shapes = json.loads(str(file["params"]))
-    ours = state_dict(base)
-    assert {name: list(array.shape) for name, array in ours.items()} == shapes
-    assert sum(array.size for array in ours.values()) == 11_315_539
-    assert sum(a.size for n, a in ours.items() if n.startswith("encoder.")) == 1_470_928
-    for name, array in ours.items():
-        if name == "decoder.22.bias":
-            assert (array == 0.5).all()
-        elif name.endswith(("bias", "conv.4.weight")):  # conv.4: the last one of a memory block
-            assert not array.any(), name
-        else:
-            bound = np.sqrt(3 / np.prod(array.shape[1:]))
-            assert np.abs(array).max() <= bound, name
-            assert array.std() == pytest.approx(bound / np.sqrt(3), rel=0.1), name
-
-
-@pytest.mark.parametrize("name", ["taehv_base", "taehv_base_ragged"])
-def test_outputs_are_the_references(
-    base: video_ae.VideoAutoencoder, checkout: Path, name: str
-) -> None:
-    with np.load(checkout / f"tests/fixtures/{name}.npz") as file:
-        arrays = {key: file[key] for key in file}
-    load_state_dict(base, reference_values(json.loads(str(arrays["params"]))))
-    graph, params = nnx.split(base)
-    encode = jax.jit(lambda p, x: nnx.merge(graph, p).encode(x))
-    decode = jax.jit(lambda p, x: jnp.clip(nnx.merge(graph, p).decode(x), 0, 1))
-    latent = encode(params, arrays["video_nthwc"])
-    np.testing.assert_allclose(latent, arrays["latent_nthwc"], atol=2e-5, rtol=0)
-    decoded = decode(params, arrays["latent_nthwc"])
-    np.testing.assert_allclose(decoded, arrays["decoded_nthwc"], atol=2e-5, rtol=0)

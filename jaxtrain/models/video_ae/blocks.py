@@ -1,0 +1,275 @@
+"""Layers of the video autoencoder (TAEHV, github.com/madebyollin/taehv).
+
+A memory block sees its own input of the frame before, so information flows from past to future
+only. Called, a layer takes all frames of a clip; ``step`` takes some more frames of a video and the
+memory that those before have left, and gives the same.
+
+Shapes: B clips, T frames, H height, W width, C channels; P side of a patch. Layout BTHWC, kernels
+[3, 3, in, out]; the kernel of a layer without extent in space is [in, out] with the frames of a
+group in order (pooling: frame-major input channels; growing: frame-major output channels).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from jaxtrain import layers
+
+WIDE = 7
+"""Side of the window in which a channel of the "super" decoder looks around."""
+Memory = list[jax.Array]
+"""What the memory blocks of a part of the network keep of the frame before, in their order."""
+
+
+class Remembering(Protocol):
+    """A block with a memory of one frame."""
+
+    channels: int
+
+    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
+        """All frames of a clip."""
+
+    def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Further frames, and the memory after them."""
+
+
+@jax.custom_vjp
+def relu(x: jax.Array) -> jax.Array:
+    """max(x, 0), whose gradient needs its output only.
+
+    The next convolution keeps that output anyway. `jax.nn.relu` would keep a mask beside it, and
+    under `layers.remat(..., "none")` an array of zeros as well.
+    """
+    return jnp.maximum(x, 0)
+
+
+def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = relu(x)
+    return y, y
+
+
+def _relu_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+    return (jnp.where(y > 0, grad, jnp.zeros((), grad.dtype)),)
+
+
+relu.defvjp(_relu_forward, _relu_backward)
+
+
+def previous(x_BTHWC: jax.Array) -> jax.Array:
+    """Each frame's predecessor; zeros before the first."""
+    one_later = ((0, 0, 0), (1, -1, 0), (0, 0, 0), (0, 0, 0), (0, 0, 0))
+    return lax.pad(x_BTHWC, jnp.zeros((), x_BTHWC.dtype), one_later)
+
+
+def after(memory_B1HWC: jax.Array, x_BTHWC: jax.Array) -> jax.Array:
+    """Each frame's predecessor, where ``memory`` is that of the first."""
+    return jnp.concatenate([memory_B1HWC, x_BTHWC[:, :-1]], axis=1)
+
+
+def unshuffle(x_BTHWC: jax.Array, side: int) -> jax.Array:
+    """Patches of P x P pixels become channels, as torch does: [B, T, H / P, W / P, C P P]."""
+    b, t, h, w, c = x_BTHWC.shape
+    patches = x_BTHWC.reshape(b, t, h // side, side, w // side, side, c)
+    return patches.transpose(0, 1, 2, 4, 6, 3, 5).reshape(b, t, h // side, w // side, -1)
+
+
+def shuffle(x_BTHWC: jax.Array, side: int) -> jax.Array:
+    """The way back from :func:`unshuffle`."""
+    b, t, h, w, c = x_BTHWC.shape
+    patches = x_BTHWC.reshape(b, t, h, w, c // side**2, side, side)
+    return patches.transpose(0, 1, 2, 5, 3, 6, 4).reshape(b, t, h * side, w * side, -1)
+
+
+def upsample(x_BTHWC: jax.Array) -> jax.Array:
+    """Nearest neighbour, twice the height and width."""
+    b, t, h, w, c = x_BTHWC.shape
+    doubled = jnp.broadcast_to(x_BTHWC[:, :, :, None, :, None], (b, t, h, 2, w, 2, c))
+    return doubled.reshape(b, t, 2 * h, 2 * w, c)
+
+
+def _kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax.Array]:
+    """U(-b, b) with b = sqrt(3 / fan_in): what comes out varies as much as what goes in.
+
+    Not PyTorch's default (a third of the variance), from which the reference starts: under it a
+    signal fades on its way through sixty layers, and training sits for hundreds of steps on clips
+    of one colour (14.7 dB where this start reaches 20; benchmarks/RESULTS.md).
+    """
+    bound = math.sqrt(3 / fan_in)
+    return nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound))
+
+
+def _zeros(*shape: int) -> nnx.Param[jax.Array]:
+    return nnx.Param(jnp.zeros(shape))
+
+
+def _conv_frames(x_BTHWC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    b, t, *hwc = x_BTHWC.shape
+    y = layers.conv3x3(x_BTHWC.reshape(b * t, *hwc), kernel, stride)
+    return y.reshape(b, t, *y.shape[1:])
+
+
+def _add_bias(x_BTHWC: jax.Array, bias: nnx.Param[jax.Array]) -> jax.Array:
+    return x_BTHWC + bias[...].reshape(1, 1, 1, 1, -1)
+
+
+class Conv(nnx.Module):
+    """3x3 convolution of each frame."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, stride: int = 1, use_bias: bool = True, rngs: nnx.Rngs
+    ) -> None:
+        self.kernel = _kernel(rngs, (3, 3, inputs, outputs), 9 * inputs)
+        self.bias = _zeros(outputs) if use_bias else None
+        self.stride = stride
+
+    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, inputs] -> [B, T, H / stride, W / stride, outputs]."""
+        y = _conv_frames(x_BTHWC, self.kernel[...], self.stride)
+        return y if self.bias is None else _add_bias(y, self.bias)
+
+
+class MemoryConv(nnx.Module):
+    """3x3 convolution of each frame beside its predecessor.
+
+    The reference convolves [frame, predecessor] stacked over channels. A convolution is linear and
+    maps zeros to zeros, so this one convolves each frame once, with twice the output channels:
+    the first half is the frame's own share, the second what it leaves to its successor. No stacked
+    copy of the input exists. The reference's kernel is both halves stacked over input channels.
+    """
+
+    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
+        self.kernel = _kernel(rngs, (3, 3, channels, 2 * channels), 9 * 2 * channels)
+        self.bias = _zeros(channels)
+
+    def shares(self, x_BTHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """[B, T, H, W, C] -> each frame's own share and what it leaves, of the same shape each."""
+        own, left = jnp.split(_conv_frames(x_BTHWC, self.kernel[...], 1), 2, axis=-1)
+        return own, left
+
+    def joined(self, own_BTHWC: jax.Array, inherited_BTHWC: jax.Array) -> jax.Array:
+        """A frame's own share, what its predecessor has left, and the bias."""
+        return _add_bias(own_BTHWC + inherited_BTHWC, self.bias)
+
+
+class MemoryBlock(nnx.Module):
+    """Three convolutions and a skip; the first one remembers the frame before."""
+
+    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
+        self.channels = channels
+        self.conv1 = MemoryConv(channels, rngs=rngs)
+        self.conv2 = Conv(channels, channels, rngs=rngs)
+        self.conv3 = Conv(channels, channels, rngs=rngs)
+        self.conv3.kernel = _zeros(3, 3, channels, channels)  # a block starts as its skip
+
+    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, C] -> the same shape."""
+        own, left = self.conv1.shares(x_BTHWC)
+        return self._rest(x_BTHWC, self.conv1.joined(own, previous(left)))
+
+    def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Further frames; the memory is the share that the frame before has left."""
+        own, left = self.conv1.shares(x_BTHWC)
+        y = self._rest(x_BTHWC, self.conv1.joined(own, after(memory_B1HWC, left)))
+        return y, left[:, -1:]
+
+    def _rest(self, x_BTHWC: jax.Array, y_BTHWC: jax.Array) -> jax.Array:
+        return relu(self.conv3(relu(self.conv2(relu(y_BTHWC)))) + x_BTHWC)
+
+
+class Pointwise(nnx.Module):
+    """The same matrix for each pixel."""
+
+    def __init__(self, inputs: int, outputs: int, *, use_bias: bool, rngs: nnx.Rngs) -> None:
+        self.kernel = _kernel(rngs, (inputs, outputs), inputs)
+        self.bias = _zeros(outputs) if use_bias else None
+
+    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, inputs] -> [B, T, H, W, outputs]."""
+        y = x_BTHWC @ self.kernel[...]
+        return y if self.bias is None else _add_bias(y, self.bias)
+
+
+class WideMemoryBlock(nnx.Module):
+    """The "super" decoder's: each channel looks around 7x7 pixels, then two matrices for a pixel.
+
+    Here the two frames are stacked: a channel is convolved with itself alone, so nothing is saved
+    by sharing, and the memory is the frame before.
+    """
+
+    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
+        self.channels = channels
+        self.around = _kernel(rngs, (WIDE, WIDE, 1, 2 * channels), WIDE**2)
+        self.up = Pointwise(2 * channels, 4 * channels, use_bias=True, rngs=rngs)
+        self.down = Pointwise(4 * channels, channels, use_bias=False, rngs=rngs)
+        self.down.kernel = _zeros(4 * channels, channels)  # a block starts as its skip
+
+    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, C] -> the same shape."""
+        return self._both(x_BTHWC, previous(x_BTHWC))
+
+    def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Further frames; the memory is the frame before."""
+        return self._both(x_BTHWC, after(memory_B1HWC, x_BTHWC)), x_BTHWC[:, -1:]
+
+    def _both(self, x_BTHWC: jax.Array, past_BTHWC: jax.Array) -> jax.Array:
+        stacked = jnp.concatenate([x_BTHWC, past_BTHWC], axis=-1)
+        b, t, h, w, c = stacked.shape
+        looked = lax.conv_general_dilated(
+            stacked.reshape(b * t, h, w, c),
+            self.around[...],
+            window_strides=(1, 1),
+            padding="SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=c,
+        )
+        return self.down(relu(self.up(looked.reshape(b, t, h, w, c)))) + x_BTHWC
+
+
+class TimePool(nnx.Module):
+    """Joins groups of `stride` frames into one, linearly, pixel by pixel."""
+
+    def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
+        self.kernel = _kernel(rngs, (stride * channels, channels), stride * channels)
+        self.stride = stride
+
+    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, C] -> [B, T / stride, H, W, C]."""
+        groups = [x_BTHWC[:, first :: self.stride] for first in range(self.stride)]
+        return jnp.concatenate(groups, -1) @ self.kernel[...]
+
+
+class TimeGrow(nnx.Module):
+    """Splits each frame into `stride` successive ones, linearly, pixel by pixel."""
+
+    def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
+        self.kernel = _kernel(rngs, (channels, stride * channels), channels)
+        self.stride = stride
+
+    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, C] -> [B, T * stride, H, W, C]."""
+        b, t, h, w, c = x_BTHWC.shape
+        grown = jnp.split(x_BTHWC @ self.kernel[...], self.stride, axis=-1)
+        return jnp.stack(grown, axis=2).reshape(b, t * self.stride, h, w, c)
+
+
+def run(blocks: Sequence[Remembering], x_BTHWC: jax.Array, remat: layers.Remat) -> jax.Array:
+    """All frames of a clip through block after block."""
+    for block in blocks:
+        x_BTHWC = layers.remat(type(block).__call__, remat)(block, x_BTHWC)
+    return x_BTHWC
+
+
+def run_step(
+    blocks: Sequence[Remembering], x_BTHWC: jax.Array, memory: Memory
+) -> tuple[jax.Array, Memory]:
+    """Further frames through block after block, and the memory after them."""
+    following: Memory = []
+    for block, of_block in zip(blocks, memory, strict=True):
+        x_BTHWC, left = block.step(x_BTHWC, of_block)
+        following.append(left)
+    return x_BTHWC, following

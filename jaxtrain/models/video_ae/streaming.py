@@ -1,0 +1,132 @@
+"""Videos of any length with the memory of four frames: in one program, or frame by frame.
+
+Three ways lead to the same numbers: :meth:`VideoAutoencoder.encode` and ``decode`` take a whole
+clip; :func:`encode_in_turn` and :func:`decode_in_turn` take a whole clip too, but compute one
+latent after the other inside one program; :class:`EncoderStream` and :class:`DecoderStream` take
+frames and latents as they come and give back what is ready.
+
+Shapes: B videos, T frames, H height, W width; L latents.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain.models.video_ae import VideoAutoencoder, timing
+from jaxtrain.models.video_ae.blocks import Memory
+
+
+def encode_in_turn(module: VideoAutoencoder, video_BTHW3: jax.Array) -> jax.Array:
+    """As ``module.encode``; only one group of four frames is in work at a time."""
+    video = timing.pad_time(video_BTHW3)
+    b, t, h, w, _ = video.shape
+    groups = video.reshape(b, t // timing.TIME_FACTOR, timing.TIME_FACTOR, h, w, 3)
+
+    def body(memory: list[Memory], group: jax.Array) -> tuple[list[Memory], jax.Array]:
+        latent, following = module.encode_next(group, memory)
+        return following, latent[:, 0]
+
+    _, latents = jax.lax.scan(body, module.before_encoding(b, h, w), jnp.moveaxis(groups, 1, 0))
+    return jnp.moveaxis(latents, 0, 1)
+
+
+def decode_in_turn(module: VideoAutoencoder, latents_BLHWC: jax.Array) -> jax.Array:
+    """As ``module.decode``; only one latent is in work at a time."""
+    b, count, h, w, _ = latents_BLHWC.shape
+
+    def body(memory: list[Memory], latent: jax.Array) -> tuple[list[Memory], jax.Array]:
+        frames, following = module.decode_next(latent[:, None], memory)
+        return following, frames
+
+    start = module.before_decoding(b, h, w)
+    _, frames = jax.lax.scan(body, start, jnp.moveaxis(latents_BLHWC, 1, 0))
+    frames = jnp.moveaxis(frames, 0, 1)
+    joined = frames.reshape(b, -1, *frames.shape[3:])
+    return joined[:, module.timing.dropped(count) :]
+
+
+class EncoderStream:
+    """Frames in, a latent out whenever four frames are there.
+
+    Args:
+        module: the autoencoder.
+    """
+
+    def __init__(self, module: VideoAutoencoder) -> None:
+        self._module = module
+        self._step = _jitted(module, "encode_next")
+        self._waiting: list[jax.Array] = []
+        self._memory: list[Memory] | None = None
+
+    def push(self, frame_BHW3: jax.Array) -> jax.Array | None:
+        """The next frame, in [0, 1] -> the latent [B, h, w, C] that it completes, or None.
+
+        Raises:
+            ValueError: its shape is another than that of the first frame.
+        """
+        if self._waiting and frame_BHW3.shape != self._waiting[-1].shape:
+            raise ValueError(
+                f"this frame has shape {frame_BHW3.shape}, the one before "
+                f"{self._waiting[-1].shape}: a stream takes frames of one shape"
+            )
+        self._waiting.append(frame_BHW3)
+        if len(self._waiting) < timing.TIME_FACTOR:
+            return None
+        if self._memory is None:
+            b, h, w, _ = frame_BHW3.shape
+            self._memory = self._module.before_encoding(b, h, w)
+        latent, self._memory = self._step(jnp.stack(self._waiting, axis=1), self._memory)
+        self._waiting.clear()
+        return latent[:, 0]
+
+    def flush(self) -> jax.Array | None:
+        """The latent of frames that still wait, filled up with the last one; None if none does.
+
+        The stream then begins anew.
+        """
+        latent = None
+        while self._waiting:
+            latent = self.push(self._waiting[-1])
+        self._memory = None
+        return latent
+
+
+class DecoderStream:
+    """Latents in, their frames out.
+
+    Args:
+        module: the autoencoder.
+        latents: of the whole video; needed only where ``module.timing.trim`` asks for it.
+
+    Raises:
+        InputError: it is needed and not given.
+    """
+
+    def __init__(self, module: VideoAutoencoder, latents: int | None = None) -> None:
+        self._module = module
+        self._step = _jitted(module, "decode_next")
+        self._dropped = module.timing.dropped(latents)
+        self._memory: list[Memory] | None = None
+
+    def push(self, latent_BHWC: jax.Array) -> jax.Array:
+        """The next latent -> its frames [B, T, H, W, 3], not clamped: 1 at first, then 4 each."""
+        first = 0
+        if self._memory is None:
+            b, h, w, _ = latent_BHWC.shape
+            self._memory = self._module.before_decoding(b, h, w)
+            first = self._dropped
+        frames, self._memory = self._step(latent_BHWC[:, None], self._memory)
+        return frames[:, first:]
+
+
+def _jitted(module: VideoAutoencoder, method: str) -> Callable[..., Any]:
+    graph, arrays = nnx.split(module)
+
+    @jax.jit
+    def step(arrays: Any, x: jax.Array, memory: list[Memory]) -> Any:
+        return getattr(nnx.merge(graph, arrays), method)(x, memory)
+
+    return lambda x, memory: step(arrays, x, memory)

@@ -1,0 +1,218 @@
+"""The reference's weights (TAEHV's state dict, as its `.pth` and `.safetensors` hold it) and ours.
+
+The reference numbers the layers of two ``nn.Sequential``s. Its kernels are [out, in, height,
+width]; the first convolution of its memory blocks takes [frame, predecessor] stacked over inputs,
+where ours has their halves beside each other over outputs (:class:`blocks.MemoryConv`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxtrain.errors import InputError
+from jaxtrain.models.video_ae import network
+
+Tensors = Mapping[str, np.ndarray]
+Kind = Literal["vector", "conv", "memory", "matrix", "grow"]
+_LISTED = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """One array under its two names.
+
+    Attributes:
+        reference: in the reference's state dict.
+        ours: dotted path in the module.
+        kind: which layout it has.
+    """
+
+    reference: str
+    ours: str
+    kind: Kind
+
+
+def table(*, wide: bool) -> list[Weight]:
+    """All arrays of the network, in the reference's order.
+
+    Args:
+        wide: with the "super" decoder.
+    """
+    found: list[Weight] = []
+
+    def layer(reference: str, ours: str, kind: Kind, *, bias: bool) -> None:
+        found.append(Weight(f"{reference}.weight", f"{ours}.kernel", kind))
+        if bias:
+            found.append(Weight(f"{reference}.bias", f"{ours}.bias", "vector"))
+
+    def memory_blocks(part: str, first: int, stage: str) -> None:
+        for number in range(network.MEMORY_BLOCKS):
+            reference, ours = f"{part}.{first + number}.conv", f"{stage}.blocks.{number}"
+            layer(f"{reference}.0", f"{ours}.conv1", "memory", bias=True)
+            layer(f"{reference}.2", f"{ours}.conv2", "conv", bias=True)
+            layer(f"{reference}.4", f"{ours}.conv3", "conv", bias=True)
+
+    def wide_blocks(first: int, stage: str) -> None:
+        for number in range(network.MEMORY_BLOCKS):
+            reference, ours = f"decoder.{first + number}.conv", f"{stage}.blocks.{number}"
+            found.append(Weight(f"{reference}.0.weight", f"{ours}.around", "conv"))
+            layer(f"{reference}.1", f"{ours}.up", "matrix", bias=True)
+            layer(f"{reference}.3", f"{ours}.down", "matrix", bias=False)
+
+    layer("encoder.0", "encoder.head", "conv", bias=True)
+    for number in range(3):
+        first, stage = 2 + 5 * number, f"encoder.stages.{number}"
+        layer(f"encoder.{first}.conv", f"{stage}.pool", "matrix", bias=False)
+        layer(f"encoder.{first + 1}", f"{stage}.down", "conv", bias=False)
+        memory_blocks("encoder", first + 2, stage)
+    layer("encoder.17", "encoder.tail", "conv", bias=True)
+    if wide:
+        layer("decoder.0", "decoder.head", "matrix", bias=False)
+    else:
+        layer("decoder.1", "decoder.head", "conv", bias=True)
+    for number in range(3):
+        stage = f"decoder.stages.{number}"
+        if wide:
+            first = 1 + 7 * number
+            wide_blocks(first, stage)
+            layer(f"decoder.{first + 3}", f"{stage}.out", "conv", bias=True)
+            layer(f"decoder.{first + 6}.conv", f"{stage}.grow", "grow", bias=False)
+        else:
+            first = 3 + 6 * number
+            memory_blocks("decoder", first, stage)
+            layer(f"decoder.{first + 4}.conv", f"{stage}.grow", "grow", bias=False)
+            layer(f"decoder.{first + 5}", f"{stage}.out", "conv", bias=False)
+    layer("decoder.22", "decoder.tail", "conv", bias=True)
+    return found
+
+
+def to_reference(params: Tensors, *, wide: bool) -> dict[str, np.ndarray]:
+    """Our parameters under the reference's names and in its layout, in its order.
+
+    Args:
+        params: dotted path -> float32 array; no other array may be among them.
+        wide: with the "super" decoder.
+    """
+    return {one.reference: _OUT[one.kind](np.asarray(params[one.ours])) for one in table(wide=wide)}
+
+
+def from_reference(
+    tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, wide: bool, source: str
+) -> dict[str, np.ndarray]:
+    """The reference's state dict as our parameters, float32.
+
+    A growing layer that makes more frames than this model wants gives up the first ones, as in the
+    reference: so weights of a whole model serve one whose time switches are off.
+
+    Args:
+        tensors: name -> array.
+        expected: dotted path -> shape of each of the model's parameters.
+        wide: with the "super" decoder.
+        source: the file, for the error.
+
+    Raises:
+        InputError: an array is missing, has another shape, or belongs to no layer; names all.
+    """
+    known = table(wide=wide)
+    missing = [one.reference for one in known if one.reference not in tensors]
+    extra = sorted(set(tensors) - {one.reference for one in known})
+    found: dict[str, np.ndarray] = {}
+    misshapen: list[str] = []
+    for one in known:
+        if one.reference not in tensors:
+            continue
+        tensor = np.asarray(tensors[one.reference], np.float32)
+        wanted = _OUT[one.kind](np.empty(expected[one.ours], np.bool_)).shape
+        if one.kind == "grow" and tensor.ndim == 4 and tensor.shape[0] > wanted[0]:
+            tensor = tensor[-wanted[0] :]
+        if tensor.shape != wanted:
+            misshapen.append(f"{one.reference} {tensor.shape} instead of {wanted}")
+        else:
+            found[one.ours] = _IN[one.kind](tensor)
+    complaints = [
+        f"{what}: {', '.join(names[:_LISTED])}"
+        + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+        for what, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen))
+        if names
+    ]
+    if complaints:
+        raise InputError(
+            f"{source} does not fit this model; {'; '.join(complaints)}. Its shape is set by "
+            "--model.patch_size, --model.latent_channels and --model.decoder"
+        )
+    return found
+
+
+def guess(tensors: Tensors, name: str) -> dict[str, Any]:
+    """Fields of the config that such weights ask for.
+
+    Args:
+        tensors: name -> array, in the reference's names.
+        name: of the file: only it tells weights for CogVideoX, as in the reference.
+
+    Raises:
+        InputError: these are no weights of this network.
+    """
+    head, tail = tensors.get("encoder.0.weight"), tensors.get("encoder.17.weight")
+    if head is None or tail is None or head.ndim != 4 or tail.ndim != 4:
+        few = ", ".join(sorted(tensors)[:_LISTED])
+        raise InputError(
+            f"{name} holds no weights of TAEHV: encoder.0.weight or encoder.17.weight is missing "
+            f"or no kernel; there are {len(tensors)} arrays: {few}"
+        )
+    patch_size = round((head.shape[1] / 3) ** 0.5)
+    return {
+        "patch_size": patch_size,
+        "latent_channels": tail.shape[0],
+        "decoder": "super" if "decoder.0.weight" in tensors else "base",
+        "trim": "odd_latents" if "taecvx" in name else "always",
+    }
+
+
+def _conv_in(tensor: np.ndarray) -> np.ndarray:
+    return tensor.transpose(2, 3, 1, 0)
+
+
+def _conv_out(kernel: np.ndarray) -> np.ndarray:
+    return kernel.transpose(3, 2, 0, 1)
+
+
+def _memory_in(tensor: np.ndarray) -> np.ndarray:
+    own, left = np.split(_conv_in(tensor), 2, axis=2)
+    return np.concatenate([own, left], axis=3)
+
+
+def _memory_out(kernel: np.ndarray) -> np.ndarray:
+    own, left = np.split(kernel, 2, axis=3)
+    return _conv_out(np.concatenate([own, left], axis=2))
+
+
+def _matrix_in(tensor: np.ndarray) -> np.ndarray:
+    return tensor[:, :, 0, 0].T
+
+
+def _matrix_out(kernel: np.ndarray) -> np.ndarray:
+    return kernel.T[:, :, None, None]
+
+
+def _same(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+_Change = Callable[[np.ndarray], np.ndarray]
+_IN: dict[Kind, _Change] = {
+    "vector": _same,
+    "conv": _conv_in,
+    "memory": _memory_in,
+    "matrix": _matrix_in,
+    "grow": _matrix_in,
+}
+_OUT: dict[Kind, _Change] = {
+    "vector": _same,
+    "conv": _conv_out,
+    "memory": _memory_out,
+    "matrix": _matrix_out,
+    "grow": _matrix_out,
+}

@@ -1,0 +1,57 @@
+"""Floating-point operations of the video autoencoder, by formula.
+
+A 3x3 convolution costs `18 * in * out` a pixel of its output; a memory block four of them (its
+first has twice the output channels); a pooling or growing layer and any other matrix `2 * in * out`
+a pixel; a wide memory block `2 * 49` for each of its 2 C stacked channels and two matrices.
+"""
+
+from collections.abc import Sequence
+
+from jaxtrain.models.video_ae import blocks, network
+from jaxtrain.models.video_ae.timing import TIME_FACTOR, Timing, latent_frames
+
+_CONV = 2 * 9
+
+
+def forward(
+    *,
+    frames: int,
+    height: int,
+    width: int,
+    patch_size: int,
+    latent_channels: int,
+    encoder_width: int,
+    decoder_widths: Sequence[int],
+    wide: bool,
+    grows: Sequence[int],
+    space_ups: Sequence[int],
+    timing: Timing,
+) -> tuple[float, float]:
+    """Multiplications and additions of encoder and decoder for one clip, and of the first layer."""
+    colours = 3 * patch_size**2
+    latents = latent_frames(frames)
+    t, pixels = latents * TIME_FACTOR, height * width // patch_size**2
+    w = encoder_width
+    first = float(_CONV * t * pixels * colours * w)
+    total = first
+    for pool in network.ENCODER_POOLS:
+        t //= pool
+        total += 2 * t * pixels * pool * w * w
+        pixels //= 4
+        total += _CONV * t * pixels * w * w * (1 + 4 * network.MEMORY_BLOCKS)
+    total += _CONV * t * pixels * w * latent_channels
+    total += (2 if wide else _CONV) * t * pixels * latent_channels * decoder_widths[0]
+    stages = zip(decoder_widths[:-1], decoder_widths[1:], grows, space_ups, strict=True)
+    for number, (w, following, grow, up) in enumerate(stages):
+        dropped = timing.dropped(latents) if number == len(grows) - 1 else 0
+        after = pixels * up**2
+        if wide:
+            block = 2 * blocks.WIDE**2 * 2 * w + 2 * 2 * w * 4 * w + 2 * 4 * w * w
+            total += t * pixels * (network.MEMORY_BLOCKS * block + _CONV * w * up**2 * following)
+            total += 2 * t * after * following**2 * grow
+        else:
+            total += t * pixels * (_CONV * w * w * 4 * network.MEMORY_BLOCKS + 2 * w * w * grow)
+            total += _CONV * (t * grow - dropped) * after * w * following
+        t, pixels = t * grow, after
+    kept = t - timing.dropped(latents)
+    return total + _CONV * kept * pixels * decoder_widths[-1] * colours, first

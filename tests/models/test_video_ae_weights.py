@@ -1,0 +1,245 @@
+"""The reference's numbers and names: every variant, three ways to run it, weights in and out."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxtrain.errors import InputError
+from jaxtrain.models import video_ae
+from jaxtrain.models.video_ae import streaming, weights
+
+FIXTURES = (
+    "taehv_base",
+    "taehv_base_ragged",
+    "taehv_cogvideox_even",
+    "taehv_patch2_z32",
+    "taehv_super_patch2_z48",
+)
+_TRIM = {True: "odd_latents", False: "always"}
+
+
+def reference_values(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """The weights that the reference's outputs belong to: noise seeded by each name."""
+    found = {}
+    for name, shape in shapes.items():
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
+        scale = 0.1 if len(shape) == 1 else 1.1 / np.sqrt(np.prod(shape[1:]))
+        if name == "decoder.22.weight":
+            scale = 0.25 / np.sqrt(np.prod(shape[1:]))
+        found[name] = (noise * scale + (0.5 if name == "decoder.22.bias" else 0)).astype(np.float32)
+    return found
+
+
+def flat(module: Any) -> dict[str, Any]:
+    paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {".".join(map(str, path)): leaf.get_value() for path, leaf in paths}
+
+
+def filled(config: video_ae.Config, params: dict[str, np.ndarray]) -> video_ae.VideoAutoencoder:
+    """The module with these parameters."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
+    leaves = [
+        (path, leaf.replace(jnp.asarray(params[".".join(map(str, path))])))
+        for path, leaf in nnx.to_flat_state(state)
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(leaves))
+
+
+class Reference:
+    """One fixture: arrays, the config that it asks for, and our module with its weights."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as file:
+            self.arrays = {key: file[key] for key in file}
+        given = json.loads(str(self.arrays["kwargs"]))
+        self.shapes: dict[str, list[int]] = json.loads(str(self.arrays["params"]))
+        _, frames, height, width, _ = self.arrays["video_nthwc"].shape
+        self.config = video_ae.Config(
+            frames=frames,
+            height=height,
+            width=width,
+            patch_size=given.get("patch_size", 1),
+            latent_channels=given.get("latent_channels", 16),
+            decoder=given.get("arch_variant", "base"),
+            trim=_TRIM[given["is_cogvideox"]],
+        )
+        self.tensors = reference_values(self.shapes)
+        self.params = self.config.from_weights(self.tensors, path.name)
+        self.module = filled(self.config, self.params)
+
+
+@pytest.fixture(scope="module", params=FIXTURES)
+def reference(request: pytest.FixtureRequest, checkout: Path) -> Reference:
+    return Reference(checkout / f"tests/fixtures/{request.param}.npz")
+
+
+@pytest.fixture(scope="module")
+def base(checkout: Path) -> Reference:
+    return Reference(checkout / "tests/fixtures/taehv_base.npz")
+
+
+def jitted(module: Any, function: Any) -> Any:
+    graph, state = nnx.split(module)
+    compiled = jax.jit(lambda s, x: function(nnx.merge(graph, s), x))
+    return lambda x: np.asarray(compiled(state, x))
+
+
+def close(found: Any, wanted: Any, atol: float) -> None:
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, atol=atol, rtol=0)
+
+
+def streamed(module: video_ae.VideoAutoencoder, video: np.ndarray) -> tuple[Any, Any]:
+    """Latents and frames, by streams; and when they came."""
+    encoder = streaming.EncoderStream(module)
+    latents = [encoder.push(jnp.asarray(video[:, i])) for i in range(video.shape[1])]
+    ready = [number for number, latent in enumerate(latents, 1) if latent is not None]
+    assert ready == list(range(4, video.shape[1] + 1, 4))
+    last = encoder.flush()
+    assert (last is None) == (video.shape[1] % 4 == 0)
+    assert encoder.flush() is None
+    code = [latent for latent in (*latents, last) if latent is not None]
+    decoder = streaming.DecoderStream(module, latents=len(code))
+    frames = [decoder.push(latent) for latent in code]
+    return jnp.stack(code, axis=1), jnp.concatenate(frames, axis=1)
+
+
+def test_three_ways_give_the_references_numbers(reference: Reference) -> None:
+    video, module = reference.arrays["video_nthwc"], reference.module
+    latents, decoded = reference.arrays["latent_nthwc"], reference.arrays["decoded_nthwc"]
+    at_once = jitted(module, lambda m, x: m.encode(x))(video)
+    close(at_once, latents, 2e-5)
+    close(jitted(module, streaming.encode_in_turn)(video), at_once, 1e-5)
+    raw = jitted(module, lambda m, x: m.decode(x))(at_once)
+    close(np.clip(jitted(module, lambda m, x: m.decode(x))(latents), 0, 1), decoded, 2e-5)
+    close(jitted(module, streaming.decode_in_turn)(at_once), raw, 1e-5)
+    code, frames = streamed(module, video)
+    close(np.asarray(code), at_once, 1e-5)
+    close(np.asarray(frames), raw, 1e-5)
+
+
+def test_names_shapes_and_values_go_out_as_they_came(reference: Reference) -> None:
+    out = reference.config.to_weights(reference.params)
+    assert {name: list(array.shape) for name, array in out.items()} == reference.shapes
+    assert [*out] == [*reference.shapes]  # in the reference's order too
+    for name, array in out.items():
+        np.testing.assert_array_equal(array, reference.tensors[name])
+    assert set(reference.params) == set(flat(reference.module))
+
+
+def test_weights_say_which_model_they_are(reference: Reference) -> None:
+    name = "taecvx.pth" if reference.config.trim == "odd_latents" else "weights.pth"
+    guessed = video_ae.Config.guess(reference.tensors, name)
+    for field in ("patch_size", "latent_channels", "decoder", "trim"):
+        assert getattr(guessed, field) == getattr(reference.config, field)
+    with pytest.raises(InputError, match=r"x\.pth holds no weights of TAEHV: .* 1 arrays: a"):
+        video_ae.Config.guess({"a": np.zeros(3)}, "x.pth")
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, 11_315_539),
+        ({"patch_size": 2, "latent_channels": 32}, 11_372_012),
+        ({"patch_size": 2, "latent_channels": 48}, 11_418_108),
+    ],
+)
+def test_published_parameter_counts(fields: dict[str, Any], count: int) -> None:
+    config = video_ae.Config(frames=4, height=32, width=32, **fields)
+    found = flat(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
+    assert sum(leaf.size for leaf in found.values()) == count
+    encoder = sum(leaf.size for name, leaf in found.items() if name.startswith("encoder."))
+    assert encoder == 1_470_928 or fields
+
+
+def test_fresh_weights_start_as_ours_do(base: Reference) -> None:
+    ours = base.config.to_weights(
+        {k: np.asarray(v) for k, v in flat(base.config.build(nnx.Rngs(0))).items()}
+    )
+    for name, array in ours.items():
+        if name == "decoder.22.bias":
+            assert (array == 0.5).all()
+        elif name.endswith(("bias", "conv.4.weight")):  # conv.4: the last one of a memory block
+            assert not array.any(), name
+        else:
+            bound = np.sqrt(3 / np.prod(array.shape[1:]))
+            assert np.abs(array).max() <= bound, name
+            assert array.std() == pytest.approx(bound / np.sqrt(3), rel=0.1), name
+
+
+def test_every_array_that_does_not_fit_is_named(base: Reference) -> None:
+    tensors = dict(base.tensors)
+    del tensors["encoder.0.bias"], tensors["decoder.20.weight"]
+    tensors["decoder.99.weight"] = np.zeros(3, np.float32)
+    tensors["encoder.17.weight"] = np.zeros((12, 64, 3, 3), np.float32)
+    with pytest.raises(InputError) as raised:
+        base.config.from_weights(tensors, "bad.safetensors")
+    said = str(raised.value)
+    assert "bad.safetensors does not fit this model" in said
+    assert "missing: encoder.0.bias, decoder.20.weight" in said
+    assert "extra: decoder.99.weight" in said
+    assert "misshapen: encoder.17.weight (12, 64, 3, 3) instead of (16, 64, 3, 3)" in said
+
+
+def preview(base: Reference, **switches: Any) -> Any:
+    config = video_ae.Config(
+        frames=12, height=32, width=48, patch_size=1, latent_channels=16, **switches
+    )
+    return config, filled(config, config.from_weights(base.tensors, "base"))
+
+
+def test_switched_off_stages_give_fewer_and_smaller_frames(base: Reference) -> None:
+    latents = base.arrays["latent_nthwc"]
+    config, module = preview(base, time_upscale=(True, False), space_upscale=(True, True, False))
+    found = jitted(module, lambda m, x: m.decode(x))(latents)
+    assert found.shape == (1, 2 * 3 - 1, 16, 24, 3)
+    close(jitted(module, streaming.decode_in_turn)(latents), found, 1e-5)
+    grow = "decoder.stages.2.grow.kernel"  # the reference keeps the last frame's channels
+    whole = base.params[grow]
+    np.testing.assert_array_equal(np.asarray(flat(module)[grow]), whole[:, whole.shape[1] // 2 :])
+    assert config.timing.growth == 2
+
+
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [
+        ({"time_upscale": (True, False)}, r"2 frames of a latent \(model.time_upscale\)"),
+        ({"space_upscale": (True, True, False)}, r"model.space_upscale"),
+    ],
+)
+def test_previews_cannot_be_trained(switches: dict[str, Any], message: str) -> None:
+    config = video_ae.Config(
+        frames=4, height=16, width=16, encoder_width=8, decoder_widths=(8, 8, 8, 8), **switches
+    )
+    graph, state = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
+    with pytest.raises(InputError, match=message):
+        jax.eval_shape(lambda s, b: nnx.merge(graph, s).evaluate(b), state, config.batch_spec(1))
+
+
+def test_a_stream_that_has_to_know_its_length_says_so() -> None:
+    config = video_ae.Config(
+        frames=8, height=16, width=16, encoder_width=8, decoder_widths=(8,) * 4, trim="odd_latents"
+    )
+    module = config.build(nnx.Rngs(0))
+    with pytest.raises(InputError, match="depends on the number of latents"):
+        streaming.DecoderStream(module)
+    stream = streaming.EncoderStream(module)
+    stream.push(jnp.zeros((1, 16, 16, 3)))
+    with pytest.raises(ValueError, match=r"\(1, 16, 24, 3\), the one before \(1, 16, 16, 3\)"):
+        stream.push(jnp.zeros((1, 16, 24, 3)))
+
+
+def test_the_table_holds_each_array_once() -> None:
+    for wide in (False, True):
+        table = weights.table(wide=wide)
+        assert (
+            len({one.ours for one in table}) == len({one.reference for one in table}) == len(table)
+        )
