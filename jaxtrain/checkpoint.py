@@ -17,7 +17,6 @@ it; then the manifest follows, and only with it a checkpoint is complete.
 
 import errno
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -32,13 +31,11 @@ from jaxtrain.checkpoint_folders import (
     CHECKPOINTS,
     META,
     STATE,
-    SUPERSEDED,
     cure_of,
     disk_trouble,
     is_complete,
     latest_in,
     not_committed,
-    numbered,
     read_meta,
     read_shapes,
     reason,
@@ -270,10 +267,10 @@ class Checkpoints:
             probe.write(bytes(_PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
-        self._supersede(folder, step)
+        checkpoint_files.supersede(folder, step, self._say)
         checkpoint_files.replace(folder / str(step))
         if also_best:
-            self._supersede(self._best, step)
+            checkpoint_files.supersede(self._best, step, self._say)
 
     def _check_there(self) -> None:
         """Refuses to write where the run's disk was, after it went away: under its mount point.
@@ -287,7 +284,14 @@ class Checkpoints:
             raise OSError(errno.ESTALE, f"{self._directory} is another folder than before")
 
     def _finish(self, target: Path, keep: int, also_best: bool, wrong: str) -> None:
-        """Runs beside the training: waits for Orbax, completes the checkpoint, deletes older ones.
+        """Runs beside the training; whatever goes wrong in it is a failure of the save."""
+        try:
+            self._end(target, keep, also_best, wrong)
+        except Exception as error:  # as of a vote, when process 0 is gone
+            self._failure = self._failed(target, reason(error), said=False)
+
+    def _end(self, target: Path, keep: int, also_best: bool, wrong: str) -> None:
+        """Waits for Orbax, completes the checkpoint, deletes older ones.
 
         Args:
             target: the checkpoint.
@@ -353,18 +357,6 @@ class Checkpoints:
             self._say(
                 f"warning: an older checkpoint beside {target} cannot be deleted "
                 f"({reason(error)}): delete it before the disk is full"
-            )
-
-    def _supersede(self, folder: Path, step: int) -> None:
-        """Moves aside what would count as newer than ``folder/<step>``."""
-        for number in [number for number in numbered(folder) if number > step]:
-            aside = folder.parent / SUPERSEDED / folder.name / str(number)
-            if aside.exists():
-                shutil.rmtree(aside)
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            (folder / str(number)).rename(aside)
-            self._say(
-                f"checkpoint {folder.name}/{number} is from before this resume: moved to {aside}"
             )
 
     def _failed(self, target: Path, wrong: str, *, said: bool) -> SaveFailed:

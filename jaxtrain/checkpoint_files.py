@@ -8,10 +8,11 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain import manifest
-from jaxtrain.checkpoint_folders import disk_trouble, is_complete, steps
+from jaxtrain.checkpoint_folders import SUPERSEDED, disk_trouble, is_complete, numbered, steps
 
 # A folder that process 0 has made may reach another host's view of a network disk late.
 _APPEARS_WITHIN_S = 30.0
@@ -68,6 +69,17 @@ def link(source: Path, target: Path) -> None:
     replace(target)
     partial.rename(target)
     forget_replaced(target)
+
+
+def supersede(folder: Path, step: int, say: Callable[[str], None]) -> None:
+    """Moves aside what would count as newer than ``folder/<step>``, and says so."""
+    for number in [number for number in numbered(folder) if number > step]:
+        aside = folder.parent / SUPERSEDED / folder.name / str(number)
+        if aside.exists():
+            shutil.rmtree(aside)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        (folder / str(number)).rename(aside)
+        say(f"checkpoint {folder.name}/{number} is overtaken: moved to {aside}")
 
 
 def replace(target: Path) -> None:

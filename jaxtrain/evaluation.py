@@ -1,5 +1,6 @@
 """Validation over all devices, and the pictures that a run keeps."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -43,6 +44,7 @@ class Evaluator:
         precision: dtype of the computation.
         target: shapes and shardings of the state.
         batches: of the validation split.
+        deterministic: on GPUs, the same bits each time.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class Evaluator:
         precision: config.Precision,
         target: State,
         batches: ValidationBatches,
+        *,
+        deterministic: bool = False,
     ) -> None:
         def jitted(method: str) -> Any:
             step = steps.build_eval_step(definition, rule, precision=precision, method=method)
-            return steps.jit_eval_step(step, target, rule.mesh)
+            return steps.jit_eval_step(step, target, rule.mesh, deterministic=deterministic)
 
         self._batches = batches
         self._target = target
@@ -70,26 +74,35 @@ class Evaluator:
         spreads = {f"val/{name}_std" for name, parts in sums.items() if len(parts) == 3}
         return {f"val/{name}" for name in sums} | spreads
 
-    def __call__(self, state: State, stop: Stop) -> Validation | None:
-        """Validates a state; it is compiled the first time.
+    def compile(self, stop: Stop) -> None:
+        """Compiles, the first time; returns early where this process wants to stop."""
+        if self._programs is None:
+            self._programs = compiling.Beside(self._compile)
+        self._programs.ready(until=stop.wanted)
+
+    def __call__(
+        self, state: State, stop: Stop, alive: Callable[[], None] = lambda: None
+    ) -> Validation | None:
+        """Validates a state.
 
         Args:
             state: the state.
-            stop: whether to break off: asked while it compiles, and before each batch.
+            stop: whether to break off: asked before each batch.
+            alive: called before each batch.
 
         Returns:
             None if it was broken off, in every process alike.
         """
-        if self._programs is None:
-            self._programs = compiling.Beside(self._compile)
-        self._programs.ready(until=stop.wanted)
+        self.compile(stop)
         if stop.agreed():
             return None
+        assert self._programs is not None, "compile() has made them"
         programs = self._programs.result()
         sums: dict[str, np.ndarray] = {}
         pictures: dict[str, np.ndarray] = {}
         batches = iter(self._batches)
         for number in range(len(self._batches)):
+            alive()
             if stop.agreed():
                 return None
             batch = next(batches)

@@ -81,7 +81,13 @@ def train(
     damage: list[str] = []
     with watchdog.pause("start"):  # which may read a whole checkpoint
         mesh = meshes.make(run.mesh)
-        start_from = rundir.start_from(run.name, flags.resume, flags.output_dir, say=damage.append)
+        start_from = rundir.start_from(
+            run.name,
+            flags.resume,
+            flags.output_dir,
+            say=damage.append,
+            little=run.checkpoint.every,
+        )
         directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
     with contextlib.ExitStack() as stack:
         recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count())
@@ -145,25 +151,27 @@ def train(
         def validate() -> bool:
             """Whether this state is the best so far."""
             assert evaluator is not None, "a run without validations never gets here"
-            with progress.interrupted("evaluation"):
-                found = evaluator(state, stopping)
+            with progress.interrupted("compile"):
+                evaluator.compile(stopping)
+            with progress.interrupted("evaluation", allowance_s=0.0):  # for each batch
+                found = evaluator(state, stopping, watchdog.beat)
                 meta["evaluation_due"] = found is None  # broken off: a resume begins with it
                 if found is None:
                     return False
                 progress.validated(progress.done, found)
-                return saver.judge(progress.done, found.values)
+                return saver.judge(progress.position(), found.values)
 
         signals.hold()
         with explained():
             if evaluation_due and validate():
-                saver.save(progress.done, state, regular=False, best=True)
+                saver.save(progress.position(), state, regular=False, best=True)
             while not (stopping.decision or patience_over(run.loop, meta) or progress.finished()):
                 if progress.too_many_bad():
                     with progress.interrupted("rollback"):
                         saver.settle()
-                        state = rollback(state)
-                        checkpoints.forget_after(int(state.step))
-                        progress.rewind(int(state.step))
+                        state, back_to = rollback(state)
+                        checkpoints.forget_after(back_to.done)
+                        progress.rewind(back_to)
                 before_step(progress.done)
                 state, found = train_step(state, next(batches))
                 progress.push(found, batches.ids)  # looks at the step before this one
@@ -174,14 +182,14 @@ def train(
                     best = bool(evaluate) and validate()
                     if (regular or best) and not meta["evaluation_due"]:
                         with progress.interrupted("save"):
-                            saver.save(progress.done, state, regular=regular, best=best)
+                            saver.save(progress.position(), state, regular=regular, best=best)
                 if stopping.decision or stopping.after_step():
                     break
             progress.flush()
             jax.block_until_ready(state)  # on all devices: none needs the last batch any more
             batches.close()
             with progress.interrupted("save"):
-                saver.finish(progress.done, state)
+                saver.finish(progress.position(), state)
             peers.ending()
         stopped_early = patience_over(run.loop, meta)
         say(_ending(run, progress.done, total, stopping.decision, stopped_early))

@@ -22,8 +22,7 @@ def position(start_from: Path | None) -> run_length.Position:
     """Where a run goes on: at a checkpoint, or at its beginning."""
     if start_from is None:
         return run_length.Position()
-    saved = checkpoint.read_meta(start_from)
-    return run_length.Position(saved["step"], saved["examples_seen"])
+    return run_length.Position.of_checkpoint(checkpoint.read_meta(start_from))
 
 
 def first_state(
@@ -119,6 +118,13 @@ def evaluator(built: Built, sources: Sources, quarantine: Quarantine) -> Evaluat
         threads=run.data.workers,
         quarantine=quarantine,
     )
-    evaluator = Evaluator(built.definition, built.rule, run.precision, built.target, batches)
+    evaluator = Evaluator(
+        built.definition,
+        built.rule,
+        run.precision,
+        built.target,
+        batches,
+        deterministic=run.deterministic,
+    )
     check_best_metric(run.checkpoint, evaluator.names())
     return evaluator

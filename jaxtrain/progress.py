@@ -16,7 +16,7 @@ from jaxtrain import step as steps
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Validation
-from jaxtrain.watchdog import Watchdog
+from jaxtrain.watchdog import PAUSE_ALLOWANCE_S, Watchdog
 
 # A run that waits for its input longer than this share of the time says so, and how to mend it.
 WAIT_SHARE_TO_MENTION = 0.05
@@ -85,6 +85,7 @@ class Progress:
             metrics.peak_bf16_flops(jax.devices()[0].device_kind),
         )
         self._done, self._seen = position.done, position.seen
+        self._left_out = position.left_out
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
         self._utilization = devices.Utilization(os.environ, mesh.devices.flat[0].platform)
@@ -101,6 +102,11 @@ class Progress:
     def done(self) -> int:
         """Completed updates, if the one handed over last is a good one."""
         return self._done + (self._pending is not None)
+
+    def position(self) -> run_length.Position:
+        """Where the run is; waits for the update handed over last."""
+        self.flush()
+        return run_length.Position(self._done, self._seen, self._left_out)
 
     def finished(self) -> bool:
         """Whether the run has all its updates."""
@@ -150,7 +156,8 @@ class Progress:
         waited_s, self._waited_s = self._batches.wait_s - self._waited_s, self._batches.wait_s
         self._window.step(waited_s)
         if self.bad_in_a_row:
-            self._left_out(pending, values)
+            self._left_out += self._run.data.batch_size
+            self._tell_bad(pending, values)
             return
         self._done += 1
         if self._run.loop.record_examples:
@@ -160,20 +167,25 @@ class Progress:
         if not self.first or self._done % every == 0 or self._done == self._total:
             self._record(self._done, values)
 
-    def rewind(self, done: int) -> None:
-        """Goes back to after update ``done``; the examples seen stay seen."""
-        self._done = done
+    def rewind(self, back_to: run_length.Position) -> None:
+        """Goes back to where a checkpoint was saved; the examples seen since stay seen."""
+        self._done = back_to.done
+        self._left_out = self._seen - back_to.learned
         self.bad_in_a_row = 0
-        self._recorder.rewind(done, self._seen)
+        self._recorder.rewind(back_to.done, self._seen)
 
     @contextlib.contextmanager
-    def interrupted(self, name: str) -> Iterator[None]:
+    def interrupted(self, name: str, allowance_s: float = PAUSE_ALLOWANCE_S) -> Iterator[None]:
         """For what is no step: an evaluation, a save. Records what is pending before it.
 
-        Its time counts neither for the throughput nor for the limit of a step.
+        Its time does not count for the throughput, and has a limit of its own.
+
+        Args:
+            name: of the phase.
+            allowance_s: as :meth:`jaxtrain.watchdog.Watchdog.pause` takes it.
         """
         self.flush()
-        with self._watchdog.pause(name), self._window.paused():
+        with self._watchdog.pause(name, allowance_s), self._window.paused():
             yield
 
     def validated(self, done: int, found: Validation) -> None:
@@ -194,7 +206,7 @@ class Progress:
         """Ends what measures in the background."""
         self._utilization.close()
 
-    def _left_out(self, pending: "_Pending", values: dict[str, float]) -> None:
+    def _tell_bad(self, pending: "_Pending", values: dict[str, float]) -> None:
         """Says what is known of a bad update, and which examples were in it."""
         loss, norm = values["train/loss"], values["train/grad_norm"]
         last = pending.position + self._run.data.batch_size - 1

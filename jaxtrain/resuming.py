@@ -3,7 +3,7 @@
 ``latest`` falls back: what is damaged is moved to ``<run>/damaged/checkpoints/<step>/`` with a
 ``reason.txt``, and the one before it is tried. A step or a path that was named is taken or refused.
 What cannot be read now may be whole: that is an ``OSError``, and nothing is moved. Where all are
-damaged, nothing is moved either, and ``latest`` is refused.
+damaged and much would be lost, nothing is moved either, and ``latest`` is refused.
 """
 
 import datetime
@@ -39,6 +39,7 @@ def find(
     runs_root: Path,
     say: Say = print,
     hold: Callable[[Path], None] = lambda run: None,
+    little: int = 0,
 ) -> Path | None:
     """The checkpoint that ``--resume`` means, verified.
 
@@ -50,13 +51,14 @@ def find(
         runs_root: ``output/NAME``.
         say: takes a line for each damaged checkpoint that ``"latest"`` passes over.
         hold: takes the run's directory before anything in it is moved; keeps other runs out.
+        little: so many updates may be lost where nothing is whole (:func:`starts_anew`).
 
     Returns:
         The folder of a checkpoint; None only for ``"latest"`` where there is none.
 
     Raises:
         InputError: a step or path that names no checkpoint, or a damaged one; ``"latest"`` where
-            all are damaged.
+            all are damaged and more than ``little`` would be lost.
         OSError: a disk does not tell now.
     """
     if resume == "latest":
@@ -64,7 +66,7 @@ def find(
         for run in [output_dir] if output_dir is not None else _runs(runs_root):
             hold(run)
             try:
-                found = newest_verified(run, say)
+                found = newest_verified(run, say, little)
             except NoneWhole as error:
                 refused = refused or error
                 continue
@@ -82,7 +84,7 @@ def find(
     return _find_path(Path(resume).expanduser())
 
 
-def newest_verified(run: Path, say: Say) -> Path | None:
+def newest_verified(run: Path, say: Say, little: int = 0) -> Path | None:
     """The newest checkpoint of a run that is what was saved; moves aside those that are not.
 
     Where none of ``checkpoints/`` is, the best one is better than to start anew. A damaged best one
@@ -91,9 +93,10 @@ def newest_verified(run: Path, say: Say) -> Path | None:
     Args:
         run: the run's directory.
         say: takes a line for each one that is not.
+        little: so many updates may be lost where nothing is whole.
 
     Raises:
-        NoneWhole: it has saved, and all is damaged. A first save that did not end is not that.
+        NoneWhole: it has saved later than that, and all is damaged.
         OSError: the disk does not tell now; nothing was moved.
     """
     for folder in (CHECKPOINTS, BEST):
@@ -101,7 +104,7 @@ def newest_verified(run: Path, say: Say) -> Path | None:
     found, damaged = first_verified(run / CHECKPOINTS, numbered(run / CHECKPOINTS))
     best, damaged_best = first_verified(run / BEST, numbered(run / BEST))
     if found is None and best is None:
-        _refuse_if_saved(run, damaged | damaged_best)
+        _refuse_if_much_is_lost(run, damaged | damaged_best, little)
     for path, wrong in damaged.items():
         set_aside(path, wrong, say)
     if found is not None and damaged:
@@ -115,24 +118,32 @@ def newest_verified(run: Path, say: Say) -> Path | None:
     return found or best
 
 
-def starts_anew(damaged: Iterable[Path]) -> bool:
-    """Whether a run may begin again beside these, of which none is whole.
+def starts_anew(run: Path, little: int) -> bool:
+    """Whether a run of which no checkpoint is whole may begin again.
 
-    It may where little is lost: no more than one step was ever saved. Where several were, something
-    else is wrong, such as a disk or a copy: somebody should look before all is trained again.
+    It may where little is lost: where no later step was ever saved, also of what was found damaged
+    before. Otherwise something else is wrong, such as a disk or a copy, and somebody should look
+    before all is trained again.
+
+    Args:
+        run: the run's directory.
+        little: updates; a first save that never ended, or was damaged, loses no more.
     """
-    return len({path.name for path in damaged if (path / manifest.NAME).exists()}) <= 1
+    places = (run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST))
+    saved = [step for place in places for step in numbered(place)]
+    return max(saved, default=0) <= little
 
 
-def _refuse_if_saved(run: Path, damaged: dict[Path, str]) -> None:
-    if starts_anew(damaged):
+def _refuse_if_much_is_lost(run: Path, damaged: dict[Path, str], little: int) -> None:
+    if starts_anew(run, little):
         return
-    path, wrong = next(iter(damaged.items()))
-    more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    which = [f"{path.relative_to(run)}: {wrong}" for path, wrong in damaged.items()]
+    more = f", and {len(which) - 1} more" if len(which) > 1 else ""
     raise NoneWhole(
-        f"--resume latest: all checkpoints of {run} are damaged ({path.relative_to(run)}: {wrong}"
-        f"{more}; jaxtrain checkpoints {run} lists them): to start anew give another --output-dir, "
-        "or move this directory away"
+        f"--resume latest: no checkpoint of {run} is whole ("
+        f"{which[0] if which else 'all are in ' + DAMAGED}{more}; jaxtrain checkpoints {run} lists "
+        f"them), and more than {little} updates would be trained again: to start anew give another "
+        "--output-dir, or move this directory away"
     )
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtrain import checkpoint, processes, resuming
 from jaxtrain.checkpoint_folders import disk_trouble, numbered
 from jaxtrain.errors import InputError
+from jaxtrain.run_length import Position
 from jaxtrain.state import State
 
 # So often without a new checkpoint between: then it is the run that is wrong, not some examples.
@@ -37,8 +38,8 @@ class Rollback:
         self._say = say
         self._last: tuple[int, int] | None = None  # step gone back to, how often in a row
 
-    def __call__(self, state: State) -> State:
-        """The state to go on with.
+    def __call__(self, state: State) -> tuple[State, Position]:
+        """The state to go on with, and where its checkpoint was saved.
 
         Args:
             state: of now; all of its examples count as seen.
@@ -67,10 +68,12 @@ class Rollback:
             f"{trouble}: back to checkpoint {back_to}, and on behind these examples (from example "
             f"{seen} on)"
         )
-        restored: State = checkpoint.restore(self._folder / told, self._target, verified=True)
+        path = self._folder / told
+        restored: State = checkpoint.restore(path, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
         guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
-        return dataclasses.replace(restored, examples_seen=placed, guard=guarding)
+        state = dataclasses.replace(restored, examples_seen=placed, guard=guarding)
+        return state, Position.of_checkpoint(checkpoint.read_meta(path))
 
     def _newest(self, done: int) -> str:
         """The step to go back to; "" if there is none. Process 0 decides."""

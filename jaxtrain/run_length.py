@@ -1,6 +1,8 @@
 """How many updates a run has: from steps, epochs or tokens, and from where it goes on."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
@@ -8,10 +10,36 @@ from jaxtrain.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Where a run goes on: updates done, and examples seen (perhaps in batches of another size)."""
+    """Where a run is.
+
+    Attributes:
+        done: completed updates.
+        seen: examples seen, perhaps in batches of another size.
+        left_out: those of them that no update has learned from: bad ones, and those of updates
+            that a rollback has undone.
+    """
 
     done: int = 0
     seen: int = 0
+    left_out: int = 0
+
+    @classmethod
+    def of_checkpoint(cls, meta: Mapping[str, Any]) -> Self:
+        """That of a checkpoint, by what stands beside its state."""
+        return cls(meta["step"], meta["examples_seen"], meta["examples_left_out"])
+
+    def to_meta(self) -> dict[str, int]:
+        """What stands beside a state."""
+        return {
+            "step": self.done,
+            "examples_seen": self.seen,
+            "examples_left_out": self.left_out,
+        }
+
+    @property
+    def learned(self) -> int:
+        """Examples that went into the completed updates."""
+        return self.seen - self.left_out
 
 
 def resolve_steps(
@@ -29,7 +57,8 @@ def resolve_steps(
         examples: in one epoch of the training split.
         parameters: elements of the model's parameters.
         tokens_per_example: None for a model that has no tokens.
-        position: where the run goes on; epochs and tokens count what was seen.
+        position: where the run goes on; epochs and tokens count what was learned, so that a run
+            has as many updates with a stop as without.
 
     Raises:
         InputError: the rule gives no step, fewer than the warm-up, or asks for tokens of a model
@@ -39,7 +68,7 @@ def resolve_steps(
     if loop.steps is not None:
         steps = loop.steps
     elif loop.epochs is not None:
-        steps = position.done + (loop.epochs * examples - position.seen) // batch
+        steps = position.done + (loop.epochs * examples - position.learned) // batch
     else:
         assert loop.tokens_per_param is not None, "validate() holds that one of the three is set"
         if tokens_per_example is None:
@@ -49,7 +78,7 @@ def resolve_steps(
                 "--loop.tokens_per_param None"
             )
         wanted = int(loop.tokens_per_param * parameters) // tokens_per_example
-        steps = position.done + (wanted - position.seen) // batch
+        steps = position.done + (wanted - position.learned) // batch
     if steps < 1:
         raise InputError(
             f"the run has no step: {loop.epochs} epochs of {examples} examples"
@@ -83,6 +112,6 @@ def steps_rule(
         )
     else:
         how = f"loop.steps, {steps * batch / examples:.2f} epochs of {examples} examples"
-    if run.loop.steps is None and position.seen != position.done * batch:
-        how += f", of which {position.seen} examples were seen in {position.done} steps"
+    if run.loop.steps is None and position.learned != position.done * batch:
+        how += f", of which {position.learned} examples were learned in {position.done} steps"
     return f"{steps} steps ({how})"

@@ -31,6 +31,7 @@ def start_from(
     output_dir: str | None,
     root: Path = ROOT,
     say: Callable[[str], None] | None = None,
+    little: int = 0,
 ) -> Path | None:
     """The checkpoint to start from, verified and decided by process 0; None to start anew.
 
@@ -40,6 +41,7 @@ def start_from(
         output_dir: the flag's value.
         root: holds ``NAME/<UTC time>/``.
         say: takes what process 0 also prints to stderr at once: which checkpoints are damaged.
+        little: so many updates may be lost where no checkpoint is whole.
 
     Raises:
         InputError: in every process, if the flag names no complete checkpoint.
@@ -62,6 +64,7 @@ def start_from(
                 root.absolute() / name,
                 warn,
                 lambda run: directory_lock.hold(run, warn),
+                little,
             )
         except OSError as error:  # of the disk: what is there may be whole
             raise disk_trouble(

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import checkpoint, config, processes, versions
+from jaxtrain import checkpoint, checkpoint_files, config, processes, versions
 from jaxtrain import state as states
 from jaxtrain.checkpoint_folders import disk_trouble
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.run_length import Position
 
 Meta = dict[str, Any]
 
@@ -62,8 +63,9 @@ class Saver:
         self._begun = False  # a save whose end nobody has looked at
         self._best_kept: Meta | None = meta["best"]  # the newest that is on the disk
         self._best_begun: Meta | None = None  # of the save whose end nobody has looked at
+        self._best_at: Position | None = None  # where the best state of this start was
 
-    def judge(self, done: int, values: dict[str, float]) -> bool:
+    def judge(self, position: Position, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; whether its state is now the best."""
         settings, best = self._run.checkpoint, self._meta["best"]
         if settings.best_metric is None:
@@ -80,47 +82,49 @@ class Saver:
             "metric": settings.best_metric,
             "mode": settings.best_mode,
             "value": value,
-            "step": done,
+            "step": position.done,
             "validations_since": 0,
         }
+        self._best_at = position
         return True
 
     def save(
-        self, done: int, state: states.State, *, regular: bool = True, best: bool = False
+        self, position: Position, state: states.State, *, regular: bool = True, best: bool = False
     ) -> None:
-        """Saves the state after ``done`` updates; returns once it is copied to the host.
+        """Saves a state; returns once it is copied to the host.
 
         Args:
-            done: completed updates.
-            state: after them.
+            position: where the run is.
+            state: there.
             regular: as the newest checkpoint.
             best: as the best one.
 
         Raises:
             RunAgain: so many saves in a row have failed that the run should end.
         """
-        for part in (self.settle, lambda: self._start(done, state, regular, best)):
+        for part in (self.settle, lambda: self._start(position, state, regular, best)):
             failure = part()
             if failure and self._failures >= FAILURES_IN_A_ROW:
                 raise _given_up(f"{self._failures} saves in a row have failed", failure)
 
-    def finish(self, done: int, state: states.State) -> None:
+    def finish(self, position: Position, state: states.State) -> None:
         """Saves the last state and returns when it is complete; tries again before it gives up.
 
         Args:
-            done: completed updates.
-            state: after them.
+            position: where the run is.
+            state: there.
 
         Raises:
             RunAgain: it cannot be saved.
         """
         judged = self._meta["best"]
-        best = judged is not None and judged["step"] == done
+        # After a rollback another state may have as many updates as the best one: not by the step.
+        best = judged is not None and self._best_at == position
         self.settle()
         for tries_left in reversed(range(LAST_TRIES)):
             if best:
                 self._meta["best"] = judged  # also after a failure
-            failure = self._start(done, state, regular=True, best=best) or self.settle()
+            failure = self._start(position, state, regular=True, best=best) or self.settle()
             if failure is None:
                 return
             if not tries_left:
@@ -129,10 +133,10 @@ class Saver:
             time.sleep(BETWEEN_TRIES_S)
 
     def _start(
-        self, done: int, state: states.State, regular: bool, best: bool
+        self, position: Position, state: states.State, regular: bool, best: bool
     ) -> checkpoint.SaveFailed | None:
         """Begins a save, unless it fails at once."""
-        meta = self._meta | {"step": done, "examples_seen": int(state.examples_seen)}
+        meta = self._meta | position.to_meta()
         try:
             if regular:
                 self._checkpoints.save(state, meta, best=best)
@@ -216,9 +220,14 @@ def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None
         )
 
 
-def _there(directory: Path, step: int) -> str:
+def _there(directory: Path, step: int, start_from: Path) -> str:
+    """ "there" if the best checkpoint is; where only its second name is missing, it gets that."""
     path = directory / checkpoint.BEST / str(step)
     try:
+        if not checkpoint.is_complete(path) and start_from.name == str(step):
+            path.parent.mkdir(exist_ok=True)
+            checkpoint_files.link(start_from, path)  # a kill came between both names
+            checkpoint_files.delete_oldest(path.parent, 1)
         return "there" if checkpoint.is_complete(path) else ""
     except OSError as error:
         raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
@@ -239,7 +248,7 @@ def carried_best(
     """
     if best is None or directory.resolve() not in start_from.resolve().parents:
         return None
-    if not processes.told_by_process_zero(lambda: _there(directory, best["step"])):
+    if not processes.told_by_process_zero(lambda: _there(directory, best["step"], start_from)):
         return None
     same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
     return best if same else None

@@ -212,15 +212,19 @@ def jit_train_step(
 
 
 def jit_eval_step(
-    step: Callable[[Arrays, Arrays, Batch], Any], target: State, mesh: jax.sharding.Mesh
+    step: Callable[[Arrays, Arrays, Batch], Any],
+    target: State,
+    mesh: jax.sharding.Mesh,
+    *,
+    deterministic: bool = False,
 ) -> Callable[[Arrays, Arrays, Batch], Any]:
-    """Jits an evaluation step; its results are whole on every device."""
+    """Jits an evaluation step, as :func:`jit_train_step`; its results are whole on every device."""
     params, extras = jax.tree.map(lambda leaf: leaf.sharding, (target.params, target.extras))
     return jax.jit(
         step,
         in_shardings=(params, extras, meshes.batch_sharding(mesh)),
         out_shardings=meshes.replicated(mesh),
-        compiler_options=compiling.options(_platform(mesh)),
+        compiler_options=compiling.options(_platform(mesh), deterministic=deterministic),
     )
 
 

@@ -20,7 +20,7 @@ from typing import Self, TextIO
 from jaxtrain.peers import OVERSLEPT_S, Peers
 from jaxtrain.signals import RUN_AGAIN
 
-# Compiling, saving or evaluating takes as long as it takes; an hour without an end is a hang. The
+# Compiling, saving or restoring takes as long as it takes; an hour without an end is a hang. The
 # first preparation of data may take longer yet, and has no limit.
 PAUSE_ALLOWANCE_S = 3600.0
 # The last words themselves may hang (a dead file system): the process ends after this anyway.
@@ -105,7 +105,8 @@ class Watchdog:
 
         Args:
             name: of the phase, for the last line.
-            allowance_s: counted from here; never less than the limit of a step. None: no limit.
+            allowance_s: counted from here or from the last beat; never less than the limit of a
+                step. None: no limit.
         """
         limit_s = None if allowance_s is None else max(allowance_s, self._timeout_s or 0.0)
         with self._changed:

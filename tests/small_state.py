@@ -70,7 +70,13 @@ def target_of(state: State, mesh: Mesh) -> State:
 
 
 def meta_of(step: int) -> dict[str, Any]:
-    return {"step": step, "examples_seen": 3 * step, "best": None, "config": {"seed": 0}}
+    return {
+        "step": step,
+        "examples_seen": 3 * step,
+        "examples_left_out": 0,
+        "best": None,
+        "config": {"seed": 0},
+    }
 
 
 def save(saver: checkpoint.Checkpoints, *steps: int) -> None:

@@ -229,9 +229,17 @@ def test_a_run_that_goes_on_with_another_batch_sees_as_much_as_it_was_to_see() -
     rule = run_length.steps_rule(
         smaller, 117, examples=1000, parameters=1, tokens_per_example=None, position=half_way
     )
-    assert rule.endswith("batch 32, of which 2496 examples were seen in 39 steps)")
+    assert rule.endswith("batch 32, of which 2496 examples were learned in 39 steps)")
     tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
     assert steps(tokens, tokens_per_example=128, position=run_length.Position(61, 61 * 64)) == 122
+
+
+def test_examples_that_were_left_out_do_not_shorten_a_run() -> None:
+    epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
+    tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
+    position = run_length.Position(30, 37 * 64, left_out=7 * 64)
+    assert steps(epochs, position=position) == 78
+    assert steps(tokens, tokens_per_example=128, position=position) == 122
 
 
 def test_steps_that_cannot_be() -> None:

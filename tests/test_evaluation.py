@@ -174,7 +174,10 @@ def test_the_same_examples_each_time(judge: Trained, tmp_path: Path) -> None:
     assert evaluator(moved, Never()).values == pytest.approx(
         by_hand(moved, spread(13, 40)), rel=1e-5
     )
-    assert evaluator(judge.state, Never()).values == first  # to the last digit
+    beats: list[int] = []
+    again = evaluator(judge.state, Never(), lambda: beats.append(1))
+    assert again.values == first  # to the last digit
+    assert len(beats) == len(evaluator._batches)
     assert sorted(rows.read) == spread(13, 40)  # and read only once
 
 

@@ -18,6 +18,7 @@ from jaxtrain import config, metrics, peers, run_length
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Validation
 from jaxtrain.progress import Progress
+from jaxtrain.run_length import Position
 from jaxtrain.signals import StopSignals
 from jaxtrain.throughput import Window
 from jaxtrain.watchdog import Watchdog
@@ -197,6 +198,8 @@ def test_the_last_update_may_be_a_bad_one(story: Story) -> None:
     assert not story.progress.finished()
     story.step()
     assert story.progress.finished()
+    rows = story.run.data.batch_size
+    assert story.progress.position() == Position(TOTAL, (TOTAL + 1) * rows, left_out=rows)
     assert list(story.records()) == [1, 4, 8, 11]
 
 
@@ -207,12 +210,13 @@ def test_going_back_forgets_records_but_not_the_examples_seen(story: Story) -> N
     for _ in range(5):
         story.step()
     story.progress.flush()
-    story.progress.rewind(2)
+    rows = story.run.data.batch_size
+    story.progress.rewind(Position(2, 2 * rows))
+    assert story.progress.position() == Position(2, 5 * rows, left_out=3 * rows)
     assert (story.progress.done, list(story.records())) == (2, [1, 2])
     story.step()
     story.progress.flush()
     lines = (story.directory / "examples.jsonl").read_text().splitlines()
-    rows = story.run.data.batch_size
     assert [(line["step"], line["position"]) for line in map(json.loads, lines)] == [
         (1, 0),
         (2, rows),

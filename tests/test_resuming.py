@@ -179,8 +179,9 @@ def test_nothing_starts_anew_beside_damaged_checkpoints(saved: Path, tmp_path: P
             checkpoint.find("latest", run, tmp_path)
         assert "\n" not in str(caught.value)
         assert re.fullmatch(
-            rf"--resume latest: all checkpoints of {run} are damaged \(checkpoints/9: state/_META"
-            r"DATA has other bytes .*, and 2 more; .*give another --output-dir, or move .*",
+            rf"--resume latest: no checkpoint of {run} is whole \(checkpoints/9: state/_METADATA "
+            r"has other bytes .*, and 2 more; .*, and more than 0 updates would be trained again: "
+            r"to start anew give another --output-dir, or move .*",
             str(caught.value),
         )
     assert files_of(run) == before
@@ -191,21 +192,42 @@ def test_a_first_save_that_did_not_end_starts_anew(saved: Path, tmp_path: Path) 
     shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
     (run / "checkpoints" / "9" / "manifest.json").unlink()
     said: list[str] = []
-    assert checkpoint.find("latest", run, tmp_path, said.append) is None
+    assert checkpoint.find("latest", run, tmp_path, said.append, little=9) is None
     assert said[-1] == f"warning: no whole checkpoint is left in {run}"
 
 
-def test_where_one_step_was_saved_and_is_damaged_the_run_begins_again(
-    saved: Path, tmp_path: Path
-) -> None:
+def test_where_little_is_lost_the_run_begins_again(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for folder in ("checkpoints", "best"):
         shutil.copytree(saved / "checkpoints" / "9", run / folder / "9")
         spoil(run / folder / "9")
     said: list[str] = []
-    assert checkpoint.find("latest", run, tmp_path, said.append) is None
+    assert checkpoint.find("latest", run, tmp_path, said.append, little=9) is None
     assert said[-1] == f"warning: no whole checkpoint is left in {run}"
     assert (run / "damaged" / "checkpoints" / "9" / "reason.txt").exists()
+
+
+@pytest.mark.parametrize("how", ["spoiled", "unmarked", "one is left", "all were moved"])
+def test_a_long_run_never_begins_again_by_itself(saved: Path, tmp_path: Path, how: str) -> None:
+    """Whatever is wrong with its checkpoints, and in whatever order that was found."""
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    for path in ("checkpoints/9", "checkpoints/4", "best/4"):
+        if how == "unmarked":
+            (run / path / "manifest.json").unlink()
+        else:
+            spoil(run / path)
+    if how in ("one is left", "all were moved"):
+        (run / "damaged" / "checkpoints").mkdir(parents=True)
+        (run / "checkpoints" / "9").rename(run / "damaged" / "checkpoints" / "9")
+        shutil.rmtree(run / "best")
+    if how == "all were moved":
+        (run / "checkpoints" / "4").rename(run / "damaged" / "checkpoints" / "4")
+    before = files_of(run)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"more than 8 updates would be trained again"):
+            checkpoint.find("latest", run, tmp_path, little=8)
+    assert files_of(run) == before
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
@@ -307,7 +329,7 @@ def test_the_run_that_saved_last_falls_back_within_itself(saved: Path, tmp_path:
         spoil(runs / "new" / "checkpoints" / step)
     said: list[str] = []
     assert checkpoint.find("latest", None, runs, said.append) == runs / "old" / "checkpoints" / "4"
-    assert f"passed over a later run: --resume latest: all checkpoints of {runs / 'new'}" in said[0]
+    assert f"passed over a later run: --resume latest: no checkpoint of {runs / 'new'}" in said[0]
 
 
 def test_leftovers_of_an_interrupted_save_are_no_damage(saved: Path, tmp_path: Path) -> None:

@@ -11,15 +11,13 @@ import pytest
 
 from jaxtrain import checkpoint, config, processes, saving
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.run_length import Position
 
 RUN = config.named("demo_mlm")
 SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
 
 
-class State:
-    """Stands in for a state, of which only the examples seen are read."""
-
-    examples_seen = 8
+STATE: Any = None  # nothing of it is read
 
 
 class Checkpoints:
@@ -48,7 +46,7 @@ class Checkpoints:
         self.best.append(meta["step"])
 
     def _begin(self, meta: Any) -> None:
-        assert meta["examples_seen"] == 8
+        assert meta["examples_seen"] - meta["examples_left_out"] == 8 * meta["step"]
         assert self._failure is None, "nobody waited"
         self.metas.append(meta)
         number = len(self.metas)
@@ -63,6 +61,10 @@ class Checkpoints:
         failure, self._failure = self._failure, None
         if failure:
             raise failure
+
+
+def at(step: int) -> Position:
+    return Position(step, seen=8 * step)
 
 
 def failing(
@@ -86,8 +88,8 @@ def best_of(values: list[float], **settings: Any) -> list[int]:
     """The steps that were kept as best, of validations at steps 1, 2, ...; 2 and 4 are saved."""
     one, checkpoints = saver(**settings)
     for step, value in enumerate(values, 1):
-        best = one.judge(step, {"val/psnr": value})
-        one.save(step, State(), regular=step in (2, 4), best=best)  # type: ignore[arg-type]
+        best = one.judge(at(step), {"val/psnr": value})
+        one.save(at(step), STATE, regular=step in (2, 4), best=best)
     assert checkpoints.regular == [step for step in (2, 4) if step <= len(values)]
     return checkpoints.best
 
@@ -114,18 +116,15 @@ def test_patience_counts_validations_without_a_better_one() -> None:
     one = saving.Saver(run, Checkpoints(), meta)  # type: ignore[arg-type]
     over = []
     for step, value in enumerate([20, 19, 21, 20, math.nan], 1):
-        one.judge(step, {"val/psnr": value})
+        one.judge(at(step), {"val/psnr": value})
         over.append(saving.patience_over(loop, meta))
     assert over == [False, False, False, False, True]
-
-
-STATE: Any = State()
 
 
 def test_a_failed_save_is_said_once_and_the_next_one_is_tried() -> None:
     one, checkpoints, said, _ = failing(at_once={1, 4}, later={2, 5})
     for step in (10, 20, 30, 40, 50, 60):  # 30 works between them
-        one.save(step, STATE)
+        one.save(at(step), STATE)
     assert [meta["step"] for meta in checkpoints.metas] == [10, 20, 30, 40, 50, 60]
     # A failure in the background was said by the thread that met it.
     assert said == ["warning: save 1 failed", "warning: save 4 failed"]
@@ -140,9 +139,9 @@ def test_three_failures_in_a_row_end_the_run(
 ) -> None:
     one, checkpoints, _, _ = failing(at_once, later)
     for step in range(10, raised_by, 10):
-        one.save(step, STATE)
+        one.save(at(step), STATE)
     with pytest.raises(RunAgain, match=r"^3 saves in a row have failed: save 3 failed; .*latest"):
-        one.save(raised_by, STATE)
+        one.save(at(raised_by), STATE)
     assert len(checkpoints.metas) == saves  # no further one begins
 
 
@@ -153,7 +152,7 @@ def test_the_last_save_is_tried_three_times(
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     one, checkpoints, said, _ = failing(at_once, later)
-    one.finish(10, STATE)
+    one.finish(at(10), STATE)
     assert [meta["step"] for meta in checkpoints.metas] == [10, 10, 10]
     assert slept == [5.0, 5.0]
     assert said.count("the last save is tried again in 5 s") == 2
@@ -162,9 +161,9 @@ def test_the_last_save_is_tried_three_times(
 def test_a_last_save_that_never_works_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     one, checkpoints, _, _ = failing(later={2, 3, 4})
-    one.save(5, STATE)
+    one.save(at(5), STATE)
     with pytest.raises(RunAgain, match=r"^the last state is not saved: save 4 failed; .*latest$"):
-        one.finish(10, STATE)
+        one.finish(at(10), STATE)
     assert len(checkpoints.metas) == 4
 
 
@@ -173,27 +172,27 @@ def test_a_failure_before_the_last_save_takes_none_of_its_tries(
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     one, checkpoints, _, _ = failing(later={1, 2, 3})
-    one.save(5, STATE)
-    one.finish(10, STATE)
+    one.save(at(5), STATE)
+    one.finish(at(10), STATE)
     assert [meta["step"] for meta in checkpoints.metas] == [5, 10, 10, 10]
 
 
 def test_a_best_one_that_was_not_saved_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     one, _, _, meta = failing(later={2})
     for step, value in ((1, 20.0), (2, 25.0)):
-        one.save(step, STATE, best=one.judge(step, {"val/psnr": value}))
+        one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": value}))
     assert meta["best"]["step"] == 2
-    one.save(3, STATE)
+    one.save(at(3), STATE)
     assert meta["best"]["step"] == 1  # the one that is on the disk
-    assert one.judge(4, {"val/psnr": 22.0})
+    assert one.judge(at(4), {"val/psnr": 22.0})
 
 
 def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "SaveFailed", checkpoint.BestNotKept)
     one, _, said, meta = failing(later={2, 3, 4})
     for step in (1, 2, 3, 4):
-        one.save(step, STATE, best=one.judge(step, {"val/psnr": 20.0 + step}))
-    one.finish(5, STATE)
+        one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": 20.0 + step}))
+    one.finish(at(5), STATE)
     assert meta["best"]["step"] == 1
     assert said == []
 
@@ -201,10 +200,22 @@ def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPa
 def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     one, checkpoints, _, meta = failing(later={1, 2})
-    one.save(7, STATE, best=one.judge(7, {"val/psnr": 20.0}))
-    one.finish(7, STATE)
+    one.save(at(7), STATE, best=one.judge(at(7), {"val/psnr": 20.0}))
+    one.finish(at(7), STATE)
     assert checkpoints.best == [7, 7, 7]
     assert meta["best"]["step"] == checkpoints.metas[-1]["best"]["step"] == 7
+
+
+def test_another_state_of_as_many_updates_is_not_the_best() -> None:
+    """After a rollback the same step comes again, with a worse validation."""
+    one, checkpoints = saver()
+    one.save(at(20), STATE, regular=False, best=one.judge(at(20), {"val/psnr": 25.0}))
+    again = Position(20, seen=8 * 27, left_out=8 * 7)
+    assert not one.judge(again, {"val/psnr": 20.0})
+    one.finish(again, STATE)
+    assert checkpoints.best == [20]
+    assert checkpoints.metas[-1]["best"]["value"] == 25.0
+    assert checkpoints.metas[-1]["examples_left_out"] == 8 * 7
 
 
 def test_a_resumed_run_goes_on_with_its_best(

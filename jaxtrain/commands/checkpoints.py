@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     ]
     taken = resuming.would_take(run, {run / one.path: one.damage for one in found})
     print(_table(found))
-    print(f"--resume latest would take {taken or _none(found, run)}")
+    print(f"--resume latest would take {taken or _none(run)}")
     if flags.json:
         content = {
             "directory": str(run),
@@ -132,10 +132,17 @@ def _damage(path: Path) -> str:
         return str(error)
 
 
-def _none(found: list[Finding], run: Path) -> str:
-    there = [run / one.path for one in found if one.path.startswith((CHECKPOINTS, BEST))]
-    anew = "the run would start anew" if resuming.starts_anew(there) else "it would be refused"
-    return f"none: {anew}"
+def _none(run: Path) -> str:
+    anew = "the run would start anew"
+    return f"none: {anew if resuming.starts_anew(run, _every(run)) else 'it would be refused'}"
+
+
+def _every(run: Path) -> int:
+    """Updates between checkpoints, as the run's config says; 0 if it does not."""
+    try:
+        return int(json.loads((run / "config.json").read_text())["checkpoint"]["every"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _saved(path: Path) -> str | None:

@@ -22,7 +22,7 @@ _LOOK_AT_PROCESSES_S = 0.05
 STUCK_S = 240.0
 # Time for the last processes to go after their launcher has.
 _GRACE_S = 5.0
-# Launchers give up after three restarts without a new checkpoint: never provoke more than this.
+# Launchers give up after five restarts without a new checkpoint: never provoke more than this.
 _MOST_IN_VAIN = 2
 # Saves and evaluations come sooner; one that has escaped so long is not waited for any more.
 _UNSEEN_STEPS = 2 * EVAL_EVERY
@@ -336,8 +336,21 @@ class Ordeal:
             for step in steps:
                 if step not in self._striker.damaged:
                     self._compare_arrays(self._watch.checkpoints / str(step))
+            # What was damaged or not written for want of space may have been the best one.
+            if not self._striker.damaged and not _fills(self._plan):
+                self._compare_best()
         for copy in self._copies:
             self._compare_arrays(copy)
+
+    def _compare_best(self) -> None:
+        wanted, found = (
+            sorted(path.name for path in (directory / "best").iterdir())
+            for directory in (self._undisturbed.directory, self._directory)
+        )
+        if found != wanted:
+            self._problems.append(f"the best checkpoint is {found} instead of {wanted}")
+        for name in found:
+            self._compare_arrays(self._directory / "best" / name)
 
     def _compare_arrays(self, checkpoint: Path) -> None:
         reference = self._undisturbed.checkpoint(int(checkpoint.name))
