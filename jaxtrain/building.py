@@ -101,7 +101,8 @@ def build(
     say(f"{parameters:,} parameters; {rule_of_steps}; {batch_sentence(run)}")
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make(run.optim, total, definition.params)
+    apart = run.model.optimizer_groups() if hasattr(run.model, "optimizer_groups") else {}
+    optimizer = optim.make(run.optim, total, definition.params, apart)
     return Built(
         run=run,
         definition=definition,

@@ -61,6 +61,25 @@ class Optim:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Parameters with an AdamW and a clip of their own, as a model's discriminator has.
+
+    Attributes:
+        prefix: of their dotted names.
+        peak_lr: learning rate, throughout.
+        b1, b2, weight_decay: as in :class:`Optim`.
+        max_grad_norm: of this group alone; None is off.
+    """
+
+    prefix: str
+    peak_lr: float
+    b1: float
+    b2: float
+    weight_decay: float
+    max_grad_norm: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Mesh:
     """Devices: data x fsdp of them."""
 

@@ -105,7 +105,10 @@ def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozense
 
 
 def make(
-    settings: config.Optim, total_steps: int, params: Mapping[str, HasShape]
+    settings: config.Optim,
+    total_steps: int,
+    params: Mapping[str, HasShape],
+    others: Mapping[str, config.Group] | None = None,
 ) -> optax.GradientTransformation:
     """Clip by the global norm of all gradients, then one AdamW for each group.
 
@@ -119,20 +122,46 @@ def make(
         settings: rates, decay, clip.
         total_steps: updates of the whole run.
         params: dotted name -> array or shape; the flat dict that ``init`` and ``update`` get too.
+        others: groups that the model sets apart: they have their own rate and clip, and their
+            gradients do not count for the clip of the rest.
     """
+    others = others or {}
+    apart = {
+        name: group
+        for group, other in others.items()
+        for name in params
+        if name.startswith(other.prefix)
+    }
+    own = {name: array for name, array in params.items() if name not in apart}
     rate = schedule(settings, total_steps)
     transforms = {
         "decay": _adamw(settings, rate, settings.weight_decay),
         "no_decay": _adamw(settings, rate, 0.0),
     }
-    labels = {name: group for group, members in groups(params).items() for name in members}
+    labels = {name: group for group, members in groups(own).items() for name in members}
+    labels |= dict.fromkeys(apart, "no_decay")  # masked out before it comes to that
+    main = optax.chain(_clip(settings.max_grad_norm), optax.partition(transforms, labels))
+    if not others:
+        return main
+    parts = {"main": main} | {name: _of_group(other, settings) for name, other in others.items()}
+    return optax.partition(parts, {name: apart.get(name, "main") for name in params})
+
+
+def _clip(max_norm: float | None) -> optax.GradientTransformation:
     # Without a clip the state keeps its structure, so that a resume may switch it on or off.
-    clip = (
-        optax.identity()
-        if settings.max_grad_norm is None
-        else optax.clip_by_global_norm(settings.max_grad_norm)
+    return optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm)
+
+
+def _of_group(group: config.Group, settings: config.Optim) -> optax.GradientTransformation:
+    adamw = optax.adamw(
+        group.peak_lr,
+        b1=group.b1,
+        b2=group.b2,
+        eps=settings.eps,
+        weight_decay=group.weight_decay,
+        mu_dtype=jnp.float32,
     )
-    return optax.chain(clip, optax.partition(transforms, labels))
+    return optax.chain(_clip(group.max_grad_norm), adamw)
 
 
 def _adamw(

@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 
-from jaxtrain import checkpoint, config, debugging, processes, run_length
+from jaxtrain import checkpoint, config, debugging, processes, run_length, weights
 from jaxtrain import state as states
 from jaxtrain import step as steps
 from jaxtrain.building import Built, Say
@@ -30,7 +31,7 @@ def first_state(
 ) -> states.State:
     """A fresh state, or that of a checkpoint; takes over the best so far into ``meta``."""
     if start_from is None:
-        return built.fresh_state()
+        return _first_values(built, say)
     saved = checkpoint.read_meta(start_from)
     check_resume(saved, meta, start_from, say)
     state = checkpoint.restore(start_from, built.target, verified=True)
@@ -38,6 +39,22 @@ def first_state(
     meta["evaluation_due"] = saved["evaluation_due"] and built.run.loop.eval_every is not None
     say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
     return state
+
+
+def _first_values(built: Built, say: Say) -> states.State:
+    """A fresh state, with the values that the model takes from elsewhere.
+
+    Raises:
+        InputError: what lies there does not fit the model.
+    """
+    model = built.run.model
+    frozen = model.frozen() if hasattr(model, "frozen") else {}
+    params: dict[str, np.ndarray] = {}
+    if model.init_from is not None:
+        source = Path(model.init_from).expanduser()
+        params, notes = weights.params_for(source, model, built.definition.params)
+        say("; ".join([f"parameters from {source}", *notes]))
+    return states.replaced(built.fresh_state(), params, frozen)
 
 
 def compiled_step(built: Built, debug: bool, say: Say) -> steps.TrainStep:

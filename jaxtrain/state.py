@@ -195,6 +195,37 @@ def init(
     return cast(State, make(jax.random.key(seed)))
 
 
+def replaced(
+    state: State, params: Mapping[str, np.ndarray], extras: Mapping[str, np.ndarray]
+) -> State:
+    """A state with other values for some of its arrays, where those were.
+
+    Args:
+        state: the state.
+        params: dotted path -> the whole array, on each host.
+        extras: likewise.
+
+    Raises:
+        ValueError: there is no such array, or it has another shape.
+    """
+
+    def among(old: Arrays, new: Mapping[str, np.ndarray]) -> Arrays:
+        found = dict(old)
+        for name, array in new.items():
+            if name not in old or old[name].shape != array.shape:
+                shape = old[name].shape if name in old else "nothing"
+                raise ValueError(f"{name} has shape {array.shape}, the model has {shape} there")
+            whole = np.asarray(array, old[name].dtype)
+            found[name] = jax.make_array_from_callback(
+                whole.shape, old[name].sharding, whole.__getitem__
+            )
+        return found
+
+    return dataclasses.replace(
+        state, params=among(state.params, params), extras=among(state.extras, extras)
+    )
+
+
 def bytes_per_device(target: Any) -> int:
     """Bytes of one device's part of the state, or of a part of it."""
     return sum(

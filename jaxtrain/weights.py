@@ -10,17 +10,19 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxtrain import checkpoint, config, resuming, tensor_files
 from jaxtrain.errors import InputError
+from jaxtrain.mesh import HasShape
 
 ABOUT = "jaxtrain_model"
 """Under this name a ``.safetensors`` file holds its model's config, as JSON."""
 _PARAMS = "params."
+_LISTED = 4
 
 Params = dict[str, np.ndarray]
 
@@ -65,20 +67,65 @@ def load(source: Path, family: type[Any]) -> Weights:
     return Weights(model, model.from_weights(tensors, str(source)), str(source))
 
 
-def params_for(source: Path, model: Any) -> Params:
+def params_for(
+    source: Path, model: Any, expected: Mapping[str, HasShape]
+) -> tuple[Params, list[str]]:
     """The parameters that a model is to start from.
+
+    What the source was trained as does not matter, only names and shapes. Groups that the model
+    sets apart, as a discriminator, may be missing in it or be there in vain.
 
     Args:
         source: as in :func:`load`.
-        model: its config; what the source was trained as does not matter, only names and shapes.
+        model: its config.
+        expected: dotted path -> shape of each of the model's parameters.
+
+    Returns:
+        The parameters, and sentences about what else there is.
 
     Raises:
         InputError: they do not fit the model; names those that do not.
     """
-    if not source.is_dir():
-        tensors, _ = tensor_files.read(source)
-        return cast(Params, model.from_weights(tensors, str(source)))
-    return _of_checkpoint(_checkpoint(source))
+    if source.is_dir():
+        path = _checkpoint(source)
+        found = _of_checkpoint(path)
+    elif not hasattr(model, "from_weights"):
+        raise InputError(
+            f"{source}: this model starts from checkpoints and runs' directories only, not from "
+            "weights files"
+        )
+    else:
+        path, tensors = source, tensor_files.read(source)[0]
+        found = model.from_weights(tensors, str(source))
+    groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
+    apart = tuple(group.prefix for group in groups.values())
+    fitting = {
+        name: array
+        for name, array in found.items()
+        if name in expected and expected[name].shape == array.shape
+    }
+    wrong = [
+        f"{name} has shape {found[name].shape} there and {array.shape} in the model"
+        if name in found
+        else f"{name} is not there"
+        for name, array in expected.items()
+        if name not in fitting and not name.startswith(apart)
+    ]
+    if wrong:
+        more = f", and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+        raise InputError(
+            f"{path} does not fit this model: {'; '.join(wrong[:_LISTED])}{more}: take the model "
+            "that it was trained as"
+        )
+    notes = [
+        f"{len(names)} parameters {what}, as {min(names)}"
+        for what, names in (
+            ("of the model start fresh", set(expected) - set(fitting)),
+            ("there are not taken", set(found) - set(fitting)),
+        )
+        if names
+    ]
+    return fitting, notes
 
 
 def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> None:

@@ -17,6 +17,11 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
 - ``index_limits() -> {name: count}``, optional: for arrays of a batch that hold indices, how many
   values there are. Batches made up for measuring stay below.
 - ``tiny() -> Config``, a class method: the same model, small enough for a test on a CPU.
+- ``init_from``, a field: None, or where a new run takes its parameters from.
+- ``optimizer_groups() -> {name: jaxtrain.config.Group}``, optional: parameters with an optimizer
+  and a clip of their own, such as a discriminator's.
+- ``frozen() -> {dotted path: array}``, optional: values of state that is no parameter and comes
+  from files, such as the weights of a loss. Read when a new run starts.
 - ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``, optional:
   the parameters under the names of the program that the model comes from, and the way back, which
   raises ``InputError`` for every array that is missing, extra or misshapen. With them

@@ -50,6 +50,8 @@ class Config:
     remat: Remat = "none"
     """block: the backward pass computes each layer again and keeps only what goes into it; none: it
     keeps everything."""
+    init_from: str | None = None
+    """Where a new run takes its parameters from: a checkpoint, or a run's directory."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "sequence_length", "hidden", "layers", "heads"):

@@ -92,7 +92,7 @@ def upsample(x_BTHWC: jax.Array) -> jax.Array:
     return doubled.reshape(b, t, 2 * h, 2 * w, c)
 
 
-def _kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax.Array]:
+def kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax.Array]:
     """U(-b, b) with b = sqrt(3 / fan_in): what comes out varies as much as what goes in.
 
     Not PyTorch's default (a third of the variance), from which the reference starts: under it a
@@ -103,7 +103,8 @@ def _kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[ja
     return nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound))
 
 
-def _zeros(*shape: int) -> nnx.Param[jax.Array]:
+def zeros(*shape: int) -> nnx.Param[jax.Array]:
+    """A bias, or a kernel that adds nothing at first."""
     return nnx.Param(jnp.zeros(shape))
 
 
@@ -123,8 +124,8 @@ class Conv(nnx.Module):
     def __init__(
         self, inputs: int, outputs: int, *, stride: int = 1, use_bias: bool = True, rngs: nnx.Rngs
     ) -> None:
-        self.kernel = _kernel(rngs, (3, 3, inputs, outputs), 9 * inputs)
-        self.bias = _zeros(outputs) if use_bias else None
+        self.kernel = kernel(rngs, (3, 3, inputs, outputs), 9 * inputs)
+        self.bias = zeros(outputs) if use_bias else None
         self.stride = stride
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
@@ -143,8 +144,8 @@ class MemoryConv(nnx.Module):
     """
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
-        self.kernel = _kernel(rngs, (3, 3, channels, 2 * channels), 9 * 2 * channels)
-        self.bias = _zeros(channels)
+        self.kernel = kernel(rngs, (3, 3, channels, 2 * channels), 9 * 2 * channels)
+        self.bias = zeros(channels)
 
     def shares(self, x_BTHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[B, T, H, W, C] -> each frame's own share and what it leaves, of the same shape each."""
@@ -164,7 +165,7 @@ class MemoryBlock(nnx.Module):
         self.conv1 = MemoryConv(channels, rngs=rngs)
         self.conv2 = Conv(channels, channels, rngs=rngs)
         self.conv3 = Conv(channels, channels, rngs=rngs)
-        self.conv3.kernel = _zeros(3, 3, channels, channels)  # a block starts as its skip
+        self.conv3.kernel = zeros(3, 3, channels, channels)  # a block starts as its skip
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] -> the same shape."""
@@ -185,8 +186,8 @@ class Pointwise(nnx.Module):
     """The same matrix for each pixel."""
 
     def __init__(self, inputs: int, outputs: int, *, use_bias: bool, rngs: nnx.Rngs) -> None:
-        self.kernel = _kernel(rngs, (inputs, outputs), inputs)
-        self.bias = _zeros(outputs) if use_bias else None
+        self.kernel = kernel(rngs, (inputs, outputs), inputs)
+        self.bias = zeros(outputs) if use_bias else None
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, inputs] -> [B, T, H, W, outputs]."""
@@ -203,10 +204,10 @@ class WideMemoryBlock(nnx.Module):
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
         self.channels = channels
-        self.around = _kernel(rngs, (WIDE, WIDE, 1, 2 * channels), WIDE**2)
+        self.around = kernel(rngs, (WIDE, WIDE, 1, 2 * channels), WIDE**2)
         self.up = Pointwise(2 * channels, 4 * channels, use_bias=True, rngs=rngs)
         self.down = Pointwise(4 * channels, channels, use_bias=False, rngs=rngs)
-        self.down.kernel = _zeros(4 * channels, channels)  # a block starts as its skip
+        self.down.kernel = zeros(4 * channels, channels)  # a block starts as its skip
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] -> the same shape."""
@@ -234,7 +235,7 @@ class TimePool(nnx.Module):
     """Joins groups of `stride` frames into one, linearly, pixel by pixel."""
 
     def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
-        self.kernel = _kernel(rngs, (stride * channels, channels), stride * channels)
+        self.kernel = kernel(rngs, (stride * channels, channels), stride * channels)
         self.stride = stride
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
@@ -247,7 +248,7 @@ class TimeGrow(nnx.Module):
     """Splits each frame into `stride` successive ones, linearly, pixel by pixel."""
 
     def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
-        self.kernel = _kernel(rngs, (channels, stride * channels), channels)
+        self.kernel = kernel(rngs, (channels, stride * channels), channels)
         self.stride = stride
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:

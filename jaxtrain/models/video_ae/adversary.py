@@ -1,0 +1,325 @@
+"""Seraena: a discriminator that corrects reconstructions (github.com/madebyollin/seraena).
+
+It looks at a few successive frames, and at the clip's latent averaged over time as context, and
+scores patches: reconstructed +1, real -1. What it learns is used once: the gradient of the distance
+between its scores of the real and of the reconstructed frames says how to change these; scaled to
+a standard deviation of one that is the correction, and the decoder is drawn to its own frames plus
+the correction. So no gradient passes through the discriminator into the decoder, and none of the
+decoder's loss reaches the discriminator.
+
+Its batch norms' running statistics and the replay of earlier reconstructions are state of the
+model: they stay on the device and are part of a checkpoint.
+
+Shapes: B clips, T frames, H height, W width; N windows of F successive frames, 3 F channels; L
+latents, h, w their size, C their channels; S side of a crop, R windows kept.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from jaxtrain.models.video_ae import blocks
+
+SCORE_FACTOR = 8
+"""Pixels of a side that a score stands for."""
+# Kernel side, stride, outputs of each layer.
+_LAYERS = ((3, 1, 64), (4, 2, 128), (4, 2, 256), (4, 2, 512), (3, 1, 512), (3, 1, 512))
+_MOMENTUM, _NORM_EPSILON = 0.1, 1e-5  # PyTorch's
+_DEVIATION_EPSILON = 1e-5
+_REAL, _FAKE = -1.0, 1.0
+
+
+class Statistic(nnx.Variable[jax.Array]):
+    """A running mean or variance of a batch norm."""
+
+
+class Replay(nnx.Variable[jax.Array]):
+    """Kept of earlier reconstructions."""
+
+
+class LayerWeights(NamedTuple):
+    """Of one layer of the discriminator."""
+
+    kernel: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+    head: jax.Array
+
+
+class Outcome(NamedTuple):
+    """What the adversary says of a batch; float32.
+
+    Attributes:
+        decoder_B: each clip's mean squared distance from its correction; its gradient goes to the
+            decoder alone.
+        discriminator: mean squared error of the scores; its gradient goes to the discriminator.
+        right: share of the scores with the right sign.
+    """
+
+    decoder_B: jax.Array
+    discriminator: jax.Array
+    right: jax.Array
+
+
+class Layer(nnx.Module):
+    """Convolution, batch norm, ReLU, and a head that scores what comes out."""
+
+    def __init__(self, side: int, inputs: int, outputs: int, *, rngs: nnx.Rngs) -> None:
+        self.kernel = blocks.kernel(rngs, (side, side, inputs, outputs), side**2 * inputs)
+        self.scale = nnx.Param(jnp.ones((outputs,)))
+        self.shift = nnx.Param(jnp.zeros((outputs,)))
+        self.head = blocks.kernel(rngs, (outputs, 1), outputs)
+        self.mean = Statistic(jnp.zeros((outputs,)))
+        self.variance = Statistic(jnp.ones((outputs,)))
+
+    def weights(self) -> LayerWeights:
+        """All that is trained."""
+        return LayerWeights(self.kernel[...], self.scale[...], self.shift[...], self.head[...])
+
+
+class Discriminator(nnx.Module):
+    """Six layers; each scores patches of 8x8 pixels."""
+
+    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
+        layers = []
+        for side, _, outputs in _LAYERS:
+            layers.append(Layer(side, channels, outputs, rngs=rngs))
+            channels = outputs
+        self.layers = nnx.List(layers)
+
+    def weights(self) -> list[LayerWeights]:
+        """Of all layers."""
+        return [layer.weights() for layer in self.layers]
+
+    def scores(self, weights: list[LayerWeights], x_NHWC: jax.Array, *, learns: bool) -> jax.Array:
+        """Scores of each patch by each layer: float32 [N, H / 8, W / 8, 6].
+
+        Args:
+            weights: what :meth:`weights` gave, perhaps without gradient.
+            x_NHWC: frames and context.
+            learns: norms by this batch, which enters the running statistics; else by these.
+        """
+        found = []
+        for layer, own, (_, stride, _) in zip(self.layers, weights, _LAYERS, strict=True):
+            x_NHWC = lax.conv_general_dilated(
+                x_NHWC,
+                own.kernel,
+                window_strides=(stride, stride),
+                padding=((1, 1), (1, 1)),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+            x_NHWC = jnp.maximum(_normed(layer, own, x_NHWC, learns=learns), 0)
+            score_NHW = (x_NHWC @ own.head)[..., 0].astype(jnp.float32)
+            found.append(score_NHW)
+        height, width = found[-1].shape[1:]
+        return jnp.stack([_pooled(score, height, width) for score in found], axis=-1)
+
+
+class Seraena(nnx.Module):
+    """The discriminator, its replay, and both losses.
+
+    Args:
+        weight: of the decoder's loss, for whoever adds it.
+        frames: F, successive frames in a window.
+        crop: S, side of the squares it sees (pixels); None: whole frames of ``height``, ``width``.
+        replay: R, windows that are kept.
+        height, width: of a clip (pixels).
+        space_factor: pixels of a side that a latent stands for.
+        latent_channels: C.
+        rngs: of the fresh parameters.
+    """
+
+    def __init__(
+        self,
+        *,
+        weight: float,
+        frames: int,
+        crop: int | None,
+        replay: int,
+        height: int,
+        width: int,
+        space_factor: int,
+        latent_channels: int,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.discriminator = Discriminator(3 * frames + latent_channels, rngs=rngs)
+        self.weight, self.frames, self.crop, self.factor = weight, frames, crop, space_factor
+        high, wide = (height, width) if crop is None else (crop, crop)
+        latent = (high // space_factor, wide // space_factor, latent_channels)
+        self.kept = Replay(jnp.zeros((replay, high, wide, 3 * frames), jnp.bfloat16))
+        self.kept_context = Replay(jnp.zeros((replay, *latent), jnp.bfloat16))
+        self.kept_count = Replay(jnp.zeros((), jnp.uint32))
+
+    def __call__(
+        self,
+        real_BTHW3: jax.Array,
+        fake_BTHW3: jax.Array,
+        latents_BLhwC: jax.Array,
+        keys_B: jax.Array,
+        dtype: jnp.dtype,
+    ) -> Outcome:
+        """Judges a batch, and keeps its reconstructions.
+
+        Args:
+            real_BTHW3: the clips, in [0, 1].
+            fake_BTHW3: their reconstructions, not clamped; T is at least F.
+            latents_BLhwC: what they were decoded from.
+            keys_B: a random key for each clip.
+            dtype: of the discriminator's computation.
+        """
+        clips = real_BTHW3.shape[0]
+        keys_B4 = jax.vmap(lambda key: jax.random.split(key, 4))(keys_B)
+        context_BhwC = lax.stop_gradient(latents_BLhwC).astype(jnp.float32).mean(1)
+        real, fake, context = self._cropped(real_BTHW3, fake_BTHW3, context_BhwC, keys_B4[:, 0])
+        real, fake = self._windows(real), self._windows(fake)
+        each = real.shape[0] // clips
+        context = jnp.repeat(context, each, axis=0)
+        shown = lax.stop_gradient(fake)
+
+        weights = self.discriminator.weights()
+        fixed = jax.tree.map(lax.stop_gradient, weights)
+        correction = self._correction(fixed, real, shown, context, dtype)
+        apart = jnp.square(fake - (shown + correction)).mean((1, 2, 3))
+
+        def numbers(place: int) -> jax.Array:
+            return jax.vmap(lambda key: jax.random.uniform(key, (each,)))(keys_B4[:, place]).ravel()
+
+        old, old_context, there = self._replayed(numbers(1))
+        # Every second reconstruction is one of an earlier update, if there is any.
+        other = (jnp.arange(each * clips) % 2 == 1) & there
+        fakes = _chosen(other, old, shown)
+        fake_context = _chosen(other, old_context, context)
+        is_fake = numbers(2) < 0.5
+        images = _chosen(is_fake, fakes, real)
+        contexts = _chosen(is_fake, fake_context, context)
+        scores = self.discriminator.scores(
+            weights, self._input(images, contexts, dtype), learns=True
+        )
+        wanted = jnp.where(is_fake, _FAKE, _REAL)[:, None, None, None]
+        self._keep(shown, context, keys_B4[0, 3])
+        return Outcome(
+            decoder_B=apart.reshape(clips, each).mean(1),
+            discriminator=jnp.square(scores - wanted).mean(),
+            right=(jnp.sign(scores) == wanted).astype(jnp.float32).mean(),
+        )
+
+    def _cropped(
+        self, real: jax.Array, fake: jax.Array, context: jax.Array, keys_B: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The same random square of each clip, both ways, and of its context."""
+        if self.crop is None:
+            return real, fake, context
+        side = self.crop // self.factor
+
+        def one(
+            real: jax.Array, fake: jax.Array, context: jax.Array, key: jax.Array
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            most = jnp.asarray(context.shape[:2]) - side + 1
+            down, right = jax.random.randint(key, (2,), 0, most)
+
+            def cut(x: jax.Array, factor: int) -> jax.Array:
+                for axis, start in ((-3, down), (-2, right)):
+                    x = lax.dynamic_slice_in_dim(x, start * factor, side * factor, axis)
+                return x
+
+            return cut(real, self.factor), cut(fake, self.factor), cut(context, 1)
+
+        return jax.vmap(one)(real, fake, context, keys_B)
+
+    def _windows(self, video_BTHW3: jax.Array) -> jax.Array:
+        """Windows of F frames that do not overlap, [N, H, W, 3 F]; the rest is not seen."""
+        b, t, h, w, _ = video_BTHW3.shape
+        count = t // self.frames
+        windows = video_BTHW3[:, : count * self.frames].reshape(b * count, self.frames, h, w, 3)
+        return windows.transpose(0, 2, 3, 1, 4).reshape(b * count, h, w, 3 * self.frames)
+
+    def _input(self, images: jax.Array, context: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """Frames in [-1, 1] and the context, enlarged to their size."""
+        n, h, w, c = context.shape
+        f = self.factor
+        large = jnp.broadcast_to(context[:, :, None, :, None], (n, h, f, w, f, c))
+        large = large.reshape(n, h * f, w * f, c)
+        return jnp.concatenate([2 * images - 1, large], axis=-1).astype(dtype)
+
+    def _correction(
+        self,
+        weights: list[LayerWeights],
+        real: jax.Array,
+        fake: jax.Array,
+        context: jax.Array,
+        dtype: jnp.dtype,
+    ) -> jax.Array:
+        """Down the gradient of the distance of both scores, scaled to a deviation of one."""
+
+        def scores(images: jax.Array) -> jax.Array:
+            x = self._input(images, context, dtype)
+            return self.discriminator.scores(weights, x, learns=False)
+
+        wanted = lax.stop_gradient(scores(real))
+
+        def distance(correction: jax.Array) -> jax.Array:
+            return jnp.square(wanted - scores(fake + correction)).mean((1, 2, 3)).sum()
+
+        down = -jax.grad(distance)(jnp.zeros_like(fake))
+        return lax.stop_gradient(down / (down.std() + _DEVIATION_EPSILON))
+
+    def _replayed(self, draws_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """A kept window and context for each draw from [0, 1), and whether there are any."""
+        count = jnp.minimum(self.kept_count[...], self.kept[...].shape[0])
+        place = jnp.floor(draws_N * count).astype(jnp.int32)
+        images = self.kept[...][place].astype(jnp.float32)
+        return images, self.kept_context[...][place].astype(jnp.float32), count > 0
+
+    def _keep(self, images: jax.Array, context: jax.Array, key: jax.Array) -> None:
+        """Fills the replay in order, and then overwrites it from a random place on."""
+        size, count = self.kept[...].shape[0], self.kept_count[...]
+        images, context = images[:size], context[:size]
+        start = jnp.where(count < size, count, jax.random.randint(key, (), 0, size))
+        places = (start + jnp.arange(images.shape[0])) % size
+        # New arrays in place of the old ones: the variables are the model's state.
+        for kept, new in ((self.kept, images), (self.kept_context, context)):
+            kept.set_value(kept[...].at[places].set(new.astype(jnp.bfloat16)))
+        most = jnp.uint32(2 * size)  # more than full is full
+        self.kept_count.set_value(jnp.minimum(count + jnp.uint32(images.shape[0]), most))
+
+
+def _chosen(first_N: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.where(first_N[:, None, None, None], one, other)
+
+
+def _normed(layer: Layer, own: LayerWeights, x_NHWC: jax.Array, *, learns: bool) -> jax.Array:
+    """Batch norm; statistics in float32, over the batch of all devices."""
+    x = x_NHWC.astype(jnp.float32)
+    mean, variance = layer.mean[...], layer.variance[...]  # [C]
+    if learns:
+        count = x[..., 0].size
+        new_mean, new_variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        unbiased = new_variance * (count / (count - 1))
+        for kept, old, new in (
+            (layer.mean, mean, new_mean),
+            (layer.variance, variance, unbiased),
+        ):
+            kept.set_value(old + _MOMENTUM * (lax.stop_gradient(new) - old))
+        mean, variance = new_mean, new_variance
+    wide = (1, 1, 1, -1)
+    scaled = (x - mean.reshape(wide)) * lax.rsqrt(variance + _NORM_EPSILON).reshape(wide)
+    return scaled.astype(x_NHWC.dtype) * own.scale.reshape(wide) + own.shift.reshape(wide)
+
+
+def _pooled(score_NHW: jax.Array, height: int, width: int) -> jax.Array:
+    n, h, w = score_NHW.shape
+    parts = score_NHW.reshape(n, height, h // height, width, w // width)
+    return parts.mean((2, 4))
+
+
+def forward_flops(channels: int, height: int, width: int) -> float:
+    """Multiplications and additions of the discriminator for one window."""
+    total = 0.0
+    for side, stride, outputs in _LAYERS:
+        height, width = height // stride, width // stride
+        total += 2.0 * height * width * (side**2 * channels + 1) * outputs
+        channels = outputs
+    return total

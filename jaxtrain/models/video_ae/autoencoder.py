@@ -1,0 +1,238 @@
+"""Encoder, decoder, and what training asks of them.
+
+Shapes: B clips, T frames, H height, W width, 3 colours; L latents in time.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain.errors import InputError
+from jaxtrain.models.video_ae import augment, network, quality, timing
+from jaxtrain.models.video_ae.adversary import Seraena
+from jaxtrain.models.video_ae.blocks import Memory
+from jaxtrain.models.video_ae.config import Config, DecoderKind
+from jaxtrain.models.video_ae.lpips import Lpips
+
+_SAMPLE_CLIPS = 3
+_SAMPLE_FRAMES = 6
+_DECODERS: dict[DecoderKind, type[network.Decoder | network.WideDecoder]] = {
+    "base": network.Decoder,
+    "super": network.WideDecoder,
+}
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, ...]]
+
+
+class VideoAutoencoder(nnx.Module):
+    """Encoder and decoder, and what training asks of them."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        self.encoder = network.Encoder(
+            width=config.encoder_width,
+            latent_channels=config.latent_channels,
+            patch_size=config.patch_size,
+            rngs=rngs,
+        )
+        self.decoder = _DECODERS[config.decoder](
+            widths=config.widths,
+            latent_channels=config.latent_channels,
+            patch_size=config.patch_size,
+            grows=config.grows,
+            space_ups=config.space_ups,
+            rngs=rngs,
+        )
+        self.timing = config.timing
+        self.space_factor = config.space_factor
+        self.space_up = math.prod(config.space_ups) * config.patch_size
+        self.remat = config.remat
+        self.reconstruction_weight = config.reconstruction_weight
+        self.teacher = config.teacher
+        self.lpips = None if config.perceptual is None else Lpips()
+        self.perceptual_weight = 0.0 if config.perceptual is None else config.perceptual.weight
+        self.adversary = _adversary(config, rngs)
+
+    def encode(self, video_BTHW3: jax.Array) -> jax.Array:
+        """[B, T, H, W, 3] in [0, 1] -> latents [B, ceil(T / 4), H / 8P, W / 8P, C]."""
+        return self.encoder(timing.pad_time(video_BTHW3.astype(self._dtype)), self.remat)
+
+    def decode(self, latents_BLHWC: jax.Array) -> jax.Array:
+        """Latents [B, L, h, w, C] -> [B, 4 L - 3, 8P h, 8P w, 3], not clamped.
+
+        That is for all switches on and `trim="always"`; see :class:`timing.Timing`.
+        """
+        first = self.timing.dropped(latents_BLHWC.shape[1])
+        return self.decoder(latents_BLHWC.astype(self._dtype), self.remat, first)
+
+    def encode_next(
+        self, video_BTHW3: jax.Array, memory: list[Memory]
+    ) -> tuple[jax.Array, list[Memory]]:
+        """The next frames of a video, a multiple of 4 -> latents, and the memory after them."""
+        return self.encoder.step(video_BTHW3.astype(self._dtype), memory)
+
+    def decode_next(
+        self, latents_BLHWC: jax.Array, memory: list[Memory]
+    ) -> tuple[jax.Array, list[Memory]]:
+        """The next latents of a video -> all their frames (none dropped), and the memory then."""
+        return self.decoder.step(latents_BLHWC.astype(self._dtype), memory)
+
+    def before_encoding(self, clips: int, height: int, width: int) -> list[Memory]:
+        """The memory before the first frame, for frames of this size (pixels)."""
+        return self.encoder.no_memory(clips, height, width, self._dtype)
+
+    def before_decoding(self, clips: int, height: int, width: int) -> list[Memory]:
+        """The memory before the first latent, for latents of this size."""
+        return self.decoder.no_memory(clips, height, width, self._dtype)
+
+    def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+        """The sum of all losses that are switched on, each times its weight; over clips.
+
+        `reconstruction_loss` and `psnr` beside it, and what the others measured. The losses see the
+        reconstruction as it comes, not clamped: clamping would take the gradient from pixels
+        outside [0, 1]. PSNR is that of the clamped one, as a viewer sees it.
+        """
+        video = augment.augment(_to_float(batch["video"]), batch["augment"])
+        weight_B = batch["weight"]
+        seen = self._seen(video, batch)
+        total, metrics = self._losses(seen, weight_B)
+        shown = jnp.clip(seen.found, 0, 1)
+        metrics["psnr"] = _frame_sums(quality.psnr(seen.target, shown), weight_B)[:2]
+        if self.adversary is not None:
+            found = self.adversary(seen.target, seen.found, seen.decoded, keys_B, self._dtype)
+            weight = weight_B.sum()
+            correction = (found.decoder_B * weight_B).sum()
+            # The discriminator's own loss trains nothing else, so it needs no weight.
+            total += self.adversary.weight * correction + found.discriminator * weight
+            metrics |= {
+                "adversary_loss": (correction, weight),
+                "discriminator_loss": (found.discriminator * weight, weight),
+                "discriminator_accuracy": (found.right * weight, weight),
+            }
+        return total, weight_B.sum(), metrics
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """`loss` over clips without the adversary's; `psnr`, `ssim`, `lpips` over frames."""
+        weight_B = batch["weight"]
+        seen = self._seen(_to_float(batch["video"]), batch)
+        total, metrics = self._losses(seen, weight_B)
+        shown = jnp.clip(seen.found, 0, 1)
+        measured: Sums = {
+            "loss": (total, weight_B.sum()),
+            "psnr": _frame_sums(quality.psnr(seen.target, shown), weight_B),
+            "ssim": _frame_sums(quality.ssim(seen.target, shown), weight_B),
+        }
+        if self.teacher is not None:
+            measured["encoder_loss"] = metrics["encoder_loss"]
+        if self.lpips is not None:
+            measured["lpips"] = _frame_sums(self._lpips_BT(seen.target, shown), weight_B)
+        return measured
+
+    def samples(self, batch: Batch) -> dict[str, jax.Array]:
+        """`reconstruction`: for up to 3 clips, up to 6 frames in a row, reconstructions below."""
+        first = {name: rows[:_SAMPLE_CLIPS] for name, rows in batch.items()}
+        seen = self._seen(_to_float(first["video"]), first)
+        shown = jnp.stack([seen.target, jnp.clip(seen.found, 0, 1)], axis=1)
+        frames = shown.shape[2]
+        count = min(frames, _SAMPLE_FRAMES)
+        # Evenly spaced, the first and the last among them.
+        picked = [i * (frames - 1) // max(count - 1, 1) for i in range(count)]
+        shown = jnp.stack([shown[:, :, i] for i in picked], axis=2)
+        b, rows, t, h, w, c = shown.shape
+        picture = shown.transpose(0, 1, 3, 2, 4, 5).reshape(b * rows * h, t * w, c)
+        return {"reconstruction": jnp.round(picture * 255).astype(jnp.uint8)}
+
+    @property
+    def _dtype(self) -> jnp.dtype:
+        return self.encoder.head.kernel[...].dtype
+
+    def _losses(self, seen: "_Seen", weight_B: jax.Array) -> tuple[jax.Array, Sums]:
+        """The weighted sum of the losses that need no chance, and each of them."""
+        weight = weight_B.sum()
+        error = (jnp.square(seen.found - seen.target).mean((1, 2, 3, 4)) * weight_B).sum()
+        total = self.reconstruction_weight * error
+        metrics: Sums = {"reconstruction_loss": (error, weight)}
+        if self.teacher is not None:
+            assert seen.taught is not None, "a batch has latents where there is a teacher"
+            far = (jnp.square(seen.encoded - seen.taught).mean((1, 2, 3, 4)) * weight_B).sum()
+            total += self.teacher.encoder_weight * far
+            metrics["encoder_loss"] = (far, weight)
+        if self.lpips is not None:
+            distance = (self._lpips_BT(seen.target, seen.found).mean(1) * weight_B).sum()
+            total += self.perceptual_weight * distance
+            metrics["perceptual_loss"] = (distance, weight)
+        return total, metrics
+
+    def _lpips_BT(self, video_BTHW3: jax.Array, other_BTHW3: jax.Array) -> jax.Array:
+        assert self.lpips is not None
+        b, t, *shape = video_BTHW3.shape
+        frames = [x.astype(self._dtype).reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3)]
+        return self.lpips(*frames).reshape(b, t)
+
+    def _seen(self, video_BTHW3: jax.Array, batch: Batch) -> "_Seen":
+        """Both passes.
+
+        Raises:
+            InputError: the decoder gives frames of another size.
+        """
+        if self.space_up != self.space_factor:
+            raise InputError(
+                "a decoder whose frames are smaller than those that went in "
+                "(model.space_upscale) has nothing to be compared with: use all switches to train"
+            )
+        target = self.timing.target(video_BTHW3)
+        encoded = self.encode(video_BTHW3)
+        taught = None if self.teacher is None else batch["latents"]
+        from_teacher = self.teacher is not None and self.teacher.decode
+        decoded = taught if from_teacher and taught is not None else encoded
+        found = self.decode(decoded).astype(jnp.float32)
+        return _Seen(target, found, encoded.astype(jnp.float32), decoded, taught)
+
+
+class _Seen(NamedTuple):
+    """A batch on its way through the network.
+
+    Attributes:
+        target: what the decoder should have given, float32 [B, T, H, W, 3].
+        found: what it gave, not clamped, float32 likewise.
+        encoded: our latents, float32 [B, L, h, w, C].
+        decoded: the latents that were decoded.
+        taught: the teacher's; None without one.
+    """
+
+    target: jax.Array
+    found: jax.Array
+    encoded: jax.Array
+    decoded: jax.Array
+    taught: jax.Array | None
+
+
+def _adversary(config: Config, rngs: nnx.Rngs) -> Seraena | None:
+    settings = config.adversary
+    if settings is None:
+        return None
+    return Seraena(
+        weight=settings.weight,
+        frames=settings.frames,
+        crop=settings.crop,
+        replay=settings.replay,
+        height=config.height,
+        width=config.width,
+        space_factor=config.space_factor,
+        latent_channels=config.latent_channels,
+        rngs=rngs,
+    )
+
+
+def _to_float(video: jax.Array) -> jax.Array:
+    return video.astype(jnp.float32) / 255
+
+
+def _frame_sums(value_BT: jax.Array, weight_B: jax.Array) -> tuple[jax.Array, ...]:
+    """Sum, weight and sum of squares over frames."""
+    weight_BT = jnp.broadcast_to(weight_B[:, None], value_BT.shape)
+    weighted = value_BT * weight_BT
+    return weighted.sum(), weight_BT.sum(), (weighted * value_BT).sum()

@@ -1,0 +1,386 @@
+"""What a video autoencoder is, which losses it trains with, and what each of them needs.
+
+Teacher, perceptual loss and adversary are sections that are None where they are off. Each holds its
+weight and what it needs, so that no weight stands without its input.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain import config, layers
+from jaxtrain.errors import InputError
+from jaxtrain.models.video_ae import (
+    adversary,
+    augment,
+    lpips,
+    network,
+    quality,
+    timing,
+    weights,
+    work,
+)
+
+if TYPE_CHECKING:
+    from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
+
+_LEAST_SIDE = 16
+_DISCRIMINATOR = "adversary.discriminator."
+
+DecoderKind = Literal["base", "super"]
+_DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
+    "base": (256, 128, 64, 64),
+    "super": (512, 256, 128, 64),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """Latents of another autoencoder, computed once by `jaxtrain prepare latents`."""
+
+    encoder_weight: float = 0.1
+    """The loss has this times the mean squared difference of our latents and the teacher's."""
+    decode: bool = False
+    """Whether the decoder is trained on the teacher's latents instead of our encoder's."""
+
+    def __post_init__(self) -> None:
+        if self.encoder_weight < 0 or not (self.encoder_weight or self.decode):
+            raise InputError(
+                f"model.teacher.encoder_weight={self.encoder_weight} and model.teacher.decode="
+                f"{self.decode}: nothing is learned from the teacher; set model.teacher None"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Perceptual:
+    """LPIPS (Zhang et al. 2018): distance of two frames in the features of an AlexNet."""
+
+    weights: str
+    """File with the state dict of `lpips.LPIPS(net="alex")`, or of its linear layers alone."""
+    backbone: str | None = None
+    """With linear layers alone: file with the state dict of torchvision's AlexNet."""
+    weight: float = 0.1
+    """The loss has this times the mean distance of a frame and its reconstruction."""
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise InputError(f"model.perceptual.weight={self.weight}: use 0 (only measure) or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Seraena (github.com/madebyollin/seraena): a discriminator that says how to correct a frame.
+
+    It is trained beside the autoencoder, with an optimizer group and a clip of its own.
+    """
+
+    weight: float = 0.5
+    """The loss has this times the mean squared distance of frames and their corrections."""
+    frames: int = 3
+    """Successive frames that the discriminator sees together."""
+    crop: int | None = None
+    """Side of the random square that it sees (pixels); None is the whole frame."""
+    replay: int = 1024
+    """Reconstructions that are kept, of earlier updates, to be told from real frames again."""
+    peak_lr: float = 3e-4
+    """Learning rate of the discriminator, throughout."""
+    b1: float = 0.9
+    """AdamW of the discriminator: decay of the mean of gradients, per update."""
+    b2: float = 0.99
+    """AdamW of the discriminator: decay of the mean of squared gradients, per update."""
+    weight_decay: float = 0.01
+    """AdamW of the discriminator: decay per update, times its learning rate."""
+    max_grad_norm: float | None = 1.0
+    """The discriminator's gradients with a larger norm are scaled down to it. None is off."""
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "frames", "replay", "peak_lr"):
+            if not getattr(self, name) > 0:
+                raise InputError(
+                    f"model.adversary.{name}={getattr(self, name)}: use more than 0, or set "
+                    "model.adversary None"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The video autoencoder."""
+
+    frames: int
+    """Frames of a clip."""
+    height: int
+    """Height of a clip; a multiple of 8 x patch_size (pixels)."""
+    width: int
+    """Width of a clip; a multiple of 8 x patch_size (pixels)."""
+    patch_size: int = 1
+    """Side of the squares that are folded into channels before the first layer (pixels)."""
+    latent_channels: int = 16
+    """Channels of a latent (numbers for each 4 frames of 8x8 patches)."""
+    encoder_width: int = 64
+    """Channels of the encoder's layers."""
+    decoder: DecoderKind = "base"
+    """base: the ordinary decoder; super: the larger one with depthwise convolutions."""
+    decoder_widths: tuple[int, int, int, int] | None = None
+    """Channels of the decoder's layers, from 1/8 of the size to the full size. None is the
+    reference's: 256, 128, 64, 64, and 512, 256, 128, 64 for super."""
+    time_upscale: tuple[bool, bool] = (True, True)
+    """Whether the decoder doubles the frames in its second and its third stage. A decoder that does
+    not gives a preview of fewer frames, and cannot be trained."""
+    space_upscale: tuple[bool, bool, bool] = (True, True, True)
+    """Whether the decoder doubles height and width in each of its stages. A decoder that does not
+    gives a smaller preview, and cannot be trained."""
+    trim: timing.Trim = "always"
+    """When the first three decoded frames are dropped: always; odd_latents: only where the number
+    of latents is odd, as weights for CogVideoX (taecvx) want it."""
+    remat: layers.Remat = "none"
+    """block: the backward pass computes the memory blocks again and keeps only what goes into them,
+    which saves a third of the memory; none: it keeps everything."""
+    reconstruction_weight: float = 20.0
+    """The loss has this times the mean squared error of a clip, colours from 0 to 1."""
+    teacher: Teacher | None = None
+    """Latents to learn from; None is off."""
+    perceptual: Perceptual | None = None
+    """The LPIPS loss and metric; None is off."""
+    adversary: Adversary | None = None
+    """The discriminator and its loss; None is off."""
+    init_from: str | None = None
+    """Where a new run takes its parameters from: a checkpoint, a run's directory, or a weights file
+    (.safetensors, .pth) in the reference's names."""
+
+    def __post_init__(self) -> None:
+        for name in ("frames", "patch_size", "latent_channels", "encoder_width"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name}={getattr(self, name)}: use at least 1")
+        widths = self.decoder_widths
+        if widths is not None and (len(widths) != 4 or min(widths) < 1):
+            raise InputError(f"model.decoder_widths={widths}: use four widths of at least 1")
+        for name, count in (("time_upscale", 2), ("space_upscale", 3)):
+            if len(getattr(self, name)) != count:
+                raise InputError(f"model.{name}={getattr(self, name)}: use {count} switches")
+        if self.decoder == "super" and not all((*self.time_upscale, *self.space_upscale)):
+            raise InputError(
+                f"model.time_upscale={self.time_upscale} and model.space_upscale="
+                f"{self.space_upscale}: only the base decoder has these switches; leave them out "
+                "with model.decoder=super"
+            )
+        factor = self.space_factor
+        if self.height % factor or self.width % factor:
+            raise InputError(
+                f"model.height={self.height} and model.width={self.width} must be multiples of "
+                f"{factor}: the nearest are {self._nearest(self.height)} and "
+                f"{self._nearest(self.width)}"
+            )
+        if min(self.height, self.width) < _LEAST_SIDE:
+            raise InputError(
+                f"model.height={self.height} and model.width={self.width}: use at least "
+                f"{_LEAST_SIDE} for each (SSIM looks at windows of {quality.SSIM_WINDOW})"
+            )
+        if not self.reconstruction_weight > 0:
+            raise InputError(
+                f"model.reconstruction_weight={self.reconstruction_weight}: use a number above 0"
+            )
+        if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:
+            raise InputError(
+                f"model.height={self.height} and model.width={self.width}: model.perceptual needs "
+                f"at least {lpips.LEAST_SIDE} for each"
+            )
+        if self.adversary is not None:
+            self._check_adversary(self.adversary)
+
+    def _check_adversary(self, settings: Adversary) -> None:
+        decoded = self.timing.decoded(timing.latent_frames(self.frames))
+        if decoded < settings.frames:
+            raise InputError(
+                f"model.adversary.frames={settings.frames}: a clip of model.frames={self.frames} "
+                f"has {decoded} reconstructed frames; use that many at most"
+            )
+        crop, most = settings.crop, min(self.height, self.width)
+        if crop is not None and (crop % self.space_factor or not 0 < crop <= most):
+            raise InputError(
+                f"model.adversary.crop={crop}: use a multiple of {self.space_factor} up to {most}, "
+                "or None for the whole frame"
+            )
+
+    @property
+    def space_factor(self) -> int:
+        """Pixels of a side that a latent stands for."""
+        return network.SPACE_FACTOR * self.patch_size
+
+    @property
+    def timing(self) -> timing.Timing:
+        """How the decoder counts frames."""
+        return timing.Timing(math.prod(self.grows), self.trim)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the decoder."""
+        return self.decoder_widths or _DECODER_WIDTHS[self.decoder]
+
+    @property
+    def grows(self) -> tuple[int, ...]:
+        """Frames that each stage of the decoder makes of one."""
+        return (1, *(2 if up else 1 for up in self.time_upscale))
+
+    @property
+    def space_ups(self) -> tuple[int, ...]:
+        """Pixels of a side that each stage of the decoder makes of one."""
+        return tuple(2 if up else 1 for up in self.space_upscale)
+
+    def _nearest(self, size: int) -> int:
+        """The allowed size nearest to `size`, at least 16."""
+        factor = self.space_factor
+        least = -(-_LEAST_SIDE // factor) * factor
+        return max(least, (size + factor // 2) // factor * factor)
+
+    def build(self, rngs: nnx.Rngs) -> "VideoAutoencoder":
+        """The module, with fresh float32 parameters."""
+        from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
+
+        return VideoAutoencoder(self, rngs)
+
+    def frozen(self) -> dict[str, np.ndarray]:
+        """The weights of LPIPS, by their dotted path in the module.
+
+        Raises:
+            InputError: their files are missing or hold something else.
+        """
+        if self.perceptual is None:
+            return {}
+        backbone = self.perceptual.backbone
+        found = lpips.read(
+            Path(self.perceptual.weights).expanduser(),
+            None if backbone is None else Path(backbone).expanduser(),
+        )
+        return {f"lpips.{name}": array for name, array in found.items()}
+
+    def optimizer_groups(self) -> dict[str, config.Group]:
+        """The discriminator's parameters have an optimizer and a clip of their own."""
+        if self.adversary is None:
+            return {}
+        settings = self.adversary
+        return {
+            "adversary": config.Group(
+                prefix=_DISCRIMINATOR,
+                peak_lr=settings.peak_lr,
+                b1=settings.b1,
+                b2=settings.b2,
+                weight_decay=settings.weight_decay,
+                max_grad_norm=settings.max_grad_norm,
+            )
+        }
+
+    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """`video` uint8 [B, T, H, W, 3]; `augment` float32 [B, 5] (augment.FACTORS); `weight`.
+
+        With a teacher also `latents`, float32 [B, L, h, w, C].
+        """
+        shape = (batch_size, self.frames, self.height, self.width, 3)
+        spec = {
+            "video": jax.ShapeDtypeStruct(shape, jnp.uint8),
+            "augment": jax.ShapeDtypeStruct((batch_size, augment.FACTORS), jnp.float32),
+            "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+        }
+        if self.teacher is not None:
+            latents = (batch_size, *self.latent_shape)
+            spec["latents"] = jax.ShapeDtypeStruct(latents, jnp.float32)
+        return spec
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """Of a clip: [L, h, w, C]."""
+        factor = self.space_factor
+        latents = timing.latent_frames(self.frames)
+        return latents, self.height // factor, self.width // factor, self.latent_channels
+
+    def flops_per_example(self) -> float:
+        """Forward and backward pass of a clip: 3 x forward - first layer.
+
+        A layer's two gradients cost as much as its output each; the first layer's input needs none.
+        The formula of the forward pass stands in `work.py`. LPIPS looks at both videos forward and
+        at one backward, without gradients of its weights; the discriminator looks at its batch
+        forward and backward (3), and for the correction at both videos forward and at one backward
+        without gradients of its weights (3).
+        """
+        forward, first = self.forward_flops()
+        frames = self.timing.decoded(timing.latent_frames(self.frames))
+        total = 3 * forward - first
+        if self.perceptual is not None:
+            total += 3 * frames * lpips.forward_flops(self.height, self.width)
+        if self.adversary is not None:
+            high, wide = (
+                (self.adversary.crop,) * 2 if self.adversary.crop else (self.height, self.width)
+            )
+            channels = 3 * self.adversary.frames + self.latent_channels
+            windows = frames // self.adversary.frames
+            total += 6 * windows * adversary.forward_flops(channels, high, wide)
+        return total
+
+    def forward_flops(self) -> tuple[float, float]:
+        """Of one clip: forward pass, and its first layer alone."""
+        return work.forward(
+            frames=self.frames,
+            height=self.height,
+            width=self.width,
+            patch_size=self.patch_size,
+            latent_channels=self.latent_channels,
+            encoder_width=self.encoder_width,
+            decoder_widths=self.widths,
+            wide=self.decoder == "super",
+            grows=self.grows,
+            space_ups=self.space_ups,
+            timing=self.timing,
+        )
+
+    def tokens_per_example(self) -> None:
+        """A clip has no tokens."""
+        return
+
+    def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Parameters by dotted path -> the reference's state dict, in its order.
+
+        The discriminator has no place there.
+        """
+        return weights.to_reference(params, wide=self.decoder == "super")
+
+    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+        """The way back.
+
+        Raises:
+            InputError: names every array that is missing, extra or misshapen.
+        """
+        module = nnx.eval_shape(lambda: self.build(nnx.Rngs(0)))
+        paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
+        expected = {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
+        expected = {k: v for k, v in expected.items() if not k.startswith(_DISCRIMINATOR)}
+        wide = self.decoder == "super"
+        return weights.from_reference(tensors, expected, wide=wide, source=source)
+
+    @classmethod
+    def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
+        """The config that the reference's weights ask for; sizes of clips are made up.
+
+        Raises:
+            InputError: these are no such weights.
+        """
+        fields = weights.guess(tensors, source)
+        side = network.SPACE_FACTOR * int(fields["patch_size"]) * 2
+        return cls(frames=timing.TIME_FACTOR, height=side, width=side, **fields)
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        """The same network, narrow, on 4 frames of 16x16."""
+        return cls(
+            frames=4,
+            height=16,
+            width=16,
+            latent_channels=4,
+            encoder_width=8,
+            decoder_widths=(16, 8, 8, 8),
+        )

@@ -1,0 +1,178 @@
+"""LPIPS: the published network's arithmetic, on weights that anyone can regenerate."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from flax import nnx
+
+from jaxtrain import config, state, tensor_files
+from jaxtrain.errors import InputError
+from jaxtrain.models import video_ae
+from jaxtrain.models.video_ae import lpips
+
+_SHAPES = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
+_NUMBERS = (0, 3, 6, 8, 10)
+# What tests/interop/torch_lpips.py computes with PyTorch on the same weights and frames.
+WANTED = (1.0239794, 1.0610843, 1.0595266)
+
+
+def alexnet(prefix: Any) -> dict[str, np.ndarray]:
+    """Random weights of the right shapes; ``prefix`` names a layer by its place and number."""
+    rng = np.random.default_rng(3)
+    found = {}
+    for place, (number, (outputs, inputs, side)) in enumerate(zip(_NUMBERS, _SHAPES, strict=True)):
+        name, scale = prefix(place, number), (2 / (inputs * side**2)) ** 0.5
+        found[f"{name}.weight"] = rng.normal(size=(outputs, inputs, side, side)) * scale
+        found[f"{name}.bias"] = rng.normal(size=outputs) * 0.1
+    return {name: array.astype(np.float32) for name, array in found.items()}
+
+
+def linear() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(4)
+    return {
+        f"lin{place}.model.1.weight": rng.uniform(size=(1, shape[0], 1, 1)).astype(np.float32)
+        for place, shape in enumerate(_SHAPES)
+    }
+
+
+def frames(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(size=(3, 48, 40, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lpips") / "lpips.safetensors"
+    whole = alexnet(lambda place, number: f"net.slice{place + 1}.{number}") | linear()
+    tensor_files.write(path, whole, {})
+    return path
+
+
+@pytest.fixture(scope="module")
+def distance(weights: Path) -> Any:
+    graph, variables = nnx.split(lpips.Lpips())
+    values = lpips.read(weights, None)
+    leaves = [
+        (path, leaf.replace(jnp.asarray(values[".".join(map(str, path))])))
+        for path, leaf in nnx.to_flat_state(variables)
+    ]
+    module = nnx.merge(graph, nnx.from_flat_state(leaves))
+    return jax.jit(lambda one, other: module(one, other))
+
+
+def test_the_published_arithmetic(distance: Any) -> None:
+    np.testing.assert_allclose(distance(frames(0), frames(1)), WANTED, rtol=1e-4)
+
+
+def test_a_distance(distance: Any) -> None:
+    one, other = frames(0), frames(1)
+    np.testing.assert_allclose(distance(one, one), np.zeros(3), atol=1e-12)
+    np.testing.assert_allclose(distance(one, other), distance(other, one), rtol=1e-5)
+    near = distance(one, one + 0.01 * (other - one))
+    assert (np.asarray(near) < 0.2 * np.asarray(distance(one, other))).all()
+
+
+def test_black_frames_have_a_gradient(distance: Any) -> None:
+    grad = jax.grad(lambda x: distance(x, frames(1)).sum())(jnp.zeros((3, 48, 40, 3)))
+    assert np.isfinite(grad).all()
+    assert np.any(grad)
+
+
+def test_linear_layers_and_backbone_may_be_apart(weights: Path, tmp_path: Path) -> None:
+    for name, arrays in (
+        ("linear", linear()),
+        ("alexnet", alexnet(lambda place, number: f"features.{number}")),
+    ):
+        tensor_files.write(tmp_path / f"{name}.safetensors", arrays, {})
+    apart = lpips.read(tmp_path / "linear.safetensors", tmp_path / "alexnet.safetensors")
+    whole = lpips.read(weights, None)
+    for name, array in whole.items():
+        np.testing.assert_array_equal(apart[name], array)
+    with pytest.raises(InputError, match=r"linear.safetensors has no net.slice1.0.weight: LPIPS"):
+        lpips.read(tmp_path / "linear.safetensors", None)
+    spoiled = linear() | {"lin2.model.1.weight": np.zeros((1, 3, 1, 1), np.float32)}
+    tensor_files.write(tmp_path / "bad.safetensors", spoiled, {})
+    with pytest.raises(InputError, match=r"bad.safetensors: lin2.model.1.weight has shape \(1, 3"):
+        lpips.read(tmp_path / "bad.safetensors", tmp_path / "alexnet.safetensors")
+
+
+def model(weights: Path, **more: Any) -> video_ae.Config:
+    section = video_ae.Perceptual(weights=str(weights), weight=0.5)
+    tiny = video_ae.Config.tiny()
+    return dataclasses.replace(tiny, height=32, width=32, perceptual=section, **more)
+
+
+def batch(config: video_ae.Config, rows: int = 2) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(0)
+    spec = config.batch_spec(rows)
+    found = {
+        "video": jnp.asarray(rng.integers(0, 256, spec["video"].shape), jnp.uint8),
+        "augment": jnp.tile(jnp.array([[1.0, 1, 1, 0, 0]]), (rows, 1)),
+        "weight": jnp.ones(rows),
+    }
+    if "latents" in spec:
+        found["latents"] = jnp.asarray(rng.normal(size=spec["latents"].shape), jnp.float32)
+    return found
+
+
+def test_it_is_a_loss_and_a_metric_and_trains_nothing_of_its_own(weights: Path) -> None:
+    made = model(weights)
+    definition = state.Definition(made.build)
+    params, extras = definition.init(jax.random.key(0))
+    params = toy.stirred(params)
+    assert set(made.frozen()) == set(extras)
+    assert not any(name.startswith("lpips") for name in params)
+    extras = {name: jnp.asarray(array) for name, array in made.frozen().items()}
+    clips = batch(made)
+
+    def loss(params: Any, extras: Any) -> Any:
+        return definition.module(params, extras).loss(clips, jax.random.split(jax.random.key(0), 2))
+
+    total, weight, metrics = jax.jit(loss)(params, extras)
+    parts = {name: float(value[0] / value[1]) for name, value in metrics.items()}
+    assert float(total / weight) == pytest.approx(
+        20 * parts["reconstruction_loss"] + 0.5 * parts["perceptual_loss"], rel=1e-5
+    )
+    assert parts["perceptual_loss"] > 0
+    measured = jax.jit(lambda p, e: definition.module(p, e).evaluate(clips))(params, extras)
+    assert set(measured) == {"loss", "psnr", "ssim", "lpips"}
+    assert measured["lpips"][1] == 2
+    without = dataclasses.replace(made, perceptual=None)
+    assert made.flops_per_example() > without.flops_per_example()
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_teacher_is_learned_from(weights: Path, decode: bool) -> None:
+    made = dataclasses.replace(
+        video_ae.Config.tiny(), teacher=video_ae.Teacher(encoder_weight=0.25, decode=decode)
+    )
+    definition = state.Definition(made.build)
+    params = toy.stirred(definition.init(jax.random.key(0))[0])
+    clips = batch(made)
+    module = definition.module(params, {})
+    total, weight, metrics = module.loss(clips, jax.random.split(jax.random.key(0), 2))
+    video = clips["video"].astype(jnp.float32) / 255
+    ours = module.encode(video)
+    found = module.decode(clips["latents"] if decode else ours)
+    far = float(jnp.square(ours - clips["latents"]).mean())
+    error = float(jnp.square(found - video[:, :1]).mean())
+    assert float(metrics["encoder_loss"][0] / weight) == pytest.approx(far, rel=1e-4)
+    assert float(total / weight) == pytest.approx(20 * error + 0.25 * far, rel=1e-4)
+
+
+def test_sections_refuse_what_means_nothing(weights: Path) -> None:
+    with pytest.raises(InputError, match=r"nothing is learned from the teacher"):
+        video_ae.Teacher(encoder_weight=0.0)
+    with pytest.raises(InputError, match=r"model.perceptual.weight=-1"):
+        video_ae.Perceptual(weights="x", weight=-1)
+    with pytest.raises(InputError, match=r"model.perceptual needs at least 32"):
+        dataclasses.replace(model(weights), height=16)
+    gone = dataclasses.replace(model(weights).perceptual, weights="gone.safetensors")
+    with pytest.raises(InputError, match=r"gone.safetensors does not exist"):
+        dataclasses.replace(model(weights), perceptual=gone).frozen()
+    assert config.to_dict(model(weights))["perceptual"]["weight"] == 0.5
