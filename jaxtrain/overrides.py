@@ -54,14 +54,15 @@ def apply(default: T, arguments: Sequence[str]) -> T:
         default: nested frozen dataclasses.
         arguments: ``["--optim.peak_lr", "1e-3", "--model.decoder_widths", "64", "32", ...]``; also
             ``--optim.peak_lr=1e-3``. Optional fields take ``None``, switches ``True`` or ``False``.
+            A field of an optional section that is None switches the section on.
 
     Raises:
         InputError: no such field, or a value that the field does not take.
     """
     if not arguments:
         return default
+    default, settings = _switched_on(default, _grouped(arguments))
     known = {"--" + leaf.name: leaf for leaf in leaves(default)}
-    settings = _grouped(arguments)
     for flag, _ in settings:
         if flag not in known:
             raise InputError(_unknown(flag, known))
@@ -85,6 +86,14 @@ def print_help(default: Any, prog: str) -> None:
 
     with contextlib.suppress(SystemExit):
         tyro.cli(type(default), default=default, args=["--help"], prog=prog, **_tyro_options())
+    for name, value, section in _optional_sections(default):
+        if value is None:
+            print(f"{name} is None; one of its fields switches it on:")
+            nested: type[Any] = section
+            for part in reversed(name.split(".")):
+                nested = dataclasses.make_dataclass("_", [(part, nested)])
+            with contextlib.suppress(SystemExit):
+                tyro.cli(nested, args=["--help"], prog=prog, **_tyro_options())
 
 
 def matches(value: Any, annotation: Any) -> bool:
@@ -159,11 +168,97 @@ def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     return settings
 
 
+Settings = list[tuple[str, list[str]]]
+
+
+def _switched_on(default: T, settings: Settings) -> tuple[T, Settings]:
+    """Switches optional sections on and off; what is left to be parsed.
+
+    ``--model.teacher None`` is off; a field of a section that is off switches it on.
+
+    Raises:
+        InputError: a field of such a section is wrong, or one that it needs is not given.
+    """
+    for name, value, section in list(_optional_sections(default)):
+        off = [(flag, values) for flag, values in settings if flag == f"--{name}"]
+        if off and off[-1][1] == ["None"]:
+            default = _with(default, name.split("."), None)
+            settings = [setting for setting in settings if setting not in off]
+            value = None
+        given = [(flag, values) for flag, values in settings if flag.startswith(f"--{name}.")]
+        if value is None and given:
+            default = _with(default, name.split("."), _section(name, section, given))
+            settings = [setting for setting in settings if setting not in given]
+    return default, settings
+
+
+def _optional_sections(instance: Any, prefix: str = "") -> Iterator[tuple[str, Any, type[Any]]]:
+    """Dotted name, value and class of each field that may be None or a dataclass."""
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        name, value = prefix + field.name, getattr(instance, field.name)
+        for choice in typing.get_args(hints[field.name]):
+            if dataclasses.is_dataclass(choice):
+                yield name, value, typing.cast(type[Any], choice)
+        if dataclasses.is_dataclass(value):
+            yield from _optional_sections(value, f"{name}.")
+
+
+def _section(name: str, section: type[Any], given: Settings) -> Any:
+    """A section of which only some fields are given; the others have their defaults."""
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    hints = typing.get_type_hints(section)
+    own = [(f"--{flag.removeprefix(f'--{name}.')}", values) for flag, values in given]
+    for flag, _ in own:
+        if flag[2:] not in fields:
+            near = did_you_mean(flag[2:], fields)
+            raise InputError(f"--{name}.{flag[2:]} is no field of this config; {near}")
+    lacking = [
+        f"--{name}.{field.name}"
+        for field in fields.values()
+        if field.default is dataclasses.MISSING and f"--{field.name}" not in dict(own)
+    ]
+    if lacking:
+        raise InputError(
+            f"{name} is switched on by {given[0][0]}; it also needs {', '.join(lacking)}"
+        )
+    made, complaint = _parse(section, own)
+    if made is not None:
+        return made
+    for flag, values in own:
+        if not _fits_alone(section, own, flag, values):
+            leaf = Leaf(f"{name}.{flag[2:]}", None, hints[flag[2:]])
+            raise InputError(_misfit(leaf, values))
+    raise InputError(f"{name}: {complaint}")
+
+
+def _fits_alone(section: type[Any], own: Settings, flag: str, values: list[str]) -> bool:
+    """Whether a value has the form of its field, beside what the section needs."""
+    needed = [
+        (other, given)
+        for other, given in own
+        if {field.name: field for field in dataclasses.fields(section)}[other[2:]].default
+        is dataclasses.MISSING
+        and other != flag
+    ]
+    try:
+        return _parse(section, [*needed, (flag, values)])[0] is not None
+    except InputError:  # from the section's own check: the value has the right form
+        return True
+
+
+def _with(instance: T, path: Sequence[str], value: Any) -> T:
+    """A nested dataclass with one field changed."""
+    name, *rest = path
+    inner = _with(getattr(instance, name), rest, value) if rest else value
+    return dataclasses.replace(instance, **{name: inner})  # type: ignore[type-var]
+
+
 def _unknown(flag: str, known: dict[str, Leaf]) -> str:
     message = f"{flag} is no field of this config"
     for other, leaf in known.items():
         if flag.startswith(other + ".") and leaf.value is None:
-            return f"{message}: {leaf.name} is None, so it has no fields; switch it on in a config"
+            return f"{message}: {leaf.name} is None, and no section"
     if any(other.startswith(flag + ".") for other in known):
         inside = [other for other in known if other.startswith(flag + ".")]
         return f"{message} but a section; its fields are {', '.join(inside)}"
@@ -229,7 +324,7 @@ def _tyro_options() -> dict[str, Any]:
     }
 
 
-def _parse(default: T, settings: Sequence[tuple[str, list[str]]]) -> tuple[T | None, str]:
+def _parse(default: T | type[T], settings: Settings) -> tuple[T | None, str]:
     """The parsed instance, or None and what tyro says about it in one line."""
     import tyro
 
@@ -240,7 +335,10 @@ def _parse(default: T, settings: Sequence[tuple[str, list[str]]]) -> tuple[T | N
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            parsed = tyro.cli(type(default), default=default, args=arguments, **_tyro_options())
+            if isinstance(default, type):
+                parsed = tyro.cli(default, args=arguments, **_tyro_options())
+            else:
+                parsed = tyro.cli(type(default), default=default, args=arguments, **_tyro_options())
     except SystemExit:
         inside = (line.strip("│ ") for line in said.getvalue().splitlines() if "│" in line)
         return None, " ".join(line for line in inside if line.strip("─"))
