@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from jaxtrain import manifest
-from jaxtrain.checkpoint_folders import disk_trouble, is_complete, steps
+from jaxtrain.checkpoint_folders import is_complete, steps
+from jaxtrain.disks import disk_trouble
 
 # A folder that process 0 has made may reach another host's view of a network disk late.
 _APPEARS_WITHIN_S = 30.0
