@@ -22,7 +22,7 @@ _LOOK_AT_PROCESSES_S = 0.05
 STUCK_S = 240.0
 # Time for the last processes to go after their launcher has.
 _GRACE_S = 5.0
-# Launchers give up after three restarts without a new checkpoint: never provoke more than this.
+# Launchers give up after five restarts without a new checkpoint: never provoke more than this.
 _MOST_IN_VAIN = 2
 # Saves and evaluations come sooner; one that has escaped so long is not waited for any more.
 _UNSEEN_STEPS = 2 * EVAL_EVERY

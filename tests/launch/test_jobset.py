@@ -13,7 +13,8 @@ import pytest
 import yaml
 from launch.stub import LAUNCH
 
-from jaxtrain import clusters, main
+from jaxtrain import clusters
+from jaxtrain.commands import train
 
 Check = Callable[[Any, str], list[str]]
 
@@ -237,7 +238,7 @@ def test_the_program_finds_the_others_by_what_the_manifest_sets(manifest: dict[s
 
 def test_the_command_line_is_one(manifest: dict[str, Any]) -> None:
     _, _, one = inner(manifest)
-    flags, overrides = main.flags_parser().parse_known_args(one["args"])
+    flags, overrides = train.flags_parser().parse_known_args(one["args"])
     assert (flags.config, flags.resume) == ("h100_16", "latest")
     assert flags.output_dir.startswith("/shared/")
     assert overrides == ["--data.path=/shared/data/videos"]
