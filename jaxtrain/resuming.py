@@ -136,17 +136,6 @@ def _refuse_if_saved(run: Path, damaged: dict[Path, str]) -> None:
     )
 
 
-def would_take(run: Path, reasons: dict[Path, str]) -> Path | None:
-    """What :func:`newest_verified` would return, given what :func:`manifest.verify` said."""
-    for folder in (CHECKPOINTS, BEST):
-        waiting = checkpoint_files.replaced(run / folder)
-        for step in sorted({*numbered(run / folder), *waiting}, reverse=True):
-            path = run / folder / str(step)
-            if not reasons.get(path, "it is not there") or step in waiting:
-                return path
-    return None
-
-
 def first_verified(folder: Path, steps: Iterable[int]) -> tuple[Path | None, dict[Path, str]]:
     """The newest of these checkpoints that is what was saved, and why newer ones are not.
 
