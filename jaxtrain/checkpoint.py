@@ -31,16 +31,14 @@ from jaxtrain.checkpoint_folders import (
     CHECKPOINTS,
     META,
     STATE,
-    cure_of,
-    disk_trouble,
     is_complete,
     latest_in,
     not_committed,
     read_meta,
     read_shapes,
-    reason,
     steps,
 )
+from jaxtrain.disks import cure_of, disk_trouble, reason
 from jaxtrain.errors import RunAgain
 from jaxtrain.orbax_noise import quiet_orbax
 from jaxtrain.restoring import named, restore

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain import manifest
-from jaxtrain.checkpoint_folders import SUPERSEDED, disk_trouble, is_complete, numbered, steps
+from jaxtrain.checkpoint_folders import SUPERSEDED, is_complete, numbered, steps
+from jaxtrain.disks import disk_trouble
 
 # A folder that process 0 has made may reach another host's view of a network disk late.
 _APPEARS_WITHIN_S = 30.0

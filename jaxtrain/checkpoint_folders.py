@@ -4,15 +4,14 @@ A checkpoint is a folder named by its completed updates. Nothing is remembered b
 failed save can leave the memory of a checkpoint manager wrong (maxtext#5260), but not the disk.
 """
 
-import errno
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain import manifest
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.disks import disk_trouble, reason
+from jaxtrain.errors import InputError
 
 if TYPE_CHECKING:
     import jax  # takes a second: not for those who only look
@@ -21,21 +20,6 @@ if TYPE_CHECKING:
 # count: of a future that a resume has abandoned, and those that a resume found damaged.
 BEST, CHECKPOINTS, SUPERSEDED, DAMAGED = "best", "checkpoints", "superseded", "damaged"
 STATE, META = "state", "meta"  # folders of a checkpoint
-
-# A disk that may be well again when a launcher starts the same command again, and the cure.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_AWAY = (
-    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENXIO, errno.ENODEV),
-    *(errno.EAGAIN, errno.EBUSY, errno.ENOTCONN, errno.ESHUTDOWN, errno.ENOLINK),
-    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
-    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-)
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_CURES = {
-    **dict.fromkeys(_FULL, "free space on that disk (lower --checkpoint.keep)"),
-    **dict.fromkeys(_AWAY, "bring the disk back"),
-    **dict.fromkeys(_SCARCE, "raise the limit of open files or memory (ulimit)"),
-}
 
 
 def is_complete(path: Path) -> bool:
@@ -143,36 +127,3 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise disk_trouble(error, f"checkpoint {path} cannot be read", "take another one") from None
     return described
-
-
-def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
-    """What to raise where a disk fails: one that may be well again is worth another start.
-
-    Args:
-        error: of the system.
-        what: cannot be done, with the path.
-        cure: where the disk itself is as it should be.
-    """
-    words = error.strerror or reason(error)
-    first = cure_of(words)
-    message = f"{what} ({words}): {f'{first}, or ' if first else ''}{cure}"
-    return RunAgain(message) if first else InputError(message)
-
-
-def cure_of(words: str) -> str:
-    """What helps against a disk's failure that may pass, by the system's own words; or ""."""
-    return next((cure for number, cure in _CURES.items() if os.strerror(number) in words), "")
-
-
-def reason(error: BaseException) -> str:
-    """The first cause in a few words: the system's own, where it is to blame."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    # TensorStore ends its messages with notes in brackets, this one and others, in any order.
-    from_system = re.search(r"\[os_error_code='(\d+)'", str(error))
-    if from_system:
-        return os.strerror(int(from_system[1]))
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

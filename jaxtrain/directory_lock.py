@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,26 @@ def hold(directory: Path, say: Callable[[str], None] = print) -> None:
         os.pwrite(
             descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0
         )
+
+
+def holder(directory: Path) -> str:
+    """The process that is at work in a run's directory, in words; "" if none is.
+
+    It takes no lock itself, which a run that begins would find. Not for a process that holds some.
+    """
+    # struct flock of Linux: type, whence, start, length (0: all), process.
+    question = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        descriptor = os.open(directory / NAME, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
+        return "" if struct.unpack("hhqqi", answer)[0] == fcntl.F_UNLCK else _holder(descriptor)
+    except OSError:  # it has no locks
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _holder(descriptor: int) -> str:

@@ -18,7 +18,7 @@ from jaxtrain.errors import InputError
 T = TypeVar("T")
 
 
-# Not fields, but near enough to be meant (jaxtrain.main.flags_parser).
+# Not fields, but near enough to be meant (jaxtrain.commands.train.flags_parser).
 _FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
 
 

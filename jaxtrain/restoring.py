@@ -11,13 +11,11 @@ import jax
 from jaxtrain import manifest
 from jaxtrain.checkpoint_folders import (
     STATE,
-    cure_of,
-    disk_trouble,
     listed,
     read_shapes,
-    reason,
     steps,
 )
+from jaxtrain.disks import cure_of, disk_trouble, reason
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.orbax_noise import quiet_orbax
 

@@ -129,8 +129,9 @@ def starts_anew(run: Path, little: int) -> bool:
         run: the run's directory.
         little: updates; a first save that never ended, or was damaged, loses no more.
     """
-    places = (run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST))
+    places = [run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST)]
     saved = [step for place in places for step in numbered(place)]
+    saved += [step for place in places for step in checkpoint_files.replaced(place)]
     return max(saved, default=0) <= little
 
 
@@ -145,17 +146,6 @@ def _refuse_if_much_is_lost(run: Path, damaged: dict[Path, str], little: int) ->
         f"them), and more than {little} updates would be trained again: to start anew give another "
         "--output-dir, or move this directory away"
     )
-
-
-def would_take(run: Path, reasons: dict[Path, str]) -> Path | None:
-    """What :func:`newest_verified` would return, given what :func:`manifest.verify` said."""
-    for folder in (CHECKPOINTS, BEST):
-        waiting = checkpoint_files.replaced(run / folder)
-        for step in sorted({*numbered(run / folder), *waiting}, reverse=True):
-            path = run / folder / str(step)
-            if not reasons.get(path, "it is not there") or step in waiting:
-                return path
-    return None
 
 
 def first_verified(folder: Path, steps: Iterable[int]) -> tuple[Path | None, dict[Path, str]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jaxtrain import checkpoint, processes, resuming
-from jaxtrain.checkpoint_folders import disk_trouble, numbered
+from jaxtrain.checkpoint_folders import numbered
+from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import InputError
 from jaxtrain.run_length import Position
 from jaxtrain.state import State

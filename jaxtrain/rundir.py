@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from jaxtrain import checkpoint, directory_lock, processes
-from jaxtrain.checkpoint_folders import cure_of, disk_trouble
-from jaxtrain.errors import InputError
+from jaxtrain.disks import cure_of, disk_trouble
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
 
 ROOT = Path("output")
@@ -138,6 +138,7 @@ def check_shared(directory: Path) -> None:
 
     Raises:
         InputError: in all processes alike; says who does not see what.
+        RunAgain: likewise, where a disk is full or does not answer.
     """
     if jax.process_count() == 1:
         return
@@ -154,9 +155,7 @@ def check_shared(directory: Path) -> None:
         processes.gather("")  # all have written
         if not trouble:
             wanted = range(len(files)) if jax.process_index() == 0 else (0,)
-            unseen = _unseen(files, wanted)
-            if unseen:
-                trouble = "does not see what process " + ", ".join(map(str, unseen[:5])) + " wrote"
+            trouble = _unseen(files, wanted)
         host = socket.gethostname()[:40]
         said = processes.gather(f"{trouble} on {host}" if trouble else "")  # all have read
     finally:
@@ -166,24 +165,35 @@ def check_shared(directory: Path) -> None:
     if troubles:
         shown = "; ".join(troubles[:_TROUBLES_TO_NAME])
         more = len(troubles) - _TROUBLES_TO_NAME
+        shown += f"; and {more} more" if more > 0 else ""
+        # What one cannot write the others do not see: the disk's own words come first.
+        cure = next(filter(None, map(cure_of, said)), "")
+        if cure:
+            raise RunAgain(
+                f"{directory} does not work in all processes: {shown}: {cure}, or give another "
+                "--output-dir"
+            )
         raise InputError(
-            f"{directory} is not one folder for all processes: {shown}"
-            + (f"; and {more} more" if more > 0 else "")
-            + ": give --output-dir a place on storage that every host sees (NFS, Lustre, a shared "
-            "volume)"
+            f"{directory} is not one folder for all processes: {shown}: give --output-dir a place "
+            "on storage that every host sees (NFS, Lustre, a shared volume)"
         )
 
 
-def _unseen(files: list[Path], wanted: Iterable[int]) -> list[int]:
-    """Those that do not appear; over a network a new file may take a moment."""
+def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
+    """Which do not appear, in words; over a network a new file may take a moment."""
     deadline = time.monotonic() + _APPEARS_S
     left = list(wanted)
     while True:
         with contextlib.suppress(OSError):
             os.listdir(files[0].parent)  # makes a client of NFS look again
-        left = [number for number in left if not files[number].exists()]
-        if not left or time.monotonic() > deadline:
-            return left
+        try:
+            left = [number for number in left if not files[number].exists()]
+        except OSError as error:
+            return f"cannot read there ({error.strerror})"
+        if not left:
+            return ""
+        if time.monotonic() > deadline:
+            return "does not see what process " + ", ".join(map(str, left[:5])) + " wrote"
         time.sleep(0.1)
 
 

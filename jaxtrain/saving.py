@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxtrain import checkpoint, checkpoint_files, config, processes, versions
 from jaxtrain import state as states
-from jaxtrain.checkpoint_folders import disk_trouble
+from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.run_length import Position
 

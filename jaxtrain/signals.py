@@ -20,6 +20,8 @@ CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGINT": INTERRUPTED}
 # Before the first update: time for the main thread to close files and workers. It cannot while it
 # compiles, and then the process ends without it.
 UNWIND_S = 5.0
+# After a second Ctrl-C: the same, where a step or a save may hold it.
+AT_ONCE_S = 1.0
 
 _HELD: dict[Wish, str] = {
     "SIGTERM": "SIGTERM: stopping after this step",
@@ -51,8 +53,9 @@ class StopSignals:
       it does not come out of a long call within ``UNWIND_S``, the thread ends the process.
     - After it a signal interrupts nothing: the loop reads ``requested``.
 
-    The first signal counts; a SIGINT that follows any earlier one raises ``KeyboardInterrupt``.
-    Enter it in the main thread.
+    The first signal counts; a SIGINT that follows any earlier one raises ``KeyboardInterrupt``, and
+    where the main thread does not come out of a long call, or out of what it then closes, within
+    ``AT_ONCE_S``, the thread ends the process. Enter it in the main thread.
 
     Attributes:
         requested: the signal that came first, once the main thread knows of it.
@@ -66,6 +69,7 @@ class StopSignals:
         self.before_exit: Callable[[int], None] = lambda code: None
         self._then: Callable[[], None] = lambda: None
         self._held = False
+        self._at_once = False
         self._left = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -90,6 +94,8 @@ class StopSignals:
             # None: it was installed from outside Python, and cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_before)
+        if self._at_once and kind is KeyboardInterrupt:
+            return  # the interpreter waits for threads, as those of a save; the listener does not
         self._left.set()
         self._mouth.close()
         self._thread.join()
@@ -114,6 +120,7 @@ class StopSignals:
         if self.requested is not None:
             if number == signal.SIGTERM:  # launchers repeat it
                 return
+            self._at_once = True
             raise KeyboardInterrupt
         self.requested = _wish(number)
         if not self._held:
@@ -121,7 +128,11 @@ class StopSignals:
 
     def _listen(self) -> None:
         while number := self._ear.recv(1):
-            if number[0] not in (signal.SIGTERM, signal.SIGINT) or self.heard is not None:
+            if number[0] not in (signal.SIGTERM, signal.SIGINT):
+                continue
+            if self.heard is not None:
+                if number[0] == signal.SIGINT:  # launchers repeat SIGTERM
+                    self._end_within(AT_ONCE_S, INTERRUPTED)
                 continue
             wish, held = _wish(number[0]), self._held
             # Not print(): the main thread may hold the lock of the stream.
@@ -130,9 +141,13 @@ class StopSignals:
                 os.write(2, f"\n{text}\n".encode())
             self.heard = wish
             self._then()
-            if not held and not self._left.wait(UNWIND_S):
-                self.before_exit(CODES[wish])
-                os._exit(CODES[wish])
+            if not held:
+                self._end_within(UNWIND_S, CODES[wish])
+
+    def _end_within(self, limit_s: float, code: int) -> None:
+        if not self._left.wait(limit_s):
+            self.before_exit(code)
+            os._exit(code)
 
 
 def _wish(number: int) -> Wish:

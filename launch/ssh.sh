@@ -205,7 +205,7 @@ forget() { # at the end, however it comes
 }
 
 newest_checkpoint() { # this machine may not see the directory: on the first host
-    "${ssh_command[@]}" -n "${hosts[0]}" "$(remotely remote_newest "$REMOTE_DIR" "$1")" || true
+    "${ssh_command[@]}" -n "${hosts[0]}" "$(remotely remote_newest "$REMOTE_DIR" "$1")" || echo nothing
 }
 
 (($#)) || refuse "which hosts? launch/ssh.sh hosts.txt --config NAME --output-dir DIR ..."

@@ -90,15 +90,39 @@ with socket.socket() as probe:
 
 newest_checkpoint() { local_newest_checkpoint "$@"; }
 
-local_newest_checkpoint() { # local_newest_checkpoint DIR: prints the step of the newest complete
-    local manifest step newest=''
+# What is found of a run, in a word: the step of its newest complete checkpoint; "unusable" where there
+# are only others, or a resume has moved those aside; "none"; "nothing": not even its directory.
+local_newest_checkpoint() { # local_newest_checkpoint DIR
+    local manifest step newest='' others=("$1"/checkpoints/[0-9]*)
     for manifest in "$1"/checkpoints/*/manifest.json; do
-        step=$(basename "$(dirname "$manifest")")
+        step=$(basename "$(dirname "$manifest")" .replaced) # that waits for its successor
         if [[ -e $manifest && $step =~ ^[0-9]+$ ]] && ((step > ${newest:--1})); then
             newest=$step
         fi
     done
-    printf '%s\n' "$newest"
+    if [[ -n $newest ]]; then
+        echo "$newest"
+    elif [[ -d $1/damaged || -d ${others[0]} ]]; then
+        echo unusable
+    elif [[ -d $1 ]]; then
+        echo none
+    else
+        echo nothing
+    fi
+}
+
+is_step() { [[ $1 =~ ^[0-9]+$ ]]; }
+
+is_newer() { # is_newer NEWEST BEFORE: only a later step is progress, and not every change
+    is_step "$1" && { ! is_step "$2" || (($1 > $2)); }
+}
+
+is_lost() { # is_lost NEWEST BEFORE: what was there is not found; its disk may be away
+    case $1 in
+        nothing) [[ $2 != nothing ]] ;;
+        none) is_step "$2" ;;
+        *) false ;;
+    esac
 }
 
 in_background() { # in_background COMMAND...: in a process group of its own; sets started_pid
@@ -241,6 +265,35 @@ await_restart() { # await_restart SECONDS: a signal that came just before a nap 
     while ((SECONDS < end)) && [[ -z $stopped_by ]]; do nap 0.5; done
 }
 
+# Where the run's disk is away, a start would make its directory below the empty mount point and train
+# all again from zero. So once something was there, a restart waits until it is there again.
+await_disk() { # await_disk DIR CODE: while is_lost; counts in in_vain, sets newest
+    local was=''
+    ! is_step "$before" || was=", where checkpoint $before was"
+    while is_lost "$newest" "$before" && ((in_vain <= MAX_RESTARTS)) && [[ -z $stopped_by ]]; do
+        say "ended with $(described "$2"), and there is $newest in $1 now$was: is its disk away?" \
+            "Not started anew; looking again, $in_vain of at most $MAX_RESTARTS times"
+        await_restart "$(restart_delay_s "$in_vain")"
+        newest=$(newest_checkpoint "$1")
+        ! is_lost "$newest" "$before" || in_vain=$((in_vain + 1))
+    done
+}
+
+# await_directory RESTARTS DIR: which the first start has made; fails where it stays away
+await_directory() {
+    local try
+    (($1)) || { make_directory "$2" && return; }
+    for ((try = 1; try <= MAX_RESTARTS; try++)); do
+        [[ ! -d $2 ]] || return 0
+        say "this is restart $1, and there is no $2 now: is its disk away? Not started anew; looking" \
+            "again, $try of at most $MAX_RESTARTS times"
+        await_restart "$(restart_delay_s "$try")"
+    done
+    [[ -d $2 ]] && return
+    say "this is restart $1, and there is still no $2: giving up"
+    return 1
+}
+
 run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's code
     local count=$1 directory=$2 code newest before in_vain=0 resume
     shift 2
@@ -263,21 +316,22 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
         esac
         ((code != 130)) || exit 130
         newest=$(newest_checkpoint "$directory")
-        if [[ $newest == "$before" ]]; then
-            in_vain=$((in_vain + 1))
-        else
-            in_vain=1
+        ! is_newer "$newest" "$before" || in_vain=0
+        in_vain=$((in_vain + 1))
+        if is_lost "$newest" "$before"; then
+            await_disk "$directory" "$code"
+        elif ((in_vain <= MAX_RESTARTS)); then
+            say "ended with $(described "$code"): restart $in_vain of at most $MAX_RESTARTS without a" \
+                "new checkpoint (newest: $newest)"
+            await_restart "$(restart_delay_s "$in_vain")"
         fi
-        before=$newest
         if ((in_vain > MAX_RESTARTS)); then
             say "ended with $(described "$code"), and $MAX_RESTARTS restarts in a row brought no" \
-                "new checkpoint (newest: ${newest:-none}): giving up; see the log in $directory"
+                "new checkpoint (newest: $newest): giving up; see the log in $directory"
             ((code != 75)) || code=1 # nobody else shall run it again
             exit "$code"
         fi
-        say "ended with $(described "$code"): restart $in_vain of at most $MAX_RESTARTS without a" \
-            "new checkpoint (newest: ${newest:-none})"
-        await_restart "$(restart_delay_s "$in_vain")"
+        before=$newest
         case $stopped_by in
             INT) exit 130 ;;
             TERM | HUP) exit 75 ;;

@@ -82,17 +82,36 @@ def all_ok(findings: Iterable[Finding]) -> str:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str, *options: str) -> Iterator[Path]:
-    """A file system in memory of that size, as "2m", mounted at a new folder."""
+    """A file system in memory of that size, as "2m", at a new folder.
+
+    Where this user may not mount, a process in namespaces of its own does, and the folder is a link
+    to what that process sees.
+    """
     folder.mkdir()
     wanted = ",".join([f"size={size}", *options])
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", wanted, "tmpfs", str(folder)],
-        capture_output=True,
-        check=False,
+    mount = ["mount", "-t", "tmpfs", "-o", wanted, "tmpfs", str(folder)]
+    if not subprocess.run(mount, capture_output=True, check=False).returncode:
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        return
+    hidden = folder.rename(folder.with_name(f"{folder.name} of its own"))
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    command += ['"$@" && echo mounted && exec cat', "sh", *mount[:-1], str(hidden)]
+    holder = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    if mounted.returncode:
-        pytest.skip(f"this user cannot mount: {mounted.stderr.decode()}")
     try:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "mounted\n":
+            pytest.skip(f"this user cannot mount: {holder.communicate()[1]}")
+        folder.symlink_to(f"/proc/{holder.pid}/root{hidden}")
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        holder.kill()
+        holder.communicate()

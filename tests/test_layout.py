@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 MAX_LINES = 400
+SHORTER = {"jaxtrain/main.py": 119}
 
 # module -> the modules of the package that it must not reach, directly or through others.
 FORBIDDEN = {
@@ -89,9 +90,11 @@ def test_files_are_short(checkout: Path) -> None:
     long = {
         str(path.relative_to(checkout)): count
         for path in files
-        if (count := len(path.read_text().splitlines())) > MAX_LINES
+        if (count := len(path.read_text().splitlines()))
+        > SHORTER.get(path.relative_to(checkout).as_posix(), MAX_LINES)
     }
-    assert not long, f"over {MAX_LINES} lines: {long}"
+    assert not long, f"too long: {long}"
+    assert all((checkout / name).exists() for name in SHORTER)
 
 
 def test_no_file_is_a_drawer(checkout: Path) -> None:

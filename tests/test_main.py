@@ -1,5 +1,6 @@
 """The command line: its flags are frozen, and wrong use is one line and exit code 2."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import loop, main, profiling
+from jaxtrain.commands import train
 from jaxtrain.errors import InputError
 
 
 def test_the_flags_are_frozen() -> None:
     """A new setting is a config field; these flags are all there will ever be."""
     options = {
-        option for action in main.flags_parser()._actions for option in action.option_strings
+        option for action in train.flags_parser()._actions for option in action.option_strings
     }
     assert options == {
         "--config",
@@ -26,6 +28,12 @@ def test_the_flags_are_frozen() -> None:
         "--help",
         "-h",
     }
+
+
+def test_the_readme_has_every_exit_code(checkout: Path) -> None:
+    documented = re.findall(r"^\| (\d+) \|", (checkout / "README.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"(\d+) (?=[a-z]|Ctrl)", str(main.main.__doc__))
+    assert documented == sorted(listed, key=int) == ["0", "1", "2", "3", "75", "130", "141"]
 
 
 @pytest.mark.parametrize(

@@ -192,3 +192,52 @@ def test_a_disk_that_cannot_be_read_is_one_line(
     monkeypatch.setattr(Path, "is_dir", stale)
     with pytest.raises(RunAgain, match=r"cannot be read \(Stale file handle\): bring the disk"):
         rundir.start_from("demo", "latest", str(tmp_path / "run"), tmp_path)
+
+
+def shared_by_two(monkeypatch: pytest.MonkeyPatch, folder: Path, other_says: str = "") -> None:
+    """``check_shared`` in process 0 of two; the other one is played here."""
+
+    def gather(value: str) -> list[str]:
+        if len(value) != 16:  # what this process has to say, or nothing
+            return [value, other_says]
+        (folder / ".shared-other").touch()
+        return [value, "other"]
+
+    monkeypatch.setattr(rundir.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(rundir.jax, "process_index", lambda: 0)
+    monkeypatch.setattr(rundir.processes, "gather", gather)
+    monkeypatch.setattr(rundir, "_APPEARS_S", 0.1)
+    rundir.check_shared(folder)
+
+
+def test_a_folder_of_its_own_in_each_process_is_wrong_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared_by_two(monkeypatch, tmp_path)
+    says = "does not see what process 0 wrote on b"
+    with pytest.raises(InputError, match="is not one folder for all processes: process 1 does not"):
+        shared_by_two(monkeypatch, tmp_path, says)
+    says = "cannot write there (Permission denied) on b"
+    with pytest.raises(InputError, match=r"Permission denied"):
+        shared_by_two(monkeypatch, tmp_path, says)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENOSPC])
+def test_a_disk_that_fails_on_one_host_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    words = os.strerror(number)
+    with pytest.raises(RunAgain, match=rf"process 1 cannot write there \({words}\) on b: .*, or "):
+        shared_by_two(monkeypatch, tmp_path, f"cannot write there ({words}) on b")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(number, words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(RunAgain, match=rf"process 0 cannot write there \({words}\)"):
+            shared_by_two(patch, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", fail)
+        with pytest.raises(RunAgain, match=rf"process 0 cannot read there \({words}\)"):
+            shared_by_two(patch, tmp_path)

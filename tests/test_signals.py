@@ -97,10 +97,10 @@ def test_a_request_of_another_process_is_a_signal() -> None:
         assert signals.requested == "SIGTERM"
 
 
-def busy(hold: bool) -> subprocess.Popen[str]:
+def busy(hold: bool, call: str = BUSY) -> subprocess.Popen[str]:
     """A process that enters the signals and then hears nothing in its main thread."""
     program = f"""
-    import hashlib
+    import hashlib, time
     import jaxtrain.signals
     from jaxtrain.signals import StopSignals
 
@@ -111,7 +111,7 @@ def busy(hold: bool) -> subprocess.Popen[str]:
             signals.hold()
             signals.when_heard(lambda: print("heard", signals.heard, flush=True))
         print("busy", flush=True)
-        {BUSY}
+        {call}
     """
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
@@ -138,3 +138,37 @@ def test_a_signal_is_heard_in_a_long_call_that_has_something_to_save() -> None:
         time.sleep(1)
         assert process.poll() is None  # it is the watchdog's to end it
         process.kill()
+
+
+# A save that takes its time, and is waited for also while an exception passes.
+SAVING = """
+        try:
+            time.sleep(600)
+        finally:
+            time.sleep(600)
+"""
+# One in a thread, which the interpreter waits for at its end.
+IN_A_THREAD = (
+    "__import__('threading').Thread(target=time.sleep, args=(600,)).start(); time.sleep(600)"
+)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("call", [BUSY, SAVING, IN_A_THREAD], ids=["in C", "saving", "thread"])
+def test_a_second_ctrl_c_ends_the_process_at_once(first: signal.Signals, call: str) -> None:
+    with busy(hold=True, call=call) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "busy\n"
+            time.sleep(0.5)  # and now it is
+            process.send_signal(first)
+            assert process.stdout.readline() == f"heard {first.name}\n"
+            time.sleep(0.5)
+            assert process.poll() is None
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == INTERRUPTED
+            assert time.monotonic() - began < 10
+            assert process.stdout.readline() == "leaving with 130\n"
+        finally:
+            process.kill()

@@ -23,7 +23,7 @@ def main(path: str) -> int:
     import jax  # the import is part of what is measured
 
     from jaxtrain.bench import measurement
-    from jaxtrain.errors import InputError
+    from jaxtrain.errors import InputError, RunAgain
 
     imported_s = time.perf_counter() - began
     started = {
@@ -38,7 +38,7 @@ def main(path: str) -> int:
 
     try:
         measurement.measure(request, started, keep)
-    except InputError as error:
+    except (InputError, RunAgain) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except jax.errors.JaxRuntimeError as error:

@@ -5,13 +5,34 @@ import dataclasses
 import datetime
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-from jaxtrain import files, manifest, resuming
-from jaxtrain.checkpoint_folders import BEST, CHECKPOINTS, DAMAGED, META, SUPERSEDED, committed
+from jaxtrain import directory_lock, files, manifest, resuming
+from jaxtrain.checkpoint_folders import (
+    BEST,
+    CHECKPOINTS,
+    DAMAGED,
+    META,
+    SUPERSEDED,
+    committed,
+    is_complete,
+)
+from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import InputError
 
 _MIB = 2**20
+_WAITING = ".replaced"  # beside the checkpoint of the same step that is to take its place
+
+# "unknown": it cannot be read now, or another version wrote it. "saving": by a run at work.
+Verdict = Literal["verified", "damaged", "unknown", "saving"]
+_SHOWN = {
+    "verified": "verified",
+    "damaged": "DAMAGED",
+    "unknown": "UNKNOWN",
+    "saving": "being saved",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +45,8 @@ class Finding:
         saved: UTC, as ``2026-01-31 09:00:00``; None if nothing tells.
         examples_seen: None if it cannot be read.
         bytes: of all files that are there.
-        damage: why it is not what was saved; "" if every byte is.
+        verdict: whether it is what was saved; "verified" if every byte is.
+        why: it is not verified; "" if it is.
     """
 
     path: str
@@ -32,14 +54,16 @@ class Finding:
     saved: str | None
     examples_seen: int | None
     bytes: int
-    damage: str
+    verdict: Verdict
+    why: str
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; 0, or 1 if a checkpoint is damaged.
+    """Runs the command; 0, or 1 if a checkpoint is damaged or nobody knows.
 
     Raises:
         InputError: wrong use.
+        RunAgain: the disk does not answer.
     """
     parser = _parser()
     if not arguments or arguments[0] in ("--help", "-h"):
@@ -53,15 +77,19 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"checkpoints takes one DIR and --json FILE, and not {' '.join(rest)}")
     run = _run_of(flags.directory)
     files.check_writable("--json", flags.json)
-    found = [
-        _finding(run, path)
-        for place in ("", SUPERSEDED, DAMAGED)
-        for folder in (CHECKPOINTS, BEST)
-        for path in _checkpoints(run / place / folder)
-    ]
-    taken = resuming.would_take(run, {run / one.path: one.damage for one in found})
+    at_work = directory_lock.holder(run)
+    try:
+        found = [
+            one
+            for place in ("", SUPERSEDED, DAMAGED)
+            for folder in (CHECKPOINTS, BEST)
+            for one in _findings(run, run / place / folder, bool(at_work))
+        ]
+        taken, words = _resume(run, {one.path: one for one in found})
+    except OSError as error:
+        raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     print(_table(found))
-    print(f"--resume latest would take {taken or _none(run)}")
+    print(words + (f", once the run at work here ({at_work}) has ended" if at_work else ""))
     if flags.json:
         content = {
             "directory": str(run),
@@ -69,7 +97,7 @@ def main(arguments: list[str]) -> int:
             "latest": None if taken is None else str(taken),
         }
         files.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-    return 1 if any(one.damage for one in found) else 0
+    return 1 if any(one.verdict in ("damaged", "unknown") for one in found) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,40 +129,90 @@ def _run_of(given: Path) -> Path:
     return run
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """Folders named by a step, oldest first; a second damaged one of step 12 is ``12.2``."""
-    names = [
-        entry.name
+def _resume(run: Path, found: dict[str, Finding]) -> tuple[Path | None, str]:
+    """What ``--resume latest`` would take, and that in words; as :mod:`jaxtrain.resuming` does it.
+
+    Raises:
+        OSError: the disk does not tell now.
+    """
+    taken: list[Path] = []
+    for folder in (CHECKPOINTS, BEST):  # of both, as a damaged best one is moved aside too
+        steps = {one.step for path, one in found.items() if path.startswith(f"{folder}/")}
+        for step in sorted(steps, reverse=True):
+            one, path = _given_back(run, found, f"{folder}/{step}"), run / folder / str(step)
+            if one.verdict == "unknown":
+                return None, f"--resume latest would stop: {one.path}: {one.why}"
+            if one.verdict == "verified":
+                taken.append(path)
+                break
+    if taken:
+        return taken[0], f"--resume latest would take {taken[0]}"
+    anew = resuming.starts_anew(run, _every(run))
+    then = "the run would start anew" if anew else "it would be refused"
+    return None, f"--resume latest would take none: {then}"
+
+
+def _given_back(run: Path, found: dict[str, Finding], path: str) -> Finding:
+    """What a resume finds there: the old one, where the new one was never completed."""
+    new, old = found.get(path), found.get(path + _WAITING)
+    if new is None or (old is not None and not is_complete(run / path)):
+        assert old is not None, "each step was found as one of both"
+        return old
+    return new
+
+
+def _findings(run: Path, folder: Path, at_work: bool) -> Iterator[Finding]:
+    """Oldest first; a second damaged one of step 12 is ``12.2``.
+
+    Args:
+        run: the run's directory.
+        folder: of checkpoints.
+        at_work: whether a run is, which may save and delete meanwhile.
+    """
+    paths = [
+        entry
         for entry in (folder.iterdir() if folder.is_dir() else ())
-        if re.fullmatch(r"\d+(\.\d+)?", entry.name) and entry.is_dir()
+        if re.fullmatch(r"\d+(\.\d+|\.replaced)?", entry.name) and entry.is_dir()
     ]
-    return [folder / name for name in sorted(names, key=lambda name: [*map(int, name.split("."))])]
+    paths.sort(key=lambda path: [int(one) for one in re.findall(r"\d+", path.name)])
+    for path in paths:
+        one = _finding(run, path)
+        if at_work and not path.exists():
+            continue
+        newest = folder == run / CHECKPOINTS and path.name == str(_step(paths[-1]))
+        if at_work and newest and not (path / manifest.NAME).exists():
+            one = dataclasses.replace(one, verdict="saving", why="by the run at work here")
+        yield one
+
+
+def _step(path: Path) -> int:
+    return int(path.name.partition(".")[0])
 
 
 def _finding(run: Path, path: Path) -> Finding:
     moved = path.parent.parent.name == DAMAGED
+    verdict, why = _verdict(path)
+    if moved:
+        verdict, why = "damaged", _told(path) or why or "moved"
     return Finding(
         path=path.relative_to(run).as_posix(),
-        step=int(path.name.partition(".")[0]),
+        step=_step(path),
         saved=_saved(path),
         examples_seen=_examples_seen(path),
-        bytes=sum(one.stat().st_size for one in path.rglob("*") if one.is_file()),
-        damage=(_told(path) if moved else "") or _damage(path) or ("moved" if moved else ""),
+        bytes=_bytes(path),
+        verdict=verdict,
+        why=why,
     )
 
 
-def _damage(path: Path) -> str:
+def _verdict(path: Path) -> tuple[Verdict, str]:
     try:
-        return manifest.verify(path)
+        wrong = manifest.verify(path)
     except OSError as error:
-        return f"nobody knows: {error.filename} cannot be read now: {error.strerror}"
+        return "unknown", f"{error.filename} cannot be read now ({error.strerror})"
     except InputError as error:
-        return str(error)
-
-
-def _none(run: Path) -> str:
-    anew = "the run would start anew"
-    return f"none: {anew if resuming.starts_anew(run, _every(run)) else 'it would be refused'}"
+        return "unknown", str(error)
+    return ("damaged", wrong) if wrong else ("verified", "")
 
 
 def _every(run: Path) -> int:
@@ -143,6 +221,16 @@ def _every(run: Path) -> int:
         return int(json.loads((run / "config.json").read_text())["checkpoint"]["every"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+
+
+def _bytes(path: Path) -> int:
+    total = 0
+    for one in path.rglob("*"):
+        try:
+            total += one.stat().st_size if one.is_file() else 0
+        except OSError:  # deleted meanwhile, or unreadable, which the verdict says
+            continue
+    return total
 
 
 def _saved(path: Path) -> str | None:
@@ -177,7 +265,7 @@ def _table(found: list[Finding]) -> str:
             one.saved or "?",
             "?" if one.examples_seen is None else str(one.examples_seen),
             f"{one.bytes / _MIB:.1f} MiB",
-            f"DAMAGED: {one.damage}" if one.damage else "verified",
+            _SHOWN[one.verdict] + (f": {one.why}" if one.why else ""),
         )
         for one in found
     ]

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.errors import InputError
+from jaxtrain.disks import cure_of
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
 
 MANIFEST = "manifest.json"
@@ -27,21 +28,16 @@ def root(cache_dir: str | None) -> Path:
 
     Raises:
         InputError: the folder cannot be made or written.
+        RunAgain: not now: its disk is full or does not answer.
     """
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
     folder = Path(text).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise InputError(
-            f"cannot make the cache folder {folder} ({error.strerror}): "
-            "name a writable one with --data.cache_dir or $JAXTRAIN_CACHE"
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise InputError(
-            f"cannot write to the cache folder {folder}: "
-            "name a writable one with --data.cache_dir or $JAXTRAIN_CACHE"
-        )
+        raise _trouble(error, folder) from error
     return folder
 
 
@@ -54,7 +50,8 @@ def write_file(path: Path, text: str) -> None:
     """Write a text file so that it appears whole, replacing an older one.
 
     Raises:
-        InputError: the disk is full or read-only.
+        InputError: the disk is read-only.
+        RunAgain: it is full.
     """
     with _explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +83,8 @@ def make_folder(
         say: takes messages for the console.
 
     Raises:
-        InputError: the disk is full or read-only.
+        InputError: the disk is read-only.
+        RunAgain: it is full.
 
     Two processes may call this at once: on one file system the second waits for the first and then
     reads. Where locks do not work both build, and the first rename wins.
@@ -105,37 +103,46 @@ def make_folder(
             for left in folder.parent.glob(f"{folder.name}.tmp-*"):
                 shutil.rmtree(left, ignore_errors=True)
         work = _beside(folder)
-        work.mkdir()
         try:
             with _explained(folder.parent):
+                work.mkdir()
                 manifest = build(work)
-            files = {
-                p.relative_to(work).as_posix(): p.stat().st_size
-                for p in sorted(work.rglob("*"))
-                if p.is_file()
-            }
-            manifest = {**manifest, "files": files}
-            (work / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-            for path in work.rglob("*"):
-                _sync(path)
-            _sync(work)
-            return _publish(work, folder, manifest, say)
+                files = {
+                    p.relative_to(work).as_posix(): p.stat().st_size
+                    for p in sorted(work.rglob("*"))
+                    if p.is_file()
+                }
+                manifest = {**manifest, "files": files}
+                (work / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+                for path in work.rglob("*"):
+                    _sync(path)
+                _sync(work)
+                return _publish(work, folder, manifest, say)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turns errors of a full or read-only disk into the way out."""
+    """Turns errors of a full or read-only disk into the way out: others may be of what is read."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
-        raise InputError(
-            f"cannot write to the cache folder {folder} ({os.strerror(error.errno)}): free space "
-            "there, or name another folder with --data.cache_dir or $JAXTRAIN_CACHE"
-        ) from error
+        raise _trouble(error, folder) from error
+
+
+def _trouble(error: OSError, folder: Path) -> InputError | RunAgain:
+    """What to raise where the cache cannot be written: full or away, it may be well again later."""
+    words = os.strerror(error.errno or 0)
+    passes = bool(cure_of(words))
+    message = (
+        f"cannot write to the cache folder {folder} ({words}): "
+        + ("free space there or bring the disk back, or " if passes else "")
+        + "name a writable folder with --data.cache_dir or $JAXTRAIN_CACHE"
+    )
+    return RunAgain(message) if passes else InputError(message)
 
 
 def _publish(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 Level = Literal["ok", "warning", "problem"]
 Check = Callable[[], Iterable["Finding"]]
@@ -77,7 +77,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _of_error(check: str, error: Exception) -> Finding:
-    if isinstance(error, InputError):  # one line that names the cure itself
+    if isinstance(error, InputError | RunAgain):  # one line that names the cure itself
         return Finding(level="problem", seen=str(error))
     last = traceback.extract_tb(error.__traceback__)[-1]
     return problem(

@@ -1,11 +1,15 @@
 """``jaxtrain checkpoints``: what lies there, whether it is whole, and what a resume would take."""
 
+import errno
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_state import make_state, meta_of, save
@@ -145,3 +149,126 @@ def test_imports_nothing_heavy(run: Path, checkout: Path) -> None:
         check=True,
     )
     assert found.stdout.splitlines()[-1] == "[]"
+
+
+def last_line(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str], str]:
+    """Exit code, verdict by checkpoint, and what is said of a resume."""
+    before = tree(run)
+    code = command.main([str(run)])
+    assert tree(run) == before
+    lines = capsys.readouterr().out.splitlines()
+    return code, {row[0]: row[-1] for row in table("\n".join(lines[1:-1]))}, lines[-1]
+
+
+def resumed(run: Path) -> str:
+    """What a real resume takes, inside the run; or the name of its error."""
+    try:
+        found = checkpoint.find("latest", run, run.parent, lambda line: None)
+    except (OSError, InputError) as error:
+        return type(error).__name__
+    return "none" if found is None else found.relative_to(run).as_posix()
+
+
+@pytest.mark.parametrize("folder", ["checkpoints/9", "best/4"])
+def test_what_cannot_be_read_now_is_no_damage(
+    run: Path,
+    folder: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = Path.open
+
+    def fail(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path == run / folder / "meta" / "metadata":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", fail)
+    code, rows, last = last_line(run, capsys)
+    why = f"{run / folder / 'meta' / 'metadata'} cannot be read now (Input/output error)"
+    assert (code, rows[folder]) == (1, f"UNKNOWN: {why}")
+    assert last == f"--resume latest would stop: {folder}: {why}"
+    assert resumed(run) == "OSError"
+
+
+def test_another_versions_format_is_no_damage(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "checkpoints" / "9" / "manifest.json"
+    content = json.loads(path.read_text()) | {"format": 99}
+    content.pop("sha256")
+    path.write_text(json.dumps(content | {"sha256": manifest._checksum(content)}))
+    code, rows, last = last_line(run, capsys)
+    assert code == 1
+    assert rows["checkpoints/9"].startswith("UNKNOWN: ")
+    assert "has format 99" in rows["checkpoints/9"]
+    assert last.startswith("--resume latest would stop: checkpoints/9: ")
+    assert resumed(run) == "InputError"
+
+
+def damage(path: Path) -> None:
+    """As many bytes, and other ones."""
+    file = path / "state" / "_METADATA"
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "taken"),
+    [
+        ("unfinished", "whole", "checkpoints/9"),
+        ("unfinished", "damaged", "checkpoints/4"),
+        ("gone", "whole", "checkpoints/9"),
+        ("gone", "damaged", "checkpoints/4"),
+        ("whole", "damaged", "checkpoints/9"),
+        ("damaged", "whole", "checkpoints/4"),  # it looked whole: the old one goes
+    ],
+)
+def test_what_waits_for_its_successor_is_verified(
+    run: Path, new: str, old: str, taken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, waiting = run / "checkpoints" / "9", run / "checkpoints" / "9.replaced"
+    shutil.copytree(target, waiting)
+    if new == "unfinished":
+        (target / "manifest.json").unlink()
+    elif new == "gone":
+        shutil.rmtree(target)
+    elif new == "damaged":
+        damage(target)
+    if old == "damaged":
+        damage(waiting)
+    _, rows, last = last_line(run, capsys)
+    assert rows["checkpoints/9.replaced"].startswith("DAMAGED" if old == "damaged" else "verified")
+    assert last == f"--resume latest would take {run / taken}"
+    assert resumed(run) == taken
+
+
+def test_a_live_runs_newest_is_being_saved(
+    run: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoints" / "9" / "manifest.json").unlink()
+    holder = (
+        "import sys, pathlib; from jaxtrain import directory_lock; "
+        "directory_lock.hold(pathlib.Path(sys.argv[1])); print(1, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(run)],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        try:
+            code, rows, last = last_line(run, capsys)
+        finally:
+            process.kill()
+    assert code == 0
+    assert rows["checkpoints/9"] == "being saved: by the run at work here"
+    assert last == (
+        f"--resume latest would take {run / 'checkpoints' / '4'}, once the run at work here "
+        f"(process {process.pid} on {socket.gethostname()}) has ended"
+    )
+    code, rows, last = last_line(run, capsys)  # it is dead, and its lock with it
+    assert code == 1
+    assert rows["checkpoints/9"].startswith("DAMAGED: manifest.json is missing")
+    assert last == f"--resume latest would take {run / 'checkpoints' / '4'}"

@@ -88,7 +88,7 @@ def test_a_machine_with_everything_wrong(place: Path) -> None:
     }.items():
         assert seen in page
         assert cure in page.split(seen, 1)[1]
-    assert "on tmpfs" in page
+    assert disk.is_symlink() or "on tmpfs" in page  # it is mounted elsewhere then
     last = found.stdout.splitlines()[-1]
     assert last.startswith("not ready: ")
     assert all(group in last for group in ("devices", "system", "data"))

@@ -1,11 +1,13 @@
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from jaxtrain.data import cache
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 
 def silent(text: str) -> None:
@@ -107,3 +109,38 @@ def test_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"--data.cache_dir"):
         cache.root(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, RunAgain), (errno.EDQUOT, RunAgain), (errno.EROFS, InputError)],
+)
+@pytest.mark.parametrize("where", ["build", "sync", "file"])
+def test_a_full_disk_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type, where: str
+) -> None:
+    def fail(*arguments: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    words = rf"{tmp_path} \({os.strerror(number)}\): .*--data.cache_dir"
+    if where == "file":
+        monkeypatch.setattr(cache, "write_whole", fail)
+        with pytest.raises(kind, match=words):
+            cache.write_file(tmp_path / "file", "one")
+        return
+    if where == "sync":  # a network disk may say it then
+        monkeypatch.setattr(cache, "_sync", fail)
+    with pytest.raises(kind, match=words):
+        cache.make_folder(tmp_path / "key", fail if where == "build" else builder([]), silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
+
+
+def test_a_cache_whose_disk_is_away_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*arguments: object, **more: object) -> NoReturn:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "mkdir", away)
+    with pytest.raises(RunAgain, match=r"\(Stale file handle\): .*bring the disk back"):
+        cache.root(str(tmp_path / "cache"))

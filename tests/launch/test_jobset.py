@@ -6,14 +6,21 @@ key that is not here is an error, as the API server's strict validation has it.
 """
 
 import copy
+import os
+import re
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from launch.stub import LAUNCH
+from launch.stub import LAUNCH, Stubs
 
-from jaxtrain import clusters, main
+from jaxtrain import clusters
+from jaxtrain.commands import train
+
+RUN = ("--config", "demo", "--output-dir", "run")
 
 Check = Callable[[Any, str], list[str]]
 
@@ -55,6 +62,12 @@ text, number, flag = of_type(str), of_type(int), of_type(bool)
 
 def mapping(value: Any, where: str) -> list[str]:
     return [] if isinstance(value, dict) else [f"{where}: no mapping"]
+
+
+def rule_name(value: Any, where: str) -> list[str]:
+    if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", str(value)):
+        return [f"{where}: {value!r} is no name of a rule"]
+    return []
 
 
 env_source = record({}, fieldRef=record({"fieldPath": text}, apiVersion=text))
@@ -143,7 +156,7 @@ jobset = record(
                                 "RestartJobSetAndIgnoreMaxRestarts",
                             )
                         },
-                        name=text,
+                        name=rule_name,
                         onJobFailureReasons=each(
                             of_type(
                                 str,
@@ -191,6 +204,7 @@ def test_the_schema_is_strict(manifest: dict[str, Any]) -> None:
     assert broken(lambda m: m["spec"].update(replicas=1))
     assert broken(lambda m: m["spec"].pop("replicatedJobs"))
     assert broken(lambda m: m["spec"]["failurePolicy"].update(maxRestarts="30"))
+    assert broken(lambda m: m["spec"]["failurePolicy"]["rules"][0].update(name="wrong-use"))
     assert broken(lambda m: inner(m)[0].update(completionMode="indexed"))
     assert broken(lambda m: inner(m)[2]["env"][0].update(value=2))
     assert broken(lambda m: inner(m)[1].update(restartpolicy="Never"))
@@ -213,7 +227,7 @@ def test_exit_codes_mean_there_what_they_mean_here(manifest: dict[str, Any]) -> 
     (rule,) = spec["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2, 130])
     assert rule["onExitCodes"]["containerName"] == one["name"]
-    (over,) = manifest["spec"]["failurePolicy"]["rules"]
+    over, _ = manifest["spec"]["failurePolicy"]["rules"]
     assert (over["action"], over["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
@@ -237,7 +251,93 @@ def test_the_program_finds_the_others_by_what_the_manifest_sets(manifest: dict[s
 
 def test_the_command_line_is_one(manifest: dict[str, Any]) -> None:
     _, _, one = inner(manifest)
-    flags, overrides = main.flags_parser().parse_known_args(one["args"])
-    assert (flags.config, flags.resume) == ("h100_16", "latest")
+    flags, overrides = train.flags_parser().parse_known_args(one["args"])
+    assert flags.config == "h100_16"
     assert flags.output_dir.startswith("/shared/")
     assert overrides == ["--data.path=/shared/data/videos"]
+    (script,) = one["command"]
+    image = (LAUNCH / "Dockerfile").read_text()
+    assert "WORKDIR /opt/jaxtrain\n" in image
+    assert "COPY launch launch\n" in image
+    assert os.access(LAUNCH / Path(script).relative_to("/opt/jaxtrain/launch"), os.X_OK)
+
+
+def test_a_healthy_run_may_be_preempted_any_number_of_times(manifest: dict[str, Any]) -> None:
+    policy = manifest["spec"]["failurePolicy"]
+    assert "maxRestarts" not in policy
+    again = policy["rules"][1]
+    assert again["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert again["onJobFailureReasons"] == ["BackoffLimitExceeded"]
+    _, _, one = inner(manifest)
+    (field,) = [entry["valueFrom"] for entry in one["env"] if entry["name"] == "RESTARTS"]
+    label = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
+    assert field == {"fieldRef": {"fieldPath": label}}
+
+
+def started(stubs: Stubs, restarts: int, pod: int = 0, **more: str) -> tuple[int, str]:
+    names = {"RESTARTS": str(restarts), "JOB_COMPLETION_INDEX": str(pod), "MAX_RESTARTS": "2"}
+    code, _, err = stubs.run("pod.sh", *RUN, **(names | {"JAX_PROCESS_ID": str(pod)} | more))
+    return code, err
+
+
+def test_restarts_in_vain_end_the_run(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { save 7; exit 75; }")
+    codes = [started(stubs, number)[0] for number in range(4)]
+    assert codes == [75, 75, 75, 2]
+    assert len(stubs.calls(0)) == 3
+    code, err = started(stubs, 4)
+    assert code == 2
+    assert "2 restarts in a row brought no new checkpoint (newest: 7): giving up" in err
+    # Another run in the same directory begins to count anew.
+    assert started(stubs, 0)[0] == 75
+
+
+def test_restarts_after_a_new_checkpoint_do_not_count(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { save $2; kill -KILL $$; }")
+    assert [started(stubs, number)[0] for number in range(6)] == [-9] * 6  # it became the program
+
+
+def test_only_pod_zero_counts(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    (tmp_path / "run").mkdir()
+    assert [started(stubs, number, pod=1)[0] for number in range(5)] == [75] * 5
+
+
+def test_a_pod_whose_disk_is_away_does_not_begin_anew(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    code, err = started(stubs, 1)
+    assert code == 2
+    assert "there is no run now: is its disk away?" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_users_own_resume_counts_for_the_first_start(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    for number in range(2):
+        code, _, _ = stubs.run("pod.sh", *RUN, "--resume", "400", RESTARTS=str(number))
+        assert code == 75
+    first, second = (call[5:] for call in stubs.calls(0))
+    assert first == [*RUN, "--resume", "400"]
+    assert second == [*RUN, "--resume", "400", "--resume", "latest"]
+
+
+def test_wrong_use_is_one_line(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    for arguments, more, message in (
+        (("--config", "demo"), {}, "--output-dir is missing"),
+        (RUN, {"RESTARTS": "some"}, "RESTARTS is 'some'"),
+    ):
+        code, _, err = stubs.run("pod.sh", *arguments, **more)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+
+
+def test_a_signal_ends_a_pods_pause(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    (tmp_path / "run").mkdir()
+    with stubs.start("pod.sh", *RUN, RESTARTS="1", RESTART_DELAY_S="1000") as pod:
+        time.sleep(1)
+        pod.terminate()
+        pod.communicate(timeout=30)
+        assert pod.returncode == 75
+    assert not (stubs.stubs / "calls.0").exists()

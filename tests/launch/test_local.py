@@ -197,3 +197,76 @@ def test_processes_share_the_gpus(
     stubs = Stubs(tmp_path, "play() { :; }")
     assert stubs.run("local.sh", str(count), *RUN, **more)[0] == 0
     assert [stubs.calls(index)[0][2] for index in range(count)] == shares
+
+
+# The disk goes with the run's directory on it, and `back` brings it again.
+AWAY = """
+go() { mv run away; }
+back() { setsid bash -c 'sleep 3; mv away run' >/dev/null 2>&1 & }
+"""
+
+
+def test_a_run_whose_disk_is_away_does_not_begin_anew(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, AWAY + "play() { save 18; go; exit 75; }")
+    code, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="3")
+    assert code == 1
+    assert len(stubs.calls(0)) == 1
+    assert not (tmp_path / "run").exists()
+    assert err.count("there is nothing in run now: is its disk away? Not started anew") == 3
+    assert "3 restarts in a row brought no new checkpoint (newest: nothing): giving up" in err
+
+
+def test_a_checkpoint_that_was_known_is_waited_for(tmp_path: Path) -> None:
+    """Also where the directory is there, as the one below a mount point."""
+    plan = "play() { (($2 == 1)) && save 18 || { go; mkdir run; }; exit 75; }"
+    stubs = Stubs(tmp_path, AWAY + plan)
+    code, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="3")
+    assert code == 1
+    assert len(stubs.calls(0)) == 2
+    assert "there is none in run now, where checkpoint 18 was: is its disk away?" in err
+
+
+def test_a_disk_that_comes_back_is_gone_on_with(tmp_path: Path) -> None:
+    plan = "play() { (($2 == 1)) || exit 0; save 18; go; back; exit 75; }"
+    stubs = Stubs(tmp_path, AWAY + plan)
+    code, _, err = stubs.run("local.sh", "1", *RUN, RESTART_DELAY_S="1")
+    assert code == 0, err
+    assert len(stubs.calls(0)) == 2
+    assert "is its disk away?" in err
+    assert (tmp_path / "run" / "checkpoints" / "18").is_dir()
+
+
+def test_a_signal_ends_the_waiting_for_a_disk(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, AWAY + "play() { go; exit 75; }")
+    with stubs.start("local.sh", "1", *RUN, RESTART_DELAY_S="1000") as launcher:
+        wait_until(lambda: (tmp_path / "away").exists(), launcher)
+        time.sleep(1)
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate(timeout=60)
+        assert launcher.returncode == 75
+    assert len(stubs.calls(0)) == 1
+
+
+def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:
+    plan = "play() { (($2 < 8)) || exit 0; rm -rf run/checkpoints; save $((20 - $2)); exit 75; }"
+    stubs = Stubs(tmp_path, plan)
+    code, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="2")
+    assert code == 1
+    assert len(stubs.calls(0)) == 3
+    assert "(newest: 17): giving up" in err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "rm run/checkpoints/18/manifest.json",
+        "mkdir -p run/damaged; mv run/checkpoints run/damaged",
+        "mv run/checkpoints/18{,.replaced}",
+    ],
+)
+def test_a_checkpoint_that_is_damaged_or_waits_is_not_away(tmp_path: Path, change: str) -> None:
+    plan = f"play() {{ (($2 < 3)) || exit 0; (($2 == 1)) && save 18 || {{ {change}; }}; exit 75; }}"
+    stubs = Stubs(tmp_path, plan)
+    code, _, err = stubs.run("local.sh", "1", *RUN)
+    assert code == 0, err
+    assert "away" not in err

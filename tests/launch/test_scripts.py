@@ -27,7 +27,14 @@ NCCL = {
 
 def test_the_scripts_are_there() -> None:
     names = {path.name for path in TEXTS}
-    assert names >= {"local.sh", "slurm.sbatch", "k8s-jobset.yaml", "platform.sh", "ssh.sh"}
+    assert names >= {
+        "local.sh",
+        "slurm.sbatch",
+        "k8s-jobset.yaml",
+        "platform.sh",
+        "ssh.sh",
+        "pod.sh",
+    }
     assert names >= {"supervise.sh", "nccl.sh", "Dockerfile"}
 
 

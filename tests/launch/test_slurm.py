@@ -114,3 +114,43 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         assert code == 2
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_a_requeued_job_whose_disk_is_away_does_not_begin_anew(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { exit 75; }")
+    code, err = submitted(stubs, *RUN, SLURM_RESTART_COUNT="1", MAX_RESTARTS="2")
+    assert code == 1
+    assert err.count("there is no run now: is its disk away? Not started anew") == 2
+    assert not (stubs.stubs / "calls.0").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_requeued_job_waits_for_its_disk(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    with stubs.start(
+        "slurm.sbatch", *RUN, **(BATCH | {"SLURM_RESTART_COUNT": "1", "RESTART_DELAY_S": "1"})
+    ) as job:
+        time.sleep(0.5)
+        (tmp_path / "run").mkdir()
+        _, err = job.communicate(timeout=60)
+        assert job.returncode == 0, err
+    assert "is its disk away?" in err
+    assert len(stubs.calls(0)) == 1
+
+
+def test_a_job_whose_disk_goes_is_not_requeued_without_it(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { (($1)) || mv run away; exit 75; }")
+    code, err = submitted(stubs, *RUN, MAX_RESTARTS="2")
+    assert code == 1
+    assert err.count("there is nothing in run now: is its disk away?") == 2
+    assert "not requeued" in err
+    assert "scontrol requeue" not in stubs.slurm()
+
+
+def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:
+    plan = "play() { (($1)) || { rm -rf run/checkpoints; save $((20 - $2)); }; exit 75; }"
+    stubs = Stubs(tmp_path, plan)
+    codes = [submitted(stubs, *RUN, MAX_RESTARTS="2")[0]]
+    for start in ("1", "2"):
+        codes.append(submitted(stubs, *RUN, MAX_RESTARTS="2", SLURM_RESTART_COUNT=start)[0])
+    assert codes == [0, 0, 1]

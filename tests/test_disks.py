@@ -1,8 +1,8 @@
-"""What is said of a checkpoint that cannot be written or read."""
+"""What is said of a disk that fails, as of a checkpoint that cannot be written or read."""
 
 import pytest
 
-from jaxtrain import checkpoint_folders
+from jaxtrain import disks
 
 # As TensorStore 0.1 says that a disk is full; its notes at the end come in either order.
 FULL = (
@@ -20,10 +20,10 @@ SPEC = (
 def test_the_words_of_the_system_are_the_reason(notes: str) -> None:
     error = RuntimeError("save failed")
     error.__cause__ = ValueError(FULL + notes)
-    assert checkpoint_folders.reason(error) == "No space left on device"
+    assert disks.reason(error) == "No space left on device"
 
 
 def test_other_reasons_are_said_in_one_line() -> None:
-    assert checkpoint_folders.reason(OSError(5, "Input/output error")) == "Input/output error"
-    assert checkpoint_folders.reason(ValueError("bad\nworse")) == "ValueError: bad"
-    assert checkpoint_folders.reason(KeyError()) == "KeyError"
+    assert disks.reason(OSError(5, "Input/output error")) == "Input/output error"
+    assert disks.reason(ValueError("bad\nworse")) == "ValueError: bad"
+    assert disks.reason(KeyError()) == "KeyError"
