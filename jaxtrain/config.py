@@ -20,6 +20,25 @@ Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_res
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Average:
+    """An average of the parameters over updates; validations, samples and exports use it."""
+
+    rule: Literal["ema", "ramp"] = "ema"
+    """How much of the average stays when parameters enter as the n-th: ema: decay, or less at
+    first, (1 + n) / (10 + n); ramp: n / 10 up to decay, as TAEHV's recipe has it (with 0.95)."""
+    decay: float = 0.999
+    """Largest share of the average that stays, below 1."""
+    every: int = 1
+    """Updates between two entries."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise InputError(f"optim.average.decay={self.decay}: use a number between 0 and 1")
+        if self.every < 1:
+            raise InputError(f"optim.average.every={self.every}: use at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Optim:
     """Optimizer and learning rate. A step is one update; schedules count updates."""
 
@@ -48,6 +67,8 @@ class Optim:
     """Microbatches that make one update; memory falls with it, data.batch_size does not change."""
     max_grad_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None is off."""
+    average: Average | None = None
+    """Average of the parameters (in memory as large as they are); None is off."""
     bad_updates: BadUpdates = "rollback"
     """What becomes of an update whose loss or gradient is not finite, or whose gradient's norm is
     above bad_norm. off: norms are not looked at, and a number that is not finite ends the run;

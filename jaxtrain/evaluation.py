@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxtrain import compiling, config, metrics
+from jaxtrain import averages, compiling, config, metrics
 from jaxtrain import mesh as meshes
 from jaxtrain import step as steps
 from jaxtrain.data.pipeline import ValidationBatches
@@ -83,7 +83,7 @@ class Evaluator:
     def __call__(
         self, state: State, stop: Stop, alive: Callable[[], None] = lambda: None
     ) -> Validation | None:
-        """Validates a state.
+        """Validates a state: the average of its parameters, if it has one.
 
         Args:
             state: the state.
@@ -98,6 +98,7 @@ class Evaluator:
             return None
         assert self._programs is not None, "compile() has made them"
         programs = self._programs.result()
+        params = averages.of(state.params, state.opt)
         sums: dict[str, np.ndarray] = {}
         pictures: dict[str, np.ndarray] = {}
         batches = iter(self._batches)
@@ -107,9 +108,9 @@ class Evaluator:
                 return None
             batch = next(batches)
             if number == 0 and "samples" in programs:
-                found = jax.device_get(programs["samples"](state.params, state.extras, batch))
+                found = jax.device_get(programs["samples"](params, state.extras, batch))
                 pictures = {name: np.asarray(picture) for name, picture in found.items()}
-            result = jax.device_get(programs["evaluate"](state.params, state.extras, batch))
+            result = jax.device_get(programs["evaluate"](params, state.extras, batch))
             for name, parts in result.items():
                 added = np.asarray(parts, np.float64)
                 sums[name] = sums[name] + added if name in sums else added

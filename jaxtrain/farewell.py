@@ -45,7 +45,9 @@ def farewell(
             before = "" if first[name] == last[name] else f"{first[name]:.4g} -> "
             say(f"{name}: {before}{last[name]:.4g}")
     if pictures:
-        say(f"picture (original above, reconstruction below): {pictures[-1]}")
+        last_step = pictures[-1].stem.rpartition("_")[2]
+        newest = [str(path) for path in pictures if path.stem.endswith(f"_{last_step}")]
+        say(f"pictures: {', '.join(newest)}")
     say(f"checkpoints: {directory / 'checkpoints'}")
     say(f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)

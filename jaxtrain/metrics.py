@@ -7,7 +7,6 @@ under their full names, with every digit. JSON knows no NaN: a value that is not
 
 import datetime
 import functools
-import io
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain import pictures
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import Appended, drop_torn_line, write_whole
 from jaxtrain.throughput import Window, peak_bf16_flops
@@ -127,12 +127,12 @@ class Recorder:
             self._guarded(file.path.name, lambda: file.append(line.encode()))
 
     def image(self, step: int, name: str, picture: np.ndarray) -> Path | None:
-        """Keeps a picture as ``samples/NAME_STEP.png`` and in TensorBoard; process 0 only.
+        """Keeps a picture or a clip in ``samples/`` and in TensorBoard; process 0 only.
 
         Args:
             step: completed updates.
             name: lower-case letters, digits, underscores.
-            picture: uint8 [H, W, 3].
+            picture: uint8 [H, W, 3], for ``NAME_STEP.png``, or [T, H, W, 3], for ``.mp4``.
 
         Returns:
             The file; None in other processes, or if it could not be written.
@@ -142,29 +142,21 @@ class Recorder:
         """
         if not _PICTURE_NAME.fullmatch(name):
             raise ValueError(f"picture name {name!r} is not of lower-case letters, digits and _")
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-            raise ValueError(
-                f"picture {name} is {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]"
-            )
         if not self._first:
             return None
-        from PIL import Image
-
-        encoded = io.BytesIO()
-        Image.fromarray(picture).save(encoded, format="PNG")
-        png = encoded.getvalue()
-        path = self._directory / "samples" / f"{name}_{step}.png"
+        made = pictures.encode(name, picture)
+        path = self._directory / "samples" / f"{name}_{step}{made.ending}"
 
         def keep() -> None:
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, png)
+            write_whole(path, made.file)
 
-        height, width, _ = picture.shape
+        def show() -> None:
+            self._board().image(step, name, made.shown, made.height, made.width)
+
         with self._lock:
             kept = self._guarded("samples", keep)
-            self._guarded(
-                "tensorboard", lambda: self._board().image(step, name, png, height, width)
-            )
+            self._guarded("tensorboard", show)
         return path if kept else None
 
     def rewind(self, step: int, seen: int, *, validated: bool = True) -> None:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxtrain import config
+from jaxtrain import averages, config
 from jaxtrain.errors import InputError
 from jaxtrain.mesh import HasShape
 
@@ -140,7 +140,10 @@ def make(
     }
     labels = {name: group for group, members in groups(own).items() for name in members}
     labels |= dict.fromkeys(apart, "no_decay")  # masked out before it comes to that
-    main = optax.chain(_clip(settings.max_grad_norm), optax.partition(transforms, labels))
+    parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
+    if settings.average is not None:
+        parts_of_main.append(averages.averaging(settings.average))
+    main = optax.chain(*parts_of_main)
     if not others:
         return main
     parts = {"main": main} | {name: _of_group(other, settings) for name, other in others.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain import checkpoint, config, resuming, tensor_files
+from jaxtrain import averages, checkpoint, config, resuming, tensor_files
 from jaxtrain.errors import InputError
 from jaxtrain.mesh import HasShape
 
@@ -189,10 +189,11 @@ def _checkpoint(source: Path) -> Path:
 def _of_checkpoint(path: Path) -> Params:
     shapes = checkpoint.read_shapes(path)
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    own = {name.removeprefix(_PARAMS): name for name in shapes if name.startswith(_PARAMS)}
+    own |= averages.names(shapes)  # what a validation saw
     wanted = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
-        for name, leaf in shapes.items()
-        if name.startswith(_PARAMS)
+        name: jax.ShapeDtypeStruct(shapes[name].shape, shapes[name].dtype, sharding=here)
+        for name in own.values()
     }
     arrays = checkpoint.restore(path, wanted, subset=True)
-    return {name.removeprefix(_PARAMS): np.asarray(array) for name, array in arrays.items()}
+    return {name: np.asarray(arrays[stored]) for name, stored in own.items()}

@@ -35,7 +35,7 @@ The module that ``build`` returns:
   same numbers.
 - ``evaluate(batch) -> {name: (sum, weight)}``: no chance, no augmentation. A third entry, the sum
   of squares, asks for ``NAME_std`` beside ``NAME``. ``"loss"`` is always among the names.
-- ``samples(batch) -> {name: picture}``, optional: uint8 [H, W, 3] each.
+- ``samples(batch) -> {name: picture}``, optional: uint8 [H, W, 3] each, or [T, H, W, 3] for a clip.
 
 Sums are float32 scalars over the whole batch given, rows weighted by ``batch["weight"]``; whoever
 calls divides, once, after all microbatches and devices. So the sums of two halves of a batch add up

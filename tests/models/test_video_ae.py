@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
-from jaxtrain.models.video_ae import blocks, timing
+from jaxtrain.models.video_ae import blocks, samples, timing
 
 TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # ragged: two are filled up
 
@@ -207,11 +207,27 @@ def test_remat_changes_no_number() -> None:
 
 def test_samples_show_originals_above_reconstructions(parts: tuple[Any, Any]) -> None:
     clips = batch(4)
-    picture = np.asarray(jitted("samples", parts[0])(parts[1], clips)["reconstruction"])
-    assert picture.dtype == np.uint8
-    assert picture.shape == (3 * 2 * 16, 5 * 16, 3)
+    found = jitted("samples", parts[0])(parts[1], clips)
+    picture, clip, latents = (
+        np.asarray(found[name]) for name in ("reconstruction", "clip", "latents")
+    )
+    assert {array.dtype for array in (picture, clip, latents)} == {np.dtype(np.uint8)}
+    assert picture.shape == (3 * 3 * 16, 5 * 16, 3)
     np.testing.assert_array_equal(picture[:16, :16], clips["video"][0, 0])
-    np.testing.assert_array_equal(picture[32:48, -16:], clips["video"][1, 4])
+    np.testing.assert_array_equal(picture[48:64, -16:], clips["video"][1, 4])
+    assert clip.shape == (5, 3 * 16, 3 * 16, 3)
+    np.testing.assert_array_equal(clip[2, :16, 16:32], clips["video"][1, 2])
+    original, shown, heat = np.split(np.asarray(clip[0], np.float64), 3)
+    error = np.abs(original - shown).mean(-1) / 255
+    np.testing.assert_allclose(heat[..., 0], 255 * np.clip(3 * error / 0.25, 0, 1), atol=8)
+    assert latents.shape == (3 * 2 * 2, 2 * 2, 3)  # four channels of 2x2, of each clip
+
+
+def test_large_samples_are_made_smaller() -> None:
+    wide = jnp.zeros((3, 3, 2, 16, 1440, 3))
+    assert samples.in_a_row(wide).shape == (3 * 3 * 8, 2 * 720, 3)
+    assert samples.moving(wide).shape == (2, 3 * 4, 3 * 360, 3)
+    assert samples.beside(jnp.zeros((1, 1, 2, 2, 3)), jnp.ones((1, 1, 2, 2, 3)))[0, 2].min() == 1
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain.errors import InputError
-from jaxtrain.models.video_ae import augment, network, quality, timing
+from jaxtrain.models.video_ae import augment, network, quality, samples, timing
 from jaxtrain.models.video_ae.adversary import Seraena
 from jaxtrain.models.video_ae.blocks import Memory
 from jaxtrain.models.video_ae.config import Config, DecoderKind
 from jaxtrain.models.video_ae.lpips import Lpips
 
 _SAMPLE_CLIPS = 3
-_SAMPLE_FRAMES = 6
 _DECODERS: dict[DecoderKind, type[network.Decoder | network.WideDecoder]] = {
     "base": network.Decoder,
     "super": network.WideDecoder,
@@ -132,18 +131,19 @@ class VideoAutoencoder(nnx.Module):
         return measured
 
     def samples(self, batch: Batch) -> dict[str, jax.Array]:
-        """`reconstruction`: for up to 3 clips, up to 6 frames in a row, reconstructions below."""
+        """Of up to 3 clips: `reconstruction`, up to 6 frames in a row; `clip`, all of them moving.
+
+        Originals above, reconstructions below them, and below these the error as heat. `latents`:
+        the channels of each clip's first latent as a grid.
+        """
         first = {name: rows[:_SAMPLE_CLIPS] for name, rows in batch.items()}
         seen = self._seen(_to_float(first["video"]), first)
-        shown = jnp.stack([seen.target, jnp.clip(seen.found, 0, 1)], axis=1)
-        frames = shown.shape[2]
-        count = min(frames, _SAMPLE_FRAMES)
-        # Evenly spaced, the first and the last among them.
-        picked = [i * (frames - 1) // max(count - 1, 1) for i in range(count)]
-        shown = jnp.stack([shown[:, :, i] for i in picked], axis=2)
-        b, rows, t, h, w, c = shown.shape
-        picture = shown.transpose(0, 1, 3, 2, 4, 5).reshape(b * rows * h, t * w, c)
-        return {"reconstruction": jnp.round(picture * 255).astype(jnp.uint8)}
+        shown = samples.beside(seen.target, jnp.clip(seen.found, 0, 1))
+        return {
+            "reconstruction": samples.in_a_row(shown),
+            "clip": samples.moving(shown),
+            "latents": samples.grid(seen.encoded[:, 0]),
+        }
 
     @property
     def _dtype(self) -> jnp.dtype:

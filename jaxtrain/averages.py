@@ -1,0 +1,76 @@
+"""An average of the parameters over updates, kept in the optimizer's state.
+
+With ``n`` entries so far, the next one makes it ``a average + (1 - a) parameters``, where ``a`` is
+``min(decay, (1 + n) / (10 + n))`` (``ema``, TensorFlow's rule) or ``min(decay, n / 10)`` (``ramp``,
+that of the recipe of TAEHV, github.com/madebyollin/seraena): so the first entries replace what the
+parameters were at random.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxtrain import config
+
+Leaf = TypeVar("Leaf")
+# Where the average lies among the dotted names of a state.
+_AVERAGE = re.compile(r"opt\.(.*\.)?average\.(?P<name>.+)")
+
+
+class Averaged(NamedTuple):
+    """State of :func:`averaging`.
+
+    Attributes:
+        updates: so far, uint32 [].
+        average: dotted name -> float32 array.
+    """
+
+    updates: jax.Array
+    average: Any
+
+
+def averaging(settings: config.Average) -> optax.GradientTransformation:
+    """Changes no update; keeps an average of what the parameters become by it."""
+
+    def init(params: Any) -> Averaged:
+        return Averaged(jnp.zeros((), jnp.uint32), jax.tree.map(jnp.asarray, params))
+
+    def update(updates: Any, state: Averaged, params: Any) -> tuple[Any, Averaged]:
+        count = state.updates + 1
+        entries = (count // settings.every).astype(jnp.float32) - 1  # before this one
+        early = (1 + entries) / (10 + entries) if settings.rule == "ema" else entries / 10
+        stays = jnp.minimum(settings.decay, early)
+        stays = jnp.where(count % settings.every == 0, stays, 1.0)
+
+        def entered(average: jax.Array, param: jax.Array, change: jax.Array) -> jax.Array:
+            return average + (1 - stays) * (param + change - average)
+
+        return updates, Averaged(count, jax.tree.map(entered, state.average, params, updates))
+
+    return optax.GradientTransformation(init, update)
+
+
+def of(params: Mapping[str, Leaf], opt: Any) -> dict[str, Leaf]:
+    """The parameters with their averages in place, where there are any."""
+    averages = {
+        name: array
+        for part in jax.tree.leaves(opt, is_leaf=_is_average)
+        if _is_average(part)
+        for name, array in part.average.items()
+        if not isinstance(array, optax.MaskedNode)
+    }
+    return {**params, **averages}
+
+
+def names(stored: Mapping[str, Any]) -> dict[str, str]:
+    """Parameter -> the name of its average among a checkpoint's arrays."""
+    matches = (_AVERAGE.fullmatch(name) for name in stored)
+    return {match["name"]: match.string for match in matches if match}
+
+
+def _is_average(part: Any) -> bool:
+    return isinstance(part, Averaged)

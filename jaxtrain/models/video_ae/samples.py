@@ -1,0 +1,70 @@
+"""What a validation shows: originals, reconstructions, errors and latents as pictures.
+
+Shapes: B clips, T frames, H height, W width; R rows of a clip (original, reconstruction, error).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+_FRAMES = 6  # of a clip, in a picture
+_WIDEST_PICTURE, _WIDEST_CLIP = 2160, 1080  # pixels; wider ones are made smaller
+_BRIGHTEST = 0.25  # mean absolute error of a pixel that is white in the picture of errors
+_DEVIATIONS = 2.5  # of a latent's channel, from middle grey to black or white
+
+
+def beside(target_BTHW3: jax.Array, found_BTHW3: jax.Array) -> jax.Array:
+    """Original, reconstruction and error of each frame, [B, R, T, H, W, 3] in [0, 1].
+
+    The error is black where there is none, then red, yellow and white.
+    """
+    error = jnp.abs(found_BTHW3 - target_BTHW3).mean(-1, keepdims=True) / _BRIGHTEST
+    heat = jnp.concatenate([jnp.clip(3 * error - start, 0, 1) for start in (0, 1, 2)], axis=-1)
+    return jnp.stack([target_BTHW3, found_BTHW3, heat], axis=1)
+
+
+def in_a_row(shown_BRTHW3: jax.Array) -> jax.Array:
+    """Up to 6 frames from left to right, uint8 [B R H, frames W, 3]."""
+    frames = shown_BRTHW3.shape[2]
+    count = min(frames, _FRAMES)
+    # Evenly spaced, the first and the last among them.
+    picked = [i * (frames - 1) // max(count - 1, 1) for i in range(count)]
+    some = jnp.stack([shown_BRTHW3[:, :, i] for i in picked], axis=2)
+    some = _smaller(some, _WIDEST_PICTURE // count)
+    b, rows, t, h, w, c = some.shape
+    return _bytes(some.transpose(0, 1, 3, 2, 4, 5).reshape(b * rows * h, t * w, c))
+
+
+def moving(shown_BRTHW3: jax.Array) -> jax.Array:
+    """A clip of all clips side by side, uint8 [T, R H, B W, 3]."""
+    small = _smaller(shown_BRTHW3, _WIDEST_CLIP // shown_BRTHW3.shape[0])
+    b, rows, t, h, w, c = small.shape
+    return _bytes(small.transpose(2, 1, 3, 0, 4, 5).reshape(t, rows * h, b * w, c))
+
+
+def grid(latent_BHWC: jax.Array) -> jax.Array:
+    """Each clip's channels as grey pictures in a grid, uint8; grey is a channel's mean."""
+    b, h, w, c = latent_BHWC.shape
+    across = math.ceil(math.sqrt(c))
+    down = math.ceil(c / across)
+    mean = latent_BHWC.mean((1, 2), keepdims=True)
+    deviation = latent_BHWC.std((1, 2), keepdims=True) + 1e-6
+    grey = jnp.clip(0.5 + (latent_BHWC - mean) / (2 * _DEVIATIONS * deviation), 0, 1)
+    grey = jnp.pad(grey, ((0, 0), (0, 0), (0, 0), (0, down * across - c)))
+    cells = grey.reshape(b, h, w, down, across).transpose(0, 3, 1, 4, 2)
+    picture = cells.reshape(b * down * h, across * w)
+    return _bytes(jnp.repeat(picture[..., None], 3, axis=-1))
+
+
+def _smaller(shown_BRTHW3: jax.Array, widest: int) -> jax.Array:
+    """Means of squares of pixels, so that no frame is wider than that."""
+    b, rows, t, h, w, c = shown_BRTHW3.shape
+    side = math.ceil(w / widest)
+    cut = shown_BRTHW3[:, :, :, : h // side * side, : w // side * side]
+    squares = cut.reshape(b, rows, t, h // side, side, w // side, side, c)
+    return squares.mean((4, 6))
+
+
+def _bytes(values: jax.Array) -> jax.Array:
+    return jnp.round(values * 255).astype(jnp.uint8)
