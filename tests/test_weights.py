@@ -1,0 +1,114 @@
+"""Parameters from checkpoints, runs and weights files, for a model known or not."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small_state import State
+
+from jaxtrain import checkpoint, config, tensor_files, weights
+from jaxtrain import state as states
+from jaxtrain.errors import InputError
+from jaxtrain.models import mlm, video_ae
+
+MODEL = video_ae.Config.tiny()
+WITH = dataclasses.replace(
+    MODEL, height=32, width=32, frames=12, adversary=video_ae.Adversary(replay=4)
+)
+
+
+def drawn(model: Any, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = states.Definition(model.build).params
+    return {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
+
+
+def write_run(directory: Path, model: Any, step: int, params: Any, *, best: bool = False) -> None:
+    """A run's directory with a checkpoint, as training leaves it."""
+    state = State(
+        step=np.uint32(step), examples_seen=np.uint32(step), params=params, extras={}, opt={}
+    )
+    placed = jax.tree.map(jax.numpy.asarray, state)
+    saved = {"model": config.to_dict(model)}
+    meta = {"step": step, "examples_seen": step, "examples_left_out": 0, "config": saved}
+    saver = checkpoint.Checkpoints(directory / "checkpoints", 2)
+    saver.save_best(placed, meta) if best else saver.save(placed, meta)
+    saver.close()
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert set(found) == set(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_run_gives_its_best_checkpoint_and_else_its_newest(tmp_path: Path) -> None:
+    newest, best = drawn(MODEL, 1), drawn(MODEL, 2)
+    write_run(tmp_path / "run", MODEL, 8, newest)
+    found = weights.load(tmp_path / "run", video_ae.Config)
+    assert (found.model, found.source) == (MODEL, str(tmp_path / "run" / "checkpoints" / "8"))
+    same(found.params, newest)
+    write_run(tmp_path / "run", MODEL, 4, best, best=True)
+    same(weights.load(tmp_path / "run", video_ae.Config).params, best)
+    same(weights.load(tmp_path / "run" / "checkpoints" / "8", video_ae.Config).params, newest)
+
+
+def test_a_weights_file_remembers_its_model(tmp_path: Path) -> None:
+    params = drawn(WITH)
+    own = {name: array for name, array in params.items() if not name.startswith("adversary.")}
+    weights.save(tmp_path / "x.safetensors", WITH, params)
+    found = weights.load(tmp_path / "x.safetensors", video_ae.Config)
+    assert found.model == WITH
+    same(found.params, own)  # the reference has no place for a discriminator
+    tensors, about = tensor_files.read(tmp_path / "x.safetensors")
+    assert about["format"] == "pt"
+    assert not any("adversary" in name for name in tensors)
+
+
+def test_a_run_starts_from_what_fits(tmp_path: Path) -> None:
+    expected = states.Definition(WITH.build).params
+    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    found, notes = weights.params_for(tmp_path / "run", WITH, expected)
+    same(found, drawn(MODEL))
+    assert notes == [
+        "24 parameters of the model start fresh, as adversary.discriminator.layers.0.head"
+    ]
+    write_run(tmp_path / "with", WITH, 8, drawn(WITH))
+    bare = states.Definition(MODEL.build).params
+    found, notes = weights.params_for(tmp_path / "with", MODEL, bare)
+    assert set(found) == set(bare)
+    assert notes == ["24 parameters there are not taken, as adversary.discriminator.layers.0.head"]
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    wide = dataclasses.replace(MODEL, encoder_width=16)
+    with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: take the"):
+        weights.params_for(tmp_path / "run", wide, states.Definition(wide.build).params)
+    with pytest.raises(InputError, match=r"needs one of jaxtrain.models.mlm"):
+        weights.load(tmp_path / "run", mlm.Config)
+    with pytest.raises(InputError, match=r"is no checkpoint, and no run's directory with one"):
+        weights.load(tmp_path, video_ae.Config)
+    with pytest.raises(InputError, match=r"gone.pth does not exist"):
+        weights.load(tmp_path / "gone.pth", video_ae.Config)
+    with pytest.raises(InputError, match=r"x.txt: weights files end with one of"):
+        weights.load(tmp_path / "x.txt", video_ae.Config)
+    (tmp_path / "x.safetensors").write_bytes(b"hello")
+    with pytest.raises(InputError, match=r"x.safetensors is no whole .safetensors file"):
+        weights.load(tmp_path / "x.safetensors", video_ae.Config)
+    weights.save(tmp_path / "y.safetensors", MODEL, drawn(MODEL))
+    language = mlm.Config.tiny()
+    with pytest.raises(InputError, match=r"starts from checkpoints and runs' directories only"):
+        weights.params_for(tmp_path / "y.safetensors", language, {})
+
+
+def test_a_model_of_another_version_or_program_is_named(tmp_path: Path) -> None:
+    saved = config.to_dict(WITH)
+    assert weights.model_from(saved, "x") == WITH
+    with pytest.raises(InputError, match=r"x names a model of another program: os.system"):
+        weights.model_from({"class": "os.system"}, "x")
+    with pytest.raises(InputError, match=r"x was written by another version .*'colour'"):
+        weights.model_from({**saved, "colour": 1}, "x")
