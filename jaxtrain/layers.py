@@ -1,4 +1,4 @@
-"""Building blocks that models share: rematerialisation, wide products, the 3x3 convolution.
+"""Building blocks that models share: rematerialisation, wide products, the convolution.
 
 Shapes: N images, H height, W width, I input and O output channels; `_pad` marks a zero border.
 """
@@ -85,8 +85,8 @@ einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def conv3x3(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """3x3 convolution with a zero border of one pixel, as `torch.nn.Conv2d(3, padding=1)`.
+def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    """Convolution with a zero border of one pixel, as `torch.nn.Conv2d(K, padding=1)`.
 
     Forward and input gradient are XLA's. The kernel's gradient depends on the platform: GPUs take
     XLA's (cuDNN); CPUs take :func:`_kernel_gradient_by_dots`, because XLA's runs there at a
@@ -95,11 +95,11 @@ def conv3x3(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
     Args:
         x_NHWI: images [N, H, W, I].
-        kernel: [3, 3, I, O], of the dtype of `x_NHWI`.
+        kernel: [K, K, I, O], of the dtype of `x_NHWI`; K at least 3.
         stride: 1 or 2, in both directions.
 
     Returns:
-        [N, ceil(H / stride), ceil(W / stride), O], of the dtype of `x_NHWI`.
+        [N, (H + 2 - K) // stride + 1, (W + 2 - K) // stride + 1, O], of the dtype of `x_NHWI`.
     """
     return _conv(x_NHWI, kernel, stride)
 
@@ -132,40 +132,42 @@ def _conv_backward(
     grad_kernel = lax.platform_dependent(
         x_NHWI,
         grad_NHWO,
-        cpu=functools.partial(_kernel_gradient_by_dots, stride=stride),
+        cpu=functools.partial(_kernel_gradient_by_dots, side=kernel.shape[0], stride=stride),
         default=by_xla,
     )
     return grad_x, grad_kernel
 
 
-conv3x3.defvjp(_conv_forward, _conv_backward)
+conv.defvjp(_conv_forward, _conv_backward)
 
 
-def _kernel_gradient_by_dots(x_NHWI: jax.Array, grad_NHWO: jax.Array, *, stride: int) -> jax.Array:
-    """Gradient of the kernel: a dot of the output's gradient with the nine shifted inputs.
+def _kernel_gradient_by_dots(
+    x_NHWI: jax.Array, grad_NHWO: jax.Array, *, side: int, stride: int
+) -> jax.Array:
+    """Gradient of the kernel: a dot of the output's gradient with the K x K shifted inputs.
 
-    The shifted inputs side by side ("im2col") are nine times as large as the input, so they are
+    The shifted inputs side by side ("im2col") are so many times as large as the input, so they are
     made for some rows at a time. Pieces are cut along H, never along N: N may lie across devices,
     and each device then works on its own images only. A gather makes them, because it compiles
-    faster than nine slices and their concatenation (half of a step's compile time), and runs as
+    faster than K x K slices and their concatenation (half of a step's compile time), and runs as
     fast.
 
     Returns:
-        [3, 3, I, O], of the dtype of `x_NHWI`; summed in float32.
+        [K, K, I, O], of the dtype of `x_NHWI`; summed in float32.
     """
     inputs = x_NHWI.shape[-1]
     images, height, width, outputs = grad_NHWO.shape
     fitting = max(1, _PIXELS_PER_PIECE // (images * width))
     rows = max(size for size in range(1, min(fitting, height) + 1) if height % size == 0)
     x_pad = jnp.pad(x_NHWI, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    # Where pixel (row, column) of the output looks: [rows, 1, 9] and [1, width, 9].
-    shift = jnp.arange(9).reshape(1, 1, 9)
-    look_down = stride * jnp.arange(rows).reshape(-1, 1, 1) + shift // 3
-    look_right = stride * jnp.arange(width).reshape(1, -1, 1) + shift % 3
+    # Where pixel (row, column) of the output looks: [rows, 1, K K] and [1, width, K K].
+    shift = jnp.arange(side**2).reshape(1, 1, -1)
+    look_down = stride * jnp.arange(rows).reshape(-1, 1, 1) + shift // side
+    look_right = stride * jnp.arange(width).reshape(1, -1, 1) + shift % side
 
     def piece(number: jax.Array | int) -> jax.Array:
         look = (slice(None), number * rows * stride + look_down, look_right)
-        columns = x_pad.at[look].get(mode="promise_in_bounds").reshape(-1, 9 * inputs)
+        columns = x_pad.at[look].get(mode="promise_in_bounds").reshape(-1, side**2 * inputs)
         grad = lax.dynamic_slice_in_dim(grad_NHWO, number * rows, rows, 1).reshape(-1, outputs)
         over_pixels = (((0,), (0,)), ((), ()))
         return lax.dot_general(grad, columns, over_pixels, preferred_element_type=jnp.float32)
@@ -173,6 +175,6 @@ def _kernel_gradient_by_dots(x_NHWI: jax.Array, grad_NHWO: jax.Array, *, stride:
     if rows == height:
         total = piece(0)
     else:
-        zeros = jnp.zeros((outputs, 9 * inputs), jnp.float32)
+        zeros = jnp.zeros((outputs, side**2 * inputs), jnp.float32)
         total, _ = lax.scan(lambda s, n: (s + piece(n), None), zeros, jnp.arange(height // rows))
-    return total.T.reshape(3, 3, inputs, outputs).astype(x_NHWI.dtype)
+    return total.T.reshape(side, side, inputs, outputs).astype(x_NHWI.dtype)

@@ -35,15 +35,23 @@ def plain_gradients(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, A
 
 
 @pytest.mark.parametrize("pixels_per_piece", [2**14, 2 * 6 * 2, 1])
-@pytest.mark.parametrize(("stride", "height", "width"), [(1, 8, 6), (2, 16, 12), (2, 7, 11)])
+@pytest.mark.parametrize(
+    ("side", "stride", "height", "width"),
+    [(3, 1, 8, 6), (3, 2, 16, 12), (3, 2, 7, 11), (4, 2, 16, 12), (4, 1, 8, 6), (4, 2, 7, 11)],
+)
 def test_the_kernels_gradient_by_dots_is_the_gradient(
-    monkeypatch: pytest.MonkeyPatch, pixels_per_piece: int, stride: int, height: int, width: int
+    monkeypatch: pytest.MonkeyPatch,
+    pixels_per_piece: int,
+    side: int,
+    stride: int,
+    height: int,
+    width: int,
 ) -> None:
     """In one piece, in pieces of some rows, row by row."""
     monkeypatch.setattr(layers, "_PIXELS_PER_PIECE", pixels_per_piece)
-    out = (-(-height // stride), -(-width // stride))
-    x, kernel, grad = arrays(0, (2, height, width, 3), (3, 3, 3, 5), (2, *out, 5))
-    found = jax.vjp(lambda x, k: layers.conv3x3(x, k, stride), x, kernel)[1](grad)
+    out = ((height + 2 - side) // stride + 1, (width + 2 - side) // stride + 1)
+    x, kernel, grad = arrays(0, (2, height, width, 3), (side, side, 3, 5), (2, *out, 5))
+    found = jax.vjp(lambda x, k: layers.conv(x, k, stride), x, kernel)[1](grad)
     for got, want in zip(found, plain_gradients(x, kernel, grad, stride), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
@@ -51,7 +59,7 @@ def test_the_kernels_gradient_by_dots_is_the_gradient(
 def test_bfloat16_gradients_are_summed_in_float32() -> None:
     x, kernel, grad = arrays(1, (2, 32, 32, 2), (3, 3, 2, 2), (2, 32, 32, 2))
     low = [array.astype(jnp.bfloat16) for array in (x, kernel, grad)]
-    y, pull = jax.vjp(layers.conv3x3, *low[:2])
+    y, pull = jax.vjp(layers.conv, *low[:2])
     found = pull(low[2])
     assert [array.dtype for array in (y, *found)] == [jnp.bfloat16] * 3
     wide = [array.astype(jnp.float32) for array in low]
@@ -62,7 +70,7 @@ def test_bfloat16_gradients_are_summed_in_float32() -> None:
 
 def test_gpus_keep_their_own_kernel_gradient() -> None:
     x, kernel = arrays(0, (2, 8, 8, 3), (3, 3, 3, 5))
-    gradient = jax.jit(jax.grad(lambda k, x: layers.conv3x3(x, k).sum()))
+    gradient = jax.jit(jax.grad(lambda k, x: layers.conv(x, k).sum()))
     programs = {
         platform: gradient.trace(kernel, x).lower(lowering_platforms=(platform,)).as_text()
         for platform in ("cpu", "cuda")
@@ -100,7 +108,7 @@ def test_no_device_asks_another_for_its_images() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     rows, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("data",), ()))
     x, kernel = arrays(0, (16, 64, 32, 2), (3, 3, 2, 2))
-    gradient = jax.grad(lambda k, x: (layers.conv3x3(x, k) ** 2).sum())
+    gradient = jax.grad(lambda k, x: (layers.conv(x, k) ** 2).sum())
     compiled = jax.jit(gradient, in_shardings=(whole, rows), out_shardings=whole).lower(kernel, x)
     program = compiled.compile()
     text = program.as_text()
@@ -120,7 +128,7 @@ class Block(nnx.Module):
             self.kernel[...], jax.sharding.SingleDeviceSharding(jax.devices()[0])
         )
         kernel = checkpoint_name(gathered, layers.GATHERED)
-        return jnp.tanh(layers.conv3x3(jnp.tanh(layers.conv3x3(x, kernel)), kernel))
+        return jnp.tanh(layers.conv(jnp.tanh(layers.conv(x, kernel)), kernel))
 
 
 def block_loss(mode: Any, kernel: jax.Array, x: jax.Array) -> jax.Array:

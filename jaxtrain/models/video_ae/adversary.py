@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jaxtrain import layers
 from jaxtrain.models.video_ae import blocks
 
 SCORE_FACTOR = 8
@@ -84,11 +85,11 @@ class Discriminator(nnx.Module):
     """Six layers; each scores patches of 8x8 pixels."""
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
-        layers = []
+        made = []
         for side, _, outputs in _LAYERS:
-            layers.append(Layer(side, channels, outputs, rngs=rngs))
+            made.append(Layer(side, channels, outputs, rngs=rngs))
             channels = outputs
-        self.layers = nnx.List(layers)
+        self.layers = nnx.List(made)
 
     def weights(self) -> list[LayerWeights]:
         """Of all layers."""
@@ -104,13 +105,7 @@ class Discriminator(nnx.Module):
         """
         found = []
         for layer, own, (_, stride, _) in zip(self.layers, weights, _LAYERS, strict=True):
-            x_NHWC = lax.conv_general_dilated(
-                x_NHWC,
-                own.kernel,
-                window_strides=(stride, stride),
-                padding=((1, 1), (1, 1)),
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            )
+            x_NHWC = layers.conv(x_NHWC, own.kernel, stride)
             x_NHWC = jnp.maximum(_normed(layer, own, x_NHWC, learns=learns), 0)
             score_NHW = (x_NHWC @ own.head)[..., 0].astype(jnp.float32)
             found.append(score_NHW)

@@ -110,7 +110,7 @@ def zeros(*shape: int) -> nnx.Param[jax.Array]:
 
 def _conv_frames(x_BTHWC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     b, t, *hwc = x_BTHWC.shape
-    y = layers.conv3x3(x_BTHWC.reshape(b * t, *hwc), kernel, stride)
+    y = layers.conv(x_BTHWC.reshape(b * t, *hwc), kernel, stride)
     return y.reshape(b, t, *y.shape[1:])
 
 
