@@ -34,6 +34,15 @@ def check_ending(path: Path) -> None:
         raise InputError(f"{path}: weights files end with one of {', '.join(ENDINGS)}")
 
 
+def check_pytorch(path: Path) -> None:
+    """Refuses a PyTorch file where there is no PyTorch.
+
+    Raises:
+        InputError: says how to get it.
+    """
+    _torch(path)
+
+
 def read(path: Path) -> tuple[Tensors, dict[str, str]]:
     """All arrays of a file, floating-point ones as float32, and what the file says of itself.
 
