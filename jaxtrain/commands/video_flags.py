@@ -53,35 +53,39 @@ def check_apart(source: Path, target: Path) -> None:
 
 
 class Progress:
-    """Counts frames and says every ten seconds how many there were.
+    """Counts frames, or other things, and says every ten seconds how many there were.
 
     Args:
-        frames: expected.
+        expected: how many.
+        what: a single one of them.
     """
 
-    def __init__(self, frames: int) -> None:
-        self._expected, self._frames = frames, 0
+    def __init__(self, expected: int, what: str = "frame") -> None:
+        self._expected, self._done, self._what = expected, 0, what
         self._began = self._told = time.monotonic()
         self._first_s = 0.0
 
     def one(self) -> None:
-        """One more frame is done."""
+        """One more is done."""
         now = time.monotonic()
-        self._frames += 1
-        if self._frames == 1:
+        self._done += 1
+        if self._done == 1:
             self._first_s = now - self._began
         if now - self._told >= _TELL_EVERY_S:
             self._told = now
-            print(f"{self._frames:,} of {self._expected:,} frames, {self._rate(now)}", flush=True)
+            print(
+                f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}", flush=True
+            )
 
     def line(self) -> str:
         """As "30 frames (12.0 frames/s)"."""
-        frames = "1 frame" if self._frames == 1 else f"{self._frames:,} frames"
-        return f"{frames} ({self._rate(time.monotonic())})"
+        plural = "" if self._done == 1 else "s"
+        return f"{self._done:,} {self._what}{plural} ({self._rate(time.monotonic())})"
 
     def _rate(self, now: float) -> str:
-        """Frames a second after the first one, which waits for the compiler."""
+        """How many a second after the first one, which waits for the compiler."""
         busy_s = now - self._began - self._first_s
-        if self._frames < 2 or busy_s <= 0:
+        if self._done < 2 or busy_s <= 0:
             return f"{self._first_s:.1f} s"
-        return f"{(self._frames - 1) / busy_s:.1f} frames/s after a start of {self._first_s:.1f} s"
+        rate = (self._done - 1) / busy_s
+        return f"{rate:.1f} {self._what}s/s after a start of {self._first_s:.1f} s"
