@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxtrain import config_files
 from jaxtrain.errors import InputError
@@ -62,6 +62,13 @@ def require_config(flags: argparse.Namespace) -> None:
         raise InputError(f"--config is missing; the configs are: {names}")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Until Python 3.12 argparse ends the program where an argument is missing."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
 def bare_parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
     """A parser for a command that takes no config.
 
@@ -70,7 +77,7 @@ def bare_parser(command: str, usage: str, description: str | None) -> argparse.A
         usage: without "usage:".
         description: the command's docstring.
     """
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"jaxtrain {command}",
         usage=usage,
         description=description,

@@ -156,6 +156,6 @@ def _check_sound(path: Path, container: Any, sound: list[AudioStream]) -> None:
             container.supported_codecs
         ):
             raise InputError(
-                f"{path}: {path.suffix} cannot hold the sound, which is {codec}; name a .mkv "
-                "file, or leave the sound out with --no-audio"
+                f"{path}: {path.suffix} cannot hold the sound, which is {codec}; name a file "
+                "of another kind, as .mkv, or leave the sound out with --no-audio"
             )
