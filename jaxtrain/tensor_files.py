@@ -80,7 +80,8 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
 
     torch = _torch(path)
     held = io.BytesIO()
-    torch.save({name: torch.from_numpy(array) for name, array in contiguous.items()}, held)
+    # Copied: PyTorch warns of arrays that cannot be written, as those of jax.
+    torch.save({name: torch.tensor(array) for name, array in contiguous.items()}, held)
     files.write_whole(path, held.getvalue())
 
 
