@@ -6,7 +6,9 @@ Shapes: B clips, T frames, H height, W width.
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -165,16 +167,23 @@ def _program(
 ) -> Callable[[np.ndarray], dict[str, jax.Array]]:
     """uint8 [B, T, H, W, 3] -> metric -> its numbers."""
     graph, arrays = nnx.split(model.module)
+    return functools.partial(_measure, graph, tuple(measures.items()), compared, arrays)
 
-    @jax.jit
-    def run(arrays: nnx.State, video_BTHW3: jax.Array) -> dict[str, jax.Array]:
-        module = nnx.merge(graph, arrays)
-        video = video_BTHW3.astype(jnp.float32) / 255
-        target = module.timing.target(video)[:, :compared]
-        found = module.decode(module.encode(video)).astype(jnp.float32)[:, :compared]
-        return {name: of(target, jnp.clip(found, 0, 1)) for name, of in measures.items()}
 
-    return lambda video: run(arrays, video)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _measure(
+    graph: Any,
+    measures: tuple[tuple[str, Measure], ...],
+    compared: int,
+    arrays: Any,
+    video_BTHW3: jax.Array,
+) -> dict[str, jax.Array]:
+    """Compiled once for all checkpoints of one model."""
+    module = nnx.merge(graph, arrays)
+    video = video_BTHW3.astype(jnp.float32) / 255
+    target = module.timing.target(video)[:, :compared]
+    found = module.decode(module.encode(video)).astype(jnp.float32)[:, :compared]
+    return {name: of(target, jnp.clip(found, 0, 1)) for name, of in measures}
 
 
 def _read(clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[tuple[Clip, np.ndarray]]:

@@ -19,14 +19,14 @@ def config(**fields: Any) -> video_ae.Config:
 
 
 def params(model: video_ae.Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """Noise; what has been trained least of all starts as plain grey."""
+    """Noise, from which come busy pictures, a little of them outside of [0, 1]."""
     rng = np.random.default_rng(seed)
     found = {}
     for name, leaf in state.Definition(model.build).params.items():
         scale = 0.1 if len(leaf.shape) == 1 else 1.1 / np.sqrt(np.prod(leaf.shape[:-1]))
         found[name] = (rng.standard_normal(leaf.shape) * scale).astype(np.float32)
     tail = "decoder.tail"
-    found[f"{tail}.kernel"] *= 0.25
+    found[f"{tail}.kernel"] *= 0.7
     found[f"{tail}.bias"] += 0.5
     return found
 

@@ -44,9 +44,10 @@ def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
     """Frame i is frame i, and no other frame is nearer."""
     assert found.shape == wanted.shape
     distance = np.abs(blocks(found)[:, None] - blocks(wanted)[None]).mean((2, 3))
-    assert np.diag(distance).max() < 2.0
+    assert np.diag(distance).max() < 4.0
     assert (distance.argmin(1) == np.arange(len(found))).all()
-    assert distance.max() > 4.0  # else the test above says nothing
+    others = distance + np.where(np.eye(len(found)), np.inf, 0)
+    assert others.min() > 1.5 * np.diag(distance).max()  # else the test above says nothing
 
 
 def test_every_frame_comes_back_at_its_time(
@@ -229,6 +230,12 @@ def garbled(place: Path) -> Path:
     return sample_videos.garble(sample_videos.write(place / "g.mp4", sample_videos.busy(30)))
 
 
+def scratched(place: Path) -> Path:
+    """Nothing raises; only a flag tells that a frame is not what it was."""
+    path = sample_videos.write(place / "s.mp4", sample_videos.busy(30))
+    return sample_videos.garble(path, at=0.3, length=20)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -238,6 +245,7 @@ def garbled(place: Path) -> Path:
         (no_frames, r"none\.mp4: (holds no video (stream|packet))"),
         (text, r"text\.mp4: cannot be read: Invalid data"),
         (cut_short, r"cut\.mkv: cut short: it holds"),
+        (scratched, r"s\.mp4: frame 0 is corrupt"),
         (garbled, r"g\.mp4: (frame \d+ is corrupt|decoding fails after)"),
     ],
 )
