@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.errors import InputError
@@ -30,23 +31,44 @@ def write_whole(path: Path, data: bytes | str) -> None:
         OSError: nothing is left beside, and an older file stays as it was.
     """
     content = data.encode() if isinstance(data, str) else data
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with appearing(path) as beside, open(beside, "wb") as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A place beside a file for its new content, which takes the file's name in the end.
+
+    Args:
+        path: of the file; its folder must exist. The place has the same ending.
+
+    Raises:
+        OSError: the content cannot be kept. After any error nothing is left beside, and an older
+            file stays as it was.
+    """
+    descriptor, name = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+    )
+    os.close(descriptor)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(beside, 0o666 & ~_UMASK)  # mkstemp makes it private
-        os.replace(beside, path)
+        yield Path(name)
+        _sync(name)
+        os.chmod(name, 0o666 & ~_UMASK)  # mkstemp makes it private
+        os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(beside)
+            os.unlink(name)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def _sync(path: str | Path) -> None:
+    """Flushes a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 # What a full disk keeps from a file waits in memory, up to so much.

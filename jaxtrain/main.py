@@ -16,8 +16,14 @@ COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
     "checkpoints": "list and verify a run's checkpoints; which one a resume would take",
     "configs": "list the configs, show one whole, or compare two",
+    "decode": "latents of a video to a video",
     "doctor": "is this machine, this cluster and this data fit for a config?",
+    "encode": "a video to its latents",
+    "evaluate": "quality of one to three autoencoders on the same videos, with intervals",
+    "export": "weights out, under the names of the program that the model comes from",
+    "import": "published weights in: checks them and says which model they are",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
+    "reconstruct": "a video, any length, through an autoencoder and back",
 }
 
 

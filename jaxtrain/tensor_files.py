@@ -34,6 +34,15 @@ def check_ending(path: Path) -> None:
         raise InputError(f"{path}: weights files end with one of {', '.join(ENDINGS)}")
 
 
+def check_pytorch(path: Path) -> None:
+    """Refuses a PyTorch file where there is no PyTorch.
+
+    Raises:
+        InputError: says how to get it.
+    """
+    _torch(path)
+
+
 def read(path: Path) -> tuple[Tensors, dict[str, str]]:
     """All arrays of a file, floating-point ones as float32, and what the file says of itself.
 
@@ -71,7 +80,8 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
 
     torch = _torch(path)
     held = io.BytesIO()
-    torch.save({name: torch.from_numpy(array) for name, array in contiguous.items()}, held)
+    # Copied: PyTorch warns of arrays that cannot be written, as those of jax.
+    torch.save({name: torch.tensor(array) for name, array in contiguous.items()}, held)
     files.write_whole(path, held.getvalue())
 
 

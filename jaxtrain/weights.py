@@ -42,17 +42,22 @@ class Weights:
     source: str
 
 
-def load(source: Path, family: type[Any]) -> Weights:
+def load(source: Path, family: type[Any] | None) -> Weights:
     """Reads the parameters of a model that nobody has described.
 
     Args:
         source: a checkpoint, a run's directory (its best checkpoint, or else its newest), or a
             weights file.
-        family: the model's ``Config`` class; guesses from a file that does not say.
+        family: the model's ``Config`` class; guesses from a file that does not say. None takes any
+            model, from what says which it is.
 
     Raises:
         InputError: nothing there, damaged, or another model's.
     """
+    if not source.exists():
+        raise InputError(
+            f"{source}: nothing is there; name a checkpoint, a run's directory or a weights file"
+        )
     if source.is_dir():
         path = _checkpoint(source)
         model = model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
@@ -62,6 +67,11 @@ def load(source: Path, family: type[Any]) -> Weights:
     if ABOUT in about:
         model = model_from(json.loads(about[ABOUT]), str(source))
         _check_family(model, family, str(source))
+    elif family is None:
+        raise InputError(
+            f"{source} does not say which model it is of: jaxtrain import {source} OUT.safetensors "
+            "makes a file that does"
+        )
     else:
         model = family.guess(tensors, str(source))
     return Weights(model, model.from_weights(tensors, str(source)), str(source))
@@ -162,8 +172,8 @@ def model_from(saved: Mapping[str, Any], source: str) -> Any:
         ) from error
 
 
-def _check_family(model: Any, family: type[Any], source: str) -> None:
-    if not isinstance(model, family):
+def _check_family(model: Any, family: type[Any] | None, source: str) -> None:
+    if family is not None and not isinstance(model, family):
         raise InputError(
             f"{source} holds a model of {type(model).__module__}, and this needs one of "
             f"{family.__module__}"

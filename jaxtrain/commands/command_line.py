@@ -1,7 +1,12 @@
-"""How the commands that take a config read their command line."""
+"""How the commands read their command line."""
 
 import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 from jaxtrain import config_files
 from jaxtrain.errors import InputError
@@ -55,3 +60,66 @@ def require_config(flags: argparse.Namespace) -> None:
     if not flags.config:
         names = ", ".join(config_files.names())
         raise InputError(f"--config is missing; the configs are: {names}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Until Python 3.12 argparse ends the program where an argument is missing."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def bare_parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser for a command that takes no config.
+
+    Args:
+        command: as "export".
+        usage: without "usage:".
+        description: the command's docstring.
+    """
+    return _Parser(
+        prog=f"jaxtrain {command}",
+        usage=usage,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+
+
+def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | None:
+    """Flags; None if only help was asked for, which is printed.
+
+    Raises:
+        InputError: a flag is wrong, missing or unknown.
+    """
+    if not arguments or "--help" in arguments or "-h" in arguments:
+        parser.print_help()
+        return None
+    try:
+        flags, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise InputError(f"{error}; see {parser.prog} --help") from None
+    if rest:
+        raise InputError(f"{parser.prog} does not know {' '.join(rest)}; see {parser.prog} --help")
+    return flags
+
+
+def named_file(text: str) -> Path:
+    """A path, with ~ for the home folder; a type for argparse."""
+    return Path(text).expanduser()
+
+
+@contextlib.contextmanager
+def cleaning_up() -> Iterator[None]:
+    """SIGTERM leaves through the finally clauses, so that no half file stays."""
+
+    def leave(number: int, _: Any) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

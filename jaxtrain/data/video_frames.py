@@ -60,7 +60,7 @@ def crop_and_resize(
     out_THWC = np.empty((len(frames), height, width, 3), np.uint8)
     graph, made_for = None, None
     for number, frame in enumerate(frames):
-        kind = (frame.width, frame.height, frame.format.name, frame.color_range, frame.colorspace)
+        kind = _kind(frame)
         if graph is None or kind != made_for:  # a stream may change its size on the way
             piece = _piece(frame, info.pixel_aspect, target_w / target_h, scale, across, down)
             flip = ("vflip" if turned else "hflip") if mirror else None
@@ -69,6 +69,35 @@ def crop_and_resize(
         picture_HWC = graph.vpull().to_ndarray()
         out_THWC[number] = np.rot90(picture_HWC, info.rotation // 90)
     return out_THWC
+
+
+class WholeFrames:
+    """Converts whole frames of a video to RGB, upright, one after the other.
+
+    Args:
+        rotation: degrees counter-clockwise by which a stored frame is to be turned.
+    """
+
+    def __init__(self, rotation: int) -> None:
+        self._turns = rotation // 90
+        self._size = (0, 0)
+        self._graph: av.filter.Graph | None = None
+        self._kind: tuple[object, ...] = ()
+
+    def __call__(self, frame: VideoFrame) -> np.ndarray:
+        """uint8 [H, W, 3]; a stream that changes its size keeps that of its first frame."""
+        kind = _kind(frame)
+        if self._graph is None or kind != self._kind:
+            self._size = self._size if self._graph else (frame.width, frame.height)
+            whole = (frame.width, frame.height, 0, 0)
+            self._graph, self._kind = _graph(frame, whole, *self._size, None), kind
+        self._graph.push(frame)
+        return np.ascontiguousarray(np.rot90(self._graph.vpull().to_ndarray(), self._turns))
+
+
+def _kind(frame: VideoFrame) -> tuple[object, ...]:
+    """What a filter graph is made for."""
+    return frame.width, frame.height, frame.format.name, frame.color_range, frame.colorspace
 
 
 def _piece(

@@ -1,4 +1,4 @@
-"""How close two videos are: PSNR and SSIM of each frame.
+"""How close two videos are: PSNR and SSIM of each frame, and how alike they move.
 
 Shapes: B clips, T frames, H height, W width, C channels. Values in [0, 1], float32.
 """
@@ -10,6 +10,7 @@ from jax import lax
 SSIM_WINDOW = 11
 _K1, _K2 = 0.01, 0.03
 _LEAST_ERROR = 1e-10
+_LEAST_SPREAD = 1e-6  # below it float32 sums differ by as much
 
 
 def psnr(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
@@ -52,6 +53,35 @@ def ssim(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
         (mean_x * mean_x + mean_y * mean_y + c1) * (var_x + var_y + c2)
     )
     return similarity.mean((2, 3, 4))
+
+
+def temporal_consistency(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
+    """How alike two videos change: 1 - mean over time of the difference of their changes.
+
+    A video's change at t is the mean absolute difference of the frames t and t + 1.
+
+    Returns:
+        float32 [B], at most 1; not a number for a single frame, which changes nothing.
+    """
+    return 1 - jnp.abs(_changes(video_BTHWC) - _changes(other_BTHWC)).mean(1)
+
+
+def flicker_ratio(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
+    """How unevenly `other` changes, as a multiple of how unevenly `video` does.
+
+    That is the ratio of the standard deviations, over time, of the changes that
+    :func:`temporal_consistency` compares; above 1 it flickers.
+
+    Returns:
+        float32 [B]; not a number where `video` changes evenly, as where nothing moves.
+    """
+    even = _changes(video_BTHWC).std(1)
+    return jnp.where(even > _LEAST_SPREAD, _changes(other_BTHWC).std(1) / even, jnp.nan)
+
+
+def _changes(x_BTHWC: jax.Array) -> jax.Array:
+    """[B, T - 1]."""
+    return jnp.abs(jnp.diff(x_BTHWC, axis=1)).mean((2, 3, 4))
 
 
 def _window_means(x_BTHWC: jax.Array) -> jax.Array:

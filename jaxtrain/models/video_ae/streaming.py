@@ -8,6 +8,7 @@ frames and latents as they come and give back what is ready.
 Shapes: B videos, T frames, H height, W width; L latents.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -124,9 +125,10 @@ class DecoderStream:
 
 def _jitted(module: VideoAutoencoder, method: str) -> Callable[..., Any]:
     graph, arrays = nnx.split(module)
+    return functools.partial(_step, graph, method, arrays)
 
-    @jax.jit
-    def step(arrays: Any, x: jax.Array, memory: list[Memory]) -> Any:
-        return getattr(nnx.merge(graph, arrays), method)(x, memory)
 
-    return lambda x, memory: step(arrays, x, memory)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _step(graph: Any, method: str, arrays: Any, x: jax.Array, memory: list[Memory]) -> Any:
+    """Compiled once for all streams of a kind of model."""
+    return getattr(nnx.merge(graph, arrays), method)(x, memory)

@@ -69,6 +69,21 @@ class Timing:
         """Frames that so many latents become."""
         return latents * self.growth - self.dropped(latents)
 
+    def shown(self, frames: int) -> int:
+        """Frames that a video of so many frames is to have when it has been decoded."""
+        return math.ceil(frames * self.growth / TIME_FACTOR)
+
+    def needed(self, frames: int) -> int:
+        """Latents from which :meth:`shown` frames can be decoded, at least one for each four.
+
+        One more than :func:`latent_frames` where dropping would take frames from the end; it
+        stands for the last frame, repeated.
+        """
+        latents = latent_frames(frames)
+        while self.decoded(latents) < self.shown(frames):
+            latents += 1
+        return latents
+
     def target(self, video_BTHWC: jax.Array) -> jax.Array:
         """The frames that a decoded clip is to equal: frame i for decoded frame i.
 

@@ -1,0 +1,197 @@
+"""Quality of one to three video autoencoders on the same clips of a folder of videos.
+
+SOURCE is a checkpoint, a run's directory or a weights file. Each clip goes through each of them,
+and frame i is compared with frame i. The clips are the same each time: the middle of each video.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxtrain import autoencoding, comparing, files, versions
+from jaxtrain.commands import command_line, video_flags
+from jaxtrain.comparing import Comparison, Measure
+from jaxtrain.data import video_clips
+from jaxtrain.errors import InputError
+from jaxtrain.intervals import Difference, Estimate
+
+_MOST_SOURCES = 3
+_LETTERS = "ABC"
+_DIGITS = {"psnr": 3}
+_USUAL_DIGITS = 4
+_UNITS = {"psnr": "psnr (dB)"}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or nothing that can be measured.
+    """
+    flags = command_line.parse_all(_parser(), arguments)
+    if flags is None:
+        return 0
+    _check(flags)
+    files.check_writable("--json", flags.json)
+    measures: Mapping[str, Measure] = comparing.MEASURES
+    clips = video_clips.choose(
+        flags.data,
+        "--data",
+        frames=flags.frames,
+        height=flags.height,
+        width=flags.width,
+        clips=flags.clips,
+        say=_say,
+    )
+    models = [autoencoding.Autoencoder(source, flags.precision) for source in flags.sources]
+    meter = comparing.Meter(
+        models, measures, frames=flags.frames, height=flags.height, width=flags.width
+    )
+    measured = []
+    told = video_flags.Progress(len(clips), "clip")
+    for one in meter(clips, _say):
+        measured.append(one)
+        told.one()
+    if not measured:
+        raise InputError(f"--data {flags.data}: no clip can be read; see what was left out above")
+    found = comparing.compare(measured, list(measures))
+    print(_text(found, [model.source for model in models], flags, meter.compared))
+    if flags.json:
+        content = {
+            "sources": [model.source for model in models],
+            "data": flags.data,
+            "frames": flags.frames,
+            "compared_frames": meter.compared,
+            "height": flags.height,
+            "width": flags.width,
+            "precision": flags.precision,
+            "versions": versions.line(),
+            "metrics": _as_json(found),
+            "clips": [dataclasses.asdict(one) for one in measured],
+        }
+        files.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        print(f"written to {flags.json}")
+    return 0
+
+
+def _check(flags: argparse.Namespace) -> None:
+    if len(flags.sources) > _MOST_SOURCES:
+        raise InputError(
+            f"evaluate compares up to {_MOST_SOURCES} sources, not {len(flags.sources)}"
+        )
+    for name in ("frames", "height", "width", "clips"):
+        value = getattr(flags, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} {value}: use at least 1")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _text(
+    found: Comparison, sources: Sequence[str], flags: argparse.Namespace, compared: int
+) -> str:
+    lines = [
+        f"measured on {found.videos} {'video' if found.videos == 1 else 'videos'} "
+        f"({found.clips} {'clip' if found.clips == 1 else 'clips'} of {flags.frames} frames, "
+        f"{compared} of them compared, {flags.height}x{flags.width}, {flags.precision})",
+        *(f"{letter}  {source}" for letter, source in zip(_LETTERS, sources, strict=False)),
+        "",
+    ]
+    rows: list[tuple[str, ...]] = [("", "", "mean", "std", "95% interval", "videos")]
+    for name, estimates in found.estimates.items():
+        for letter, one in zip(_LETTERS, estimates, strict=False):
+            rows.append((_UNITS.get(name, name), letter, *_numbers(name, one), str(one.count)))
+    lines.append(_table(rows))
+    if len(sources) > 1:
+        rows = [("", "", "difference", "std", "95% interval", "p (t)", "p (signs)")]
+        for name, differences in found.differences.items():
+            for (i, j), gap in differences.items():
+                pair = f"{_LETTERS[j]} - {_LETTERS[i]}"
+                p_values = (_p(gap.p_student), _p(gap.p_signs))
+                rows.append(
+                    (_UNITS.get(name, name), pair, *_numbers(name, gap.estimate, "+"), *p_values)
+                )
+        lines += ["", _table(rows)]
+    lines += ["", "std and Student's interval over videos, each the mean of its clips."]
+    if len(sources) > 1:
+        lines.append(
+            "p: paired t-test, and signs of the differences flipped; two-sided, each test alone."
+        )
+    return "\n".join(lines)
+
+
+def _numbers(name: str, one: Estimate, sign: str = "") -> tuple[str, str, str]:
+    digits = f".{_DIGITS.get(name, _USUAL_DIGITS)}f"
+    if one.std is None or one.low is None or one.high is None:
+        return f"{one.mean:{sign}{digits}}", "-", "-"
+    interval = f"{one.low:{sign}{digits}} to {one.high:{sign}{digits}}"
+    return f"{one.mean:{sign}{digits}}", f"{one.std:{digits}}", interval
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            f"{cell:{width}}" if column < 2 else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _as_json(found: Comparison) -> dict[str, Any]:
+    def of_gap(gap: Difference) -> dict[str, Any]:
+        whole = dataclasses.asdict(gap)
+        return {**whole.pop("estimate"), **whole}
+
+    return {
+        name: {
+            "estimates": [dataclasses.asdict(one) for one in estimates],
+            "differences": {
+                f"{_LETTERS[j]} - {_LETTERS[i]}": of_gap(gap)
+                for (i, j), gap in found.differences[name].items()
+            },
+        }
+        for name, estimates in found.estimates.items()
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "jaxtrain evaluate SOURCE [SOURCE [SOURCE]] --data PATH [flags]"
+    parser = command_line.bare_parser("evaluate", usage, __doc__)
+    add = parser.add_argument
+    add(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        type=command_line.named_file,
+        help="an autoencoder; of two or three the differences are tested too",
+    )
+    add("--data", metavar="PATH", required=True, help="a folder, a video or a list of videos")
+    add("--frames", metavar="N", type=int, default=16, help="of a clip (16)")
+    add("--height", metavar="N", type=int, default=256, help="of a clip, pixels (256)")
+    add("--width", metavar="N", type=int, default=256, help="of a clip, pixels (256)")
+    add(
+        "--clips",
+        metavar="N",
+        type=int,
+        help="in all, evenly spread over the videos (one of each)",
+    )
+    add(
+        "--json",
+        metavar="FILE",
+        type=command_line.named_file,
+        help="write all of it, and each clip's values, there too",
+    )
+    video_flags.add_precision(parser)
+    return parser

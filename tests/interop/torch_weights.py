@@ -1,0 +1,243 @@
+"""Weights to and from PyTorch: a copy of the network in PyTorch takes them and computes the same.
+
+Run by name: ``python -m pytest tests/interop/torch_weights.py``; needs the extra ``interop``. The
+name keeps it out of the ordinary suite.
+
+Layout of videos in PyTorch: NTCHW.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.torch
+import small_autoencoder
+import torch
+from flax import nnx
+from torch import nn
+from torch.nn import functional
+
+from jaxtrain import main, state, weights
+from jaxtrain.models import video_ae
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "cogvideox": {"trim": "odd_latents"},
+    "patch2": {"patch_size": 2, "latent_channels": 32},
+    "super": {"decoder": "super", "patch_size": 2, "latent_channels": 48},
+}
+COUNTS = {"base": 11_315_539, "patch2": 11_372_012}
+
+
+class Memory(nn.Module):
+    """A block that also sees its own input of the frame before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        past = functional.pad(x, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
+        return self.after(
+            x, self.conv(torch.cat([x, past], 2).flatten(0, 1)).unflatten(0, x.shape[:2])
+        )
+
+
+class Narrow(Memory):
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            nn.Conv2d(2 * c, c, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(c, c, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(c, c, 3, padding=1),
+        )
+
+    def after(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + y)
+
+
+class Wide(Memory):
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            nn.Conv2d(2 * c, 2 * c, 7, padding=3, groups=2 * c, bias=False),
+            nn.Conv2d(2 * c, 4 * c, 1),
+            nn.ReLU(),
+            nn.Conv2d(4 * c, c, 1, bias=False),
+        )
+
+    def after(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+class Pool(nn.Module):
+    def __init__(self, c: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.conv = stride, nn.Conv2d(stride * c, c, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, t, c, h, w = x.shape
+        return self.conv(x.reshape(-1, self.stride * c, h, w)).unflatten(0, (n, t // self.stride))
+
+
+class Grow(nn.Module):
+    def __init__(self, c: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.conv = stride, nn.Conv2d(c, stride * c, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, t, c, h, w = x.shape
+        return self.conv(x.flatten(0, 1)).reshape(n, t * self.stride, c, h, w)
+
+
+class Clamp(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 3 * torch.tanh(x / 3)
+
+
+def conv(inputs: int, outputs: int, **options: Any) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, padding=1, **options)
+
+
+class Network(nn.Module):
+    """The reference's numbering of layers, and nothing of ours."""
+
+    def __init__(self, config: video_ae.Config) -> None:
+        super().__init__()
+        self.config = config
+        e, z, colours = config.encoder_width, config.latent_channels, 3 * config.patch_size**2
+        layers: list[nn.Module] = [conv(colours, e), nn.ReLU()]
+        for stride in (2, 2, 1):
+            layers += [Pool(e, stride), conv(e, e, stride=2, bias=False)]
+            layers += [Narrow(e) for _ in range(3)]
+        self.encoder = nn.Sequential(*layers, conv(e, z))
+        f = config.widths
+        if config.decoder == "super":
+            layers = [nn.Conv2d(z, f[0], 1, bias=False)]
+            for this, following, stride in zip(f, f[1:], (1, 2, 2), strict=False):
+                layers += [*(Wide(this) for _ in range(3)), conv(this, 4 * following), nn.ReLU()]
+                layers += [nn.PixelShuffle(2), Grow(following, stride)]
+        else:
+            layers = [Clamp(), conv(z, f[0]), nn.ReLU()]
+            for this, following, stride in zip(f, f[1:], (1, 2, 2), strict=False):
+                layers += [*(Narrow(this) for _ in range(3)), nn.Upsample(scale_factor=2)]
+                layers += [Grow(this, stride), conv(this, following, bias=False)]
+            layers.append(nn.ReLU())
+        self.decoder = nn.Sequential(*layers, conv(f[3], colours))
+
+    def encode(self, video: torch.Tensor) -> torch.Tensor:
+        missing = -video.shape[1] % 4
+        filled = torch.cat([video, video[:, -1:].expand(-1, missing, -1, -1, -1)], 1)
+        return run(self.encoder, functional.pixel_unshuffle(filled, self.config.patch_size))
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        found = functional.pixel_shuffle(run(self.decoder, latents), self.config.patch_size)
+        even = latents.shape[1] % 2 == 0
+        return found if self.config.trim == "odd_latents" and even else found[:, 3:]
+
+
+def run(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        whole = isinstance(layer, (Memory, Pool, Grow))
+        x = layer(x) if whole else layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+    return x
+
+
+def command(*arguments: Any) -> int:
+    return main.main([*map(str, arguments)])
+
+
+def config_of(variant: str) -> video_ae.Config:
+    fields = VARIANTS[variant]
+    side = 16 * fields.get("patch_size", 1)
+    return video_ae.Config(frames=9, height=side, width=2 * side, **fields)
+
+
+def loaded(model: Network, path: Path) -> Network:
+    state_dict = torch.load(path, weights_only=True)
+    model.load_state_dict(state_dict, strict=True)
+    return model.eval()
+
+
+def both_ways(config: video_ae.Config, module: Any, model: Network) -> None:
+    """The same video through ours and PyTorch's: equal latents, equal frames."""
+    rng = np.random.default_rng(0)
+    for frames in (9, 8):
+        video = rng.random((1, frames, config.height, config.width, 3)).astype(np.float32)
+        with torch.no_grad():
+            latents = model.encode(torch.from_numpy(video).permute(0, 1, 4, 2, 3))
+            found = model.decode(latents).permute(0, 1, 3, 4, 2).numpy()
+        ours = nnx.jit(lambda m, x: m.encode(x))(module, jnp.asarray(video))
+        np.testing.assert_allclose(ours, latents.permute(0, 1, 3, 4, 2).numpy(), atol=1e-4)
+        decoded = np.asarray(nnx.jit(lambda m, x: m.decode(x))(module, ours))
+        assert decoded.shape == found.shape
+        np.testing.assert_allclose(decoded, found, atol=1e-4)
+        assert found.std() > 0.02
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pytorch_takes_what_is_exported(variant: str, tmp_path: Path) -> None:
+    config = config_of(variant)
+    params = small_autoencoder.params(config)
+    weights.save(tmp_path / "ours.safetensors", config, params)
+    assert command("export", tmp_path / "ours.safetensors", tmp_path / "out.pth") == 0
+    model = loaded(Network(config), tmp_path / "out.pth")
+    if variant in COUNTS:
+        assert sum(one.numel() for one in model.parameters()) == COUNTS[variant]
+    arrays = {name: jnp.asarray(array) for name, array in params.items()}
+    both_ways(config, state.Definition(config.build).module(arrays, {}), model)
+    assert command("export", tmp_path / "ours.safetensors", tmp_path / "out.safetensors") == 0
+    safetensors.torch.load_model(model, tmp_path / "out.safetensors", strict=True)
+    for name, tensor in torch.load(tmp_path / "out.pth", weights_only=True).items():
+        assert torch.equal(tensor, model.state_dict()[name])
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_pytorch_saves_is_imported(
+    variant: str, wrapped: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(variant)
+    torch.manual_seed(0)
+    model = Network(config).eval()
+    name = "taecvx.pth" if variant == "cogvideox" else "theirs.pth"
+    saved = {"state_dict": model.state_dict(), "epoch": 3} if wrapped else model.state_dict()
+    torch.save(saved, tmp_path / name)
+    assert command("import", tmp_path / name, tmp_path / "ours.safetensors") == 0
+    assert f"{config.latent_channels} latent channels" in capsys.readouterr().out
+    found = weights.load(tmp_path / "ours.safetensors", video_ae.Config).model
+    for field in ("patch_size", "latent_channels", "decoder", "trim"):
+        assert getattr(found, field) == getattr(config, field)
+    both_ways(config, small_autoencoder.module(tmp_path / "ours.safetensors"), model)
+
+
+def test_half_precision_is_widened(tmp_path: Path) -> None:
+    config = config_of("base")
+    model = Network(config).to(torch.bfloat16)
+    torch.save(model.state_dict(), tmp_path / "half.pth")
+    assert command("import", tmp_path / "half.pth", tmp_path / "ours.safetensors") == 0
+    found = weights.load(tmp_path / "ours.safetensors", video_ae.Config).params
+    assert {str(array.dtype) for array in found.values()} == {"float32"}
+    head = model.encoder[0].weight.detach().float().numpy().transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(found["encoder.head.kernel"], head)
+
+
+@pytest.mark.parametrize("content", ["text", "module", "torn", "numbers"])
+def test_other_files_are_refused(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "theirs.pth"
+    if content == "text":
+        path.write_text("no weights")
+    elif content == "module":  # a pickled module could run anything
+        torch.save(nn.Conv2d(3, 3, 1), path)
+    elif content == "torn":
+        torch.save({"a": torch.zeros(1000)}, path)
+        path.write_bytes(path.read_bytes()[:-700])
+    else:
+        torch.save({"a": 1, "b": 2}, path)
+    assert command("import", path, tmp_path / "ours.safetensors") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "theirs.pth" in line
+    assert "no PyTorch file of arrays" in line or "holds no state dict" in line
+    assert not (tmp_path / "ours.safetensors").exists()
