@@ -16,6 +16,7 @@ from jaxtrain.comparing import Comparison, Measure
 from jaxtrain.data import video_clips
 from jaxtrain.errors import InputError
 from jaxtrain.intervals import Difference, Estimate
+from jaxtrain.models.video_ae import lpips
 
 _MOST_SOURCES = 3
 _LETTERS = "ABC"
@@ -36,6 +37,8 @@ def main(arguments: list[str]) -> int:
     _check(flags)
     files.check_writable("--json", flags.json)
     measures: Mapping[str, Measure] = comparing.MEASURES
+    if flags.lpips:
+        measures = {**measures, "lpips": lpips.measure(flags.lpips, flags.backbone)}
     clips = video_clips.choose(
         flags.data,
         "--data",
@@ -186,6 +189,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         type=int,
         help="in all, evenly spread over the videos (one of each)",
+    )
+    add(
+        "--lpips",
+        metavar="FILE",
+        type=command_line.named_file,
+        help="measure LPIPS too: state dict of lpips.LPIPS(net='alex'), or of its linear layers",
+    )
+    add(
+        "--backbone",
+        metavar="FILE",
+        type=command_line.named_file,
+        help="with linear layers alone: state dict of torchvision's AlexNet",
     )
     add(
         "--json",

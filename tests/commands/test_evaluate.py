@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import lpips_weights
 import numpy as np
 import pytest
 import sample_videos
@@ -265,3 +266,19 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             command.main([str(one) for one in arguments])
     assert run("--help") == 0
+
+
+def test_lpips_is_measured_where_weights_are_given(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = ["--frames", "8", "--height", "32", "--width", "32", "--clips", "2"]
+    weights = lpips_weights.write(tmp_path / "lpips.safetensors")
+    arguments = [place / "0.safetensors", "--data", place / "videos", *size, "--lpips", weights]
+    assert run(*arguments, "--json", tmp_path / "found.json") == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["metrics"]["lpips"]
+    assert all(0 < clip["values"][0]["lpips"] < 3 for clip in found["clips"])
+    assert run(*arguments[:3], *SIZE, "--lpips", weights) == 2
+    assert "LPIPS needs 32 pixels" in capsys.readouterr().err
+    assert run(*arguments[:-1], tmp_path / "gone.safetensors") == 2
+    assert "gone.safetensors does not exist" in capsys.readouterr().err

@@ -12,14 +12,13 @@ import torch
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+import lpips_weights
 import test_lpips as ours
 
 
 def torch_lpips(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    arrays: dict[str, Any] = {
-        name: torch.from_numpy(array)
-        for name, array in (ours.alexnet(lambda place, _: f"{place}") | ours.linear()).items()
-    }
+    weights = lpips_weights.alexnet(lambda place, _: f"{place}") | lpips_weights.linear()
+    arrays: dict[str, Any] = {name: torch.from_numpy(array) for name, array in weights.items()}
     shift = torch.tensor([-0.030, -0.088, -0.188])[:, None, None]
     scale = torch.tensor([0.458, 0.448, 0.450])[:, None, None]
 

@@ -6,39 +6,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lpips_weights
 import numpy as np
 import pytest
 import toy
-from flax import nnx
 
 from jaxtrain import config, state, tensor_files
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import lpips
 
-_SHAPES = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
-_NUMBERS = (0, 3, 6, 8, 10)
 # What tests/interop/torch_lpips.py computes with PyTorch on the same weights and frames.
 WANTED = (1.0239794, 1.0610843, 1.0595266)
-
-
-def alexnet(prefix: Any) -> dict[str, np.ndarray]:
-    """Random weights of the right shapes; ``prefix`` names a layer by its place and number."""
-    rng = np.random.default_rng(3)
-    found = {}
-    for place, (number, (outputs, inputs, side)) in enumerate(zip(_NUMBERS, _SHAPES, strict=True)):
-        name, scale = prefix(place, number), (2 / (inputs * side**2)) ** 0.5
-        found[f"{name}.weight"] = rng.normal(size=(outputs, inputs, side, side)) * scale
-        found[f"{name}.bias"] = rng.normal(size=outputs) * 0.1
-    return {name: array.astype(np.float32) for name, array in found.items()}
-
-
-def linear() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(4)
-    return {
-        f"lin{place}.model.1.weight": rng.uniform(size=(1, shape[0], 1, 1)).astype(np.float32)
-        for place, shape in enumerate(_SHAPES)
-    }
 
 
 def frames(seed: int) -> np.ndarray:
@@ -47,22 +26,13 @@ def frames(seed: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lpips") / "lpips.safetensors"
-    whole = alexnet(lambda place, number: f"net.slice{place + 1}.{number}") | linear()
-    tensor_files.write(path, whole, {})
-    return path
+    return lpips_weights.write(tmp_path_factory.mktemp("lpips") / "lpips.safetensors")
 
 
 @pytest.fixture(scope="module")
 def distance(weights: Path) -> Any:
-    graph, variables = nnx.split(lpips.Lpips())
-    values = lpips.read(weights, None)
-    leaves = [
-        (path, leaf.replace(jnp.asarray(values[".".join(map(str, path))])))
-        for path, leaf in nnx.to_flat_state(variables)
-    ]
-    module = nnx.merge(graph, nnx.from_flat_state(leaves))
-    return jax.jit(lambda one, other: module(one, other))
+    measure = lpips.measure(weights, None)
+    return jax.jit(lambda one, other: measure(one[None], other[None])[0])
 
 
 def test_the_published_arithmetic(distance: Any) -> None:
@@ -85,8 +55,8 @@ def test_black_frames_have_a_gradient(distance: Any) -> None:
 
 def test_linear_layers_and_backbone_may_be_apart(weights: Path, tmp_path: Path) -> None:
     for name, arrays in (
-        ("linear", linear()),
-        ("alexnet", alexnet(lambda place, number: f"features.{number}")),
+        ("linear", lpips_weights.linear()),
+        ("alexnet", lpips_weights.alexnet(lambda place, number: f"features.{number}")),
     ):
         tensor_files.write(tmp_path / f"{name}.safetensors", arrays, {})
     apart = lpips.read(tmp_path / "linear.safetensors", tmp_path / "alexnet.safetensors")
@@ -95,7 +65,7 @@ def test_linear_layers_and_backbone_may_be_apart(weights: Path, tmp_path: Path) 
         np.testing.assert_array_equal(apart[name], array)
     with pytest.raises(InputError, match=r"linear.safetensors has no net.slice1.0.weight: LPIPS"):
         lpips.read(tmp_path / "linear.safetensors", None)
-    spoiled = linear() | {"lin2.model.1.weight": np.zeros((1, 3, 1, 1), np.float32)}
+    spoiled = lpips_weights.linear() | {"lin2.model.1.weight": np.zeros((1, 3, 1, 1), np.float32)}
     tensor_files.write(tmp_path / "bad.safetensors", spoiled, {})
     with pytest.raises(InputError, match=r"bad.safetensors: lin2.model.1.weight has shape \(1, 3"):
         lpips.read(tmp_path / "bad.safetensors", tmp_path / "alexnet.safetensors")

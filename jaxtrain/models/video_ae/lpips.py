@@ -7,7 +7,7 @@ constants are those of github.com/richzhang/PerceptualSimilarity.
 Shapes: N frames, H height, W width, C channels; layout NHWC.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -110,6 +110,29 @@ def read(weights: Path, backbone: Path | None) -> dict[str, np.ndarray]:
         channels = _taken(tensors, linear, (1, outputs, 1, 1), str(weights))
         found[f"channels.{number}"] = channels.reshape(outputs)
     return found
+
+
+def measure(weights: Path, backbone: Path | None) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """(video, other), float32 [B, T, H, W, 3] in [0, 1] -> the distance of each frame, [B, T].
+
+    Raises:
+        InputError: as :func:`read`; the measure itself, for frames that are too small.
+    """
+    values = read(weights, backbone)
+    graph, variables = nnx.split(nnx.eval_shape(Lpips))
+    leaves = [
+        (path, leaf.replace(jnp.asarray(values[".".join(map(str, path))])))
+        for path, leaf in nnx.to_flat_state(variables)
+    ]
+    module = nnx.merge(graph, nnx.from_flat_state(leaves))
+
+    def distance(video_BTHW3: jax.Array, other_BTHW3: jax.Array) -> jax.Array:
+        b, t, *shape = video_BTHW3.shape
+        if min(shape[:2]) < LEAST_SIDE:
+            raise InputError(f"frames of {shape[1]}x{shape[0]}: LPIPS needs {LEAST_SIDE} pixels")
+        return module(*(x.reshape(b * t, *shape) for x in (video_BTHW3, other_BTHW3))).reshape(b, t)
+
+    return distance
 
 
 def _taken(

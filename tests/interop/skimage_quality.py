@@ -1,0 +1,32 @@
+"""PSNR and SSIM against scikit-image; run by name, as it is an optional extra.
+
+python -m pytest tests/interop/skimage_quality.py
+"""
+
+import numpy as np
+import pytest
+from skimage import metrics
+
+from jaxtrain.models.video_ae import quality
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.2])
+@pytest.mark.parametrize("size", [(16, 24), (48, 40)])
+def test_frames_have_the_same_quality(size: tuple[int, int], noise: float) -> None:
+    rng = np.random.default_rng(0)
+    video = rng.uniform(size=(2, 3, *size, 3)).astype(np.float32)
+    video = (video + np.roll(video, 1, axis=3)) / 2  # neighbours are alike, as in pictures
+    other = np.clip(video + noise * rng.normal(size=video.shape), 0, 1).astype(np.float32)
+    psnr, ssim = np.asarray(quality.psnr(video, other)), np.asarray(quality.ssim(video, other))
+    for clip, frame in np.ndindex(2, 3):
+        pair = video[clip, frame], other[clip, frame]
+        if noise:
+            wanted = metrics.peak_signal_noise_ratio(*pair, data_range=1)
+            assert psnr[clip, frame] == pytest.approx(wanted, abs=1e-4)
+        wanted = metrics.structural_similarity(
+            *(image.astype(np.float64) for image in pair),
+            win_size=11,
+            channel_axis=-1,
+            data_range=1,
+        )
+        assert ssim[clip, frame] == pytest.approx(wanted, abs=1e-4)
