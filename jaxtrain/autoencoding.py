@@ -72,13 +72,15 @@ class Autoencoder:
         processes.check_accelerator(os.environ)
         compiling.use_cache(os.environ, cache.root(None) / "compiled")
         found = weights.load(source, video_ae.Config)
-        self.model: video_ae.Config = found.model
+        self.model: video_ae.Config = found.model.bare()
         self.source = found.source
-        self.params = state.parameter_count(found.params)
+        definition = state.Definition(self.model.build)
+        self.params = state.parameter_count(definition.params)
         arrays = {
-            name: jnp.asarray(array, jnp.dtype(precision)) for name, array in found.params.items()
+            name: jnp.asarray(found.params[name], jnp.dtype(precision))
+            for name in definition.params
         }
-        self.module = state.Definition(self.model.build).module(arrays, {})
+        self.module = definition.module(arrays, {})
 
     @property
     def whole(self) -> bool:

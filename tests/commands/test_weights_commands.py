@@ -10,9 +10,10 @@ import pytest
 import safetensors
 import safetensors.numpy
 import small_autoencoder
+from flax import nnx
 from small_state import make_state, meta_of
 
-from jaxtrain import checkpoint, config, main, weights
+from jaxtrain import autoencoding, checkpoint, config, main, weights
 from jaxtrain.models import mlm, video_ae
 
 FIXTURES = {
@@ -169,3 +170,22 @@ def test_a_model_without_names_elsewhere_is_refused(
     assert "holds a model of jaxtrain.models.mlm, which has no names in another program" in said
     said = error(capsys, "reconstruct", run_, "clip.mp4", tmp_path / "out.mp4")
     assert "clip.mp4: No such file" in said
+
+
+def test_tools_take_a_model_that_was_trained_with_an_adversary(tmp_path: Path) -> None:
+    """Its discriminator stays behind."""
+    bare = small_autoencoder.save(tmp_path / "bare.safetensors")
+    trained = small_autoencoder.save(
+        tmp_path / "trained.safetensors",
+        frames=12,
+        adversary=video_ae.Adversary(replay=4),
+        teacher=video_ae.Teacher(),
+    )
+    one, other = (autoencoding.Autoencoder(path) for path in (bare, trained))
+    assert other.model.adversary is other.model.teacher is None
+    assert one.params == other.params
+    names = [
+        [".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(made.module))]
+        for made in (one, other)
+    ]
+    assert names[0] == names[1]

@@ -245,6 +245,10 @@ class Config:
 
         return VideoAutoencoder(self, rngs)
 
+    def bare(self) -> "Config":
+        """The same network without what only training needs."""
+        return dataclasses.replace(self, teacher=None, perceptual=None, adversary=None)
+
     def frozen(self) -> dict[str, np.ndarray]:
         """The weights of LPIPS, by their dotted path in the module.
 
