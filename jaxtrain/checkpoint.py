@@ -102,13 +102,16 @@ class Checkpoints:
             complete.
         say: takes a line when a save fails, and when checkpoints of an abandoned future are moved
             aside.
+        every: steps between regular checkpoints; the newest of these always stays.
 
     Raises:
         InputError: ``directory`` cannot be made or read.
         RunAgain: not now.
     """
 
-    def __init__(self, directory: Path, keep: int, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, directory: Path, keep: int, say: Callable[[str], None] = print, every: int = 1
+    ) -> None:
         import orbax.checkpoint as ocp  # takes a second: not for those who only look
 
         from jaxtrain.orbax_paths import TemporaryPath
@@ -118,7 +121,7 @@ class Checkpoints:
         quiet_orbax()
         self._directory = directory.absolute()
         self._best = self._directory.parent / BEST
-        self._keep = keep
+        self._keep, self._every = keep, every
         self._say = say
         self._process_zero = jax.process_index() == 0
         if self._process_zero:
@@ -348,9 +351,10 @@ class Checkpoints:
         self._delete_oldest(target, keep)
 
     def _delete_oldest(self, target: Path, keep: int) -> None:
+        every = self._every if target.parent == self._directory else 1
         try:
             checkpoint_files.forget_replaced(target)
-            checkpoint_files.delete_oldest(target.parent, keep)
+            checkpoint_files.delete_oldest(target.parent, keep, every)
         except OSError as error:
             self._say(
                 f"warning: an older checkpoint beside {target} cannot be deleted "

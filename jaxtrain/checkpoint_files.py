@@ -48,10 +48,20 @@ def opened(directory: Path, *, wait: bool) -> int:
             time.sleep(0.2)
 
 
-def delete_oldest(folder: Path, keep: int) -> None:
-    """Deletes complete checkpoints, all but the newest ``keep``."""
-    for step in steps(folder)[:-keep]:
-        _delete(folder / str(step))
+def delete_oldest(folder: Path, keep: int, every: int = 1) -> None:
+    """Deletes complete checkpoints, all but the newest ``keep`` and the newest at cadence.
+
+    Args:
+        folder: of the checkpoints.
+        keep: how many stay.
+        every: the cadence. A rollback goes to a checkpoint at cadence, or it would depend on when a
+            run was stopped.
+    """
+    there = steps(folder)
+    at_cadence = [step for step in there if step % every == 0]
+    for step in there[:-keep]:
+        if step not in at_cadence[-1:]:
+            _delete(folder / str(step))
 
 
 def link(source: Path, target: Path) -> None:

@@ -135,7 +135,7 @@ def train(
             train_step = preparation.compiled_step(built, flags.debug, say)
 
         checkpoints = checkpoint.Checkpoints(
-            directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say
+            directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say, run.checkpoint.every
         )
         stack.callback(checkpoints.close)
         saver = Saver(run, checkpoints, meta, say)

@@ -101,6 +101,19 @@ def test_a_host_whose_disk_is_away_is_worth_another_start(
         checkpoint.restore(tmp_path / "checkpoints" / "2", target, verified=True)
 
 
+def test_the_newest_checkpoint_at_cadence_always_stays(tmp_path: Path) -> None:
+    """Those that stop signals leave behind must not push it out: a rollback goes there."""
+    checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints", 2, lambda line: None, every=10)
+    there = []
+    for step in (10, 20, 23, 24, 27, 30, 31):
+        checkpoints.save(make_state(step), meta_of(step), best=True)
+        checkpoints.wait()
+        there.append(checkpoint.steps(tmp_path / "checkpoints"))
+        assert checkpoint.steps(tmp_path / "best") == [step]
+    checkpoints.close()
+    assert there == [[10], [10, 20], [20, 23], [20, 23, 24], [20, 24, 27], [27, 30], [30, 31]]
+
+
 def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
     state = make_state(4)

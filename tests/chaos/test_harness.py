@@ -110,6 +110,8 @@ def test_a_record_that_stands_twice_or_is_torn_fails(
 
 
 def test_what_a_run_leaves_behind_is_found(tmp_path: Path) -> None:
+    (tmp_path / "damaged" / "12").mkdir(parents=True)
+    (tmp_path / "damaged" / "12" / ".manifest.json.x").touch()
     (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp-3").mkdir(parents=True)
     (tmp_path / ".config.json.x7").write_text("")
     (tmp_path / "config.json").write_text("")

@@ -38,9 +38,14 @@ def compare(reference: Path, run: Path) -> Verdict:
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Temporary files and folders below a directory, relative to it."""
+    """Temporary files and folders below a directory, relative to it.
+
+    What was moved to ``damaged/`` stays as it was found.
+    """
     found = []
     for path in sorted(directory.rglob("*")):
+        if path.is_relative_to(directory / "damaged"):
+            continue
         hidden = path.name.startswith(".") and path.name != ".lock"
         if hidden or any(part in path.name for part in _TEMPORARY):
             found.append(str(path.relative_to(directory)))
