@@ -155,7 +155,8 @@ class Checkpoint:
     every: int
     """A checkpoint (steps)."""
     keep: int
-    """Newest checkpoints that stay on disk; the best is kept apart (checkpoints)."""
+    """Newest checkpoints that stay on disk, and the newest that was saved at checkpoint.every; the
+    best is kept apart (checkpoints)."""
     best_metric: str | None = None
     """Validation metric, such as val/psnr, whose best checkpoint is kept. None is off."""
     best_mode: Literal["max", "min"] = "max"
