@@ -5,6 +5,7 @@ import os
 import re
 
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.signals import stop_inside
 
 # A disk that may be well again when a launcher starts the same command again, and the cure.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,7 +43,14 @@ def cure_of(words: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The first cause in a few words: the system's own, where it is to blame."""
+    """The first cause in a few words: the system's own, where it is to blame.
+
+    Raises:
+        Stopped, KeyboardInterrupt: a library has wrapped it into an error of its own.
+    """
+    stop = stop_inside(error)
+    if stop is not None:
+        raise stop
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, OSError) and error.strerror:

@@ -31,7 +31,7 @@ from jaxtrain.peers import Peers
 from jaxtrain.progress import Progress
 from jaxtrain.rollback import Rollback
 from jaxtrain.saving import Saver, describe, patience_over
-from jaxtrain.signals import DONE, StopSignals
+from jaxtrain.signals import DONE, StopSignals, stop_inside
 from jaxtrain.stopping import EXIT_CODES, GO_ON, REASONS, Stopping
 from jaxtrain.watchdog import Watchdog
 
@@ -67,7 +67,10 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
             compiling.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
             code = train(run, flags, signals, peers, watchdog)
         except BaseException as error:
-            processes.leave(error, peers)
+            told = stop_inside(error) or error
+            processes.leave(told, peers)
+            if told is not error:
+                raise told from None
             raise
         if compiling.still_compiling() or (code != DONE and jax.process_count() > 1):
             processes.end(code, peers)

@@ -42,6 +42,17 @@ class Stopped(BaseException):
         self.code = CODES[wish]
 
 
+def stop_inside(error: BaseException) -> BaseException | None:
+    """The stop signal or Ctrl-C that a library has wrapped into an error of its own, if it was one.
+
+    Orbax does so: it reads in a loop that turns into an error whatever interrupts it.
+    """
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, Stopped | KeyboardInterrupt):
+        inner = inner.__cause__ or inner.__context__
+    return inner
+
+
 class StopSignals:
     """While entered, SIGTERM and SIGINT end the program at once, or after :meth:`hold` ask for it.
 

@@ -12,6 +12,7 @@ from small_state import make_state, mesh_of, meta_of, save, target_of
 from jaxtrain import checkpoint, checkpoint_files, manifest
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.rollback import Rollback
+from jaxtrain.signals import Stopped
 
 
 def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
@@ -98,6 +99,26 @@ def test_a_host_whose_disk_is_away_is_worth_another_start(
     monkeypatch.setattr(ocp.Checkpointer, "restore", away)
     target = target_of(make_state(2), mesh_of(8))
     with pytest.raises(RunAgain, match=r"\(Input/output error\): bring the disk back"):
+        checkpoint.restore(tmp_path / "checkpoints" / "2", target, verified=True)
+
+
+def test_a_stop_signal_in_a_restore_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orbax reads in a loop of its own, and wraps whatever interrupts it."""
+    checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints", 1)
+    save(checkpoints, 2)
+    checkpoints.close()
+
+    def stopped(*arguments: object, **more: object) -> None:
+        try:
+            raise Stopped("SIGTERM")
+        except Stopped as stop:
+            raise ValueError("cannot restore") from stop
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", stopped)
+    target = target_of(make_state(2), mesh_of(8))
+    with pytest.raises(Stopped):
         checkpoint.restore(tmp_path / "checkpoints" / "2", target, verified=True)
 
 

@@ -9,7 +9,15 @@ import time
 
 import pytest
 
-from jaxtrain.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
+from jaxtrain.signals import (
+    DONE,
+    INTERRUPTED,
+    RUN_AGAIN,
+    WRONG_USE,
+    Stopped,
+    StopSignals,
+    stop_inside,
+)
 
 # A call that no handler can break off, as a compilation: it holds the main thread in C.
 BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
@@ -172,3 +180,21 @@ def test_a_second_ctrl_c_ends_the_process_at_once(first: signal.Signals, call: s
             assert process.stdout.readline() == "leaving with 130\n"
         finally:
             process.kill()
+
+
+def test_a_stop_that_a_library_has_wrapped_is_found() -> None:
+    wrapped: BaseException | None = None
+    for stop in (Stopped("SIGTERM"), KeyboardInterrupt()):
+        try:
+            try:
+                raise stop
+            except BaseException as error:
+                try:
+                    raise OSError("of the library") from error
+                except OSError:
+                    raise ValueError("of the library's user") from None
+        except ValueError as error:
+            wrapped = error
+        assert wrapped is not None
+        assert stop_inside(wrapped) is stop
+    assert stop_inside(ValueError()) is None
