@@ -19,6 +19,7 @@ COMMANDS = {
     "checkpoints": "list and verify a run's checkpoints; which one a resume would take",
     "configs": "list the configs, show one whole, or compare two",
     "doctor": "is this machine, this cluster and this data fit for a config?",
+    "prepare": "cut videos into pieces once; compute a teacher's latents once",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
 }
 

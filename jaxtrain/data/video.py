@@ -41,7 +41,8 @@ class Config:
     """Where video comes from, how clips are cut, and how they are varied."""
 
     path: str | None = None
-    """A folder (read recursively), a video, or a .json, .jsonl, .csv or .txt list of videos."""
+    """A folder (read recursively), a video, a .tar of videos, shards-{000..127}.tar, or a .json,
+    .jsonl, .csv or .txt list of videos and tars."""
     val_path: str | None = None
     """The same for validation; None splits the files of path."""
     batch_size: int
@@ -143,7 +144,7 @@ class Config:
             )
             bad, files = bad + val_bad, files + len(val) + len(val_bad)
         else:
-            if len(train) < 2:
+            if len({video_files.video_of(entry.name) for entry in train}) < 2:
                 _say_left_out(bad, say)
                 raise InputError(
                     f"only one video of {path} can be used ({train[0].name}), and it cannot both "
@@ -186,7 +187,7 @@ class Config:
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[list[Entry], list[BadExample], Path]:
         """The usable files of one input, the others, and the input's folder in the cache."""
-        found = video_files.find(path, flag)
+        found = video_files.find(path, flag, root)
         folder = root / "video" / cache.digest(str(Path(path).expanduser().absolute()))[:16]
         entries = video_index.build(found, folder, decode_all=self.verify == "index", say=say)
         usable, bad = [], []
@@ -269,7 +270,7 @@ class Clips:
         draws = rng.random(_DRAWS) if self.train else np.full(_DRAWS, 0.5)
         present = self._present(entry)
         numbers = present[self._choose(len(present), draws[:2], entry)]
-        frames = video_decode.read(entry.path, entry.scanned, numbers.tolist())
+        frames = video_decode.read(entry.path, entry.scanned, numbers.tolist(), entry.span)
         scale = 1.0
         if self.train:
             scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
