@@ -43,8 +43,9 @@ def _clips(arguments: list[str]) -> int:
         exit_on_error=False,
     )
     add = parser.add_argument
-    add("source", metavar="SOURCE", help="what --data.path takes")
-    add("out", metavar="OUT", type=Path, help="the folder of the pieces, the later --data.path")
+    # Not required here: argparse would print its usage and leave.
+    add("source", metavar="SOURCE", nargs="?", help="what --data.path takes")
+    add("out", metavar="OUT", nargs="?", type=Path, help="folder of the pieces, then --data.path")
     numbers = {
         "height": "of a training clip (pixels)",
         "width": "of a training clip (pixels)",
@@ -68,6 +69,8 @@ def _clips(arguments: list[str]) -> int:
         flags, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see jaxtrain prepare clips --help") from None
+    if flags.out is None:
+        raise InputError("prepare clips takes SOURCE and OUT; see jaxtrain prepare clips --help")
     if rest:
         raise InputError(f"prepare clips does not take {' '.join(rest)}; see its --help")
     if flags.workers < 1:
