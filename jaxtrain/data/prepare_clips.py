@@ -50,7 +50,7 @@ def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -
         InputError: no video there, or ``out`` cannot be written or has pieces of other settings.
         RunAgain: another run is at work in ``out``.
     """
-    found = video_files.find(source, "SOURCE")
+    found = video_files.find(source, "SOURCE", cache.root(None), say)
     out = out.expanduser().absolute()
     top = Path(source).expanduser().absolute()
     if top.is_dir() and out.is_relative_to(top):

@@ -27,7 +27,8 @@ class Config:
 
     path: str | None = None
     """A folder (read recursively), a video, a .tar of videos, shards-{000..127}.tar, or a .json,
-    .jsonl, .csv or .txt list of videos and tars."""
+    .jsonl, .csv or .txt list of videos and tars; also at https://, s3:// and gs://, from where
+    files are fetched into the cache once."""
     val_path: str | None = None
     """The same for validation; None splits the files of path."""
     batch_size: int
@@ -200,7 +201,7 @@ class Config:
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[list[Entry], list[BadExample], Path]:
         """The usable files of one input, the others, and the input's folder in the cache."""
-        found = video_files.find(path, flag, root)
+        found = video_files.find(path, flag, root, say)
         folder = root / "video" / cache.digest(str(Path(path).expanduser().absolute()))[:16]
         entries = video_index.build(found, folder, decode_all=self.verify == "index", say=say)
         usable, bad = [], []

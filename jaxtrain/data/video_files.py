@@ -10,18 +10,20 @@ a pattern of such (``shards-{000..127}.tar``), or a list of files and tars:
 
 An item is a path, or an object with ``path`` or ``full_path``. Relative paths count from the folder
 of the list. An item with both keys is looked for at ``path`` first, then at ``full_path``. Videos
-in a tar are read in place and are named ``shard.tar/member.mp4``.
+in a tar are read in place and are named ``shard.tar/member.mp4``. Each path may be an address
+(``https://``, ``s3://``, ``gs://``; in the last two a folder too), see
+:mod:`jaxtrain.data.remote`.
 """
 
 import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain.data import folders, tar_members
+from jaxtrain.data import folders, remote, tar_members
 from jaxtrain.data.video_packets import Span
 from jaxtrain.errors import InputError
 
@@ -52,20 +54,37 @@ class Found(NamedTuple):
         return self.path if self.span is None else self.span.file
 
 
-def find(path: str, flag: str, cache_root: Path | None = None) -> list[Found]:
+def find(
+    path: str,
+    flag: str,
+    cache_root: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Found]:
     """All video files that ``path`` names, sorted by name, each once.
 
     Args:
         path: a folder, a video file, a tar, a pattern of tars, or a list of files.
         flag: the option that gave the path, for messages.
-        cache_root: of the cache, where the members of tars are kept; None keeps nothing.
+        cache_root: of the cache, which has the members of tars, and what was fetched; None keeps
+            nothing and fetches nothing.
+        say: takes messages for the console.
 
     Raises:
         InputError: the path is missing, is of no known kind, or names no file.
     """
     tar_members.check_not_packed(path, flag)
+
+    def local(addresses: list[str]) -> dict[str, str]:
+        if not addresses:
+            return {}
+        assert cache_root is not None, "addresses need a cache"
+        return remote.fetch(addresses, cache_root, flag, say)
+
     top = Path(path).expanduser().absolute()
-    if top.is_dir():
+    if remote.is_remote(path):
+        named = _remote(path, flag, local)
+        cure = "name a video, a .tar, a list, or a folder that can be listed"
+    elif top.is_dir():
         named = list(_walk(top))
         endings = ", ".join(sorted(SUFFIXES))
         cure = f"give {flag} a folder with {endings} or .tar files, or a list of them"
@@ -77,7 +96,7 @@ def find(path: str, flag: str, cache_root: Path | None = None) -> list[Found]:
         cure = "let it stand for .tar files with videos in them"
     elif top.suffix.lower() in LISTS:
         items = [one for item in _items(top, flag) for one in _expanded(item)]
-        named = [_locate(item, top.parent) for item in items]
+        named = [_locate(item, str(top.parent)) for item in items]
         cure = "put one path an entry into it"
     elif top.suffix.lower() in SUFFIXES | {tar_members.SUFFIX}:
         named = [Found(top.name, str(top))]
@@ -87,6 +106,8 @@ def find(path: str, flag: str, cache_root: Path | None = None) -> list[Found]:
             f"{flag} {path}: the ending {top.suffix!r} is neither of a video, a .tar nor of a list "
             f"({', '.join(sorted(LISTS))}); give a folder, a video or a list of videos"
         )
+    places = local([one.path for one in named if remote.is_remote(one.path)])
+    named = [one._replace(path=places.get(one.path, one.path)) for one in named]
     found = [inner for one in named for inner in _unfolded(one, flag, cache_root)]
     if not found:
         raise InputError(f"{flag} {path} names no video file: {cure}")
@@ -193,10 +214,33 @@ def _item(item: Any, where: str) -> dict[str, str]:
     return keys
 
 
-def _locate(item: dict[str, str], folder: Path) -> Found:
+def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]]) -> list[Found]:
+    """What an address names: the files of a list, of a folder or of a pattern, or one file."""
+    ending = os.path.splitext(remote.name_of(address))[1].lower()
+    if ending in LISTS:
+        listed = Path(local([address])[address])
+        items = [one for item in _items(listed, flag) for one in _expanded(item)]
+        return [_locate(item, address.partition("?")[0].rpartition("/")[0]) for item in items]
+    several = tar_members.expand(address)
+    if ending not in SUFFIXES | {tar_members.SUFFIX}:
+        several = remote.list_below(address, flag)
+    known = SUFFIXES | {tar_members.SUFFIX}
+    return [
+        Found(remote.name_of(one), one)
+        for one in several
+        if os.path.splitext(remote.name_of(one))[1].lower() in known
+    ]
+
+
+def _locate(item: dict[str, str], folder: str) -> Found:
     """Where an entry's file lies, and its name, which moves with the list."""
     given = [os.path.expanduser(item[key]) for key in ("path", "full_path") if key in item]
-    places = [os.path.normpath(folder / text) for text in given]
+    if remote.is_remote(given[0]):
+        return Found(remote.name_of(given[0]), given[0])
+    if remote.is_remote(folder):
+        address = f"{folder}/{given[0]}"
+        return Found(remote.name_of(address), address)
+    places = [os.path.normpath(os.path.join(folder, text)) for text in given]
     path = next((place for place in places if os.path.exists(place)), places[0])
     named = Path(places[0])
     inside = named.is_relative_to(folder)

@@ -1,4 +1,4 @@
-"""``jaxtrain prepare``: both commands from the command line, up to a run that uses what they made."""
+"""``jaxtrain prepare``: both commands, up to a run that uses what they made."""
 
 from pathlib import Path
 from typing import Any
