@@ -23,6 +23,7 @@ COMMANDS = {
     "export": "weights out, under the names of the program that the model comes from",
     "import": "published weights in: checks them and says which model they are",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
+    "prepare": "cut videos into pieces once; compute a teacher's latents once",
     "reconstruct": "a video, any length, through an autoencoder and back",
 }
 

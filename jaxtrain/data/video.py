@@ -1,28 +1,16 @@
 """Video data sets: random clips of a folder or list of video files.
 
-An example is one clip of one file. The host chooses frames and crop, decodes, crops and resizes to
-the model's size, mirrors, and draws the numbers of the colour jitter and the blur; the device
-applies those.
-
-Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
+An example is one clip of one file (:mod:`jaxtrain.data.clips`), cut at random or, for a teacher's
+latents, fixed.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from jaxtrain.data import (
-    cache,
-    scenes,
-    video_decode,
-    video_files,
-    video_frames,
-    video_index,
-)
+from jaxtrain.data import cache, latents, scenes, video_files, video_index
+from jaxtrain.data.clips import Clips
 from jaxtrain.data.source import Sources
 from jaxtrain.data.video_index import Entry
 from jaxtrain.errors import BadExample, InputError
@@ -30,9 +18,6 @@ from jaxtrain.errors import BadExample, InputError
 # The device's kernel reaches three of it (LARGEST_SIGMA in models/video_ae/augment.py).
 LARGEST_SIGMA = 2.0
 
-# Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
-IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
-_DRAWS = 12  # uniform numbers that a training example takes from its generator, always all of them
 _NAMED = 5  # broken files that the console names; quarantine.jsonl names all
 
 
@@ -41,7 +26,9 @@ class Config:
     """Where video comes from, how clips are cut, and how they are varied."""
 
     path: str | None = None
-    """A folder (read recursively), a video, or a .json, .jsonl, .csv or .txt list of videos."""
+    """A folder (read recursively), a video, a .tar of videos, shards-{000..127}.tar, or a .json,
+    .jsonl, .csv or .txt list of videos and tars; also at https://, s3:// and gs://, from where
+    files are fetched into the cache once."""
     val_path: str | None = None
     """The same for validation; None splits the files of path."""
     batch_size: int
@@ -63,6 +50,12 @@ class Config:
     verify: Literal["first_use", "index", "never"] = "first_use"
     """When to decode a file whole, to find one that is broken inside: when a process first uses it,
     all of them while indexing, or never."""
+    windows: Literal["random", "fixed"] = "random"
+    """random: clips are cut and varied at random; fixed: an epoch has each of the consecutive,
+    centred, unvaried clips of each file once, for both splits: what a teacher's latents need."""
+    teacher: str | None = None
+    """With model.teacher: the name of the teacher whose latents are taken, as prepare latents
+    prints it; None is the only one that the cache has for these sizes."""
     clips_per_video: int = 1
     """Training clips that an epoch takes from each file."""
     min_frame_delta: int = 1
@@ -106,6 +99,11 @@ class Config:
             )
         if self.clips_per_video < 1:
             raise InputError(f"data.clips_per_video must be >= 1, not {self.clips_per_video}")
+        if self.windows == "fixed" and self.clips_per_video != 1:
+            raise InputError(
+                f"data.clips_per_video={self.clips_per_video}: with data.windows=fixed an epoch "
+                "has each clip of a file once; leave it at 1"
+            )
         if self.blur_sigma is not None and not (
             0 < self.blur_sigma[0] <= self.blur_sigma[1] <= LARGEST_SIGMA
         ):
@@ -127,6 +125,16 @@ class Config:
         """
         del seed
         root = cache.root(self.cache_dir)
+        taught = getattr(model, "teacher", None) is not None
+        if taught and self.windows != "fixed":
+            raise InputError(
+                "model.teacher is set, and a teacher's latents exist for fixed clips only: set "
+                "--data.windows fixed, or --model.teacher None"
+            )
+        if self.teacher is not None and not taught:
+            raise InputError(
+                f"data.teacher={self.teacher}: nothing learns from it while model.teacher is None"
+            )
         path = self.path
         if path is None:
             if not self.demo:
@@ -143,7 +151,7 @@ class Config:
             )
             bad, files = bad + val_bad, files + len(val) + len(val_bad)
         else:
-            if len(train) < 2:
+            if len({video_files.video_of(entry.name) for entry in train}) < 2:
                 _say_left_out(bad, say)
                 raise InputError(
                     f"only one video of {path} can be used ({train[0].name}), and it cannot both "
@@ -162,16 +170,23 @@ class Config:
         _say_left_out(bad + known, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))
         good = files - len(bad) - len(known)
+        train_clips = self._clips(model, train, folder, train=True)
+        val_clips = self._clips(model, val, val_folder, train=False)
+        if taught:
+            found = latents.find(root, model, self.teacher, (train_clips, val_clips))
+            say(f"latents of teacher {found.teacher}")
+            train_clips = dataclasses.replace(train_clips, latents=found)
+            val_clips = dataclasses.replace(val_clips, latents=found)
         return Sources(
-            train=self._clips(model, train, folder, train=True),
-            val=self._clips(model, val, val_folder, train=False),
+            train=train_clips,
+            val=val_clips,
             files=files,
             bad=tuple(bad + known),
             summary=f"{files:,} videos ({good:,} good), {frames:,} frames, "
             f"{len(train):,} train / {len(val):,} val",
         )
 
-    def _clips(self, model: Any, entries: list[Entry], folder: Path, *, train: bool) -> "Clips":
+    def _clips(self, model: Any, entries: list[Entry], folder: Path, *, train: bool) -> Clips:
         return Clips(
             config=self,
             frames=model.frames,
@@ -186,7 +201,7 @@ class Config:
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[list[Entry], list[BadExample], Path]:
         """The usable files of one input, the others, and the input's folder in the cache."""
-        found = video_files.find(path, flag)
+        found = video_files.find(path, flag, root, say)
         folder = root / "video" / cache.digest(str(Path(path).expanduser().absolute()))[:16]
         entries = video_index.build(found, folder, decode_all=self.verify == "index", say=say)
         usable, bad = [], []
@@ -220,115 +235,3 @@ def _say_left_out(bad: list[BadExample], say: Callable[[str], None]) -> None:
         say(f"left out: {one}")
     if len(bad) > _NAMED:
         say(f"left out: {len(bad) - _NAMED:,} more")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Clips:
-    """Clips of one split, as :class:`jaxtrain.data.source.Source`.
-
-    Attributes:
-        config: of the data.
-        frames, height, width: of a clip. The model's config does not come along, as a worker that
-            unpickled it would import jax.
-        entries: the files.
-        folder: of the input in the cache.
-        train: cut and vary at random; otherwise cut the middle and vary nothing.
-    """
-
-    config: Config
-    frames: int
-    height: int
-    width: int
-    entries: tuple[Entry, ...]
-    folder: Path
-    train: bool
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex digest of names, sizes and frame counts of the files, and of clips a file."""
-        return video_index.fingerprint(self.entries, self._clips)
-
-    @property
-    def _clips(self) -> int:
-        return self.config.clips_per_video if self.train else 1
-
-    def __len__(self) -> int:
-        return len(self.entries) * self._clips
-
-    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """One clip.
-
-        Returns:
-            ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
-            contrast and saturation, the hue shift in turns, and the blur's sigma in pixels.
-
-        Raises:
-            BadExample: the file is broken, or no longer what it was when it was indexed.
-        """
-        entry = self.entries[index // self._clips]
-        draws = rng.random(_DRAWS) if self.train else np.full(_DRAWS, 0.5)
-        present = self._present(entry)
-        numbers = present[self._choose(len(present), draws[:2], entry)]
-        frames = video_decode.read(entry.path, entry.scanned, numbers.tolist())
-        scale = 1.0
-        if self.train:
-            scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
-        video_THWC = video_frames.crop_and_resize(
-            frames,
-            entry.scanned,
-            height=self.height,
-            width=self.width,
-            scale=scale,
-            across=draws[3],
-            down=draws[4],
-            mirror=self.train and self.config.flip and draws[5] < 0.5,
-        )
-        augment = self._augment(draws[6:]) if self.train else IDENTITY
-        return {"video": video_THWC, "augment": np.asarray(augment, np.float32)}
-
-    def _present(self, entry: Entry) -> np.ndarray:
-        """Numbers of the frames that come out of the decoder, ascending."""
-        everything = np.arange(entry.scanned.frames)
-        if self.config.verify == "never":
-            video_index.check_unchanged(entry)
-            return everything
-        verdict = video_index.first_use(entry, self.folder)
-        if verdict.broken is not None:
-            raise BadExample(entry.path, verdict.broken)
-        return np.setdiff1d(everything, verdict.missing, assume_unique=True)
-
-    def _choose(self, there: int, draws: np.ndarray, entry: Entry) -> np.ndarray:
-        """Places of a clip's frames among ``there`` frames.
-
-        Where the file is too short for the frame delta drawn, the largest that fits is taken.
-        """
-        count = self.frames
-        if there < count:
-            raise BadExample(entry.path, f"is too short: {there} frames, a clip needs {count}")
-        least, largest = self.config.min_frame_delta, self.config.max_frame_delta
-        delta = _pick(least, largest, draws[0]) if self.train else least
-        delta = min(delta, (there - 1) // max(count - 1, 1))
-        start = _pick(0, there - 1 - (count - 1) * delta, draws[1])
-        return start + delta * np.arange(count)
-
-    def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
-        """The numbers of jitter and blur, from six uniform ones."""
-        config = self.config
-        amounts = (config.brightness, config.contrast, config.saturation, config.hue)
-        jitter = IDENTITY[:4]
-        if draws[0] < config.jitter_probability:
-            jitter = tuple(
-                middle + amount * (2 * draw - 1)
-                for middle, amount, draw in zip(IDENTITY[:4], amounts, draws[1:5], strict=True)
-            )
-        # One number both says whether to blur and, stretched, how much.
-        sigma = 0.0
-        if config.blur_sigma is not None and draws[5] < config.blur_probability:
-            low, high = config.blur_sigma
-            sigma = low + (high - low) * draws[5] / config.blur_probability
-        return (*jitter, sigma)
-
-
-def _pick(least: int, largest: int, draw: float) -> int:
-    """A whole number from ``least`` to ``largest`` for a uniform draw from [0, 1)."""
-    return least + min(math.floor((largest - least + 1) * draw), largest - least)

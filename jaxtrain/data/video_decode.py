@@ -15,6 +15,7 @@ from av.video.stream import VideoStream
 from jaxtrain.data.video_packets import (
     Keyframe,
     Scan,
+    Span,
     open_input,
     reason,
     shows_frame,
@@ -38,12 +39,12 @@ class Verdict(NamedTuple):
     broken: str | None
 
 
-def verify(path: str, info: Scan) -> Verdict:
+def verify(path: str, info: Scan, span: Span | None = None) -> Verdict:
     """Decode a whole file and say whether it is sound."""
     delivered: list[int | None] = []
     stamps: list[int | None] = []
     try:
-        with open_input(path) as container:
+        with open_input(path, span) as container:
             stream = _open_stream(container, info)
             if stream.codec_context.name == "hevc":  # its decoder flags no corrupt frame otherwise
                 stream.codec_context.options = {"err_detect": "explode"}
@@ -72,7 +73,9 @@ def _missing(delivered: list[int | None], stamps: list[int | None], info: Scan) 
     return tuple(number for number, pts in enumerate(ordered) if pts not in came)
 
 
-def read(path: str, info: Scan, numbers: Sequence[int]) -> list[VideoFrame]:
+def read(
+    path: str, info: Scan, numbers: Sequence[int], span: Span | None = None
+) -> list[VideoFrame]:
     """Decode the frames with these numbers, ascending, and as few others as can be.
 
     Decoding starts at the keyframe before. Frames on the way that no other frame refers to are
@@ -90,7 +93,7 @@ def read(path: str, info: Scan, numbers: Sequence[int]) -> list[VideoFrame]:
     failure = ""
     for start in attempts:
         try:
-            with open_input(path) as container:
+            with open_input(path, span) as container:
                 found = _read_from(container, info, numbers, start)
         except (av.FFmpegError, OSError) as error:
             failure = f": {reason(error)}"

@@ -1,6 +1,7 @@
 """Which video files a path names, and which of them validate.
 
-A path is a folder (read recursively), one video file, or a list of files:
+A path is a folder (read recursively), one video file, one uncompressed ``.tar`` with videos in it,
+a pattern of such (``shards-{000..127}.tar``), or a list of files and tars:
 
 * ``.json``: a list, or ``{"list": [...]}``
 * ``.jsonl``: one item a line
@@ -8,24 +9,29 @@ A path is a folder (read recursively), one video file, or a list of files:
 * ``.txt``: one path a line; empty lines and lines that start with # do not count
 
 An item is a path, or an object with ``path`` or ``full_path``. Relative paths count from the folder
-of the list. An item with both keys is looked for at ``path``
-first, then at ``full_path``.
+of the list. An item with both keys is looked for at ``path`` first, then at ``full_path``. Videos
+in a tar are read in place and are named ``shard.tar/member.mp4``. Each path may be an address
+(``https://``, ``s3://``, ``gs://``; in the last two a folder too), see
+:mod:`jaxtrain.data.remote`.
 """
 
 import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain.data import folders
+from jaxtrain.data import folders, remote, tar_members
+from jaxtrain.data.video_packets import Span
 from jaxtrain.errors import InputError
 
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
 SUFFIXES |= frozenset((".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv", ".y4m"))
 LISTS = frozenset((".json", ".jsonl", ".csv", ".txt"))
+PIECES = ".pieces"
+"""Ends the name of a folder that holds the pieces of one video."""
 
 
 class Found(NamedTuple):
@@ -33,63 +39,108 @@ class Found(NamedTuple):
 
     Attributes:
         name: what the example is called wherever the data lies: its path from the folder or list.
-        path: where it lies now, absolute. It need not exist.
+        path: where it lies now, absolute; in a tar: the tar's path and the member's name. It need
+            not exist.
+        span: where in a tar; None for a file of its own.
     """
 
     name: str
     path: str
+    span: Span | None = None
+
+    @property
+    def file(self) -> str:
+        """The file on the disk: the video, or the tar."""
+        return self.path if self.span is None else self.span.file
 
 
-def find(path: str, flag: str) -> list[Found]:
+def find(
+    path: str,
+    flag: str,
+    cache_root: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Found]:
     """All video files that ``path`` names, sorted by name, each once.
 
     Args:
-        path: a folder, a video file or a list of files.
+        path: a folder, a video file, a tar, a pattern of tars, or a list of files.
         flag: the option that gave the path, for messages.
+        cache_root: of the cache, which has the members of tars, and what was fetched; None keeps
+            nothing and fetches nothing.
+        say: takes messages for the console.
 
     Raises:
         InputError: the path is missing, is of no known kind, or names no file.
     """
+    tar_members.check_not_packed(path, flag)
+
+    def local(addresses: list[str]) -> dict[str, str]:
+        if not addresses:
+            return {}
+        assert cache_root is not None, "addresses need a cache"
+        return remote.fetch(addresses, cache_root, flag, say)
+
     top = Path(path).expanduser().absolute()
-    if top.is_dir():
-        found = list(_walk(top))
-        cure = f"give {flag} a folder with {', '.join(sorted(SUFFIXES))} files, or a list of them"
+    if remote.is_remote(path):
+        named = _remote(path, flag, local)
+        cure = "name a video, a .tar, a list, or a folder that can be listed"
+    elif top.is_dir():
+        named = list(_walk(top))
+        endings = ", ".join(sorted(SUFFIXES))
+        cure = f"give {flag} a folder with {endings} or .tar files, or a list of them"
     elif not top.exists():
-        raise InputError(f"{flag} {path}: no such file or folder")
+        several = tar_members.expand(str(top))
+        if several == [str(top)]:
+            raise InputError(f"{flag} {path}: no such file or folder")
+        named = [Found(Path(one).name, one) for one in several]
+        cure = "let it stand for .tar files with videos in them"
     elif top.suffix.lower() in LISTS:
-        found = [_locate(item, top.parent) for item in _items(top, flag)]
+        items = [one for item in _items(top, flag) for one in _expanded(item)]
+        named = [_locate(item, str(top.parent)) for item in items]
         cure = "put one path an entry into it"
-    elif top.suffix.lower() in SUFFIXES:
-        found = [Found(top.name, str(top))]
-        cure = ""
+    elif top.suffix.lower() in SUFFIXES | {tar_members.SUFFIX}:
+        named = [Found(top.name, str(top))]
+        cure = "put videos into it"
     else:
         raise InputError(
-            f"{flag} {path}: the ending {top.suffix!r} is neither of a video nor of a list "
+            f"{flag} {path}: the ending {top.suffix!r} is neither of a video, a .tar nor of a list "
             f"({', '.join(sorted(LISTS))}); give a folder, a video or a list of videos"
         )
+    places = local([one.path for one in named if remote.is_remote(one.path)])
+    named = [one._replace(path=places.get(one.path, one.path)) for one in named]
+    found = [inner for one in named for inner in _unfolded(one, flag, cache_root)]
     if not found:
         raise InputError(f"{flag} {path} names no video file: {cure}")
-    return sorted({one.name: one for one in found}.values())
+    return sorted({one.name: one for one in found}.values(), key=lambda one: one.name)
 
 
 def split(names: list[str], train_share: float) -> list[bool]:
     """For each name whether it trains; the others validate.
 
-    A name's side depends on its hash only, so that other files coming or going do not move it. At
-    least one file stands on each side: where the hashes leave a side empty, the file nearest to it
-    moves over.
+    A name's side depends on its hash only, so that other files coming or going do not move it; and
+    the pieces of one video stand on its side (:func:`video_of`). At least one video stands on each
+    side: where the hashes leave a side empty, the one nearest to it moves over.
 
     Args:
-        names: of two files or more.
+        names: of files from two videos or more.
         train_share: 0 to 1.
     """
-    places = [_place(name) for name in names]
-    trains = [place < train_share for place in places]
-    if all(trains):
-        trains[places.index(max(places))] = False
-    elif not any(trains):
-        trains[places.index(min(places))] = True
-    return trains
+    videos = [video_of(name) for name in names]
+    places = [_place(video) for video in videos]
+    trains = {video: place < train_share for video, place in zip(videos, places, strict=True)}
+    if all(trains.values()):
+        trains[videos[places.index(max(places))]] = False
+    elif not any(trains.values()):
+        trains[videos[places.index(min(places))]] = True
+    return [trains[video] for video in videos]
+
+
+def video_of(name: str) -> str:
+    """The name of the video that a file was cut from; the file's own name where it was not cut.
+
+    ``jaxtrain prepare clips`` puts the pieces of ``a/b.mp4`` into the folder ``a/b.mp4.pieces``.
+    """
+    return name.split(PIECES + "/", 1)[0]
 
 
 def _place(name: str) -> float:
@@ -99,10 +150,31 @@ def _place(name: str) -> float:
 
 
 def _walk(top: Path) -> Iterator[Found]:
-    """Video files below ``top``."""
+    """Videos and tars below ``top``."""
     for path in folders.files(top):
-        if path.suffix.lower() in SUFFIXES:
+        if path.suffix.lower() in SUFFIXES | {tar_members.SUFFIX}:
             yield Found(path.relative_to(top).as_posix(), str(path))
+
+
+def _unfolded(one: Found, flag: str, cache_root: Path | None) -> Iterator[Found]:
+    """The file itself, or the videos in it if it is a tar."""
+    tar_members.check_not_packed(one.path, flag)
+    if not one.path.lower().endswith(tar_members.SUFFIX):
+        yield one
+        return
+    for name, span in tar_members.members(one.path, cache_root):
+        hidden = any(part.startswith(".") for part in name.removeprefix("./").split("/"))
+        if os.path.splitext(name)[1].lower() in SUFFIXES and not hidden:
+            name = name.removeprefix("./")
+            yield Found(f"{one.name}/{name}", f"{one.path}/{name}", span)
+
+
+def _expanded(item: dict[str, str]) -> list[dict[str, str]]:
+    """An entry for each tar that a pattern stands for; the entry itself where it is none."""
+    path = item.get("path") or item["full_path"]
+    if not path.lower().endswith(tar_members.SUFFIX):
+        return [item]
+    return [{"path": one} for one in tar_members.expand(path)]
 
 
 def _items(path: Path, flag: str) -> Iterator[dict[str, str]]:
@@ -142,10 +214,33 @@ def _item(item: Any, where: str) -> dict[str, str]:
     return keys
 
 
-def _locate(item: dict[str, str], folder: Path) -> Found:
+def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]]) -> list[Found]:
+    """What an address names: the files of a list, of a folder or of a pattern, or one file."""
+    ending = os.path.splitext(remote.name_of(address))[1].lower()
+    if ending in LISTS:
+        listed = Path(local([address])[address])
+        items = [one for item in _items(listed, flag) for one in _expanded(item)]
+        return [_locate(item, address.partition("?")[0].rpartition("/")[0]) for item in items]
+    several = tar_members.expand(address)
+    if ending not in SUFFIXES | {tar_members.SUFFIX}:
+        several = remote.list_below(address, flag)
+    known = SUFFIXES | {tar_members.SUFFIX}
+    return [
+        Found(remote.name_of(one), one)
+        for one in several
+        if os.path.splitext(remote.name_of(one))[1].lower() in known
+    ]
+
+
+def _locate(item: dict[str, str], folder: str) -> Found:
     """Where an entry's file lies, and its name, which moves with the list."""
     given = [os.path.expanduser(item[key]) for key in ("path", "full_path") if key in item]
-    places = [os.path.normpath(folder / text) for text in given]
+    if remote.is_remote(given[0]):
+        return Found(remote.name_of(given[0]), given[0])
+    if remote.is_remote(folder):
+        address = f"{folder}/{given[0]}"
+        return Found(remote.name_of(address), address)
+    places = [os.path.normpath(os.path.join(folder, text)) for text in given]
     path = next((place for place in places if os.path.exists(place)), places[0])
     named = Path(places[0])
     inside = named.is_relative_to(folder)

@@ -140,15 +140,22 @@ def _graph(
         nodes.append(graph.add("crop", ":".join(map(str, piece)) + ":exact=1"))
     if flip is not None:
         nodes.append(graph.add(flip))
+    options = f"{width}:{height}:flags={_FLAGS}{colour_options(frame)}"
+    nodes.append(graph.add("scale", options))
+    # Planes: the way to packed RGB takes twice as long, and repeats colours that videos store at
+    # half the resolution instead of interpolating them.
+    nodes.append(graph.add("format", "gbrp"))
+    nodes.append(graph.add("buffersink"))
+    graph.link_nodes(*nodes).configure()
+    return graph
+
+
+def colour_options(frame: VideoFrame) -> str:
+    """How the scale filter is to understand a frame's colours; begins with a colon, or is empty."""
+    if frame.format.is_rgb:
+        return ""
     full = frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")
     # What is not marked is taken as players take it: HD is BT.709, smaller is BT.601.
     unmarked = "bt709" if frame.width >= 1280 or frame.height > 576 else "bt601"
     matrix = _MATRICES.get(frame.colorspace, unmarked)
-    options = f"{width}:{height}:flags={_FLAGS}"
-    if not frame.format.is_rgb:
-        options += f":in_range={'full' if full else 'limited'}:in_color_matrix={matrix}"
-    nodes.append(graph.add("scale", options))
-    nodes.append(graph.add("format", "rgb24"))
-    nodes.append(graph.add("buffersink"))
-    graph.link_nodes(*nodes).configure()
-    return graph
+    return f":in_range={'full' if full else 'limited'}:in_color_matrix={matrix}"

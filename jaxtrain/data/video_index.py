@@ -22,10 +22,10 @@ from typing import Any
 
 from jaxtrain.data import cache, video_decode, video_files, video_packets
 from jaxtrain.data.video_decode import Verdict
-from jaxtrain.data.video_packets import Keyframe, Scan
+from jaxtrain.data.video_packets import Keyframe, Scan, Span
 from jaxtrain.errors import BadExample, InputError
 
-_FORMAT = 1  # of the index; another number builds it anew
+_FORMAT = 2  # of the index; another number builds it anew
 _SAY_EVERY_S = 10.0
 
 
@@ -35,12 +35,13 @@ class Entry:
 
     Attributes:
         name: path from the folder or list that named the file.
-        path: where it lies now.
-        size: bytes; -1 where there is no file.
-        mtime_ns: time of the last change.
+        path: where it lies now, as :class:`jaxtrain.data.video_files.Found` has it.
+        size: bytes of the video; -1 where there is no file.
+        mtime_ns: time of the last change of the file that it lies in.
         info: what its packets tell; None where that cannot be read.
         reason: why ``info`` is None.
         verdict: what decoding all of it showed; None where that was not done yet.
+        span: where in a tar; None for a file of its own.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Entry:
     info: Scan | None = None
     reason: str | None = None
     verdict: Verdict | None = None
+    span: Span | None = None
 
     @property
     def scanned(self) -> Scan:
@@ -122,7 +124,7 @@ def first_use(entry: Entry, folder: Path) -> Verdict:
     left = _read_verdict(file)
     if left is not None and left["size"] == entry.size and left["mtime_ns"] == mtime_ns:
         return Verdict(tuple(left["missing"]), left["broken"])
-    verdict = video_decode.verify(entry.path, entry.scanned)
+    verdict = video_decode.verify(entry.path, entry.scanned, entry.span)
     record = {"name": entry.name, "size": entry.size, "mtime_ns": mtime_ns, **verdict._asdict()}
     with contextlib.suppress(InputError):  # a full disk: the file is decoded again next time
         cache.write_file(file, json.dumps(record))
@@ -131,11 +133,15 @@ def first_use(entry: Entry, folder: Path) -> Verdict:
 
 def check_unchanged(entry: Entry) -> int:
     """The file's time of change, in ns; raises BadExample where it is gone or its size differs."""
+    span = entry.span
     try:
-        status = os.stat(entry.path)
+        status = os.stat(entry.path if span is None else span.file)
     except OSError as error:
         raise BadExample(entry.path, f"{error.strerror}, though it was indexed") from error
-    if status.st_size != entry.size:
+    if span is not None:
+        if status.st_mtime_ns != entry.mtime_ns or status.st_size < span.offset + span.size:
+            raise BadExample(entry.path, "changed during the run: its tar is another one now")
+    elif status.st_size != entry.size:
         text = f"has {status.st_size} bytes now, {entry.size} when it was indexed"
         raise BadExample(entry.path, f"changed during the run: {text}")
     return status.st_mtime_ns
@@ -152,30 +158,34 @@ def _examine(
 ) -> Entry:
     """The entry of one file; decodes it only if asked to."""
     try:
-        status = os.stat(found.path)
+        status = os.stat(found.file)
     except OSError as error:
         return Entry(
             name=found.name, path=found.path, size=-1, mtime_ns=0, reason=str(error.strerror)
         )
+    size = status.st_size if found.span is None else found.span.size
+    mtime_ns = status.st_mtime_ns
     if (
         old is not None
         and old.info is not None
-        and (old.size, old.mtime_ns) == (status.st_size, status.st_mtime_ns)
+        and (old.size, old.mtime_ns) == (size, mtime_ns)
+        and _offset(old.span) == _offset(found.span)
     ):
-        entry = dataclasses.replace(old, path=found.path)
+        entry = dataclasses.replace(old, path=found.path, span=found.span)
     else:
         info, reason = None, None
         try:
-            info = video_packets.scan(found.path)
+            info = video_packets.scan(found.path, found.span)
         except BadExample as bad:
             reason = bad.reason
         entry = Entry(
             name=found.name,
             path=found.path,
-            size=status.st_size,
-            mtime_ns=status.st_mtime_ns,
+            size=size,
+            mtime_ns=mtime_ns,
             info=info,
             reason=reason,
+            span=found.span,
         )
     if entry.info is None or entry.verdict is not None:
         return entry
@@ -183,15 +193,20 @@ def _examine(
         verdict = Verdict(tuple(left["missing"]), left["broken"])
         return dataclasses.replace(entry, verdict=verdict)
     if decode_all:
-        verdict = video_decode.verify(found.path, entry.info)
+        verdict = video_decode.verify(found.path, entry.info, found.span)
         return dataclasses.replace(entry, verdict=verdict)
     return entry
+
+
+def _offset(span: Span | None) -> int | None:
+    return None if span is None else span.offset
 
 
 def _to_line(entry: Entry) -> str:
     fields = {"format": _FORMAT, **dataclasses.asdict(entry)}
     fields["info"] = entry.info._asdict() if entry.info else None
     fields["verdict"] = entry.verdict._asdict() if entry.verdict else None
+    fields["span"] = entry.span._asdict() if entry.span else None
     return json.dumps(fields) + "\n"
 
 
@@ -218,6 +233,8 @@ def _from_line(line: str) -> Entry:
     if fields["verdict"]:
         fields["verdict"] = Verdict(**fields["verdict"])
         fields["verdict"] = fields["verdict"]._replace(missing=tuple(fields["verdict"].missing))
+    if fields["span"]:
+        fields["span"] = Span(**fields["span"])
     return Entry(**fields)
 
 

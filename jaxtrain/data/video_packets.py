@@ -36,6 +36,20 @@ class Keyframe(NamedTuple):
     frame: int
 
 
+class Span(NamedTuple):
+    """A video that is a part of another file.
+
+    Attributes:
+        file: the whole file, as a tar.
+        offset: where the video begins, in bytes.
+        size: of the video, in bytes.
+    """
+
+    file: str
+    offset: int
+    size: int
+
+
 class Scan(NamedTuple):
     """What the packets and the first frame of a file tell.
 
@@ -94,21 +108,31 @@ def shows_frame(packet: av.Packet, stream: VideoStream) -> bool:
     return stream.codec_context.name != "vp8" or bool(bytes(packet)[0] & _VP8_SHOWN)
 
 
-def open_input(path: str) -> InputContainer:
-    """Open a file for reading; its titles and tags may be in any encoding."""
+def open_input(path: str, span: Span | None = None) -> InputContainer:
+    """Open a file for reading, or a part of one; its titles and tags may be in any encoding."""
     # PyAV 18 raises on text that is not UTF-8 unless told not to; 19 has no such setting.
-    return av.open(path, **_ANY_TEXT)
+    if span is None:
+        return av.open(path, **_ANY_TEXT)
+    place = f"start,{span.offset},end,{span.offset + span.size}"
+    return av.open(f"subfile,,{place},,:{span.file}", **_ANY_TEXT)
 
 
-def scan(path: str) -> Scan:
+def scan(path: str, span: Span | None = None) -> Scan:
     """Read all packets of a file and decode its first frame.
+
+    Args:
+        path: of the file, for messages also where it is part of another one.
+        span: of a part of a file.
 
     Raises:
         BadExample: there is no such file, no video in it, or it is shorter than it promises.
     """
-    _check_file(path)
+    if span is None:
+        _check_file(path)
+    elif span.size == 0:
+        raise BadExample(path, "is empty")
     try:
-        with open_input(path) as container:
+        with open_input(path, span) as container:
             return _scan(path, container)
     except (av.FFmpegError, OSError) as error:
         raise BadExample(path, f"cannot be read: {reason(error)}") from error

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import sample_videos as sample
 
-from jaxtrain.data import video
+from jaxtrain.data import video, video_decode
 from jaxtrain.errors import BadExample, InputError
 
 MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)
@@ -111,7 +111,7 @@ def test_clips_per_video_multiply_training_only(
         asked.append(Path(path))
         raise InterruptedError
 
-    monkeypatch.setattr(video.video_decode, "read", read)
+    monkeypatch.setattr(video_decode, "read", read)
     for index in range(15):
         with pytest.raises(InterruptedError):
             sources.train.example(index, _rng(index))

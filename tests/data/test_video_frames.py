@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import sample_videos as sample
@@ -138,3 +139,23 @@ def test_tiny_frames_are_enlarged(tmp_path: Path, size: tuple[int, int]) -> None
     path = sample.write(tmp_path / "a.mkv", [picture] * 2, codec="ffv1", pix_fmt="yuv444p")
     clip = _clip(path, height=32, width=48, scale=0.8)
     np.testing.assert_allclose(clip[0].reshape(-1, 3).mean(axis=0), (200, 100, 50), atol=6)
+
+
+@pytest.mark.parametrize("along", ["rows", "columns"])
+def test_colours_of_half_resolution_are_interpolated(along: str) -> None:
+    """A video stores colour at half the resolution; repeating it would be off by 2 to 3 steps."""
+    place = np.broadcast_to(np.arange(240.0), (160, 240))
+    place = place if along == "rows" else np.broadcast_to(np.arange(160.0)[:, None], (160, 240))
+    picture = 128 + np.stack(
+        [100 * np.sin(place / 20), -50 * np.sin(place / 20), 100 * np.cos(place / 27)], -1
+    )
+    frame = av.VideoFrame.from_ndarray(picture.astype(np.uint8), "rgb24").reformat(
+        format="yuv420p", dst_color_range="MPEG", dst_colorspace="ITU709"
+    )
+    frame.colorspace = 1
+    info = video_packets.Scan(0, 1, 240, 160, 0, 1.0, 25.0, ())
+    clip = video_frames.crop_and_resize(
+        [frame], info, height=80, width=120, scale=1, across=0, down=0, mirror=False
+    )
+    wanted = picture.reshape(80, 2, 120, 2, 3).mean((1, 3))
+    assert np.abs(clip[0] - wanted).mean() < 1

@@ -1,0 +1,94 @@
+"""``jaxtrain prepare latents``: a teacher's latents of all windows of a config's data, once.
+
+With a teacher, training takes fixed windows (``data.windows``) and never runs the teacher. A run
+that was stopped goes on with the same command.
+"""
+
+import dataclasses
+import os
+
+from jaxtrain import config
+from jaxtrain.commands import command_line
+from jaxtrain.errors import InputError
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+        InputError: wrong use.
+    """
+    usage = (
+        "jaxtrain prepare latents --config NAME --teacher SPEC [flags] [--section.field value ...]"
+    )
+    parser = command_line.parser("prepare latents", usage, __doc__)
+    add = parser.add_argument
+    add(
+        "--teacher",
+        metavar="SPEC",
+        help="a checkpoint, a run's directory, a weights file, or the folder of a diffusers "
+        "AutoencoderKLCogVideoX or AutoencoderKLWan",
+    )
+    add("--teacher-scaling", metavar="X", type=float, help="latents are times X (its folder's)")
+    add("--teacher-sample", metavar="SEED", type=int, help="draw latents with a seed (their mode)")
+    add("--batch", metavar="N", type=int, default=8, help="clips at once (8)")
+    if not arguments or set(arguments) & {"--help", "-h"}:
+        parser.print_help()
+        return 0
+    flags, overrides = command_line.parse(parser, arguments)
+    if not flags.teacher:
+        raise InputError("--teacher is missing: name a checkpoint, a weights file or a folder")
+    if flags.batch < 1:
+        raise InputError(f"--batch {flags.batch}: use at least 1")
+    run = config.load(flags.config, overrides)
+    if not hasattr(run.model, "latent_shape"):
+        raise InputError(f"--config {flags.config} is no video autoencoder: it has no latents")
+    return _prepare(run, flags)
+
+
+def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
+    import jax
+
+    from jaxtrain import processes, teachers
+    from jaxtrain.data import cache, latents
+
+    def say(message: str) -> None:
+        print(message, flush=True)
+
+    processes.check_accelerator(os.environ)
+    teacher = teachers.load(
+        flags.teacher,
+        type(run.model),
+        scaling=flags.teacher_scaling,
+        sample_seed=flags.teacher_sample,
+        say=say,
+    )
+    data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1)
+    sources = data.open(dataclasses.replace(run.model, teacher=None), seed=run.seed, say=say)
+    say(sources.summary)
+    devices = jax.device_count()
+    target = latents.store(cache.root(data.cache_dir), run.model, teacher.name)
+    try:
+        made = latents.prepare(
+            (sources.train, sources.val),
+            teacher,
+            target,
+            batch_size=-(-flags.batch // devices) * devices,
+            threads=max(1, data.workers),
+            say=say,
+        )
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {target.folder} ({error.strerror}): free space there, or name "
+            "another folder with --data.cache_dir; what is finished stays"
+        ) from error
+    for one in made.bad[:5]:
+        say(f"no latents: {one}")
+    if len(made.bad) > 5:
+        say(f"no latents: {len(made.bad) - 5:,} windows more")
+    say(
+        f"latents of {made.videos:,} videos in {target.folder}, {made.fresh:,} of them new "
+        f"({made.windows:,} windows); train with --data.windows fixed --data.teacher "
+        f"{teacher.name} and model.teacher set"
+    )
+    return 0

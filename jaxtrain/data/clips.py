@@ -1,0 +1,189 @@
+"""Clips of one split of a video data set: which frames, which crop, and how they are varied.
+
+The host chooses frames and crop, decodes, crops and resizes to the model's size, mirrors, and draws
+the numbers of the colour jitter and the blur; the device applies those.
+
+Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
+"""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxtrain.data import video_decode, video_frames, video_index
+from jaxtrain.data.latents import Store
+from jaxtrain.data.video_index import Entry
+from jaxtrain.errors import BadExample
+
+if TYPE_CHECKING:
+    from jaxtrain.data.video import Config
+
+# Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
+IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
+_DRAWS = 12  # uniform numbers that a training example takes from its generator, always all of them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clips:
+    """Clips of one split, as :class:`jaxtrain.data.source.Source`.
+
+    Attributes:
+        config: of the data.
+        frames, height, width: of a clip. The model's config does not come along, as a worker that
+            unpickled it would import jax.
+        entries: the files.
+        folder: of the input in the cache.
+        train: cut and vary at random; otherwise cut the middle and vary nothing.
+        latents: of a teacher, that go with fixed windows; None is without.
+    """
+
+    config: "Config"
+    frames: int
+    height: int
+    width: int
+    entries: tuple[Entry, ...]
+    folder: Path
+    train: bool
+    latents: Store | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of names, sizes and frame counts of the files, and of clips a file."""
+        if self.config.windows == "fixed":
+            taught = None if self.latents is None else self.latents.teacher
+            return video_index.fingerprint(self.entries, "fixed", self.frames, taught)
+        return video_index.fingerprint(self.entries, self._clips)
+
+    @property
+    def _clips(self) -> int:
+        return self.config.clips_per_video if self.train else 1
+
+    def __len__(self) -> int:
+        if self.config.windows == "fixed":
+            return self._ends[-1]
+        return len(self.entries) * self._clips
+
+    def windows(self, entry: Entry) -> int:
+        """Fixed windows of a file: consecutive ones, and the last frames may be in none."""
+        return entry.scanned.frames // self.frames
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """For each file the windows of it and of all before it."""
+        return list(itertools.accumulate(map(self.windows, self.entries)))
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """One clip.
+
+        Returns:
+            ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
+            contrast and saturation, the hue shift in turns, and the blur's sigma in pixels; with a
+            teacher ``latents``: float32 [L, h, w, C].
+
+        Raises:
+            BadExample: the file is broken, or no longer what it was when it was indexed.
+        """
+        if self.config.windows == "fixed":
+            return self._fixed(index)
+        entry = self.entries[index // self._clips]
+        draws = rng.random(_DRAWS) if self.train else np.full(_DRAWS, 0.5)
+        present = self._present(entry)
+        numbers = present[self._choose(len(present), draws[:2], entry)]
+        frames = video_decode.read(entry.path, entry.scanned, numbers.tolist(), entry.span)
+        scale = 1.0
+        if self.train:
+            scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
+        video_THWC = video_frames.crop_and_resize(
+            frames,
+            entry.scanned,
+            height=self.height,
+            width=self.width,
+            scale=scale,
+            across=draws[3],
+            down=draws[4],
+            mirror=self.train and self.config.flip and draws[5] < 0.5,
+        )
+        augment = self._augment(draws[6:]) if self.train else IDENTITY
+        return {"video": video_THWC, "augment": np.asarray(augment, np.float32)}
+
+    def _fixed(self, index: int) -> dict[str, np.ndarray]:
+        file = bisect.bisect_right(self._ends, index)
+        entry = self.entries[file]
+        window = index - self._ends[file] + self.windows(entry)
+        example = {
+            "video": self.pixels(entry, window),
+            "augment": np.asarray(IDENTITY, np.float32),
+        }
+        if self.latents is not None:
+            example["latents"] = self.latents.load(entry, window)
+        return example
+
+    def pixels(self, entry: Entry, window: int) -> np.ndarray:
+        """A fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
+        numbers = window * self.frames + np.arange(self.frames)
+        lost = np.setdiff1d(numbers, self._present(entry), assume_unique=True)
+        if lost.size:
+            raise BadExample(entry.path, f"frame {lost[0]} cannot be decoded")
+        return video_frames.crop_and_resize(
+            video_decode.read(entry.path, entry.scanned, numbers.tolist(), entry.span),
+            entry.scanned,
+            height=self.height,
+            width=self.width,
+            scale=1.0,
+            across=0.5,
+            down=0.5,
+            mirror=False,
+        )
+
+    def _present(self, entry: Entry) -> np.ndarray:
+        """Numbers of the frames that come out of the decoder, ascending."""
+        everything = np.arange(entry.scanned.frames)
+        if self.config.verify == "never":
+            video_index.check_unchanged(entry)
+            return everything
+        verdict = video_index.first_use(entry, self.folder)
+        if verdict.broken is not None:
+            raise BadExample(entry.path, verdict.broken)
+        return np.setdiff1d(everything, verdict.missing, assume_unique=True)
+
+    def _choose(self, there: int, draws: np.ndarray, entry: Entry) -> np.ndarray:
+        """Places of a clip's frames among ``there`` frames.
+
+        Where the file is too short for the frame delta drawn, the largest that fits is taken.
+        """
+        count = self.frames
+        if there < count:
+            raise BadExample(entry.path, f"is too short: {there} frames, a clip needs {count}")
+        least, largest = self.config.min_frame_delta, self.config.max_frame_delta
+        delta = _pick(least, largest, draws[0]) if self.train else least
+        delta = min(delta, (there - 1) // max(count - 1, 1))
+        start = _pick(0, there - 1 - (count - 1) * delta, draws[1])
+        return start + delta * np.arange(count)
+
+    def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
+        """The numbers of jitter and blur, from six uniform ones."""
+        config = self.config
+        amounts = (config.brightness, config.contrast, config.saturation, config.hue)
+        jitter = IDENTITY[:4]
+        if draws[0] < config.jitter_probability:
+            jitter = tuple(
+                middle + amount * (2 * draw - 1)
+                for middle, amount, draw in zip(IDENTITY[:4], amounts, draws[1:5], strict=True)
+            )
+        # One number both says whether to blur and, stretched, how much.
+        sigma = 0.0
+        if config.blur_sigma is not None and draws[5] < config.blur_probability:
+            low, high = config.blur_sigma
+            sigma = low + (high - low) * draws[5] / config.blur_probability
+        return (*jitter, sigma)
+
+
+def _pick(least: int, largest: int, draw: float) -> int:
+    """A whole number from ``least`` to ``largest`` for a uniform draw from [0, 1)."""
+    return least + min(math.floor((largest - least + 1) * draw), largest - least)

@@ -1,0 +1,122 @@
+"""Videos inside tars: found, read in place, cached, and named when they are broken."""
+
+import io
+import os
+import pickle
+import tarfile
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sample_videos as sample
+
+from jaxtrain.data import tar_members, video, video_files
+from jaxtrain.errors import BadExample, InputError
+
+MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)
+BROKEN = b"no video at all" * 100
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards with three videos each; a broken one and a text in the second."""
+    top = tmp_path_factory.mktemp("shards")
+    made = top / "made"
+    (top / "data").mkdir()
+    for number in range(2):
+        with tarfile.open(top / "data" / f"s-{number:03}.tar", "w") as tar:
+            for member in range(3):
+                sample.write(made / f"{member}.mp4", 20 + number, g="8")
+                tar.add(made / f"{member}.mp4", f"{member}.mp4")
+            _add(tar, "0.json", b"{}")
+            if number:
+                _add(tar, "x/broken.mp4", BROKEN)
+    return top / "data"
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+
+
+def _open(path: Path | str, cache: Path, **settings: Any) -> Any:
+    config = video.Config(path=str(path), batch_size=2, cache_dir=str(cache), **settings)
+    return config.open(MODEL, seed=0, say=lambda line: None)
+
+
+def test_members_are_read_in_place_like_files(shards: Path, tmp_path: Path) -> None:
+    sources = _open(shards, tmp_path)
+    assert sources.files == 7
+    assert [(bad.path, bad.reason[:14]) for bad in sources.bad] == [
+        (str(shards / "s-001.tar/x/broken.mp4"), "cannot be read")
+    ]
+    whole = tmp_path / "unpacked"
+    for name in ("s-000", "s-001"):
+        with tarfile.open(shards / f"{name}.tar") as tar:
+            tar.extractall(whole / f"{name}.tar", filter="data")
+    (whole / "s-001.tar/x/broken.mp4").unlink()
+    files = _open(whole, tmp_path / "other")
+    for split in ("train", "val"):
+        ours, theirs = getattr(sources, split), getattr(files, split)
+        assert [entry.name for entry in ours.entries] == [entry.name for entry in theirs.entries]
+        assert ours.fingerprint == theirs.fingerprint
+        ours = pickle.loads(pickle.dumps(ours))
+        for index in range(len(ours)):
+            one = ours.example(index, np.random.default_rng(index))
+            other = theirs.example(index, np.random.default_rng(index))
+            np.testing.assert_array_equal(one["video"], other["video"])
+
+
+def test_patterns_lists_and_single_tars(shards: Path, tmp_path: Path) -> None:
+    everything = [one.name for one in video_files.find(str(shards), "--data.path")]
+    assert everything[:2] == ["s-000.tar/0.mp4", "s-000.tar/1.mp4"]
+    assert len(everything) == 7
+    listed = tmp_path / "l.txt"
+    listed.write_text(f"{shards}/s-{{000..001}}.tar\n")
+    for path in (f"{shards}/s-{{000..001}}.tar", str(listed)):
+        found = video_files.find(path, "--data.path")
+        assert len(found) == 7
+        assert {one.file for one in found} == {str(shards / f"s-00{n}.tar") for n in range(2)}
+    assert len(video_files.find(str(shards / "s-000.tar"), "--data.path")) == 3
+    assert tar_members.expand("a{8..11}b") == ["a8b", "a9b", "a10b", "a11b"]
+
+
+def test_a_tar_is_listed_once(shards: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    first = _open(shards, tmp_path)
+    monkeypatch.setattr(tarfile, "open", lambda *args: pytest.fail("listed again"))
+    assert _open(shards, tmp_path).train.entries == first.train.entries
+    monkeypatch.undo()
+    os.utime(shards / "s-000.tar", (1, 1))
+    listed = []
+    real = tarfile.open
+    monkeypatch.setattr(tarfile, "open", lambda *args: listed.append(args[0]) or real(*args))
+    _open(shards, tmp_path)
+    assert listed == [str(shards / "s-000.tar")]
+
+
+def test_a_tar_that_changes_in_the_run_is_refused(shards: Path, tmp_path: Path) -> None:
+    train = _open(shards, tmp_path).train
+    os.utime(train.entries[0].span.file, (2, 2))
+    with pytest.raises(BadExample, match=r"tar/0\.mp4.*changed during the run"):
+        train.example(0, np.random.default_rng(0))
+
+
+def test_tars_that_cannot_be_used_say_why(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x\.tar\.gz is a compressed tar.*plain \.tar"):
+        video_files.find(str(tmp_path / "x.tar.gz"), "--data.path")
+    (tmp_path / "not.tar").write_bytes(b"x" * 2000)
+    with pytest.raises(InputError, match=r"not\.tar cannot be read as a tar"):
+        video_files.find(str(tmp_path / "not.tar"), "--data.path")
+    with pytest.raises(InputError, match=r"a-0\.tar cannot be read as a tar: No such file"):
+        video_files.find(str(tmp_path / "a-{0..1}.tar"), "--data.path")
+    content = (shards / "s-000.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=r"cut\.tar (is cut short|cannot be read)"):
+        video_files.find(str(tmp_path / "cut.tar"), "--data.path")
+    with tarfile.open(tmp_path / "empty.tar", "w") as tar:
+        _add(tar, "a.txt", b"a")
+    with pytest.raises(InputError, match=r"names no video file"):
+        video_files.find(str(tmp_path / "empty.tar"), "--data.path")
