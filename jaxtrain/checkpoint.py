@@ -149,6 +149,7 @@ class Checkpoints:
         )
         self._finisher: threading.Thread | None = None
         self._failure: SaveFailed | None = None
+        self._last_failed: Path | None = None
         self._saved: dict[Path, int] = {}  # folder -> the step that was saved there last
         self._closed = False
 
@@ -208,6 +209,9 @@ class Checkpoints:
             self.wait()
         finally:
             self._checkpointer.close()
+            failed = self._last_failed  # whose files may have been written on until now
+            if failed and self._process_zero and not _failure_of(self._check_there):
+                _failure_of(lambda: checkpoint_files.remove_failed(failed))
             if self._home is not None:
                 os.close(self._home)
 
@@ -315,7 +319,7 @@ class Checkpoints:
             _failure_of(lambda: checkpoint_files.remove_failed(target))
             if _failure_of(self._check_there):  # and TensorStore makes folders that are gone
                 _failure_of(target.parent.rmdir)
-        self._failure = self._failed(target, wrong, said=True)
+        self._last_failed, self._failure = target, self._failed(target, wrong, said=True)
         self._say(f"warning: {self._failure}")
 
     def _await_orbax(self) -> str:

@@ -62,7 +62,15 @@ def _command(name: str, arguments: list[str]) -> int:
 
         raise InputError(f"no command {name!r}; {overrides.did_you_mean(name, COMMANDS)}")
     module = importlib.import_module(f"jaxtrain.commands.{name}")
-    code: int = module.main(arguments)
+    try:
+        code: int = module.main(arguments)
+    except (BrokenPipeError, ConnectionError):
+        raise
+    except OSError as error:  # of a file or disk that no part of the command has expected
+        if error.strerror is None:
+            raise
+        where = error.filename or "a file"
+        raise InputError(f"{name}: {where} cannot be read or written: {error.strerror}") from error
     return code
 
 

@@ -6,7 +6,7 @@
 # are ended, and the same command goes on with `--resume latest`.
 #
 # Settings, from the environment:
-#   PYTHON            the interpreter (python)
+#   PYTHON            the interpreter (.venv/bin/python where that exists, else python)
 #   MAX_RESTARTS      restarts in a row that bring no new checkpoint before giving up (5)
 #   RESTART_DELAY_S   pause before a restart (2); four times as long before each further one in a
 #                     row, up to five minutes: a full disk or a lost mount may take a while
@@ -18,7 +18,11 @@
 # A launcher defines `start_process INDEX ARGUMENT...`, which starts one process in the background
 # and sets `started_pid`; it may redefine signal_process, sweep_process and newest_checkpoint.
 
-PYTHON=${PYTHON:-python}
+python_is_given=${PYTHON:-}
+if [[ -z $python_is_given ]]; then
+    PYTHON=python
+    [[ -x .venv/bin/python ]] && PYTHON=.venv/bin/python
+fi
 MAX_RESTARTS=${MAX_RESTARTS:-5}
 RESTART_DELAY_S=${RESTART_DELAY_S:-2}
 SAVE_S=${SAVE_S:-300}
@@ -44,6 +48,17 @@ check_settings() {
     check_numbers
     command -v "$PYTHON" >/dev/null ||
         refuse "there is no '$PYTHON' here: activate the environment of jaxtrain, or set PYTHON"
+    [[ -n $python_is_given ]] || check_default_python
+}
+
+check_default_python() { # a crash at each start would be taken for a bad host
+    local lacking
+    # Only looks, as importing takes seconds.
+    lacking=$("$PYTHON" -c 'import importlib.util, sys
+print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))' \
+        jax flax optax orbax grain tokenizers) || refuse "'$PYTHON' does not run: set PYTHON"
+    [[ -z $lacking ]] || refuse "'$PYTHON' has no $lacking: activate the environment of jaxtrain," \
+        "or set PYTHON to its interpreter, as PYTHON=.venv/bin/python"
 }
 
 check_numbers() {

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import sample_videos
@@ -72,11 +73,14 @@ def test_it_learns(place: Path) -> None:
 
 
 def test_the_picture_is_a_picture(place: Path) -> None:
-    """Original above, reconstruction below; neither of one colour."""
+    """Original above, reconstruction below it, its error below that; none of one colour."""
     picture = np.asarray(Image.open(place / "run/samples/reconstruction_60.png"), np.float64)
-    assert picture.shape[0] % 32 == 0
+    assert picture.shape[0] % 48 == 0
     assert picture[:16].std() > 10
     assert picture[16:32].std() > 1
+    assert picture[32:48].std() > 1
+    with av.open(str(place / "run/samples/clip_60.mp4")) as clip:
+        assert {frame.height for frame in clip.decode(video=0)} == {48}
 
 
 def test_tensorboard_holds_the_same_numbers(place: Path) -> None:

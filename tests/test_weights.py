@@ -92,8 +92,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         weights.load(tmp_path / "run", mlm.Config)
     with pytest.raises(InputError, match=r"is no checkpoint, and no run's directory with one"):
         weights.load(tmp_path, video_ae.Config)
-    with pytest.raises(InputError, match=r"gone.pth does not exist"):
+    with pytest.raises(InputError, match=r"gone.pth: nothing is there"):
         weights.load(tmp_path / "gone.pth", video_ae.Config)
+    (tmp_path / "x.txt").write_text("hello")
     with pytest.raises(InputError, match=r"x.txt: weights files end with one of"):
         weights.load(tmp_path / "x.txt", video_ae.Config)
     (tmp_path / "x.safetensors").write_bytes(b"hello")

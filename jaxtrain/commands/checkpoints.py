@@ -123,7 +123,12 @@ def _run_of(given: Path) -> Path:
     if not any((run / name).is_dir() for name in (CHECKPOINTS, BEST, DAMAGED)):
         above = [one for one in run.parents if (one / CHECKPOINTS).is_dir()]
         raise InputError(
-            f"checkpoints {given}: this folder holds no {CHECKPOINTS}/; name a run's directory"
+            f"checkpoints {given}: "
+            + (
+                f"this run ({run.resolve()}) has saved nothing yet"
+                if (run / "config.json").is_file()
+                else f"this folder holds no {CHECKPOINTS}/; name a run's directory"
+            )
             + (f", as {above[0]}" if above else "")
         )
     return run
