@@ -97,12 +97,12 @@ class VideoAutoencoder(nnx.Module):
         video = augment.augment(_to_float(batch["video"]), batch["augment"])
         weight_B = batch["weight"]
         seen = self._seen(video, batch)
-        total, metrics = self._losses(seen, weight_B)
+        weight = weight_B.sum()
+        total, metrics = self._losses(seen, weight_B, weight)
         shown = jnp.clip(seen.found, 0, 1)
         metrics["psnr"] = _frame_sums(quality.psnr(seen.target, shown), weight_B)[:2]
         if self.adversary is not None:
             found = self.adversary(seen.target, seen.found, seen.decoded, keys_B, self._dtype)
-            weight = weight_B.sum()
             correction = (found.decoder_B * weight_B).sum()
             # The discriminator's own loss trains nothing else, so it needs no weight.
             total += self.adversary.weight * correction + found.discriminator * weight
@@ -111,16 +111,17 @@ class VideoAutoencoder(nnx.Module):
                 "discriminator_loss": (found.discriminator * weight, weight),
                 "discriminator_accuracy": (found.right * weight, weight),
             }
-        return total, weight_B.sum(), metrics
+        return total, weight, metrics
 
     def evaluate(self, batch: Batch) -> Sums:
         """`loss` over clips without the adversary's; `psnr`, `ssim`, `lpips` over frames."""
         weight_B = batch["weight"]
         seen = self._seen(_to_float(batch["video"]), batch)
-        total, metrics = self._losses(seen, weight_B)
+        weight = weight_B.sum()
+        total, metrics = self._losses(seen, weight_B, weight)
         shown = jnp.clip(seen.found, 0, 1)
         measured: Sums = {
-            "loss": (total, weight_B.sum()),
+            "loss": (total, weight),
             "psnr": _frame_sums(quality.psnr(seen.target, shown), weight_B),
             "ssim": _frame_sums(quality.ssim(seen.target, shown), weight_B),
         }
@@ -149,9 +150,10 @@ class VideoAutoencoder(nnx.Module):
     def _dtype(self) -> jnp.dtype:
         return self.encoder.head.kernel[...].dtype
 
-    def _losses(self, seen: "_Seen", weight_B: jax.Array) -> tuple[jax.Array, Sums]:
+    def _losses(
+        self, seen: "_Seen", weight_B: jax.Array, weight: jax.Array
+    ) -> tuple[jax.Array, Sums]:
         """The weighted sum of the losses that need no chance, and each of them."""
-        weight = weight_B.sum()
         error = (jnp.square(seen.found - seen.target).mean((1, 2, 3, 4)) * weight_B).sum()
         total = self.reconstruction_weight * error
         metrics: Sums = {"reconstruction_loss": (error, weight)}
