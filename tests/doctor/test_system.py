@@ -113,7 +113,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
 def test_memory_and_a_containers_layer_do_not_last(tmp_path: Path) -> None:
     with small_disk(tmp_path / "a disk", "1m") as folder:
         disk, seen_by = folder, Path("/proc/self")
-        if folder.is_symlink():  # to /proc/PID/root/...: another process has mounted it
+        if folder.is_symlink():  # to a place below /proc/PID: another process has mounted it
             place = folder.readlink().parts
             disk, seen_by = Path("/", *place[4:]), Path(*place[:3])
         found = only_warning(system.file_system(disk / "run", seen_by / "mountinfo"))
@@ -126,7 +126,7 @@ def test_memory_and_a_containers_layer_do_not_last(tmp_path: Path) -> None:
         "602 600 0:60 / /data/net rw - nfs4 server:/export rw\n"
         "half a line\n"
     )
-    found = only_warning(system.file_system(Path("/root/output"), mounts))
+    found = only_warning(system.file_system(Path("/output/run"), mounts))
     assert "overlay (mounted at /): a container's own layer" in found.seen
     assert "docker run -v" in found.cure
     assert "ext4 (mounted at /data)" in all_ok(system.file_system(Path("/data/run"), mounts))

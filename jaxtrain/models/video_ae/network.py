@@ -143,7 +143,28 @@ class WideStage(nnx.Module):
 class _AnyDecoder(nnx.Module):
     """What both decoders do between their first and their last layer."""
 
-    stages: nnx.List[DecoderStage | WideStage]
+    stage: type[DecoderStage] | type[WideStage]
+
+    def __init__(
+        self,
+        *,
+        widths: tuple[int, ...],
+        latent_channels: int,
+        patch_size: int,
+        grows: tuple[int, ...],
+        space_ups: tuple[int, ...],
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.patch_size = patch_size
+        self.head = self.first(latent_channels, widths[0], rngs)
+        pairs = zip(widths[:-1], widths[1:], grows, space_ups, strict=True)
+        self.stages = nnx.List([self.stage(*pair, rngs=rngs) for pair in pairs])
+        self.tail = _tail(widths[-1], patch_size, rngs)
+
+    @staticmethod
+    def first(inputs: int, outputs: int, rngs: nnx.Rngs) -> blocks.Conv | blocks.Pointwise:
+        """The layer that takes the latents."""
+        raise NotImplementedError
 
     def __call__(
         self, latents_BLHWC: jax.Array, remat: layers.Remat, first_frame: int
@@ -187,21 +208,12 @@ class _AnyDecoder(nnx.Module):
 class Decoder(_AnyDecoder):
     """The base decoder."""
 
-    def __init__(
-        self,
-        *,
-        widths: tuple[int, ...],
-        latent_channels: int,
-        patch_size: int,
-        grows: tuple[int, ...],
-        space_ups: tuple[int, ...],
-        rngs: nnx.Rngs,
-    ) -> None:
-        self.patch_size = patch_size
-        self.head = blocks.Conv(latent_channels, widths[0], rngs=rngs)
-        pairs = zip(widths[:-1], widths[1:], grows, space_ups, strict=True)
-        self.stages = nnx.List([DecoderStage(*pair, rngs=rngs) for pair in pairs])
-        self.tail = _tail(widths[-1], patch_size, rngs)
+    stage = DecoderStage
+
+    @staticmethod
+    def first(inputs: int, outputs: int, rngs: nnx.Rngs) -> blocks.Conv:
+        """The layer that takes the latents."""
+        return blocks.Conv(inputs, outputs, rngs=rngs)
 
     def opened(self, latents_BLHWC: jax.Array) -> jax.Array:
         """Latents, squeezed into (-3, 3), to the width of the first stage."""
@@ -215,21 +227,12 @@ class Decoder(_AnyDecoder):
 class WideDecoder(_AnyDecoder):
     """The "super" decoder: wider, with depthwise convolutions, and no squeeze in front."""
 
-    def __init__(
-        self,
-        *,
-        widths: tuple[int, ...],
-        latent_channels: int,
-        patch_size: int,
-        grows: tuple[int, ...],
-        space_ups: tuple[int, ...],
-        rngs: nnx.Rngs,
-    ) -> None:
-        self.patch_size = patch_size
-        self.head = blocks.Pointwise(latent_channels, widths[0], use_bias=False, rngs=rngs)
-        pairs = zip(widths[:-1], widths[1:], grows, space_ups, strict=True)
-        self.stages = nnx.List([WideStage(*pair, rngs=rngs) for pair in pairs])
-        self.tail = _tail(widths[-1], patch_size, rngs)
+    stage = WideStage
+
+    @staticmethod
+    def first(inputs: int, outputs: int, rngs: nnx.Rngs) -> blocks.Pointwise:
+        """The layer that takes the latents."""
+        return blocks.Pointwise(inputs, outputs, use_bias=False, rngs=rngs)
 
     def opened(self, latents_BLHWC: jax.Array) -> jax.Array:
         """Latents to the width of the first stage."""
