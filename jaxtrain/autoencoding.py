@@ -77,8 +77,8 @@ class Autoencoder:
         definition = state.Definition(self.model.build)
         self.params = state.parameter_count(definition.params)
         arrays = {
-            name: jnp.asarray(found.params[name], jnp.dtype(precision))
-            for name in definition.params
+            name: jnp.asarray(array, jnp.dtype(precision))
+            for name, array in found.exactly(definition.params).items()
         }
         self.module = definition.module(arrays, {})
 

@@ -2,8 +2,8 @@
 
 With ``n`` entries so far, the next one makes it ``a average + (1 - a) parameters``, where ``a`` is
 ``min(decay, (1 + n) / (10 + n))`` (``ema``, TensorFlow's rule) or ``min(decay, n / 10)`` (``ramp``,
-that of the recipe of TAEHV, github.com/madebyollin/seraena): so the first entries replace what the
-parameters were at random.
+that of the recipe of TAEHV, github.com/madebyollin/seraena). Up to the first entry the average is
+the parameters themselves: what was drawn at random plays no part.
 """
 
 import re
@@ -45,6 +45,7 @@ def averaging(settings: config.Average) -> optax.GradientTransformation:
         early = (1 + entries) / (10 + entries) if settings.rule == "ema" else entries / 10
         stays = jnp.minimum(settings.decay, early)
         stays = jnp.where(count % settings.every == 0, stays, 1.0)
+        stays = jnp.where(count <= settings.every, 0.0, stays)
 
         def entered(average: jax.Array, param: jax.Array, change: jax.Array) -> jax.Array:
             return average + (1 - stays) * (param + change - average)

@@ -1,7 +1,7 @@
 """What is made of a config before any array is: the model, where its arrays go, the optimizer."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import optax
@@ -56,7 +56,7 @@ class Built:
             self.optimizer,
             self.schedule,
             self.rule,
-            guard.judge(self.run.optim),
+            guard.judge(self.run.optim, {k: one.prefix for k, one in apart(self.run).items()}),
             precision=self.run.precision,
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,
@@ -101,8 +101,7 @@ def build(
     say(f"{parameters:,} parameters; {rule_of_steps}; {batch_sentence(run)}")
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    apart = run.model.optimizer_groups() if hasattr(run.model, "optimizer_groups") else {}
-    optimizer = optim.make(run.optim, total, definition.params, apart)
+    optimizer = optim.make(run.optim, total, definition.params, apart(run))
     return Built(
         run=run,
         definition=definition,
@@ -124,6 +123,12 @@ def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> Built:
         loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)
         run = dataclasses.replace(run, loop=loop)
     return build(run, mesh, _SOME_EXAMPLES, lambda line: None)
+
+
+def apart(run: config.Run) -> Mapping[str, config.Group]:
+    """The groups of parameters that the model sets apart."""
+    has_some = hasattr(run.model, "optimizer_groups")
+    return run.model.optimizer_groups() if has_some else {}
 
 
 def batch_sentence(run: config.Run) -> str:

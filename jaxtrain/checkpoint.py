@@ -5,6 +5,7 @@ In a run's directory::
     checkpoints/<step>/state/         every array by its dotted name, "params.encoder.0.kernel"
     checkpoints/<step>/meta/metadata  JSON: {"meta": what the caller says,
                                       "arrays": {NAME: {"shape", "dtype"}}}
+    checkpoints/<step>/NAME           files that the data adds, as tokenizer.json
     checkpoints/<step>/manifest.json  size and checksum of every file; written last
     best/<step>/                      likewise; only one
     checkpoints/<step>.replaced/      while a step is saved again: the old one
@@ -21,11 +22,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint_files, manifest
+from jaxtrain import checkpoint_files
 from jaxtrain.checkpoint_folders import (
     BEST,
     CHECKPOINTS,
@@ -33,7 +35,6 @@ from jaxtrain.checkpoint_folders import (
     STATE,
     is_complete,
     latest_in,
-    not_committed,
     read_meta,
     read_shapes,
     steps,
@@ -41,7 +42,7 @@ from jaxtrain.checkpoint_folders import (
 from jaxtrain.disks import cure_of, disk_trouble, reason
 from jaxtrain.errors import RunAgain
 from jaxtrain.orbax_noise import quiet_orbax
-from jaxtrain.restoring import named, restore
+from jaxtrain.restoring import named, restore, shapes_of
 from jaxtrain.resuming import find
 from jaxtrain.votes import FailedElsewhere, Votes
 
@@ -103,6 +104,7 @@ class Checkpoints:
         say: takes a line when a save fails, and when checkpoints of an abandoned future are moved
             aside.
         every: steps between regular checkpoints; the newest of these always stays.
+        files: name -> content of what each checkpoint holds beside the state.
 
     Raises:
         InputError: ``directory`` cannot be made or read.
@@ -110,7 +112,12 @@ class Checkpoints:
     """
 
     def __init__(
-        self, directory: Path, keep: int, say: Callable[[str], None] = print, every: int = 1
+        self,
+        directory: Path,
+        keep: int,
+        say: Callable[[str], None] = print,
+        every: int = 1,
+        files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
         import orbax.checkpoint as ocp  # takes a second: not for those who only look
 
@@ -121,7 +128,7 @@ class Checkpoints:
         quiet_orbax()
         self._directory = directory.absolute()
         self._best = self._directory.parent / BEST
-        self._keep, self._every = keep, every
+        self._keep, self._every, self._files = keep, every, files
         self._say = say
         self._process_zero = jax.process_index() == 0
         if self._process_zero:
@@ -232,7 +239,7 @@ class Checkpoints:
         self.wait()
         target = folder / str(step)
         arrays = named(state)
-        described = {"meta": dict(meta), "arrays": _described(arrays)}
+        described = {"meta": dict(meta), "arrays": shapes_of(arrays)}
         self._votes.begin()
         for part, action in (
             ("prepare", lambda: self._prepare(folder, step, also_best)),
@@ -348,10 +355,7 @@ class Checkpoints:
             self._say(f"warning: {self._failure}")
 
     def _complete(self, target: Path, keep: int) -> None:
-        lacking = not_committed(target)
-        if lacking:
-            raise OSError(errno.EIO, lacking)
-        manifest.write(target, int(target.name))
+        checkpoint_files.complete(target, self._files)
         self._delete_oldest(target, keep)
 
     def _delete_oldest(self, target: Path, keep: int) -> None:
@@ -389,10 +393,3 @@ def _failure_of(action: Callable[[], object]) -> str:
     except Exception as error:  # Orbax raises plain ones
         return reason(error)
     return ""
-
-
-def _described(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: {"shape": list(array.shape), "dtype": str(array.dtype)}
-        for name, array in arrays.items()
-    }

@@ -4,16 +4,24 @@ Where a step is saved again, the old checkpoint waits as ``<step>.replaced`` unt
 its manifest; a save that never ends gives it back.
 """
 
+import errno
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jaxtrain import manifest
-from jaxtrain.checkpoint_folders import SUPERSEDED, is_complete, numbered, steps
+from jaxtrain.checkpoint_folders import (
+    SUPERSEDED,
+    is_complete,
+    not_committed,
+    numbered,
+    steps,
+)
 from jaxtrain.disks import disk_trouble
+from jaxtrain.files import write_whole
 
 # A folder that process 0 has made may reach another host's view of a network disk late.
 _APPEARS_WITHIN_S = 30.0
@@ -46,6 +54,24 @@ def opened(directory: Path, *, wait: bool) -> int:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.2)
+
+
+def complete(target: Path, files: Mapping[str, bytes]) -> None:
+    """Adds files to a checkpoint that Orbax has closed, and its manifest: it is complete then.
+
+    Args:
+        target: the checkpoint.
+        files: name -> content.
+
+    Raises:
+        OSError: it is not complete.
+    """
+    lacking = not_committed(target)
+    if lacking:
+        raise OSError(errno.EIO, lacking)
+    for name, content in files.items():
+        write_whole(target / name, content)
+    manifest.write(target, int(target.name))
 
 
 def delete_oldest(folder: Path, keep: int, every: int = 1) -> None:

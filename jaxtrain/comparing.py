@@ -33,6 +33,7 @@ MEASURES: dict[str, Measure] = {
     "flicker_ratio": quality.flicker_ratio,
 }
 """What is always measured; whoever has more (a perceptual distance) adds to these."""
+_ALWAYS_A_NUMBER = "psnr"  # others mean nothing on some clips, as the flicker of a still picture
 _READ_AHEAD = 2
 
 
@@ -92,6 +93,7 @@ class Meter:
             )
         decoded = [model.model.timing.decoded(timing.latent_frames(frames)) for model in models]
         self.compared = min(frames, *decoded)
+        self._sources = [model.source for model in models]
         self._programs = [_program(model, measures, self.compared) for model in models]
 
     def __call__(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[Measured]:
@@ -102,12 +104,22 @@ class Meter:
                 {name: float(np.mean(value)) for name, value in one.items()}
                 for one in jax.device_get(found)
             ]
-            told = [name for name in values[0] if all(np.isfinite(one[name]) for one in values)]
+            self._check_numbers(clip, values)
+            told = [name for name in values[0] if not any(np.isnan(one[name]) for one in values)]
             yield Measured(
                 video=clip.entry.name,
                 place=clip.place,
                 values=tuple({name: one[name] for name in told} for one in values),
             )
+
+    def _check_numbers(self, clip: Clip, values: Sequence[Mapping[str, float]]) -> None:
+        """Raises InputError where a reconstruction is not finite: its weights are broken."""
+        for source, one in zip(self._sources, values, strict=True):
+            if not np.isfinite(one[_ALWAYS_A_NUMBER]):
+                raise InputError(
+                    f"{source} makes pictures that are not finite (psnr {one[_ALWAYS_A_NUMBER]} on "
+                    f"{clip.entry.name}): its weights are broken; take an earlier checkpoint"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,9 @@ class Average:
     """An average of the parameters over updates; validations, samples and exports use it."""
 
     rule: Literal["ema", "ramp"] = "ema"
-    """How much of the average stays when parameters enter as the n-th: ema: decay, or less at
-    first, (1 + n) / (10 + n); ramp: n / 10 up to decay, as TAEHV's recipe has it (with 0.95)."""
+    """How much of the average stays when parameters enter after n others: ema: decay, or less at
+    first, (1 + n) / (10 + n); ramp: n / 10 up to decay, as TAEHV's recipe has it (with 0.95). The
+    first replace all."""
     decay: float = 0.999
     """Largest share of the average that stays, below 1."""
     every: int = 1

@@ -37,6 +37,11 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
     return RunAgain(message) if first else InputError(message)
 
 
+def is_full(error: OSError) -> bool:
+    """Whether there is no room for what was to be written."""
+    return error.errno in _FULL
+
+
 def cure_of(words: str) -> str:
     """What helps against a disk's failure that may pass, by the system's own words; or ""."""
     return next((cure for number, cure in _CURES.items() if os.strerror(number) in words), "")

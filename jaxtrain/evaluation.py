@@ -61,6 +61,7 @@ class Evaluator:
             step = steps.build_eval_step(definition, rule, precision=precision, method=method)
             return steps.jit_eval_step(step, target, rule.mesh, deterministic=deterministic)
 
+        self._derived = definition.derived
         self._batches = batches
         self._target = target
         self._jitted = {"evaluate": jitted("evaluate")}
@@ -72,7 +73,8 @@ class Evaluator:
         """The names that a validation will give; nothing is computed."""
         sums = jax.eval_shape(self._jitted["evaluate"], *self._arguments())
         spreads = {f"val/{name}_std" for name, parts in sums.items() if len(parts) == 3}
-        return {f"val/{name}" for name in sums} | spreads
+        derived = self._derived(dict.fromkeys(sums, 0.0))
+        return {f"val/{name}" for name in (*sums, *derived)} | spreads
 
     def compile(self, stop: Stop) -> None:
         """Compiles, the first time; returns early where this process wants to stop."""
@@ -115,6 +117,7 @@ class Evaluator:
                 added = np.asarray(parts, np.float64)
                 sums[name] = sums[name] + added if name in sums else added
         finished = metrics.finish({name: tuple(parts) for name, parts in sums.items()})
+        finished |= self._derived(finished)
         return Validation({f"val/{name}": value for name, value in finished.items()}, pictures)
 
     def _arguments(self) -> tuple[Any, ...]:

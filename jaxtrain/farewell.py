@@ -25,6 +25,7 @@ def farewell(
     last: Mapping[str, float],
     pictures: Sequence[Path],
     stopped_early: bool,
+    processes: int,
     say: Callable[[str], None],
 ) -> None:
     """Says all that after a run that came to its end.
@@ -38,6 +39,7 @@ def farewell(
         last: each metric's last value.
         pictures: that the run made.
         stopped_early: whether it ended because validations brought nothing better.
+        processes: of the run; each wants the command line.
         say: takes a line.
     """
     for name in IN_SUMMARY:
@@ -51,10 +53,16 @@ def farewell(
     say(f"checkpoints: {directory / 'checkpoints'}")
     say(f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
-    say(f"train on: {go_on(program, arguments, directory, longer)}")
+    each = in_each(processes)
+    say(f"train on{each}: {go_on(program, arguments, directory, longer)}")
     if run.data.path is None:
         own = _typed(program, arguments, {"--data.path": "DIR"})
-        say(f"train on your own data: {own}")
+        say(f"train on your own data{each}: {own}")
+
+
+def in_each(processes: int) -> str:
+    """Said before the colon of a command line: where it is to be typed."""
+    return "" if processes == 1 else f" (in each of {processes} processes, or with the launcher)"
 
 
 def go_on(

@@ -52,18 +52,24 @@ def appearing(path: Path) -> Iterator[Path]:
     os.close(descriptor)
     try:
         yield Path(name)
-        _sync(name)
+        sync(name)
         os.chmod(name, 0o666 & ~_UMASK)  # mkstemp makes it private
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.filename in (None, name):
+            error.filename = str(path)  # nobody has heard of the other
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: str | Path) -> None:
-    """Flushes a file or a folder to the disk."""
+def sync(path: str | Path) -> None:
+    """Flushes a file or a folder to the disk.
+
+    Raises:
+        OSError: it may not be there after a loss of power.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

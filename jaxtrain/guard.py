@@ -3,12 +3,17 @@
 An update is bad if its loss or its gradient's norm is not finite, or if the norm is more than
 ``optim.bad_norm`` times the median norm of the last good updates. What it needs to know rides in
 the state, so a resumed run judges as the first one did.
+
+Groups of parameters with an optimizer of their own, as a discriminator, have a norm of their own:
+the one that is compared is that of all others, which ``optim.max_grad_norm`` clips.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxtrain import config
 
@@ -19,8 +24,23 @@ Arrays = dict[str, jax.Array]
 WINDOW = 128
 LEAST = 32
 
-# (state, loss, gradient's norm) -> is it bad, and the guard's own state after this update.
-Judge = Callable[[Arrays, jax.Array, jax.Array], tuple[jax.Array, Arrays]]
+
+class Verdict(NamedTuple):
+    """What the judge says of an update.
+
+    Attributes:
+        bad: bool [].
+        guard: the guard's own state after this update.
+        norms: ``grad_norm`` and ``GROUP_grad_norm`` of each group apart, float32 [].
+    """
+
+    bad: jax.Array
+    guard: Arrays
+    norms: Arrays
+
+
+Judge = Callable[[Arrays, jax.Array, Arrays], Verdict]
+"""(the guard's state, loss, gradients by dotted name) -> verdict."""
 
 
 def init() -> Arrays:
@@ -32,13 +52,15 @@ def init() -> Arrays:
     }
 
 
-def judge(settings: config.Optim) -> Judge:
+def judge(settings: config.Optim, apart: Mapping[str, str] | None = None) -> Judge:
     """The judge of a run's updates.
 
     Args:
         settings: ``bad_norm``, the multiple of the median. None, or ``bad_updates="off"``, looks
             for finite numbers only.
+        apart: group -> prefix of the parameters that it has.
     """
+    prefixes = dict(apart or {})
     factor = None if settings.bad_updates == "off" else settings.bad_norm
 
     def too_large(guard: Arrays, norm: jax.Array) -> jax.Array:
@@ -46,14 +68,28 @@ def judge(settings: config.Optim) -> Judge:
             return jnp.zeros((), bool)
         return (guard["good"] >= LEAST) & (norm > factor * median(guard))
 
-    def judged(guard: Arrays, loss: jax.Array, norm: jax.Array) -> tuple[jax.Array, Arrays]:
-        bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm)) | too_large(guard, norm)
-        norms = guard["norms"].at[guard["good"] % WINDOW].set(norm)
-        return bad, {
+    def norms_of(grads: Arrays) -> Arrays:
+        own = {k: grad for k, grad in grads.items() if not k.startswith(tuple(prefixes.values()))}
+        return {"grad_norm": optax.tree.norm(own)} | {
+            f"{group}_grad_norm": optax.tree.norm(
+                {name: grad for name, grad in grads.items() if name.startswith(prefix)}
+            )
+            for group, prefix in prefixes.items()
+        }
+
+    def judged(guard: Arrays, loss: jax.Array, grads: Arrays) -> Verdict:
+        found = norms_of(grads)
+        finite = jnp.isfinite(loss)
+        for norm in found.values():
+            finite &= jnp.isfinite(norm)
+        bad = ~finite | too_large(guard, found["grad_norm"])
+        norms = guard["norms"].at[guard["good"] % WINDOW].set(found["grad_norm"])
+        after = {
             "norms": jnp.where(bad, guard["norms"], norms),
             "good": guard["good"] + jnp.where(bad, 0, 1).astype(jnp.uint32),
             "bad_in_a_row": jnp.where(bad, guard["bad_in_a_row"] + 1, 0).astype(jnp.uint32),
         }
+        return Verdict(bad, after, found)
 
     return judged
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+from pathlib import Path
 
 import jax
 
@@ -22,11 +23,12 @@ from jaxtrain import (
     profiling,
     rundir,
     versions,
+    weights,
 )
 from jaxtrain import mesh as meshes
 from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.farewell import farewell, go_on
+from jaxtrain.farewell import farewell, go_on, in_each
 from jaxtrain.peers import Peers
 from jaxtrain.progress import Progress
 from jaxtrain.rollback import Rollback
@@ -93,6 +95,8 @@ def train(
         )
         directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
     with contextlib.ExitStack() as stack:
+        if flags.output_dir is None:
+            stack.callback(rundir.discard_unused, directory)
         recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count())
         stack.callback(recorder.close)
         say = recorder.say
@@ -100,11 +104,13 @@ def train(
         say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
         stack.push(recorder.log_error)
         for line in damage:
-            say(line)
+            recorder.log(line)
         watchdog.report_to(directory, say)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())
+        if start_from is None and run.model.init_from is not None:
+            weights.check_there(Path(run.model.init_from).expanduser())
         with watchdog.pause("data", allowance_s=None):
             sources = preparation.open_data(run, say)
         bad_share = preparation.quarantined(run, sources, quarantine)
@@ -138,7 +144,11 @@ def train(
             train_step = preparation.compiled_step(built, flags.debug, say)
 
         checkpoints = checkpoint.Checkpoints(
-            directory / checkpoint.CHECKPOINTS, run.checkpoint.keep, say, run.checkpoint.every
+            directory / checkpoint.CHECKPOINTS,
+            run.checkpoint.keep,
+            say,
+            run.checkpoint.every,
+            sources.files_to_keep,
         )
         stack.callback(checkpoints.close)
         saver = Saver(run, checkpoints, meta, say)
@@ -206,10 +216,12 @@ def train(
                 last=progress.last,
                 pictures=progress.pictures,
                 stopped_early=stopped_early,
+                processes=jax.process_count(),
                 say=say,
             )
         else:
-            say(f"go on with: {go_on(flags.program, flags.arguments, directory)}")
+            again = go_on(flags.program, flags.arguments, directory)
+            say(f"go on{in_each(jax.process_count())} with: {again}")
         return EXIT_CODES[stopping.decision]
 
 

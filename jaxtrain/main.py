@@ -19,8 +19,9 @@ COMMANDS = {
     "decode": "latents of a video to a video",
     "doctor": "is this machine, this cluster and this data fit for a config?",
     "encode": "a video to its latents",
-    "evaluate": "quality of one to three autoencoders on the same videos, with intervals",
+    "evaluate": "quality of autoencoders on the same videos; pseudo-perplexity of a masked LM",
     "export": "weights out, under the names of the program that the model comes from",
+    "fill": "the likeliest words for each [MASK] of a text",
     "import": "published weights in: checks them and says which model they are",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
     "prepare": "cut videos into pieces once; compute a teacher's latents once",
@@ -69,8 +70,12 @@ def _command(name: str, arguments: list[str]) -> int:
     except OSError as error:  # of a file or disk that no part of the command has expected
         if error.strerror is None:
             raise
+        from jaxtrain import disks
+
         where = error.filename or "a file"
-        raise InputError(f"{name}: {where} cannot be read or written: {error.strerror}") from error
+        cure = "; free space there, or write to another place" if disks.is_full(error) else ""
+        text = f"{name}: {where} cannot be read or written: {error.strerror}{cure}"
+        raise InputError(text) from error
     return code
 
 

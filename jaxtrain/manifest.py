@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError
-from jaxtrain.files import write_whole
+from jaxtrain.files import sync, write_whole
 
 NAME = "manifest.json"
 
@@ -77,7 +77,7 @@ def write(folder: Path, step: int) -> None:
     """
     paths = _paths(folder)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(_sync, [*paths, *{path.parent for path in paths}]))
+        list(pool.map(sync, [*paths, *{path.parent for path in paths}]))
     sizes = {path: path.stat().st_size for path in paths}
     found = _hash(sizes)
     content = {
@@ -91,7 +91,7 @@ def write(folder: Path, step: int) -> None:
     }
     whole = content | {"sha256": _checksum(content)}
     write_whole(folder / NAME, json.dumps(whole, indent=1) + "\n")
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def read(folder: Path) -> Manifest:
@@ -213,11 +213,3 @@ def _hash_piece(piece: tuple[Path, int]) -> str:
     except OSError as error:  # of a read it names no file
         raise OSError(error.errno, error.strerror, str(path)) from error
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

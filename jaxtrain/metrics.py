@@ -36,6 +36,8 @@ __all__ = [
     "read",
 ]
 
+LOG = "log.txt"  # of process 0
+
 # Files of one JSON object a line that each process keeps for itself: the examples of each update
 # (where loop.record_examples asks for it), and the updates that were not applied.
 LISTS = ("examples", "bad_steps")
@@ -61,7 +63,7 @@ class Recorder:
         self._first = process == 0
         self._processes = process_count
         self._metrics = Appended(directory / "metrics.jsonl")
-        self._log = Appended(directory / ("log.txt" if self._first else f"log.{process}.txt"))
+        self._log = Appended(directory / (LOG if self._first else f"log.{process}.txt"))
         suffix = ".jsonl" if self._first else f".{process}.jsonl"
         self._lists = {name: Appended(directory / f"{name}{suffix}") for name in LISTS}
         self._events: Any = None  # made with the first record: importing it takes a while
@@ -76,9 +78,10 @@ class Recorder:
         with self._lock:
             if self._first:
                 _print(text)
-            self._append_to_log(text)
+            self.log(text)
 
-    def _append_to_log(self, text: str) -> None:
+    def log(self, text: str) -> None:
+        """Logs a line that the console has already, with the UTC time."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         with self._lock:
             lines = "".join(f"{now} {line}\n" for line in text.splitlines() or [""])
@@ -88,9 +91,9 @@ class Recorder:
         """Logs the error that ends the run, which the command line prints. For an ExitStack."""
         del kind, trace
         if isinstance(error, InputError | RunAgain):
-            self._append_to_log(f"error: {error}")
+            self.log(f"error: {error}")
         elif isinstance(error, Exception):
-            self._append_to_log("".join(traceback.format_exception(error)).rstrip())
+            self.log("".join(traceback.format_exception(error)).rstrip())
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one record; process 0 only, the others return at once.

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from jaxtrain import numbers
 from jaxtrain.errors import InputError
 
 T = TypeVar("T")
@@ -53,7 +54,8 @@ def apply(default: T, arguments: Sequence[str]) -> T:
     Args:
         default: nested frozen dataclasses.
         arguments: ``["--optim.peak_lr", "1e-3", "--model.decoder_widths", "64", "32", ...]``; also
-            ``--optim.peak_lr=1e-3``. Optional fields take ``None``, switches ``True`` or ``False``.
+            ``--optim.peak_lr=1e-3``. Whole numbers may end in k, M or B. Optional fields take
+            ``None``, switches ``True`` or ``False``.
             A field of an optional section that is None switches the section on.
 
     Raises:
@@ -66,6 +68,7 @@ def apply(default: T, arguments: Sequence[str]) -> T:
     for flag, _ in settings:
         if flag not in known:
             raise InputError(_unknown(flag, known))
+    settings = [(flag, _written_out(values, known[flag].annotation)) for flag, values in settings]
     parsed, complaint = _parse(default, settings)
     if parsed is not None:
         return parsed
@@ -285,6 +288,14 @@ def _misfit(leaf: Leaf, values: list[str]) -> str:
     near = nearest_value(given, leaf.annotation)
     hint = "" if near is None else f"; did you mean {near}?"
     return f"--{leaf.name} takes {wanted}, not '{given}'{hint}"
+
+
+def _written_out(values: list[str], annotation: Any) -> list[str]:
+    """Whole numbers such as 500k, 2.5M and 1B in digits, where a field takes one."""
+    if annotation is not int and int not in typing.get_args(annotation):
+        return values
+    found = [(value, numbers.whole(value)) for value in values]
+    return [value if number is None else str(number) for value, number in found]
 
 
 def nearest_value(given: str, annotation: Any) -> str | None:

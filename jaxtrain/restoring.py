@@ -34,6 +34,14 @@ def named(tree: Any) -> dict[str, Any]:
     return leaves
 
 
+def shapes_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Shape and dtype of each array, as JSON."""
+    return {
+        name: {"shape": list(array.shape), "dtype": str(array.dtype)}
+        for name, array in arrays.items()
+    }
+
+
 def restore(
     path: Path, abstract_state: Any, *, subset: bool = False, verified: bool = False
 ) -> Any:

@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint, directory_lock, processes
+from jaxtrain import checkpoint, directory_lock, metrics, processes
 from jaxtrain.disks import cure_of, disk_trouble
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
@@ -255,6 +256,18 @@ def _make_new(parent: Path) -> Path:
             ) from error
         return directory
     raise InputError(f"{parent} holds 99 runs of the second {now}: start again")
+
+
+def discard_unused(directory: Path) -> None:
+    """Removes the directory of a run of one process that ended before it had anything to keep.
+
+    As with a ``--data.path`` that does not exist: its only line is on the console.
+    """
+    if jax.process_count() > 1:
+        return
+    with contextlib.suppress(OSError):
+        if {path.name for path in directory.iterdir()} <= {directory_lock.NAME, metrics.LOG}:
+            shutil.rmtree(directory)
 
 
 def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None) -> None:

@@ -20,7 +20,14 @@ from jaxtrain import config, versions
 from jaxtrain.errors import InputError, RunAgain
 
 # What each host may have its own way. The data itself is compared by its fingerprint.
-PER_HOST = ("data.path", "data.val_path", "data.cache_dir", "data.workers", "data.prefetch")
+PER_HOST = (
+    "data.path",
+    "data.more_paths",
+    "data.val_path",
+    "data.cache_dir",
+    "data.workers",
+    "data.prefetch",
+)
 
 _KEYS = "jaxtrain/same_run/"
 _PATIENCE_S = 120.0

@@ -49,7 +49,7 @@ class State:
     guard: Arrays
 
 
-class GatheredParam(nnx.Param):
+class GatheredParam(nnx.Param, layers.Gathered):
     """A parameter that is stored in shards and gathered where it is read.
 
     The gathered copy is named, and :func:`jaxtrain.layers.remat` never saves that name: the
@@ -143,6 +143,11 @@ class Definition:
     def has(self, method: str) -> bool:
         """Whether the model offers an optional method of the contract."""
         return hasattr(self._graph_type, method)
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """What the model makes of the means of its ``evaluate``; nothing where it does not say."""
+        found = getattr(self._graph_type, "derived", None)
+        return {} if found is None else cast(dict[str, float], found(means))
 
     def extras_of(self, module: nnx.Module) -> Arrays:
         """The extras after a call, for the next state."""

@@ -139,12 +139,12 @@ def build_train_step(
         grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
         grads = jax.tree.map(lambda grad: grad / sums.weight, grads)
         updates, opt = optimizer.update(grads, state.opt, state.params)
-        loss, norm = sums.loss / sums.weight, optax.tree.norm(grads)
-        bad, guarded = judge(state.guard, loss, norm)
+        loss = sums.loss / sums.weight
+        bad, guarded, norms = judge(state.guard, loss, grads)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
         metrics |= {
             "loss": loss,
-            "grad_norm": norm,
+            **norms,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
             BAD_IN_A_ROW: guarded["bad_in_a_row"],
         }

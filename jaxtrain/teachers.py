@@ -6,7 +6,6 @@ autoencoder that the package diffusers has saved.
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -73,13 +72,9 @@ class Own:
 
     def __init__(self, path: Path, family: type[Any], scaling: float) -> None:
         found = weights.load(path, family)
-        plain = {"teacher": None, "perceptual": None, "adversary": None, "remat": "none"}
-        model = dataclasses.replace(found.model, **plain)
+        model = found.model.bare()
         definition = states.Definition(model.build)
-        lacking = sorted(definition.params.keys() - found.params.keys())
-        if lacking:
-            raise InputError(f"--teacher {path} lacks {len(lacking)} parameters, as {lacking[0]}")
-        params = {name: found.params[name] for name in definition.params}
+        params = found.exactly(definition.params)
         encoder = {name: array for name, array in params.items() if name.startswith(_ENCODER)}
         parts = [json.dumps([scaling, model.patch_size]).encode()]
         for name in sorted(encoder):

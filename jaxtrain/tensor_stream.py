@@ -101,7 +101,10 @@ def read(path: Path, name: str) -> tuple[tuple[int, ...], dict[str, str], Iterat
             about = dict(file.metadata() or {})
             names = list(file.keys())
             if name not in names:
-                raise InputError(f"{path} holds no {name!r}; there is {', '.join(names[:6])}")
+                raise InputError(
+                    f"{path} holds no {name!r}, which jaxtrain encode writes; there is "
+                    f"{', '.join(names[:6])}"
+                )
             described = file.get_slice(name)
             shape, code = tuple(described.get_shape()), described.get_dtype()
     except (safetensors.SafetensorError, OSError) as error:

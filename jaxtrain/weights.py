@@ -8,14 +8,14 @@ that this program writes as ``.safetensors`` also say which config they belong t
 import dataclasses
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxtrain import averages, checkpoint, config, resuming, tensor_files
+from jaxtrain import averages, checkpoint, config, hf_folder, resuming, tensor_files
 from jaxtrain.errors import InputError
 from jaxtrain.mesh import HasShape
 
@@ -41,23 +41,36 @@ class Weights:
     params: Params
     source: str
 
+    def exactly(self, names: Iterable[str]) -> Params:
+        """These parameters, without others.
+
+        Raises:
+            InputError: some are not there.
+        """
+        lacking = sorted(set(names) - self.params.keys())
+        if lacking:
+            raise InputError(f"{self.source} lacks {len(lacking)} parameters, as {lacking[0]}")
+        return {name: self.params[name] for name in names}
+
 
 def load(source: Path, family: type[Any] | None) -> Weights:
     """Reads the parameters of a model that nobody has described.
 
     Args:
-        source: a checkpoint, a run's directory (its best checkpoint, or else its newest), or a
-            weights file.
+        source: a checkpoint, a run's directory (its best checkpoint, or else its newest), a folder
+            of transformers, or a weights file.
         family: the model's ``Config`` class; guesses from a file that does not say. None takes any
             model, from what says which it is.
 
     Raises:
         InputError: nothing there, damaged, or another model's.
     """
-    if not source.exists():
-        raise InputError(
-            f"{source}: nothing is there; name a checkpoint, a run's directory or a weights file"
-        )
+    check_there(source)
+    if hf_folder.is_one(source):
+        model = hf_folder.model(source)
+        _check_family(model, family, str(source))
+        params = model.from_weights(hf_folder.tensors(source), str(source))
+        return Weights(model, params, str(source))
     if source.is_dir():
         path = _checkpoint(source)
         model = model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
@@ -75,6 +88,34 @@ def load(source: Path, family: type[Any] | None) -> Weights:
     else:
         model = family.guess(tensors, str(source))
     return Weights(model, model.from_weights(tensors, str(source)), str(source))
+
+
+def model_at(source: Path) -> Any | None:
+    """The model that a source says it is of; None where nothing is there or it does not say.
+
+    Raises:
+        InputError: a folder without a whole checkpoint, or of another version.
+    """
+    if hf_folder.is_one(source):
+        return hf_folder.model(source)
+    if source.is_dir():
+        path = _checkpoint(source)
+        return model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
+    return None
+
+
+def check_there(source: Path) -> None:
+    """Refuses what cannot be a source, before anything else is done.
+
+    Raises:
+        InputError: nothing is there, or a file of another kind.
+    """
+    if not source.exists():
+        raise InputError(
+            f"{source}: nothing is there; name a checkpoint, a run's directory or a weights file"
+        )
+    if source.is_file():
+        tensor_files.check_ending(source)
 
 
 def params_for(
@@ -96,17 +137,25 @@ def params_for(
     Raises:
         InputError: they do not fit the model; names those that do not.
     """
-    if source.is_dir():
+    if hf_folder.is_one(source):
+        _check_family(model, type(hf_folder.model(source)), str(source))
+        path, found = source, model.from_weights(hf_folder.tensors(source), str(source))
+    elif source.is_dir():
         path = _checkpoint(source)
         found = _of_checkpoint(path)
+        _check_unseen(model, checkpoint.read_meta(path)["config"]["model"], path)
     elif not hasattr(model, "from_weights"):
         raise InputError(
             f"{source}: this model starts from checkpoints and runs' directories only, not from "
             "weights files"
         )
     else:
-        path, tensors = source, tensor_files.read(source)[0]
+        path, (tensors, about) = source, tensor_files.read(source)
         found = model.from_weights(tensors, str(source))
+        theirs = (
+            json.loads(about[ABOUT]) if ABOUT in about else vars(model.guess(tensors, str(path)))
+        )
+        _check_unseen(model, theirs, path)
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
     apart = tuple(group.prefix for group in groups.values())
     fitting = {
@@ -138,10 +187,12 @@ def params_for(
     return fitting, notes
 
 
-def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> None:
-    """Writes a weights file (:func:`jaxtrain.tensor_files.write`)."""
+def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:
+    """Writes a weights file (:func:`jaxtrain.tensor_files.write`); returns how many numbers."""
     about = {ABOUT: json.dumps(config.to_dict(model))}
-    tensor_files.write(path, model.to_weights(params), about)
+    tensors = model.to_weights(params)
+    tensor_files.write(path, tensors, about)
+    return sum(tensor.size for tensor in tensors.values())
 
 
 def model_from(saved: Mapping[str, Any], source: str) -> Any:
@@ -170,6 +221,17 @@ def model_from(saved: Mapping[str, Any], source: str) -> Any:
             f"{source} was written by another version of jaxtrain ({error}): name its model with a "
             "config, or export it with that version"
         ) from error
+
+
+def _check_unseen(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
+    """Holds that what no array's shape tells is as the parameters were trained with."""
+    for field in getattr(model, "UNSEEN", ()):
+        ours = getattr(model, field)
+        if theirs.get(field, ours) != ours:
+            raise InputError(
+                f"{source} was trained with model.{field}={theirs[field]}, and this model has "
+                f"{ours}: set --model.{field} {theirs[field]}"
+            )
 
 
 def _check_family(model: Any, family: type[Any] | None, source: str) -> None:

@@ -11,6 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
+from jaxtrain import checkpoint
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 # demo_mlm shrunk until it compiles in a few seconds.
@@ -168,6 +173,19 @@ def example_ids(run_directory: Path) -> dict[int, tuple[int, list[int]]]:
             assert position == entry["position"]
             found[entry["step"]] = position, ids + entry["ids"]
     return dict(sorted(found.items()))
+
+
+def arrays(run_directory: Path) -> dict[str, np.ndarray]:
+    """Every array of a run's newest checkpoint, by its dotted name."""
+    newest = checkpoint.latest_in(run_directory / checkpoint.CHECKPOINTS)
+    assert newest is not None
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
+        for name, array in checkpoint.read_shapes(newest).items()
+    }
+    restored = checkpoint.restore(newest, wanted)
+    return {name: np.asarray(array) for name, array in restored.items()}
 
 
 def write_corpus(directory: Path, files: int = 6, words: int = 600, seed: int = 0) -> Path:

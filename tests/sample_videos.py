@@ -61,6 +61,31 @@ def write(
     return path
 
 
+def write_at(path: Path, pictures: list[np.ndarray], stamps_ms: list[int]) -> Path:
+    """Encode pictures that are shown at these times."""
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=25)
+        stream.height, stream.width = pictures[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+        for stamp, picture in zip(stamps_ms, pictures, strict=True):
+            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+            frame.pts, frame.time_base = stamp, Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def without_frames(path: Path) -> Path:
+    """A file that says that it is a video, and holds none."""
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=25)
+        stream.height = stream.width = 16
+        stream.pix_fmt = "yuv420p"
+        container.start_encoding()
+    return path
+
+
 def busy(frames: int, seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> list[np.ndarray]:
     """Pictures that cost bytes: moving noise. A file of them can be broken in the middle."""
     rng = np.random.default_rng(seed)

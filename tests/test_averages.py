@@ -37,16 +37,21 @@ def test_the_rules(rule: Any, every: int) -> None:
     seen, found = run(config.Average(rule=rule, decay=0.6, every=every))
     average, entries = 100.0, 0
     for number, value in enumerate(seen, 1):
+        if number < every:
+            average = value
         if number % every == 0:
             early = (1 + entries) / (10 + entries) if rule == "ema" else entries / 10
-            stays = min(0.6, early)
+            stays = min(0.6, early) if entries else 0.0
             average, entries = stays * average + (1 - stays) * value, entries + 1
         assert found[number - 1] == pytest.approx(average, rel=1e-5)
 
 
-def test_the_start_is_forgotten_at_once_by_the_ramp() -> None:
-    _, found = run(config.Average(rule="ramp", decay=0.95))
-    assert found[0] == 0.0  # the first entry replaces what was drawn at random
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("rule", ["ema", "ramp"])
+def test_the_start_is_forgotten_at_once(rule: Any, every: int) -> None:
+    """It may have been drawn at random before the parameters were taken from elsewhere."""
+    seen, found = run(config.Average(rule=rule, decay=0.95, every=every))
+    assert found[:every] == seen[:every]
 
 
 def settings(**more: Any) -> config.Optim:

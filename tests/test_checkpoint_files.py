@@ -171,3 +171,18 @@ def test_a_link_that_failed_can_be_tried_again(tmp_path: Path) -> None:
     assert manifest.verify(best) == ""
     assert [path.name for path in best.parent.iterdir()] == ["12"]
     assert not (best / "left").exists()
+
+
+def test_files_travel_with_each_checkpoint_under_its_manifest(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    checkpoints = checkpoint.Checkpoints(
+        run / "checkpoints", 1, lambda line: None, files={"tokenizer.json": b"{}"}
+    )
+    checkpoints.save(make_state(2), meta_of(2), best=True)
+    checkpoints.close()
+    for folder in (run / "checkpoints" / "2", run / "best" / "2"):
+        assert (folder / "tokenizer.json").read_bytes() == b"{}"
+        assert manifest.verify(folder) == ""
+        assert checkpoint.restore(folder, target_of(make_state(2), mesh_of(8))) is not None
+    (run / "checkpoints" / "2" / "tokenizer.json").unlink()
+    assert manifest.verify(run / "checkpoints" / "2") == "tokenizer.json is missing"

@@ -12,6 +12,7 @@ from jaxtrain import config, config_files, main, overrides
 
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
 MLM = ("mlm_h200_8", "mlm_a10_8", "mlm_h200_8_small")
+BERT = ("bert_base_h200_8", "bert_large_h200_8")
 DEMOS = ("demo", "demo_mlm")
 
 # Typed from the tables that the configs come from, not read from the configs: batch a device,
@@ -26,6 +27,8 @@ LAYOUT = {
     "mlm_h200_8": ((96, 1, 768), (1, 8, "optimizer"), (8, 2)),
     "mlm_a10_8": ((96, 1, 768), (1, 8, "optimizer"), (8, 2)),
     "mlm_h200_8_small": ((32, 1, 256), (1, 8, "none"), (4, 2)),
+    "bert_base_h200_8": ((32, 1, 256), (1, 8, "optimizer"), (8, 2)),
+    "bert_large_h200_8": ((32, 1, 256), (1, 8, "optimizer"), (8, 2)),
 }
 # Steps, peak rate, warm-up; log / eval / save / keep; validation clips, hang timeout, patience.
 VIDEO_LENGTHS = {
@@ -44,7 +47,7 @@ def runs() -> dict[str, config.Run]:
 
 
 def test_what_ships(runs: dict[str, config.Run]) -> None:
-    assert set(VIDEO + MLM + DEMOS) <= set(runs)
+    assert set(VIDEO + MLM + BERT + DEMOS) <= set(runs)
 
 
 @pytest.mark.parametrize("name", LAYOUT)
@@ -105,6 +108,20 @@ def test_mlm_configs(runs: dict[str, config.Run], name: str) -> None:
     assert model.ff in (None, 4 * model.hidden)  # None is 4 x hidden
     assert (model.mask_fraction, model.dropout) == (0.15, 0.1)
     assert run.data.max_examples == (1_000_000 if small else 10_000_000)
+
+
+@pytest.mark.parametrize("name", BERT)
+def test_bert_configs(runs: dict[str, config.Run], name: str) -> None:
+    """As in https://arxiv.org/abs/1810.04805, section 3 and appendix A.2."""
+    run = runs[name]
+    model, optim = run.model, run.optim
+    shape = (model.layers, model.heads, model.hidden, model.vocab_size, model.sequence_length)
+    size = (12, 12, 768) if name == "bert_base_h200_8" else (24, 16, 1024)
+    assert shape == (*size, 30_522, 512)
+    assert (model.mask_fraction, model.dropout, model.ff) == (0.15, 0.1, None)
+    assert (run.loop.steps, run.loop.epochs, run.data.max_examples) == (1_000_000, None, None)
+    assert (optim.peak_lr, optim.schedule, optim.warmup_steps) == (1e-4, "linear", 10_000)
+    assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.999, 1e-6, 1e-2)
 
 
 @pytest.mark.parametrize("name", DEMOS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ class _Judge(nnx.Module):
             "error": (total, weight.sum(), squares),
             "half": ((error * half).sum(), half.sum()),
         }
+
+    @staticmethod
+    def derived(means: Mapping[str, float]) -> dict[str, float]:
+        return {"doubled": 2 * means["loss"]}
 
 
 class _Painter(_Judge):
@@ -143,6 +148,7 @@ def by_hand(state: states.State, indices: list[int]) -> dict[str, float]:
         "val/error": mean,
         "val/error_std": np.std(errors),
         "val/half": mean,
+        "val/doubled": 2 * mean,
     }
 
 

@@ -15,6 +15,7 @@ DIRECTORY = Path("/runs/my run")
 def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]:
     lines: list[str] = []
     values: dict[str, Any] = {"first": {}, "last": {}, "pictures": [], "stopped_early": False}
+    values["processes"] = 1
     farewell.farewell(run, PYTHON, arguments, DIRECTORY, **(values | how), say=lines.append)
     return lines
 
@@ -45,6 +46,12 @@ def test_what_to_type_next_names_each_flag_once() -> None:
     assert farewell.go_on(PYTHON, typed_again, DIRECTORY) == (
         f"{kept} --loop.steps 9 {blur} {again}"
     )
+
+
+def test_each_of_several_processes_wants_the_command() -> None:
+    alone, several = said()[-2:], said(processes=2)[-2:]
+    words = " (in each of 2 processes, or with the launcher): "
+    assert several == [line.replace(": ", words, 1) for line in alone]
 
 
 def test_whoever_has_data_needs_no_hint_and_an_early_stop_asks_for_patience() -> None:

@@ -18,7 +18,7 @@ def norms(*values: float, **settings: Any) -> list[bool]:
     judge = jax.jit(guard.judge(dataclasses.replace(toy.OPTIM, **settings)))
     state, found = guard.init(), []
     for value in values:
-        bad, state = judge(state, jnp.float32(1), jnp.float32(value))
+        bad, state, _ = judge(state, jnp.float32(1), {"w": jnp.float32(value)})
         found.append(bool(bad))
     return found
 
@@ -26,8 +26,7 @@ def norms(*values: float, **settings: Any) -> list[bool]:
 def test_what_is_not_finite_is_bad_from_the_first_update_on() -> None:
     assert norms(math.nan, 1.0, math.inf, 1.0) == [True, False, True, False]
     judge = guard.judge(toy.OPTIM)
-    bad, _ = judge(guard.init(), jnp.float32(math.nan), jnp.float32(1))
-    assert bool(bad)
+    assert bool(judge(guard.init(), jnp.float32(math.nan), {"w": jnp.float32(1)}).bad)
 
 
 def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
@@ -49,10 +48,26 @@ def test_the_median_is_of_the_last_updates() -> None:
     assert not any(found[:-2])
 
 
+def test_a_group_apart_has_a_norm_of_its_own() -> None:
+    """It hides no spike of the others, and its own leaves no update out, unless it is no number."""
+    judge = jax.jit(guard.judge(toy.OPTIM, {"critic": "critic."}))
+    state = guard.init()
+    for own, other, wanted in (
+        *[(1.0, 100.0, False)] * guard.LEAST,
+        (1.0, 1e6, False),
+        (50.0, 100.0, True),
+        (1.0, math.inf, True),
+    ):
+        grads = {"a": jnp.float32(own), "critic.a": jnp.float32(other)}
+        bad, state, norms = judge(state, jnp.float32(1), grads)
+        assert bool(bad) == wanted
+        assert (float(norms["grad_norm"]), float(norms["critic_grad_norm"])) == (own, other)
+
+
 def test_bad_updates_are_counted_until_a_good_one() -> None:
     judge, state, counts = guard.judge(toy.OPTIM), guard.init(), []
     for value in (math.nan, math.nan, 1.0, math.nan):
-        _, state = judge(state, jnp.float32(1), jnp.float32(value))
+        state = judge(state, jnp.float32(1), {"w": jnp.float32(value)}).guard
         counts.append(int(state["bad_in_a_row"]))
     assert counts == [1, 2, 0, 1]
 

@@ -55,4 +55,4 @@ def test_the_masked_language_model_on_eight_devices(tmp_path: Path) -> None:
     found = records(tmp_path / "run")
     assert sorted(found) == [1, 2, 3]
     assert 0 < found[3]["val/loss"] < 7  # log(300) is 5.7
-    assert (tmp_path / "run/checkpoints/3").is_dir()
+    assert (tmp_path / "run/checkpoints/3/tokenizer.json").is_file()

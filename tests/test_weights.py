@@ -83,6 +83,23 @@ def test_a_run_starts_from_what_fits(tmp_path: Path) -> None:
     assert notes == ["24 parameters there are not taken, as adversary.discriminator.layers.0.head"]
 
 
+def test_what_no_shape_tells_has_to_be_the_same(tmp_path: Path) -> None:
+    """Which frame belongs to which latent, with weights for CogVideoX."""
+    other = dataclasses.replace(MODEL, trim="odd_latents")
+    shapes = states.Definition(MODEL.build).params
+    write_run(tmp_path / "run", other, 8, drawn(MODEL))
+    weights.save(tmp_path / "x.safetensors", other, drawn(MODEL))
+    tensor_files.write(tmp_path / "taecvx.safetensors", MODEL.to_weights(drawn(MODEL)), {})
+    for name in ("run", "x.safetensors", "taecvx.safetensors"):
+        with pytest.raises(InputError, match=r"set --model.trim odd_latents"):
+            weights.params_for(tmp_path / name, MODEL, shapes)
+        same(weights.params_for(tmp_path / name, other, shapes)[0], drawn(MODEL))
+    folder = tmp_path / "taecvx"
+    folder.mkdir()
+    tensor_files.write(folder / "x.safetensors", MODEL.to_weights(drawn(MODEL)), {})
+    weights.params_for(folder / "x.safetensors", MODEL, shapes)
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
     wide = dataclasses.replace(MODEL, encoder_width=16)
@@ -102,7 +119,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         weights.load(tmp_path / "x.safetensors", video_ae.Config)
     weights.save(tmp_path / "y.safetensors", MODEL, drawn(MODEL))
     language = mlm.Config.tiny()
-    with pytest.raises(InputError, match=r"starts from checkpoints and runs' directories only"):
+    with pytest.raises(InputError, match=r"does not fit this model; missing: bert.embeddings"):
         weights.params_for(tmp_path / "y.safetensors", language, {})
 
 

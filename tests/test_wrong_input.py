@@ -66,6 +66,11 @@ def with_a_step_that_was_never_saved(place: Path) -> list[str]:
     return ["--data.path", str(write_corpus(place)), "--output-dir", "run", "--resume", "700"]
 
 
+def with_parameters_from_nowhere(place: Path) -> list[str]:
+    """Which is said before the data is looked for."""
+    return ["--data.path", "gone", "--model.init_from", "nothing"]
+
+
 def with_a_trace_behind_the_end(place: Path) -> list[str]:
     return ["--data.path", str(write_corpus(place)), "--profile", "50:60"]
 
@@ -81,6 +86,7 @@ def with_a_trace_behind_the_end(place: Path) -> list[str]:
         (with_too_little_text, "a.txt"),
         (with_nothing_to_resume_from, "nowhere"),
         (with_a_step_that_was_never_saved, "700"),
+        (with_parameters_from_nowhere, "nothing: nothing is there"),
         (with_a_trace_behind_the_end, "50:60"),
     ],
 )
@@ -95,6 +101,7 @@ def test_wrong_input_is_one_line(
     said = capsys.readouterr().err
     assert named in said
     assert said.count("\n") == 1
+    assert not list((place / "output").glob("*/*")), "the directory of a run that never was"
 
 
 def test_a_config_without_data_of_its_own_names_the_override(

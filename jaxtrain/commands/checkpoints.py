@@ -59,7 +59,9 @@ class Finding:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; 0, or 1 if a checkpoint is damaged or nobody knows.
+    """Runs the command; 0, or 1 if a checkpoint or best one is damaged or nobody knows.
+
+    What a resume has put aside, in ``damaged/`` and ``superseded/``, is history and does not count.
 
     Raises:
         InputError: wrong use.
@@ -97,7 +99,8 @@ def main(arguments: list[str]) -> int:
             "latest": None if taken is None else str(taken),
         }
         files.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-    return 1 if any(one.verdict in ("damaged", "unknown") for one in found) else 0
+    now = [one for one in found if not one.path.startswith((f"{DAMAGED}/", f"{SUPERSEDED}/"))]
+    return 1 if any(one.verdict in ("damaged", "unknown") for one in now) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -262,6 +265,11 @@ def _told(path: Path) -> str:
         return ""
 
 
+def _shown(one: Finding) -> str:
+    aside = one.path.startswith(f"{DAMAGED}/")
+    return "put aside as damaged" if aside else _SHOWN[one.verdict]
+
+
 def _table(found: list[Finding]) -> str:
     rows = [("checkpoint", "saved (UTC)", "examples seen", "size", "")]
     rows += [
@@ -270,7 +278,7 @@ def _table(found: list[Finding]) -> str:
             one.saved or "?",
             "?" if one.examples_seen is None else str(one.examples_seen),
             f"{one.bytes / _MIB:.1f} MiB",
-            _SHOWN[one.verdict] + (f": {one.why}" if one.why else ""),
+            _shown(one) + (f": {one.why}" if one.why else ""),
         )
         for one in found
     ]

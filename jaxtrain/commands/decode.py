@@ -1,7 +1,7 @@
 """Latents of a video, as jaxtrain encode writes them, to a video.
 
 SOURCE is a checkpoint, a run's directory or a weights file; it must be the model that encoded, or
-one that takes the same latents.
+one that takes the same latents. Frames come at the average rate of the original, without its sound.
 """
 
 import argparse

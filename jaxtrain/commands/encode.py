@@ -1,7 +1,8 @@
 """A video to its latents: an array `latents` [L, h, w, C] in a .safetensors file.
 
 SOURCE is a checkpoint, a run's directory or a weights file. The file also says the video's frames,
-size and frame rate, what was added to the size, and which model it needs; jaxtrain decode reads it.
+size and average frame rate, what was added to the size, and which model it needs; jaxtrain decode
+reads it, and writes frames at that rate without sound.
 Where the decoder drops its first frames, one more latent may follow for the last frames' sake.
 """
 
@@ -50,11 +51,14 @@ def _encode(model: autoencoding.Autoencoder, video: Video, flags: argparse.Names
         weights.ABOUT: json.dumps(config.to_dict(model.model)),
     }
     told = video_flags.Progress(video.frames)
-    frames = 0
+    frames, first, off_s = 0, 0, 0.0
 
     def pixels() -> Iterator[np.ndarray]:
-        nonlocal frames
+        nonlocal frames, first, off_s
         for picture in video.pictures():
+            first = first if frames else picture.pts
+            at_s = (picture.pts - first) * video.time_base
+            off_s = max(off_s, abs(float(at_s - frames / video.rate)))
             frames += 1
             yield picture.pixels
             told.one()
@@ -64,6 +68,12 @@ def _encode(model: autoencoding.Autoencoder, video: Video, flags: argparse.Names
             rows.add(latent)
             shape = (rows.count, *latent.shape)
         about["frames"] = str(frames)
+    if off_s > 0.5 / video.rate:
+        print(
+            f"{flags.video} has uneven times: the file keeps the average rate alone, so jaxtrain "
+            f"decode shows frames up to {off_s:.2g} s earlier or later ({float(video.rate):.5g} a "
+            "second)"
+        )
     print(f"{told.line()} to {ARRAY} {'x'.join(map(str, shape))}, written to {flags.target}")
 
 

@@ -2,6 +2,8 @@
 
 SOURCE is a checkpoint, a run's directory or a weights file. Each clip goes through each of them,
 and frame i is compared with frame i. The clips are the same each time: the middle of each video.
+Where the first argument is a masked language model, it is measured on a text instead:
+jaxtrain evaluate SOURCE --data FILE.txt gives its pseudo-perplexity (and --help tells more).
 """
 
 import argparse
@@ -10,12 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxtrain import autoencoding, comparing, files, versions
-from jaxtrain.commands import command_line, video_flags
+from jaxtrain import autoencoding, comparing, files, versions, weights
+from jaxtrain.commands import command_line, evaluate_text, video_flags
 from jaxtrain.comparing import Comparison, Measure
 from jaxtrain.data import video_clips
 from jaxtrain.errors import InputError
 from jaxtrain.intervals import Difference, Estimate
+from jaxtrain.models import mlm
 from jaxtrain.models.video_ae import lpips
 
 _MOST_SOURCES = 3
@@ -31,6 +34,8 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or nothing that can be measured.
     """
+    if _is_of_text(arguments):
+        return evaluate_text.main(arguments)
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
@@ -77,6 +82,13 @@ def main(arguments: list[str]) -> int:
         files.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         print(f"written to {flags.json}")
     return 0
+
+
+def _is_of_text(arguments: list[str]) -> bool:
+    """Whether the first argument is a masked language model."""
+    if not arguments or arguments[0].startswith("-"):
+        return False
+    return isinstance(weights.model_at(command_line.named_file(arguments[0])), mlm.Config)
 
 
 def _check(flags: argparse.Namespace) -> None:

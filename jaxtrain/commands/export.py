@@ -2,12 +2,14 @@
 
 SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a weights
 file. It says which model it is. A .pth needs PyTorch: pip install -e '.[interop]'.
+--format hf writes a folder that transformers' from_pretrained loads, with the tokenizer.
 """
 
 import argparse
 
-from jaxtrain import files, state, tensor_files, weights
+from jaxtrain import files, hf_folder, tensor_files, weights
 from jaxtrain.commands import command_line
+from jaxtrain.data import tokenizer
 from jaxtrain.errors import InputError
 
 
@@ -20,27 +22,40 @@ def main(arguments: list[str]) -> int:
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
-    tensor_files.check_ending(flags.target)
-    files.check_writable("OUT", flags.target)
-    if flags.target.suffix != tensor_files.SAFETENSORS:
-        tensor_files.check_pytorch(flags.target)  # before a large checkpoint is read
+    if flags.format == "hf":
+        hf_folder.check_target(flags.target)
+    else:
+        tensor_files.check_ending(flags.target)
+        files.check_writable("OUT", flags.target)
+        if flags.target.suffix != tensor_files.SAFETENSORS:
+            tensor_files.check_pytorch(flags.target)  # before a large checkpoint is read
     found = weights.load(flags.source, None)
-    if not hasattr(found.model, "to_weights"):
+    needed = "to_settings" if flags.format == "hf" else "to_weights"
+    if not hasattr(found.model, needed):
         raise InputError(
             f"{found.source} holds a model of {type(found.model).__module__}, which has no names "
-            "in another program (to_weights): there is nothing to export it to"
+            f"in another program ({needed}): there is nothing to export it to"
         )
-    weights.save(flags.target, found.model, found.params)
-    count = state.parameter_count(found.params)
+    if flags.format == "hf":
+        source = tokenizer.of_source(flags.source)
+        count = hf_folder.write(flags.target, found.model, found.params, source)
+    else:
+        count = weights.save(flags.target, found.model, found.params)
     print(f"{found.source}: {count:,} parameters of {type(found.model).__module__}")
     print(f"written to {flags.target}")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain export SOURCE OUT.{safetensors,pth}"
+    usage = "jaxtrain export SOURCE OUT.{safetensors,pth}, or SOURCE DIR --format hf"
     parser = command_line.bare_parser("export", usage, __doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", type=command_line.named_file, help="what is exported")
     add("target", metavar="OUT", type=command_line.named_file, help="where it is written")
+    add(
+        "--format",
+        choices=("file", "hf"),
+        default="file",
+        help="one file of arrays (file), or a folder for transformers (hf)",
+    )
     return parser

@@ -1,15 +1,20 @@
-"""Published weights of a video autoencoder in: checks names and shapes, says which they are.
+"""Published weights in: checks names and shapes, says which they are.
 
 The file that is written also says which model it belongs to, so that every command and
 --model.init_from take it as it is. A .pth needs PyTorch: pip install -e '.[interop]'.
+
+IN may also be a folder of transformers' BertForMaskedLM with its tokenizer. OUT is then such a
+folder too, with what this model has; the pooler and the next-sentence head of BertForPreTraining
+are left out.
 """
 
 import argparse
 import dataclasses
 from typing import Any
 
-from jaxtrain import files, state, tensor_files, weights
+from jaxtrain import files, hf_folder, state, tensor_files, weights
 from jaxtrain.commands import command_line
+from jaxtrain.data import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import network
@@ -26,11 +31,15 @@ def main(arguments: list[str]) -> int:
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
+    if hf_folder.is_one(flags.source):
+        return _folder(flags)
     if flags.target.suffix != tensor_files.SAFETENSORS:
         raise InputError(
             f"{flags.target}: imported weights are written as {tensor_files.SAFETENSORS}; "
             "jaxtrain export writes .pth"
         )
+    if flags.target.exists() and flags.target.samefile(flags.source):
+        raise InputError(f"OUT {flags.target} is IN itself: name another file")
     files.check_writable("OUT", flags.target)
     tensors, about = tensor_files.read(flags.source)
     if weights.ABOUT in about:
@@ -41,6 +50,29 @@ def main(arguments: list[str]) -> int:
     params = model.from_weights(tensors, str(flags.source))
     weights.save(flags.target, model, params)
     print(f"{flags.source}: {described(model, params)}\nwritten to {flags.target}")
+    return 0
+
+
+def _folder(flags: argparse.Namespace) -> int:
+    given = [f"--{name.replace('_', '-')}" for name in (*_SHAPES, "trim") if getattr(flags, name)]
+    if given:
+        raise InputError(f"{flags.source} is no video autoencoder: drop {', '.join(given)}")
+    if flags.target.suffix in tensor_files.ENDINGS:
+        raise InputError(
+            f"{flags.target}: {flags.source} is a folder with a tokenizer: name a folder for it"
+        )
+    if flags.target.exists() and flags.target.samefile(flags.source):
+        raise InputError(f"OUT {flags.target} is IN itself: name another folder")
+    found = weights.load(flags.source, None)
+    words = tokenizer.of_source(flags.source)
+    hf_folder.check_target(flags.target)
+    hf_folder.write(flags.target, found.model, found.params, words)
+    model = found.model
+    print(
+        f"{flags.source}: masked language model of {model.layers} layers, {model.heads} heads, "
+        f"width {model.hidden}, {model.vocab_size:,} words, {model.sequence_length} positions; "
+        f"{state.parameter_count(found.params):,} parameters\nwritten to {flags.target}"
+    )
     return 0
 
 
@@ -74,7 +106,7 @@ def _changed(model: video_ae.Config, flags: argparse.Namespace) -> video_ae.Conf
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain import IN.{pth,safetensors} OUT.safetensors [--trim RULE]"
+    usage = "jaxtrain import IN.{pth,safetensors} OUT.safetensors [--trim RULE], or DIR OUT"
     parser = command_line.bare_parser("import", usage, __doc__)
     add = parser.add_argument
     add(

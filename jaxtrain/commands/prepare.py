@@ -8,6 +8,7 @@ from jaxtrain.errors import InputError
 
 _USAGE = """\
 jaxtrain prepare clips SOURCE OUT [flags]
+       jaxtrain prepare tokens --config NAME [--section.field value ...]
        jaxtrain prepare latents --config NAME --teacher SPEC [flags] [--section.field value ...]
 """
 
@@ -27,7 +28,13 @@ def main(arguments: list[str]) -> int:
         from jaxtrain.commands import prepare_latents
 
         return prepare_latents.main(arguments[1:])
-    raise InputError(f"prepare takes clips or latents, not {arguments[0]}; see prepare --help")
+    if arguments[0] == "tokens":
+        from jaxtrain.commands import prepare_tokens
+
+        return prepare_tokens.main(arguments[1:])
+    raise InputError(
+        f"prepare takes clips, tokens or latents, not {arguments[0]}; see prepare --help"
+    )
 
 
 def _clips(arguments: list[str]) -> int:
@@ -86,11 +93,18 @@ def _clips(arguments: list[str]) -> int:
     report = prepare_clips.run(flags.source, flags.out, settings, workers=flags.workers, say=say)
     place = flags.out / prepare_clips.REPORT
     say(
-        f"{report['pieces']:,} pieces, {report['frames']:,} frames, of {report['cut']:,} videos; "
-        f"{len(report['dropped']):,} videos dropped, {report['frames_left_out']:,} frames left out "
-        f"({place} says why)"
+        f"{_counted(report['pieces'], 'piece')}, {_counted(report['frames'], 'frame')}, "
+        f"of {_counted(report['cut'], 'video')}; "
+        f"{_counted(len(report['dropped']), 'video')} dropped, "
+        f"{_counted(report['frames_left_out'], 'frame')} left out ({place} says why)"
     )
     if not report["pieces"]:
-        raise InputError(f"none of {report['videos']:,} videos gave a piece; {place} says why")
+        raise InputError(
+            f"none of {_counted(report['videos'], 'video')} gave a piece; {place} says why"
+        )
     say(f"train with --data.path {flags.out}")
     return 0
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -5,9 +5,10 @@ that was stopped goes on with the same command.
 """
 
 import dataclasses
+import json
 import os
 
-from jaxtrain import config
+from jaxtrain import config, files
 from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 
@@ -40,6 +41,7 @@ def main(arguments: list[str]) -> int:
         raise InputError("--teacher is missing: name a checkpoint, a weights file or a folder")
     if flags.batch < 1:
         raise InputError(f"--batch {flags.batch}: use at least 1")
+    files.check_writable("--json", flags.json)
     run = config.load(flags.config, overrides)
     if not hasattr(run.model, "latent_shape"):
         raise InputError(f"--config {flags.config} is no video autoencoder: it has no latents")
@@ -63,7 +65,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         sample_seed=flags.teacher_sample,
         say=say,
     )
-    data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1)
+    data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1, teacher=None)
     sources = data.open(dataclasses.replace(run.model, teacher=None), seed=run.seed, say=say)
     say(sources.summary)
     devices = jax.device_count()
@@ -82,6 +84,9 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
             f"cannot write to {target.folder} ({error.strerror}): free space there, or name "
             "another folder with --data.cache_dir; what is finished stays"
         ) from error
+    if flags.json:
+        told = made._asdict() | {"teacher": teacher.name, "folder": str(target.folder)}
+        files.write_whole(flags.json, json.dumps(told, indent=1, default=str) + "\n")
     for one in made.bad[:5]:
         say(f"no latents: {one}")
     if len(made.bad) > 5:
@@ -89,6 +94,6 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     say(
         f"latents of {made.videos:,} videos in {target.folder}, {made.fresh:,} of them new "
         f"({made.windows:,} windows); train with --data.windows fixed --data.teacher "
-        f"{teacher.name} and model.teacher set"
+        f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )
     return 0

@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxtrain.disks import cure_of
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.files import write_whole
+from jaxtrain.files import sync, write_whole
 
 MANIFEST = "manifest.json"
 
@@ -73,7 +73,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def make_folder(
-    folder: Path, build: Callable[[Path], dict[str, Any]], say: Callable[[str], None]
+    folder: Path,
+    build: Callable[[Path], dict[str, Any]],
+    say: Callable[[str], None],
+    *,
+    resumable: bool = False,
 ) -> dict[str, Any]:
     """Return the manifest of ``folder``, building the folder first where it is not complete.
 
@@ -81,6 +85,7 @@ def make_folder(
         folder: the final place. Its name must depend on everything that its content depends on.
         build: fills an empty folder and returns what the manifest is to say.
         say: takes messages for the console.
+        resumable: ``build`` also goes on with a folder that a killed one has left.
 
     Raises:
         InputError: the disk is read-only.
@@ -93,33 +98,41 @@ def make_folder(
     if manifest is not None:
         return manifest
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_name(folder.name + ".lock"), say) as locked:
+    with locked(folder.with_name(folder.name + ".lock"), say) as alone:
         manifest = read_manifest(folder)
         if manifest is not None:  # another process built it while this one waited
             return manifest
-        if (
-            locked
-        ):  # nobody else builds this folder now: what lies here was left by a killed process
+        if alone:  # nobody else builds this folder now: what lies here was left by a killed process
             for left in folder.parent.glob(f"{folder.name}.tmp-*"):
                 shutil.rmtree(left, ignore_errors=True)
-        work = _beside(folder)
+        # Where locks do not work, two may be at it: each in a folder of its own.
+        going_on = resumable and alone
+        work = folder.with_name(folder.name + ".building") if going_on else _beside(folder)
+        worth_keeping = False
         try:
             with _explained(folder.parent):
-                work.mkdir()
+                work.mkdir(exist_ok=going_on)
+                worth_keeping = going_on
                 manifest = build(work)
                 files = {
                     p.relative_to(work).as_posix(): p.stat().st_size
                     for p in sorted(work.rglob("*"))
-                    if p.is_file()
+                    if p.is_file() and p.name != MANIFEST
                 }
                 manifest = {**manifest, "files": files}
                 (work / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
                 for path in work.rglob("*"):
-                    _sync(path)
-                _sync(work)
-                return _publish(work, folder, manifest, say)
+                    sync(path)
+                sync(work)
+                published = _publish(work, folder, manifest, say)
+                worth_keeping = False
+                return published
+        except InputError:
+            worth_keeping = False
+            raise
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            if not worth_keeping:
+                shutil.rmtree(work, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -164,12 +177,12 @@ def _publish(
         if other is None:
             raise
         return other
-    _sync(folder.parent)
+    sync(folder.parent)
     return manifest
 
 
 @contextlib.contextmanager
-def _lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
+def locked(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
     """Hold an advisory lock; it ends with the process. Yields whether it was got.
 
     The lock only saves work: that a folder is never read half-written rests on the rename.
@@ -191,12 +204,3 @@ def _lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
 def _beside(path: Path) -> Path:
     """A new name in the same folder; not from tempfile, which shuts other users out of it."""
     return path.with_name(f"{path.name}.tmp-{secrets.token_hex(6)}")
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

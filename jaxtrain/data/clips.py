@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,16 +131,7 @@ class Clips:
         lost = np.setdiff1d(numbers, self._present(entry), assume_unique=True)
         if lost.size:
             raise BadExample(entry.path, f"frame {lost[0]} cannot be decoded")
-        return video_frames.crop_and_resize(
-            video_decode.read(entry.path, entry.scanned, numbers.tolist(), entry.span),
-            entry.scanned,
-            height=self.height,
-            width=self.width,
-            scale=1.0,
-            across=0.5,
-            down=0.5,
-            mirror=False,
-        )
+        return unvaried(entry, numbers.tolist(), self.height, self.width)
 
     def _present(self, entry: Entry) -> np.ndarray:
         """Numbers of the frames that come out of the decoder, ascending."""
@@ -182,6 +174,24 @@ class Clips:
             low, high = config.blur_sigma
             sigma = low + (high - low) * draws[5] / config.blur_probability
         return (*jitter, sigma)
+
+
+def unvaried(entry: Entry, numbers: Sequence[int], height: int, width: int) -> np.ndarray:
+    """The frames with these numbers, the largest crop of the middle, uint8 [T, height, width, 3].
+
+    Raises:
+        BadExample: a frame does not come out whole.
+    """
+    return video_frames.crop_and_resize(
+        video_decode.read(entry.path, entry.scanned, numbers, entry.span),
+        entry.scanned,
+        height=height,
+        width=width,
+        scale=1.0,
+        across=0.5,
+        down=0.5,
+        mirror=False,
+    )
 
 
 def _pick(least: int, largest: int, draw: float) -> int:

@@ -21,10 +21,11 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jaxtrain.data import cache, folders
+from jaxtrain.data import cache, crew, folders, meter
 from jaxtrain.errors import BadExample, InputError
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
@@ -42,6 +43,8 @@ TEXT_FIELDS = (
 )
 SECTION_CHARACTERS = 16_000
 _CHUNK_BYTES = 1 << 20
+_MB_WORTH_A_PROCESS = 64.0  # below, starting it takes longer than what it saves
+_KEEP_EVERY_S = 10.0
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
@@ -146,10 +149,33 @@ def scan(
             fresh.append((at, path, name, size, mtime_ns))
     if fresh:
         say(f"reading through {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
-        for at, path, name, size, mtime_ns in fresh:
-            result[at] = _scan_file(path, name, size, mtime_ns, text_field)
-        cache.write_file(record, json.dumps([dataclasses.asdict(file) for file in result if file]))
+        _scan_fresh(fresh, result, record, text_field, say)
     return [file for file in result if file]
+
+
+def _scan_fresh(
+    fresh: list[tuple[int, Path, str, int, int]],
+    result: list[Scanned | None],
+    record: Path,
+    text_field: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Fills ``result`` in, and keeps it now and then: what a killed process has read stays."""
+    total_mb = sum(size for *_, size, _ in fresh) / 1e6
+    processes = min(crew.cores(), len(fresh), int(total_mb / _MB_WORTH_A_PROCESS))
+    done_mb, kept = 0.0, time.monotonic()
+    with meter.metered("reading through", total_mb, 0.0, say) as tell:
+        scanned = crew.in_order(
+            _scan_file, [one[1:] for one in fresh], text_field, processes=processes
+        )
+        for (at, *_), one in zip(fresh, scanned, strict=True):
+            result[at] = one
+            done_mb += one.size / 1e6
+            tell(done_mb)
+            if time.monotonic() - kept > _KEEP_EVERY_S or at == fresh[-1][0]:
+                kept = time.monotonic()
+                rows = [dataclasses.asdict(file) for file in result if file]
+                cache.write_file(record, json.dumps(rows))
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
@@ -161,7 +187,8 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _scan_file(path: Path, name: str, size: int, mtime_ns: int, text_field: str | None) -> Scanned:
+def _scan_file(found: tuple[Path, str, int, int], text_field: str | None) -> Scanned:
+    path, name, size, mtime_ns = found
     sha256, reason, documents, characters = "", None, 0, 0
     try:
         with open(path, "rb") as file:

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
-PAD, UNK, CLS, SEP, MASK = range(5)
-SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-FIRST_ORDINARY = len(SPECIALS)  # ids below are special: neither chosen nor drawn
+from jaxtrain.data.specials import CLS, MASK, PAD, SEP, UNK, Specials
+
+__all__ = ["CLS", "MASK", "PAD", "SEP", "UNK", "mask", "masked_count"]
 
 
 def masked_count(candidates: int, mask_fraction: float) -> int:
@@ -29,6 +29,7 @@ def mask(
     random_share: float,
     keep_share: float,
     vocab_size: int,
+    specials: Specials,
 ) -> dict[str, np.ndarray]:
     """Choose positions and hide them.
 
@@ -38,7 +39,8 @@ def mask(
         mask_fraction: share of the candidates that is chosen.
         random_share: chance that a chosen token becomes a random ordinary token.
         keep_share: chance that a chosen token stays; with what is left it becomes [MASK].
-        vocab_size: ids that exist; random tokens are drawn from 5 to vocab_size - 1.
+        vocab_size: ids that exist; random tokens are drawn from them, without the special ones.
+        specials: ids that are neither chosen nor drawn.
 
     Returns:
         ``tokens`` int32 [S]; ``positions`` int32 [M], ascending; ``targets`` int32 [M], the
@@ -46,14 +48,17 @@ def mask(
         ``masked_count(S, mask_fraction)``; unused slots come last and are 0 in all three.
     """
     slots = masked_count(len(tokens_S), mask_fraction)
-    candidates = np.flatnonzero(tokens_S >= FIRST_ORDINARY)
+    special = specials.ids()
+    candidates = np.flatnonzero(~np.isin(tokens_S, special))
     count = masked_count(len(candidates), mask_fraction)
     chosen = np.sort(rng.choice(candidates, count, replace=False, shuffle=False))
     draw = rng.random(count)
-    random_ids = rng.integers(FIRST_ORDINARY, vocab_size, count)
+    random_ids = rng.integers(0, vocab_size - len(special), count)
+    for one in special:  # ascending: the ordinary ids, numbered without gaps
+        random_ids += random_ids >= one
 
     original = tokens_S[chosen]
-    hidden = np.full(count, MASK, np.int32)
+    hidden = np.full(count, specials.mask, np.int32)
     hidden = np.where(draw < random_share + keep_share, random_ids, hidden)
     hidden = np.where(draw < keep_share, original, hidden)
 

@@ -5,14 +5,17 @@ position's example, its randomness and its substitutes are pure functions of (se
 of process, worker or device count. So the whole data state of a run is the integer ``n``.
 """
 
+import bisect
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import grain
 import numpy as np
 
+from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Source
 from jaxtrain.errors import BadExample, InputError
@@ -53,6 +56,55 @@ class Order:
         self.__dict__.update(state)
 
 
+@dataclasses.dataclass(frozen=True)
+class MixedOrder:
+    """The order of a mixture: see :mod:`jaxtrain.data.mixture`. Constant memory, as for one source.
+
+    Args:
+        sizes: examples of each source.
+        places: of each source in an epoch; together as many as there are examples.
+        seed: of all permutations.
+    """
+
+    sizes: tuple[int, ...]
+    places: tuple[int, ...]
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """Examples of all sources, and places in an epoch."""
+        return sum(self.sizes)
+
+    def __call__(self, position: int) -> int:
+        """The example at a position of the endless order, counted over all sources."""
+        own_places, of_sources = self._orders
+        place = own_places(position)
+        begins = [0, *itertools.accumulate(self.places)]
+        part = bisect.bisect_right(begins, place) - 1
+        turn = position // self.size * self.places[part] + place - begins[part]
+        return sum(self.sizes[:part]) + of_sources[part](turn)
+
+    @functools.cached_property
+    def _orders(self) -> tuple[Order, list[Order]]:
+        seeds = [int(generator(self.seed, i).integers(2**31)) for i in range(len(self.sizes))]
+        return Order(self.size, self.seed), [
+            Order(size, seed) for size, seed in zip(self.sizes, seeds, strict=True)
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"sizes": self.sizes, "places": self.places, "seed": self.seed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def of(source: Source, seed: int) -> Order | MixedOrder:
+    """The order in which a source's examples are seen."""
+    if isinstance(source, Mixture):
+        return MixedOrder(source.sizes, source.places, seed)
+    return Order(len(source), seed)
+
+
 def generator(seed: int, *place: int) -> np.random.Generator:
     """Randomness that depends on its arguments alone (Philox, keyed by all of them)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *place))))
@@ -74,7 +126,7 @@ class TrainingRows:
     """
 
     source: Source
-    order: Order
+    order: Order | MixedOrder
     start: int
     batch_size: int
     first: int

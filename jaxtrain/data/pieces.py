@@ -17,10 +17,19 @@ import numpy as np
 from av.video.frame import VideoFrame
 
 from jaxtrain.data import video_frames
-from jaxtrain.data.video_packets import Scan, Span, open_input, reason, scan, single_threaded
+from jaxtrain.data.video_packets import (
+    Scan,
+    Span,
+    flag_corrupt,
+    open_input,
+    reason,
+    scan,
+    single_threaded,
+)
 from jaxtrain.data.video_packets import too_few as are_too_few
 from jaxtrain.errors import BadExample, InputError
 
+_SIDES = 8  # no autoencoder here takes other sizes
 _FPS = 25  # of a file that does not tell its own; nothing in training depends on it
 _TURNS = {90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
 
@@ -60,6 +69,13 @@ class Settings:
         for name in ("height", "width", "frames", "min_frames", "min_side", "gop"):
             if getattr(self, name) < 1:
                 raise InputError(f"{_flag(name)} {getattr(self, name)}: use at least 1")
+        for name in ("height", "width"):
+            size = getattr(self, name)
+            if size % _SIDES:
+                raise InputError(
+                    f"{_flag(name)} {size}: clips have multiples of {_SIDES}; the nearest is "
+                    f"{max(_SIDES, round(size / _SIDES) * _SIDES)}"
+                )
         if self.min_frames > self.frames:
             raise InputError(
                 f"--min-frames {self.min_frames} is more than --frames {self.frames}, the most "
@@ -143,7 +159,7 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         if writer is not None:
             writer.abandon()
     if not pieces:
-        text = f"{left_out} frames without a piece of --min-frames {settings.min_frames}"
+        text = f"no {settings.min_frames} frames (--min-frames) without a cut among its {left_out}"
         raise BadExample(path, f"is too short: {text}")
     return Cut(tuple(pieces), left_out)
 
@@ -158,8 +174,7 @@ def _sound_frames(path: str, span: Span | None, info: Scan) -> Iterator[VideoFra
     try:
         with open_input(path, span) as container:
             stream: Any = single_threaded(container.streams[info.stream])  # type: ignore[arg-type]
-            if stream.codec_context.name == "hevc":  # else its decoder flags no corrupt frame
-                stream.codec_context.options = {"err_detect": "explode"}
+            flag_corrupt(stream)
             for frame in container.decode(stream):
                 if frame.is_corrupt:
                     raise BadExample(path, f"frame {count} is corrupt")

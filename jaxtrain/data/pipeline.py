@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from typing import Any, cast
 
 import absl.flags
@@ -130,7 +131,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         span = meshes.local_rows(mesh, batch_size)
         rows = order.TrainingRows(
             source,
-            order.Order(len(source), seed),
+            order.of(source, seed),
             start,
             batch_size,
             span.start,
@@ -178,6 +179,11 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             self._ready.get_nowait()
 
     def _feed(self) -> None:
+        # Ctrl-C in a terminal reaches the workers too, also while they start. They are started here
+        # and inherit what this thread does not hear; starting Python's tracker of shared memory
+        # would unblock SIGINT again.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             # No variable here holds a batch: it would keep Grain's shared memory to the end.
             while self._offer(self._item(next(self._host))):
@@ -333,12 +339,10 @@ def _await_freed_memory() -> None:
 def _prepare_worker(worker: int, workers: int) -> None:
     """Signals are for the main process, which saves and then ends the workers.
 
-    A terminal sends Ctrl-C to all of them. Where the main process is killed and ends nobody, a
-    worker ends itself. And Grain imports jax: without the variables each worker could take memory
-    of the accelerator.
+    Where the main process is killed and ends nobody, a worker ends itself. And Grain imports jax:
+    without the variables each worker could take memory of the accelerator.
     """
     del worker, workers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["JAX_PLATFORMS"] = "cpu"

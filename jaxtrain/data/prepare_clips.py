@@ -8,7 +8,6 @@ beside them says that a video is done, so that a run that was killed goes on whe
 import concurrent.futures
 import dataclasses
 import hashlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -24,6 +23,7 @@ from jaxtrain.data import cache, pieces, video_files
 from jaxtrain.data.pieces import Settings
 from jaxtrain.data.video_files import PIECES, Found
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.files import sync, write_whole
 
 REPORT = "report.json"
 _WORK = ".prepare"  # in OUT; hidden, so that nobody takes what lies there for data
@@ -66,6 +66,7 @@ def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -
         _check_distinct(jobs)
         return _run(jobs, out, settings, workers, say)
     except OSError as error:
+        _remove_half_done(out)
         raise InputError(
             f"cannot write to {out} ({error.strerror or error}): free space there or name another "
             "folder, and start again; what is finished stays"
@@ -124,10 +125,17 @@ def _run(jobs: list[_Job], out: Path, settings: Settings, workers: int, say: Say
             say(f"dropped: {job.found.path}: {record['dropped']}")
         if time.monotonic() - told > _SAY_EVERY_S:
             told = time.monotonic()
-            left_s = (told - began) / count * (len(todo) - count)
-            say(f"{len(records):,} of {len(jobs):,} videos, about {left_s / 60:.0f} min to go")
-    report = _report([records[job.found.name] for job in jobs], settings)
-    cache.write_file(out / REPORT, json.dumps(report, indent=1) + "\n")
+            left_min = (told - began) / count * (len(todo) - count) / 60
+            say(f"{len(records):,} of {len(jobs):,} videos, about {left_min:.1f} min to go")
+    gone = _gone(jobs, out)
+    if gone:
+        say(
+            f"{out} also holds pieces of {len(gone):,} {'video' if len(gone) == 1 else 'videos'} "
+            f"that SOURCE does not name ({gone[0]['source']}{', ...' if len(gone) > 1 else ''}), "
+            f"and they are trained on: {REPORT} names their folders, remove what is not wanted"
+        )
+    report = _report([records[job.found.name] for job in jobs], gone, settings)
+    write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
     return report
 
 
@@ -140,38 +148,61 @@ def _in_processes(
     again, each alone.
     """
     waiting = iter(jobs)
-    suspects: list[_Job] = []
     while True:
-        with _pool(workers) as pool:
-            running = {
-                pool.submit(_cut, job, settings): job for job in itertools.islice(waiting, workers)
-            }
-            while running:
-                done, _ = concurrent.futures.wait(
-                    running, return_when=concurrent.futures.FIRST_COMPLETED
-                )
-                for future in done:
-                    job = running.pop(future)
-                    try:
-                        record = future.result()
-                    except BrokenProcessPool:
-                        suspects.append(job)
-                        continue
-                    yield job, record
-                    if not suspects:
-                        running |= {
-                            pool.submit(_cut, job, settings): job
-                            for job in itertools.islice(waiting, 1)
-                        }
+        suspects: list[_Job] = []
+        yield from _together(waiting, suspects, settings, workers)
         if not suspects:
             return
         for job in suspects:
-            with _pool(1) as alone:
+            yield job, _alone(job, settings)
+
+
+def _together(
+    waiting: Iterator[_Job], suspects: list[_Job], settings: Settings, workers: int
+) -> Iterator[tuple[_Job, Record]]:
+    """The records that one pool of processes makes, until none waits or a process dies.
+
+    Args:
+        waiting: jobs; of these no more are taken than become records or suspects.
+        suspects: takes the jobs that were at work, or about to be, when a process died.
+        settings: of the pieces.
+        workers: processes.
+    """
+    with _pool(workers) as pool:
+        running: dict[concurrent.futures.Future[Record], _Job] = {}
+
+        def fill() -> None:
+            while not suspects and len(running) < workers:
+                job = next(waiting, None)
+                if job is None:
+                    return
                 try:
-                    yield job, alone.submit(_cut, job, settings).result()
+                    running[pool.submit(_cut, job, settings)] = job
+                except BrokenProcessPool:  # one died while nobody was looking
+                    suspects.append(job)
+
+        fill()
+        while running:
+            done, _ = concurrent.futures.wait(
+                running, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for future in done:
+                job = running.pop(future)
+                try:
+                    record = future.result()
                 except BrokenProcessPool:
-                    yield job, _finish(job, _record(job, dropped="ends the process that reads it"))
-        suspects = []
+                    suspects.append(job)
+                    continue
+                yield job, record
+                fill()
+
+
+def _alone(job: _Job, settings: Settings) -> Record:
+    with _pool(1) as pool:
+        try:
+            return pool.submit(_cut, job, settings).result()
+        except BrokenProcessPool:
+            return _finish(job, _record(job, dropped="ends the process that reads it"))
 
 
 def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
@@ -191,11 +222,11 @@ def _cut(job: _Job, settings: Settings) -> Record:
         shutil.rmtree(job.folder, ignore_errors=True)  # of the video as it was before
         return _finish(job, _record(job, dropped=bad.reason))
     for path in (*job.work.iterdir(), job.work):
-        _sync(path)
+        sync(path)
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(job.folder, ignore_errors=True)
     os.rename(job.work, job.folder)
-    _sync(job.folder.parent)
+    sync(job.folder.parent)
     return _finish(job, _record(job, pieces=list(made.pieces), left_out=made.left_out))
 
 
@@ -213,7 +244,8 @@ def _record(
 
 
 def _finish(job: _Job, record: Record) -> Record:
-    cache.write_file(job.record, json.dumps(record))
+    job.record.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(job.record, json.dumps(record))
     return record
 
 
@@ -227,7 +259,23 @@ def _identity(found: Found) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns, *((span.offset, span.size) if span else ())]
 
 
-def _report(records: list[Record], settings: Settings) -> Record:
+def _gone(jobs: list[_Job], out: Path) -> list[Record]:
+    """The records of videos whose pieces lie in ``out``, and that are not among the jobs."""
+    named = {job.found.name for job in jobs}
+    folders = {job.folder for job in jobs}
+    found = []
+    for path in (out / _WORK / "records").glob("*/*.json"):
+        try:
+            record: Record = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # a damaged one is of no video
+            continue
+        folder = out / record["folder"]
+        if record["source"] not in named and folder not in folders and folder.is_dir():
+            found.append(record)
+    return sorted(found, key=lambda record: str(record["source"]))
+
+
+def _report(records: list[Record], gone: list[Record], settings: Settings) -> Record:
     kept = [record for record in records if record["pieces"]]
     return {
         "settings": dataclasses.asdict(settings),
@@ -241,6 +289,14 @@ def _report(records: list[Record], settings: Settings) -> Record:
             for record in records
             if record["dropped"] is not None
         ],
+        "not_in_source": [
+            {
+                "source": record["source"],
+                "folder": record["folder"],
+                "pieces": len(record["pieces"]),
+            }
+            for record in gone
+        ],
     }
 
 
@@ -250,7 +306,7 @@ def _keep_settings(out: Path, settings: Settings) -> None:
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        cache.write_file(path, json.dumps(now))
+        write_whole(path, json.dumps(now))
         return
     except ValueError as error:
         raise InputError(f"{path} is damaged ({error}): name another OUT, or remove it") from error
@@ -280,11 +336,3 @@ def _check_distinct(jobs: list[_Job]) -> None:
                 f"the pieces of {other} and of {job.found.name} would lie in one folder "
                 f"({job.folder}): rename one, or prepare them into two folders"
             )
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -5,6 +5,7 @@ them. Order, epochs, batches, workers and substitutes belong to :mod:`jaxtrain.d
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +44,8 @@ class Sources:
         files: input files found, good and bad.
         bad: input files found broken while opening, with reasons.
         summary: one line for the console.
+        files_to_keep: name -> content of what each checkpoint is to hold, so that the model can be
+            used without the data: a tokenizer.
     """
 
     train: Source
@@ -50,3 +53,4 @@ class Sources:
     files: int
     bad: tuple[BadExample, ...]
     summary: str
+    files_to_keep: Mapping[str, bytes] = dataclasses.field(default_factory=dict)

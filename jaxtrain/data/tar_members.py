@@ -47,12 +47,12 @@ def expand(pattern: str) -> list[str]:
     return [name for n in numbers for name in expand(f"{head}{n:0{len(first)}}{tail}")]
 
 
-def members(tar: str, cache_root: Path | None) -> list[tuple[str, Span]]:
+def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
     """Names and places of the regular files of a tar, in order.
 
     Args:
         tar: an uncompressed tar.
-        cache_root: of the cache; None reads the tar itself and keeps nothing.
+        cache_root: of the cache.
 
     Raises:
         InputError: it is not there, or no tar, or cut short.
@@ -60,12 +60,11 @@ def members(tar: str, cache_root: Path | None) -> list[tuple[str, Span]]:
     try:
         status = os.stat(tar)
         now = [_FORMAT, status.st_size, status.st_mtime_ns]
-        kept = None if cache_root is None else cache_root / "tar" / f"{cache.digest(tar)}.json"
-        found = None if kept is None else _read(kept, now)
+        kept = cache_root / "tar" / f"{cache.digest(tar)}.json"
+        found = _read(kept, now)
         if found is None:
             found = _list(tar)
-            if kept is not None:
-                cache.write_file(kept, json.dumps({"tar": now, "members": found}))
+            cache.write_file(kept, json.dumps({"tar": now, "members": found}))
     except (OSError, tarfile.TarError) as error:
         text = getattr(error, "strerror", None) or error
         raise InputError(f"{tar} cannot be read as a tar: {text}") from error

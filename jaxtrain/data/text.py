@@ -12,26 +12,43 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from jaxtrain.data import cache, documents, masking, packing, stdlib_corpus, tokens
-from jaxtrain.data.source import Sources
+from jaxtrain import numbers
+from jaxtrain.data import (
+    cache,
+    documents,
+    hub,
+    mixture,
+    packing,
+    splitting,
+    stdlib_corpus,
+    tokenizer,
+    tokens,
+    vocabulary,
+)
+from jaxtrain.data.masked_source import MaskedSource
+from jaxtrain.data.source import Source, Sources
+from jaxtrain.data.specials import Specials
+from jaxtrain.data.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A token cache and what was found on the way to it.
+    """Token caches and what was found on the way to them.
 
     Attributes:
-        folder: the cache's folder.
-        manifest: its manifest.
+        caches: folder and manifest for each source of text.
+        tokenizer: the ``tokenizer.json`` of all of them.
+        vocabulary: ids that it has.
+        specials: its special tokens.
         files: input files found, good and bad.
         bad: the bad ones.
     """
 
-    folder: Path
-    manifest: dict[str, Any]
+    caches: tuple[tuple[Path, dict[str, Any]], ...]
+    tokenizer: Path
+    vocabulary: int
+    specials: Specials
     files: int
     bad: tuple[BadExample, ...]
 
@@ -41,7 +58,13 @@ class Text:
     """Where text comes from and how it is fed."""
 
     path: str | None = None
-    """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet."""
+    """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet. Or
+    hf:NAME[:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (takes the extra hf)."""
+    more_paths: tuple[str, ...] = ()
+    """Further sources beside path, of the same kinds."""
+    weights: tuple[float, ...] = ()
+    """Shares of the training sequences that path and each of more_paths get, any positive numbers;
+    none: each as many as it has. An epoch is as long as all sources together."""
     val_path: str | None = None
     """The same for validation; None splits path."""
     batch_size: int
@@ -57,13 +80,17 @@ class Text:
     max_bad_share: float = 0.1
     """Stop if more than this share of the files cannot be read, 0 to 1."""
     max_examples: int | None = None
-    """Documents to use, spread evenly over the corpus; None is all. With val_path: documents to
-    train on."""
+    """Documents to use, spread evenly over the corpus (of a Hugging Face dataset: the first ones);
+    None is all. With val_path: documents to train on. Takes 500k, 2.5M, 1B."""
     train_split: float = 0.9
     """Share of the files (of the documents, where there is one file) that trains; the rest
     validates, at least one each. Without meaning where val_path is given."""
     tokenizer: str | None = None
-    """A tokenizer.json to use; None learns one from the training split."""
+    """A tokenizer.json to use; None takes that of model.init_from, and without one learns one from
+    the training split."""
+    tokenizer_kind: TokenizerKind = "wordpiece"
+    """What is learned: wordpiece (lower-cased), bpe (byte-level, with case) or word (whole words,
+    lower-cased)."""
     text_field: str | None = None
     """The field of .jsonl objects or the column of .parquet files that holds the text; None takes
     the first of the usual names (text, content, body, ...)."""
@@ -76,15 +103,27 @@ class Text:
         least = 1 if self.val_path else 2
         if self.max_examples is not None and self.max_examples < least:
             raise InputError(f"data.max_examples is {self.max_examples}, it must be >= {least}")
+        if self.more_paths and self.path is None:
+            raise InputError("data.more_paths are beside data.path: name the first one there")
+        if self.weights and len(self.weights) != 1 + len(self.more_paths):
+            raise InputError(
+                f"data.weights has {len(self.weights)} numbers for {1 + len(self.more_paths)} "
+                "sources: give one for data.path and one for each of data.more_paths"
+            )
+        if any(weight <= 0 for weight in self.weights):
+            raise InputError(
+                f"data.weights {self.weights}: use numbers above 0, or drop the source"
+            )
 
     def prepare(self, vocab_size: int, say: Callable[[str], None]) -> Prepared:
-        """Find the files, check them, and bring the token cache up to date.
+        """Find the files, check them, and bring the token caches up to date.
 
         Raises:
             InputError: no path, no text, too many bad files, a tokenizer that does not fit.
         """
         root = cache.root(self.cache_dir)
         folder = root / "text"
+        folder.mkdir(exist_ok=True)
         path = self.path
         if path is None:
             if not self.demo:
@@ -92,48 +131,105 @@ class Text:
                     "no data given: name a text file, a folder or a glob with --data.path"
                 )
             path = str(stdlib_corpus.prepare(root, say))
-        folder.mkdir(exist_ok=True)
-        found = documents.scan(path, self.text_field, folder, "--data.path", say)
-        good = self._good(found, "--data.path", say)
-        counts = [file.documents for file in good]
-        if self.val_path is None:
-            val_found: list[documents.Scanned] = []
-            splits = tokens.assign(
-                counts,
-                [file.name for file in good],
-                train_split=self.train_split,
-                max_examples=self.max_examples,
+        named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
+        found = [self._find(path, flag, folder, say) for flag, path in named]
+        good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
+        quotas = self._quotas([sum(file.documents for file in files) for files in good], say)
+        corpora = [
+            self._corpus(files, path, quota)
+            for files, (_, path), quota in zip(good, named, quotas, strict=True)
+        ]
+        if self.val_path is not None:
+            found.append(self._find(self.val_path, "--data.val_path", folder, say))
+            files = self._good(found[-1], "--data.val_path", self.val_path, say)
+            split = splitting.assign_all([file.documents for file in files], splitting.VAL, None)
+            corpora.append(
+                tokens.Corpus(files=files, split=split, text_field=self._field(self.val_path))
             )
-        else:
-            val_found = documents.scan(
-                self.val_path, self.text_field, folder, "--data.val_path", say
-            )
-            val_good = self._good(val_found, "--data.val_path", say)
-            splits = tokens.assign_all(counts, tokens.TRAIN, self.max_examples)
-            splits += tokens.assign_all([f.documents for f in val_good], tokens.VAL, None)
-            good = good + val_good
-        target, manifest = tokens.prepare(
-            tokens.Corpus(files=good, splits=splits, text_field=self.text_field),
+        words = vocabulary.prepare(
+            corpora,
             vocab_size=vocab_size,
-            tokenizer_path=Path(self.tokenizer).expanduser() if self.tokenizer else None,
+            kind=self.tokenizer_kind,
+            given=Path(self.tokenizer).expanduser() if self.tokenizer else None,
             folder=folder,
             say=say,
         )
+        caches = tuple(
+            tokens.prepare(corpus, tokenizer_path=words, folder=folder, say=say)
+            for corpus in corpora
+        )
+        manifest = caches[0][1]
         if manifest["vocabulary"] < vocab_size:
             say(
                 f"the text gives a vocabulary of {manifest['vocabulary']}, the model has "
                 f"{vocab_size}: the other {vocab_size - manifest['vocabulary']} ids stay unused"
             )
-        everything = found + val_found
+        everything = [file for files in found for file in files]
         return Prepared(
-            folder=target,
-            manifest=manifest,
+            caches=caches,
+            tokenizer=caches[0][0] / tokenizer.NAME,
+            vocabulary=manifest["vocabulary"],
+            specials=Specials.from_json(manifest["specials"]),
             files=len(everything),
             bad=tuple(BadExample(f.path, f.reason) for f in everything if f.reason is not None),
         )
 
+    def _with_tokenizer_of(self, model: Any, say: Callable[[str], None]) -> "Text":
+        """With the tokenizer of ``model.init_from``: its word vectors mean nothing with another."""
+        if self.tokenizer is not None or model.init_from is None:
+            return self
+        source = Path(model.init_from).expanduser()
+        if not source.is_dir():
+            raise InputError(
+                f"model.init_from {source} has no tokenizer beside it: name the one that its words "
+                "come from with --data.tokenizer"
+            )
+        path = tokenizer.beside(source)
+        say(f"tokenizer of model.init_from: {path}")
+        return dataclasses.replace(self, tokenizer=str(path))
+
+    def _find(
+        self, path: str, flag: str, folder: Path, say: Callable[[str], None]
+    ) -> list[documents.Scanned]:
+        if not hub.is_named(path):
+            return documents.scan(path, self.text_field, folder, flag, say)
+        most = self.max_examples if flag != "--data.val_path" else None
+        fetched, parts = hub.fetch(path, flag, folder.parent / "hf", self.text_field, most, say)
+        return documents.scan(str(fetched), hub.FIELD, folder, flag, say)[:parts]
+
+    def _field(self, path: str) -> str | None:
+        return hub.FIELD if hub.is_named(path) else self.text_field
+
+    def _quotas(self, counts: list[int], say: Callable[[str], None]) -> list[int | None]:
+        """Documents to use of each source, in proportion to what they have."""
+        if self.max_examples is None:
+            return [None] * len(counts)
+        most = min(self.max_examples, sum(counts))
+        say(
+            f"data.max_examples {numbers.readable(self.max_examples)}: uses {most:,} of "
+            f"{sum(counts):,} documents"
+        )
+        least = 1 if self.val_path else 2
+        return [max(least, share) for share in mixture.shared_out(most, counts)]
+
+    def _corpus(
+        self, files: list[documents.Scanned], path: str, quota: int | None
+    ) -> tokens.Corpus:
+        counts, names = [file.documents for file in files], [file.name for file in files]
+        if self.val_path is None:
+            split = splitting.assign(
+                counts, names, train_split=self.train_split, max_examples=quota
+            )
+        else:
+            split = splitting.assign_all(counts, splitting.TRAIN, quota)
+        return tokens.Corpus(files=files, split=split, text_field=self._field(path))
+
     def _good(
-        self, found: list[documents.Scanned], flag: str, say: Callable[[str], None]
+        self,
+        found: list[documents.Scanned],
+        flag: str,
+        path: str,
+        say: Callable[[str], None],
     ) -> list[documents.Scanned]:
         good = [file for file in found if file.reason is None]
         bad = [file for file in found if file.reason is not None]
@@ -141,7 +237,7 @@ class Text:
             say(f"left out {file.path}: {file.reason}")
         if not good:
             raise InputError(
-                f"{flag}: none of {len(found)} files can be read; the first is "
+                f"{flag} {path}: none of {len(found)} files can be read; the first is "
                 f"{bad[0].path}: {bad[0].reason}"
             )
         return good
@@ -168,7 +264,8 @@ class Masked(Text):
         """Open both splits, building the token cache and the packing index where there is none.
 
         Args:
-            model: its ``sequence_length``, ``vocab_size`` and ``mask_fraction`` are read.
+            model: its ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id`` and
+                ``attend`` are read.
             seed: of the run; the split does not depend on it, so that runs that differ in the seed
                 share a cache and are validated on the same text.
             say: takes messages for the console.
@@ -181,102 +278,75 @@ class Masked(Text):
             raise InputError(
                 f"model.sequence_length is {model.sequence_length}: [CLS], a token and [SEP] need 3"
             )
-        prepared = self.prepare(model.vocab_size, say)
-        folder, index = packing.pack(prepared.folder, prepared.manifest, model.sequence_length, say)
-        train, val = (
-            MaskedSource(
-                packed=packing.Packed(
-                    str(prepared.folder / f"{name}.tokens"),
-                    prepared.manifest["dtype"],
-                    str(folder / f"{name}.npy"),
-                ),
-                examples=index[name]["examples"],
-                sequence_length=model.sequence_length,
-                vocab_size=prepared.manifest["vocabulary"],
-                mask_fraction=model.mask_fraction,
-                random_share=self.random_share,
-                keep_share=self.keep_share,
-                fingerprint=cache.digest(
-                    prepared.manifest["splits"][name]["sha256"],
-                    prepared.manifest["tokenizer"],
-                    index["version"],
-                    model.sequence_length,
-                ),
-                tokenizer_path=str(prepared.folder / "tokenizer.json"),
+        prepared = self._with_tokenizer_of(model, say).prepare(model.vocab_size, say)
+        if prepared.specials.pad != model.pad_id:
+            raise InputError(
+                f"the tokenizer's padding has id {prepared.specials.pad}, and model.pad_id is "
+                f"{model.pad_id}: set --model.pad_id {prepared.specials.pad}"
             )
-            for name in tokens.SPLITS
-        )
+        indexes = [
+            packing.pack(folder, manifest, model.sequence_length, say)
+            for folder, manifest in prepared.caches
+        ]
+        splits: dict[str, list[Source]] = {}
+        for name in splitting.SPLITS:
+            splits[name] = [
+                MaskedSource(
+                    packed=packing.Packed(
+                        str(folder / f"{name}.tokens"),
+                        manifest["dtype"],
+                        str(packed / f"{name}.spans"),
+                    ),
+                    examples=index[name]["examples"],
+                    sequence_length=model.sequence_length,
+                    vocab_size=prepared.vocabulary,
+                    specials=prepared.specials,
+                    mask_fraction=model.mask_fraction,
+                    random_share=self.random_share,
+                    keep_share=self.keep_share,
+                    with_segments=model.attend == "document",
+                    fingerprint=cache.digest(
+                        manifest["splits"][name]["sha256"],
+                        manifest["tokenizer"],
+                        index["version"],
+                        model.sequence_length,
+                    ),
+                    tokenizer_path=str(prepared.tokenizer),
+                )
+                for (folder, manifest), (packed, index) in zip(
+                    prepared.caches, indexes, strict=True
+                )
+                if index[name]["examples"]
+            ]
         return Sources(
-            train=train,
-            val=val,
+            train=mixture.of(splits["train"], self.weights),
+            val=mixture.of(splits["val"], ()),
             files=prepared.files,
             bad=prepared.bad,
-            summary=_summary(prepared, index),
+            summary=_summary(prepared, [index for _, index in indexes]),
+            files_to_keep={tokenizer.NAME: prepared.tokenizer.read_bytes()},
         )
 
 
-def _summary(prepared: Prepared, index: dict[str, Any]) -> str:
+def _summary(prepared: Prepared, indexes: list[dict[str, Any]]) -> str:
     """One line for the console; every number is counted, none estimated."""
-    splits = prepared.manifest["splits"]
+    length = indexes[0]["sequence_length"]
+
+    def of_caches(name: str, fact: str) -> int:
+        return sum(manifest["splits"][name][fact] for _, manifest in prepared.caches)
+
+    def of_indexes(name: str, fact: str) -> int:
+        return sum(index[name][fact] for index in indexes)
+
     parts = [
-        f"{name}: {splits[name]['documents']:,} documents, {splits[name]['tokens']:,} tokens, "
-        f"{index[name]['examples']:,} sequences of {index['sequence_length']}"
-        for name in tokens.SPLITS
+        f"{name}: {of_caches(name, 'documents'):,} documents, {of_caches(name, 'tokens'):,} "
+        f"tokens, {of_indexes(name, 'examples'):,} sequences of {length}"
+        for name in splitting.SPLITS
     ]
+    sequences = of_indexes("train", "examples")
     return (
         f"{prepared.files} text files ({len(prepared.bad)} bad); {'; '.join(parts)}; "
-        f"padding {100 * index['train']['padding']:.1f}%, "
-        f"{100 * index['train']['cut']:.0f}% end inside a sentence, "
-        f"vocabulary {prepared.manifest['vocabulary']:,}"
+        f"padding {100 * of_indexes('train', 'padding') / (sequences * length):.2f}% (measured), "
+        f"{100 * of_indexes('train', 'cut') / sequences:.0f}% end inside a sentence, "
+        f"vocabulary {prepared.vocabulary:,}"
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedSource:
-    """One split as masked sequences; see :class:`jaxtrain.data.source.Source`.
-
-    Attributes:
-        packed: reads the sequences.
-        examples: their number.
-        sequence_length: tokens of an example, padding included.
-        vocab_size: ids that the tokenizer has; no other one is ever given.
-        mask_fraction: share of the ordinary tokens that is chosen.
-        random_share: share of the chosen that become a random token.
-        keep_share: share of the chosen that stay.
-        fingerprint: digest of the token stream, the tokenizer and the packing. Masking is not in
-            it: it changes no example's text, order or number, so a run may resume with another.
-        tokenizer_path: the ``tokenizer.json`` of the ids.
-    """
-
-    packed: packing.Packed
-    examples: int
-    sequence_length: int
-    vocab_size: int
-    mask_fraction: float
-    random_share: float
-    keep_share: float
-    fingerprint: str
-    tokenizer_path: str
-
-    def __len__(self) -> int:
-        return self.examples
-
-    def sequence(self, index: int) -> np.ndarray:
-        """Example ``index`` without masking: [CLS] tokens [SEP] and padding, int32 [S]."""
-        text = self.packed[index]
-        sequence_S = np.full(self.sequence_length, masking.PAD, np.int32)
-        sequence_S[0] = masking.CLS
-        sequence_S[1 : len(text) + 1] = text
-        sequence_S[len(text) + 1] = masking.SEP
-        return sequence_S
-
-    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Example ``index``, masked by ``rng``: see :func:`jaxtrain.data.masking.mask`."""
-        return masking.mask(
-            self.sequence(index),
-            rng,
-            mask_fraction=self.mask_fraction,
-            random_share=self.random_share,
-            keep_share=self.keep_share,
-            vocab_size=self.vocab_size,
-        )

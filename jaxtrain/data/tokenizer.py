@@ -1,25 +1,38 @@
-"""WordPiece tokenizers: trained on a corpus, or read from a ``tokenizer.json``.
+"""Tokenizers: trained on a corpus, or read from a ``tokenizer.json``.
 
-Text is lower-cased and stripped of accents, split at white space and punctuation, and each word is
-cut into the longest pieces of the vocabulary (BERT's uncased tokenizer). The saved file loads in
-transformers as ``BertTokenizerFast(tokenizer_file=...)``.
+Three kinds are trained here. All begin with [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, and
+their ids have no gaps.
 
-Ids: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then single characters, then pieces in the order
-of their merging, without gaps.
+* ``wordpiece``: text is lower-cased and stripped of accents, split at white space and punctuation,
+  and each word is cut into the longest pieces of the vocabulary (BERT's uncased tokenizer). The
+  saved file loads in transformers as ``BertTokenizerFast(tokenizer_file=...)``.
+* ``bpe``: byte-level byte-pair encoding (GPT-2's, RoBERTa's). Case stays, every text can be
+  written, and a run of white space counts as one space.
+* ``word``: whole words, normalised and split as for ``wordpiece``; all but the most frequent ones
+  are [UNK].
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jaxtrain.data.masking import CLS, SEP, SPECIALS
+from jaxtrain.data import specials
+from jaxtrain.data.specials import CLS, SEP
+from jaxtrain.data.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
+NAME = "tokenizer.json"  # of the file, in a token cache, a checkpoint and an export
+Kind = Literal["wordpiece", "bpe", "word"]
 _CONTINUES = "##"
 _LONGEST_WORD = 100  # characters; WordPiece makes [UNK] of a longer one
+# Distinct words that are counted and learned from. What is rarer decides nothing in a vocabulary of
+# some 100,000 entries, and memory stays below a GiB.
+_MOST_COUNTED, _MOST_LEARNED = 1_000_000, 500_000
+_BYTES = 256
 _RARE_CHARACTER = 1e-6  # a character with a smaller share of the text is cut and becomes [UNK]
 
 
@@ -33,30 +46,97 @@ def wordpiece(vocab: dict[str, int]) -> tokenizers.Tokenizer:
             max_input_chars_per_word=_LONGEST_WORD,
         )
     )
-    tokenizer.add_special_tokens(list(SPECIALS))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
+    return _with_specials(tokenizer)
+
+
+def _with_specials(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Marks the special tokens as such, and puts [CLS] and [SEP] around a text."""
+    tokenizer.add_special_tokens(list(SPECIALS))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
     )
-    tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
     return tokenizer
 
 
-def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+def train(
+    documents: Iterable[str], vocab_size: int, kind: Kind = "wordpiece"
+) -> tokenizers.Tokenizer:
     """Learn a vocabulary of ``vocab_size`` entries, or of fewer where the text gives no more.
+
+    The result depends on the text alone, not on the process or its threads. Memory is bounded:
+    of more than a million distinct words those seen once so far are forgotten, and the half a
+    million most frequent ones are learned from.
+
+    Args:
+        documents: texts, in order.
+        vocab_size: entries, with the five special ones.
+        kind: see the top of this file.
+
+    Raises:
+        InputError: the vocabulary is too small for this kind.
+    """
+    if kind == "word":
+        return _train_words(documents, vocab_size)
+    if kind == "bpe":
+        return _train_bytes(documents, vocab_size)
+    return _train_pieces(documents, vocab_size)
+
+
+def _train_words(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """The most frequent words that were seen twice or more; of equals the alphabet's first."""
+    ranked = [word for word, count in _most_frequent(_count_words(documents)) if count > 1]
+    entries = [*SPECIALS, *ranked[: vocab_size - len(SPECIALS)]]
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return _with_specials(tokenizer)
+
+
+def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """All 256 bytes, and the most frequent neighbours merged until the vocabulary is full."""
+    least = len(SPECIALS) + _BYTES
+    if vocab_size < least:
+        raise InputError(
+            f"model.vocab_size is {vocab_size}: data.tokenizer_kind=bpe needs {least} for the "
+            "bytes and the special tokens alone; enlarge it, or take wordpiece"
+        )
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    words: Counter[str] = Counter()
+    for document in documents:
+        words.update(document.split())
+        _forget_rare(words)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_repeat(dict(_most_frequent(words))), trainer=trainer)
+    return _with_specials(tokenizer)
+
+
+def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """WordPiece by merging.
 
     The most frequent characters come first, at most two thirds of the vocabulary; those with less
     than a millionth of the text, or seen once, are left out, so that [UNK] occurs in training. Then
     the most frequent neighbours are merged until the vocabulary is full.
 
-    The result depends on the text alone. The library's trainer by itself breaks ties by the order
-    of a hash map, so two runs differ; giving it the alphabet as ready-made entries in sorted order
-    leaves nothing to that order.
+    The library's trainer by itself breaks ties by the order of a hash map, so two runs differ;
+    giving it the alphabet as ready-made entries in sorted order leaves nothing to that order.
 
-    Memory grows with the distinct words. One core for counting, all cores for merging.
+    One core for counting, all cores for merging.
     """
     words = _count_words(documents)
     alphabet = _alphabet(words, vocab_size)
@@ -73,7 +153,7 @@ def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     )
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    learner.train_from_iterator(_repeat(words), trainer=trainer)
+    learner.train_from_iterator(_repeat(dict(_most_frequent(words))), trainer=trainer)
     vocab = learner.get_vocab(with_added_tokens=False)
     return wordpiece(dict(sorted(vocab.items(), key=lambda item: item[1])))
 
@@ -84,6 +164,7 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
     chunks: Counter[str] = Counter()
     for document in documents:
         chunks.update(normalizer.normalize_str(document).split())
+        _forget_rare(chunks)
     words: Counter[str] = Counter()
     for chunk, count in chunks.items():
         if chunk.isalpha():  # nothing to cut, and far quicker
@@ -92,6 +173,23 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
             for word, _ in splitter.pre_tokenize_str(chunk):
                 words[word] += count
     return Counter({word: n for word, n in words.items() if len(word) <= _LONGEST_WORD})
+
+
+def _forget_rare(words: Counter[str]) -> None:
+    """Drops words seen once, then twice and so on, where there are more than memory has room for.
+
+    What is dropped depends on the order of the text alone.
+    """
+    least = 2
+    while len(words) > _MOST_COUNTED:
+        for word in [word for word, count in words.items() if count < least]:
+            del words[word]
+        least += 1
+
+
+def _most_frequent(words: Counter[str]) -> list[tuple[str, int]]:
+    """The words to learn from, most frequent first, of equals the alphabet's first."""
+    return sorted(words.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LEARNED]
 
 
 def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:
@@ -114,7 +212,7 @@ def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:
     return kept + [_CONTINUES + c for c in kept if c in continuing]
 
 
-def _repeat(words: Counter[str]) -> Iterator[str]:
+def _repeat(words: dict[str, int]) -> Iterator[str]:
     """Lines of text in which each word occurs as often as counted."""
     for word, count in words.items():
         while count > 0:
@@ -127,7 +225,7 @@ def load(path: Path, vocab_size: int) -> tokenizers.Tokenizer:
     """Read a ``tokenizer.json`` and check that it fits the model.
 
     Raises:
-        InputError: no such file, no tokenizer, too many entries, or other ids of special tokens.
+        InputError: no such file, no tokenizer, too many entries, or no special tokens.
     """
     if not path.is_file():
         raise InputError(f"--data.tokenizer {path}: no such file")
@@ -135,13 +233,7 @@ def load(path: Path, vocab_size: int) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise InputError(f"--data.tokenizer {path}: not a tokenizer.json: {error}") from error
-    found = tuple(tokenizer.token_to_id(token) for token in SPECIALS)
-    wanted = tuple(range(len(SPECIALS)))
-    if found != wanted:
-        raise InputError(
-            f"--data.tokenizer {path}: the ids of {', '.join(SPECIALS)} are {found}, the model "
-            f"needs {wanted}: train one by leaving --data.tokenizer out"
-        )
+    specials.find(tokenizer, f"--data.tokenizer {path}")
     check_size(tokenizer, vocab_size, f"--data.tokenizer {path}")
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -160,5 +252,46 @@ def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> N
             f"{name}: its vocabulary has {size} ids, the model {vocab_size}: "
             f"set --model.vocab-size {size}"
         )
-    if size <= len(SPECIALS):
+    if size <= len(specials.find(tokenizer, name).ids()):
         raise InputError(f"{name}: its vocabulary has special tokens only")
+
+
+def of_source(source: Path) -> tokenizers.Tokenizer:
+    """The tokenizer that travels with a model.
+
+    Args:
+        source: a checkpoint, a run's directory (its best checkpoint, or else its newest), an
+            exported folder, or a ``tokenizer.json``.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    path = source if source.is_file() else beside(source)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(f"{path}: not a tokenizer.json: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def beside(source: Path) -> Path:
+    """The ``tokenizer.json`` of a folder that :func:`of_source` takes.
+
+    Raises:
+        InputError: there is none.
+    """
+    from jaxtrain import checkpoint_folders  # here: worker processes need none of it
+
+    folders = [source]
+    for kind in (checkpoint_folders.BEST, checkpoint_folders.CHECKPOINTS):
+        newest = checkpoint_folders.latest_in(source / kind)
+        folders += [newest] if newest else []
+    for folder in folders:
+        if (folder / NAME).is_file():
+            return folder / NAME
+    raise InputError(
+        f"{source}: no {NAME} in it: name a checkpoint or a run of a text model, a folder that "
+        f"export has written, or a {NAME}"
+    )

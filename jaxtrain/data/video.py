@@ -202,7 +202,7 @@ class Config:
     ) -> tuple[list[Entry], list[BadExample], Path]:
         """The usable files of one input, the others, and the input's folder in the cache."""
         found = video_files.find(path, flag, root, say)
-        folder = root / "video" / cache.digest(str(Path(path).expanduser().absolute()))[:16]
+        folder = video_index.folder_of(path, root)
         entries = video_index.build(found, folder, decode_all=self.verify == "index", say=say)
         usable, bad = [], []
         for entry in entries:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxtrain.data import cache, video_decode, video_files, video_frames, video_index
+from jaxtrain.data import cache, video_files, video_index
+from jaxtrain.data.clips import unvaried
 from jaxtrain.data.video_index import Entry
 from jaxtrain.errors import BadExample, InputError
 
@@ -49,16 +50,7 @@ class Clip:
             raise BadExample(self.entry.path, text)
         first = round(self.place * room)
         numbers = there[first : first + self.frames].tolist()
-        return video_frames.crop_and_resize(
-            video_decode.read(self.entry.path, info, numbers),
-            info,
-            height=self.height,
-            width=self.width,
-            scale=1.0,
-            across=0.5,
-            down=0.5,
-            mirror=False,
-        )
+        return unvaried(self.entry, numbers, self.height, self.width)
 
 
 def choose(
@@ -84,8 +76,9 @@ def choose(
     Raises:
         InputError: there are no videos, or none that can be used.
     """
-    found = video_files.find(path, flag)
-    folder = cache.root(None) / "video" / cache.digest(str(Path(path).expanduser().absolute()))[:16]
+    root = cache.root(None)
+    found = video_files.find(path, flag, root, say)
+    folder = video_index.folder_of(path, root)
     usable: list[Entry] = []
     for entry in video_index.build(found, folder, decode_all=False, say=say):
         if entry.info is None:

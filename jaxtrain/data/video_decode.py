@@ -16,6 +16,7 @@ from jaxtrain.data.video_packets import (
     Keyframe,
     Scan,
     Span,
+    flag_corrupt,
     open_input,
     reason,
     shows_frame,
@@ -46,8 +47,7 @@ def verify(path: str, info: Scan, span: Span | None = None) -> Verdict:
     try:
         with open_input(path, span) as container:
             stream = _open_stream(container, info)
-            if stream.codec_context.name == "hevc":  # its decoder flags no corrupt frame otherwise
-                stream.codec_context.options = {"err_detect": "explode"}
+            flag_corrupt(stream)
             for packet in container.demux(stream):
                 if packet.size and shows_frame(packet, stream):
                     stamps.append(packet.pts)

@@ -54,30 +54,22 @@ class Found(NamedTuple):
         return self.path if self.span is None else self.span.file
 
 
-def find(
-    path: str,
-    flag: str,
-    cache_root: Path | None = None,
-    say: Callable[[str], None] = print,
-) -> list[Found]:
+def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> list[Found]:
     """All video files that ``path`` names, sorted by name, each once.
 
     Args:
         path: a folder, a video file, a tar, a pattern of tars, or a list of files.
         flag: the option that gave the path, for messages.
-        cache_root: of the cache, which has the members of tars, and what was fetched; None keeps
-            nothing and fetches nothing.
+        cache_root: of the cache, which has the members of tars, and what was fetched.
         say: takes messages for the console.
 
     Raises:
-        InputError: the path is missing, is of no known kind, or names no file.
+        InputError: the path is missing, is of no known kind, or names no file, or two files would
+            have one name.
     """
     tar_members.check_not_packed(path, flag)
 
     def local(addresses: list[str]) -> dict[str, str]:
-        if not addresses:
-            return {}
-        assert cache_root is not None, "addresses need a cache"
         return remote.fetch(addresses, cache_root, flag, say)
 
     top = Path(path).expanduser().absolute()
@@ -92,7 +84,8 @@ def find(
         several = tar_members.expand(str(top))
         if several == [str(top)]:
             raise InputError(f"{flag} {path}: no such file or folder")
-        named = [Found(Path(one).name, one) for one in several]
+        above = str(top).partition("{")[0].rpartition("/")[0] or "/"
+        named = [Found(Path(one).relative_to(above).as_posix(), one) for one in several]
         cure = "let it stand for .tar files with videos in them"
     elif top.suffix.lower() in LISTS:
         items = [one for item in _items(top, flag) for one in _expanded(item)]
@@ -111,7 +104,7 @@ def find(
     found = [inner for one in named for inner in _unfolded(one, flag, cache_root)]
     if not found:
         raise InputError(f"{flag} {path} names no video file: {cure}")
-    return sorted({one.name: one for one in found}.values(), key=lambda one: one.name)
+    return sorted(_distinct(found, flag, path).values(), key=lambda one: one.name)
 
 
 def split(names: list[str], train_share: float) -> list[bool]:
@@ -156,7 +149,7 @@ def _walk(top: Path) -> Iterator[Found]:
             yield Found(path.relative_to(top).as_posix(), str(path))
 
 
-def _unfolded(one: Found, flag: str, cache_root: Path | None) -> Iterator[Found]:
+def _unfolded(one: Found, flag: str, cache_root: Path) -> Iterator[Found]:
     """The file itself, or the videos in it if it is a tar."""
     tar_members.check_not_packed(one.path, flag)
     if not one.path.lower().endswith(tar_members.SUFFIX):
@@ -167,6 +160,24 @@ def _unfolded(one: Found, flag: str, cache_root: Path | None) -> Iterator[Found]
         if os.path.splitext(name)[1].lower() in SUFFIXES and not hidden:
             name = name.removeprefix("./")
             yield Found(f"{one.name}/{name}", f"{one.path}/{name}", span)
+
+
+def _distinct(found: list[Found], flag: str, path: str) -> dict[str, Found]:
+    """By name; a tar may hold a member twice, and the last one counts.
+
+    Raises:
+        InputError: two places have one name.
+    """
+    by_name: dict[str, Found] = {}
+    for one in found:
+        other = by_name.get(one.name, one)
+        if other.path != one.path:
+            raise InputError(
+                f"{flag} {path}: both {other.path} and {one.path} would be called {one.name}: "
+                "leave one out, or name a folder or a list above both"
+            )
+        by_name[one.name] = one
+    return by_name
 
 
 def _expanded(item: dict[str, str]) -> list[dict[str, str]]:

@@ -150,12 +150,16 @@ def _graph(
     return graph
 
 
+def is_hd(height: int, width: int) -> bool:
+    """Whether players take an unmarked video of this size (pixels) for BT.709, not BT.601."""
+    return width >= 1280 or height > 576
+
+
 def colour_options(frame: VideoFrame) -> str:
     """How the scale filter is to understand a frame's colours; begins with a colon, or is empty."""
     if frame.format.is_rgb:
         return ""
     full = frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")
-    # What is not marked is taken as players take it: HD is BT.709, smaller is BT.601.
-    unmarked = "bt709" if frame.width >= 1280 or frame.height > 576 else "bt601"
+    unmarked = "bt709" if is_hd(frame.height, frame.width) else "bt601"
     matrix = _MATRICES.get(frame.colorspace, unmarked)
     return f":in_range={'full' if full else 'limited'}:in_color_matrix={matrix}"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import cache, video_decode, video_files, video_packets
+from jaxtrain.data import cache, remote, video_decode, video_files, video_packets
 from jaxtrain.data.video_decode import Verdict
 from jaxtrain.data.video_packets import Keyframe, Scan, Span
 from jaxtrain.errors import BadExample, InputError
@@ -58,6 +58,12 @@ class Entry:
         """``info`` of a file that can be read."""
         assert self.info is not None, f"{self.path} is broken: {self.reason}"
         return self.info
+
+
+def folder_of(path: str, cache_root: Path) -> Path:
+    """Where the cache keeps the index of what a path names; by its place, or its address."""
+    whole = path if remote.is_remote(path) else str(Path(path).expanduser().absolute())
+    return cache_root / "video" / cache.digest(whole)[:16]
 
 
 def build(

@@ -266,6 +266,12 @@ def single_threaded(stream: VideoStream) -> VideoStream:
     return stream
 
 
+def flag_corrupt(stream: VideoStream) -> None:
+    """Lets no decoder pass over damage: HEVC's flags no corrupt frame, and so has to raise."""
+    if stream.codec_context.name == "hevc":
+        stream.codec_context.options = {"err_detect": "explode"}
+
+
 def reason(error: Exception) -> str:
     """An error of PyAV or the system in words, without the path."""
     return getattr(error, "strerror", None) or str(error)

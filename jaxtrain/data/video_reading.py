@@ -128,8 +128,7 @@ class Video:
     ) -> Iterator[VideoFrame | av.Packet]:
         """Frames, and packets of the other streams."""
         video = streams[0]
-        if video.codec_context.name == "hevc":  # its decoder flags no corrupt frame otherwise
-            video.codec_context.options = {"err_detect": "explode"}
+        video_packets.flag_corrupt(video)
         came = 0
         try:
             for packet in container.demux(streams):

@@ -11,12 +11,11 @@ from av.audio.stream import AudioStream
 from av.video.reformatter import ColorRange, Colorspace
 
 from jaxtrain import files
-from jaxtrain.data import video_packets
+from jaxtrain.data import video_frames, video_packets
 from jaxtrain.data.video_reading import Picture, Video
 from jaxtrain.errors import InputError
 
 ENDINGS = (".mp4", ".m4v", ".mov", ".mkv")
-LARGEST_SIDE = 16384  # of H.264's levels
 _TAG_BT709, _TAG_BT601 = 1, 6  # ITU-T H.273 matrix coefficients
 
 
@@ -66,7 +65,7 @@ class Writer:
         height, width = picture.pixels.shape[:2]
         if self._stream is None:
             self._open(height, width)
-        hd = width >= 1280 or height > 576  # as players take what is not marked
+        hd = video_frames.is_hd(height, width)
         frame = av.VideoFrame.from_ndarray(picture.pixels, "rgb24").reformat(
             format="yuv420p",
             dst_colorspace=Colorspace.ITU709 if hd else Colorspace.ITU601,
@@ -95,7 +94,7 @@ class Writer:
         stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
         stream.time_base = stream.codec_context.time_base = self._time_base
         stream.codec_context.sample_aspect_ratio = self._aspect
-        hd = width >= 1280 or height > 576
+        hd = video_frames.is_hd(height, width)
         stream.codec_context.colorspace = _TAG_BT709 if hd else _TAG_BT601
         stream.codec_context.color_range = ColorRange.MPEG
         self._stream = stream

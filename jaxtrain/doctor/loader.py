@@ -246,9 +246,7 @@ class _Arrivals(threading.Thread):
 
 def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
     """Examples/s of this process alone, the first one left out: it opens files."""
-    rows = order.TrainingRows(
-        source, order.Order(len(source), seed), 0, 1, 0, 1, _TRIED + 1, quarantine
-    )
+    rows = order.TrainingRows(source, order.of(source, seed), 0, 1, 0, 1, _TRIED + 1, quarantine)
     rows[0]
     began = time.perf_counter()
     for row in range(1, _TRIED + 1):

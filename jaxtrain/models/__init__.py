@@ -25,7 +25,10 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
 - ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``, optional:
   the parameters under the names of the program that the model comes from, and the way back, which
   raises ``InputError`` for every array that is missing, extra or misshapen. With them
-  ``guess(tensors, source) -> Config``, a class method: what such a file asks for.
+  ``guess(tensors, source) -> Config``, a class method: what such a file asks for; and ``UNSEEN``,
+  the fields that no array's shape tells: a run starts only from parameters trained with the same.
+- ``to_settings() -> dict`` and ``from_settings(dict, source) -> Config``, a class method, optional:
+  the config.json of transformers (:mod:`jaxtrain.hf_folder`), and the way back.
 
 The module that ``build`` returns:
 
@@ -35,6 +38,8 @@ The module that ``build`` returns:
   same numbers.
 - ``evaluate(batch) -> {name: (sum, weight)}``: no chance, no augmentation. A third entry, the sum
   of squares, asks for ``NAME_std`` beside ``NAME``. ``"loss"`` is always among the names.
+- ``derived(means) -> {name: value}``, optional and static: what follows from the means of
+  ``evaluate`` over all examples, as a perplexity.
 - ``samples(batch) -> {name: picture}``, optional: uint8 [H, W, 3] each, or [T, H, W, 3] for a clip.
 
 Sums are float32 scalars over the whole batch given, rows weighted by ``batch["weight"]``; whoever

@@ -6,18 +6,22 @@ word embedding with a bias. Parameters map one to one onto transformers' `BertFo
 token types are zeros here (they are a constant, which the positions hold already).
 
 Shapes: B sequences, S tokens, M predicted positions, D hidden width, N heads, K width of a head,
-V words.
+V words, Q either S or 1 (the same for every query).
 """
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxtrain.errors import InputError
-from jaxtrain.layers import Remat, einsum_float32, remat
+from jaxtrain.layers import Remat, cross_entropy, dropout, einsum_float32, gelu, remat
+from jaxtrain.models import bert_weights
 
 PAD = 0
 _INIT_STD = 0.02
@@ -47,11 +51,17 @@ class Config:
     """Share that is zeroed of embeddings, attention probabilities and the output of each layer."""
     mask_fraction: float = 0.15
     """Share of the tokens of a sequence that is predicted."""
+    attend: Literal["sequence", "document"] = "sequence"
+    """What a token attends to: the whole sequence, or the document that it belongs to. A packed
+    sequence holds several short documents."""
+    pad_id: int = PAD
+    """The tokenizer's id of padding."""
     remat: Remat = "none"
     """block: the backward pass computes each layer again and keeps only what goes into it; none: it
     keeps everything."""
     init_from: str | None = None
-    """Where a new run takes its parameters from: a checkpoint, or a run's directory."""
+    """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
+    transformers' BertForMaskedLM."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "sequence_length", "hidden", "layers", "heads"):
@@ -93,10 +103,12 @@ class Config:
         """Ids in `tokens` int32 [B, S] (masked), and what to predict where.
 
         `positions`, `targets` int32 [B, M] and `target_weights` float32 [B, M]: weight 0 marks an
-        unused slot. `weight` float32 [B].
+        unused slot. `weight` float32 [B]. With `attend="document"` also `segments` int32 [B, S]:
+        the number of each token's document in its sequence, from 1 on, and 0 for padding.
         """
         tokens, slots = (batch_size, self.sequence_length), (batch_size, self.predicted)
-        return {
+        segments = {"segments": jax.ShapeDtypeStruct(tokens, jnp.int32)}
+        return (segments if self.attend == "document" else {}) | {
             "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32),
             "positions": jax.ShapeDtypeStruct(slots, jnp.int32),
             "targets": jax.ShapeDtypeStruct(slots, jnp.int32),
@@ -107,7 +119,8 @@ class Config:
     def index_limits(self) -> dict[str, int]:
         """How many values each index in a batch can have."""
         words = self.vocab_size
-        return {"tokens": words, "targets": words, "positions": self.sequence_length}
+        limits = {"tokens": words, "targets": words, "positions": self.sequence_length}
+        return limits | ({"segments": 2} if self.attend == "document" else {})
 
     def flops_per_example(self) -> float:
         """Forward and backward pass of a sequence: 3 x forward, matrix products only.
@@ -123,6 +136,46 @@ class Config:
     def tokens_per_example(self) -> int:
         """Tokens of a sequence."""
         return self.sequence_length
+
+    def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Parameters by dotted path -> the state dict of transformers' `BertForMaskedLM`."""
+        return bert_weights.to_bert(params)
+
+    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+        """The way back.
+
+        Raises:
+            InputError: names every array that is missing, extra or misshapen.
+        """
+        module = nnx.eval_shape(lambda: self.build(nnx.Rngs(0)))
+        paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
+        expected = {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
+        return bert_weights.from_bert(tensors, expected, source)
+
+    def to_settings(self) -> dict[str, Any]:
+        """The `config.json` of transformers."""
+        return bert_weights.settings(self)
+
+    @classmethod
+    def from_settings(cls, content: Mapping[str, Any], source: str) -> "Config":
+        """What a `config.json` of transformers describes.
+
+        Raises:
+            InputError: another network.
+        """
+        return cls(**bert_weights.fields(content, source))
+
+    @classmethod
+    def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
+        """Refuses weights alone.
+
+        Raises:
+            InputError: always: no array tells the number of heads.
+        """
+        raise InputError(
+            f"{source}: {len(tensors)} arrays do not tell the number of attention heads; name the "
+            "folder that holds them with their config.json"
+        )
 
     @classmethod
     def tiny(cls) -> "Config":
@@ -189,23 +242,24 @@ class Layer(nnx.Module):
         self.dropout = config.dropout
 
     def __call__(
-        self, x_BSD: jax.Array, attended_BS: jax.Array, keys_B: jax.Array | None
+        self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
-        """[B, S, D] -> the same shape; positions where `attended_BS` is False are not looked at."""
+        """[B, S, D] -> the same shape; query Q looks at the positions where `attended_BQS` is."""
         of_weights, of_attention, of_ff = split_keys(keys_B, 3)
-        h_BSD = self.attention_out(self._attend(x_BSD, attended_BS, of_weights))
+        h_BSD = self.attention_out(self._attend(x_BSD, attended_BQS, of_weights))
         x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, of_attention))
-        h_BSD = self.ff_out(jax.nn.gelu(self.ff_in(x_BSD), approximate=False))
+        h_BSD = self.ff_out(gelu(self.ff_in(x_BSD)))
         return self.ff_norm(x_BSD + dropout(h_BSD, self.dropout, of_ff))
 
     def _attend(
-        self, x_BSD: jax.Array, attended_BS: jax.Array, keys_B: jax.Array | None
+        self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
         """Plain products and a float32 softmax.
 
         Not `jax.nn.dot_product_attention`: BERT drops attention probabilities, which it cannot,
         and its fast kernels take neither a mask of arbitrary positions nor heads of width 2
-        (`mlm_h200_8_small`). At 256 tokens the scores are small.
+        (`mlm_h200_8_small`). At 256 tokens the scores are small. `attend="document"` is such a
+        mask, [B, S, S]; it adds one comparison to a softmax that reads the scores anyway.
         """
         b, s, d = x_BSD.shape
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
@@ -214,7 +268,7 @@ class Layer(nnx.Module):
         scores_BNST = scores_BNST / math.sqrt(d // self.heads)
         # A finite least value: a row of nothing but padding stays finite.
         least = jnp.finfo(jnp.float32).min
-        scores_BNST = jnp.where(attended_BS[:, None, None, :], scores_BNST, least)
+        scores_BNST = jnp.where(attended_BQS[:, None], scores_BNST, least)
         share_BNST = jax.nn.softmax(scores_BNST, -1).astype(x_BSD.dtype)
         share_BNST = dropout(share_BNST, self.dropout, keys_B)
         return jnp.einsum("bnst,btnk->bsnk", share_BNST, v_BSNK).reshape(b, s, d)
@@ -230,7 +284,7 @@ class Head(nnx.Module):
 
     def __call__(self, embeddings: Embeddings, x_BMD: jax.Array) -> jax.Array:
         """[B, M, D] -> float32 logits [B, M, V]; the output layer is the word embedding."""
-        h_BMD = self.norm(jax.nn.gelu(self.dense(x_BMD), approximate=False))
+        h_BMD = self.norm(gelu(self.dense(x_BMD)))
         logits_BMV = einsum_float32("bmd,vd->bmv", h_BMD, embeddings.word[...])
         return logits_BMV + _row(self.bias).astype(jnp.float32)
 
@@ -244,9 +298,18 @@ class MaskedLanguageModel(nnx.Module):
         self.head = Head(config, rngs)
         self.sequence_length = config.sequence_length
         self.remat = config.remat
+        self.attend = config.attend
+        self.pad_id = config.pad_id
 
-    def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
+    def encode(
+        self,
+        tokens_BS: jax.Array,
+        keys_B: jax.Array | None = None,
+        segments_BS: jax.Array | None = None,
+    ) -> jax.Array:
         """Ids -> vectors [B, S, D]; without keys nothing is dropped.
+
+        Without segments all tokens but padding see each other, else those of the same number.
 
         Raises:
             ValueError: the sequence is longer than the positions that the model has.
@@ -259,15 +322,23 @@ class MaskedLanguageModel(nnx.Module):
         of_embeddings, *of_layers = split_keys(keys_B, 1 + len(self.layers))
         x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, tokens_BS, of_embeddings)
         layer_of = remat(Layer.__call__, self.remat)
+        if segments_BS is None:
+            attended_BQS = (tokens_BS != self.pad_id)[:, None, :]
+        else:
+            attended_BQS = segments_BS[:, :, None] == segments_BS[:, None, :]
         for layer, of_layer in zip(self.layers, of_layers, strict=True):
-            x_BSD = layer_of(layer, x_BSD, tokens_BS != PAD, of_layer)
+            x_BSD = layer_of(layer, x_BSD, attended_BQS, of_layer)
         return x_BSD
 
     def logits(
-        self, tokens_BS: jax.Array, positions_BM: jax.Array, keys_B: jax.Array | None = None
+        self,
+        tokens_BS: jax.Array,
+        positions_BM: jax.Array,
+        keys_B: jax.Array | None = None,
+        segments_BS: jax.Array | None = None,
     ) -> jax.Array:
         """float32 logits [B, M, V] at the positions asked for, and nowhere else."""
-        x_BSD = self.encode(tokens_BS, keys_B)
+        x_BSD = self.encode(tokens_BS, keys_B, segments_BS)
         x_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
         return remat(Head.__call__, self.remat)(self.head, self.embeddings, x_BMD)
 
@@ -280,13 +351,21 @@ class MaskedLanguageModel(nnx.Module):
         total, weight, metrics = self._loss(batch, None)
         return {"loss": (total, weight), **metrics}
 
+    @staticmethod
+    def derived(means: Mapping[str, float]) -> dict[str, float]:
+        """`pseudo_perplexity`: exp of the mean loss over the masked positions."""
+        with np.errstate(over="ignore"):
+            return {"pseudo_perplexity": float(np.exp(np.float64(means["loss"])))}
+
     def _loss(self, batch: Batch, keys_B: jax.Array | None) -> tuple[jax.Array, jax.Array, Sums]:
-        logits_BMV = self.logits(batch["tokens"], batch["positions"], keys_B)
-        targets_BM = batch["targets"]
-        target_BM = jnp.take_along_axis(logits_BMV, targets_BM[:, :, None], axis=-1)[:, :, 0]
-        cost_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - target_BM
+        logits_BMV = self.logits(
+            batch["tokens"],
+            batch["positions"],
+            keys_B,
+            batch["segments"] if self.attend == "document" else None,
+        )
+        cost_BM, right_BM = cross_entropy(logits_BMV, batch["targets"])
         weight_BM = batch["target_weights"] * batch["weight"][:, None]
-        right_BM = jnp.argmax(logits_BMV, axis=-1) == targets_BM
         weight = weight_BM.sum()
         return (
             (cost_BM * weight_BM).sum(),
@@ -300,17 +379,6 @@ def split_keys(keys_B: jax.Array | None, count: int) -> list[jax.Array] | list[N
     if keys_B is None:
         return [None] * count
     return list(jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys_B))
-
-
-def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
-    """Zeroes a share of the elements and scales the others up; nothing without keys.
-
-    Each row of `x` [B, ...] has a key of its own, so its mask does not depend on the other rows.
-    """
-    if keys_B is None or rate == 0:
-        return x
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys_B)
-    return jnp.where(kept, x / (1 - rate), jnp.zeros((), x.dtype))
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Param[jax.Array]:

@@ -89,11 +89,14 @@ def test_names_what_is_damaged_and_what_a_resume_would_take(
     assert [one["examples_seen"] for one in found["checkpoints"]] == [12, 27, None, 36]
     # A resume takes just that, and says afterwards what it has moved.
     assert checkpoint.find("latest", run, tmp_path, lambda line: None) == taken
-    assert command.main([str(run)]) == 1
+    assert command.main([str(run)]) == 0  # all that a run would use is whole
     moved = {row[0]: row[-1] for row in table(capsys.readouterr().out)}
-    assert moved["damaged/checkpoints/9"] == rows["checkpoints/9"]
-    assert moved["damaged/best/4"] == rows["best/4"]
+    for name in ("checkpoints/9", "best/4"):
+        aside = rows[name].replace("DAMAGED", "put aside as damaged")
+        assert moved[f"damaged/{name}"] == aside
     assert "checkpoints/9" not in moved
+    (run / "checkpoints" / "4" / "meta" / "metadata").write_text("{}")
+    assert command.main([str(run)]) == 1
 
 
 def test_a_run_without_a_whole_one_would_not_start_anew(

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,22 @@ def test_the_file_says_what_it_is_of(place: Path) -> None:
     }
 
 
+def test_uneven_times_are_said(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = sample_videos.busy(6, height=16, width=16)
+    clip = sample_videos.write_at(tmp_path / "c.mkv", pictures, [0, 40, 50, 200, 1000, 1010])
+    target = tmp_path / "z.safetensors"
+    assert run("encode", place / "weights.safetensors", clip, target) == 0
+    said = capsys.readouterr().out
+    rate = float(Fraction(header(target)["fps"]))
+    assert "c.mkv has uneven times: the file keeps the average rate alone" in said
+    off_s = max(abs(t / 1000 - n / rate) for n, t in enumerate([0, 40, 50, 200, 1000, 1010]))
+    assert f"up to {off_s:.2g} s earlier or later ({rate:.5g} a second)" in said
+    assert run("encode", place / "weights.safetensors", place / "clip.mp4", target) == 0
+    assert "has uneven times" not in capsys.readouterr().out
+
+
 def test_decoded_it_is_what_reconstruct_gives(place: Path, tmp_path: Path) -> None:
     weights, clip = place / "weights.safetensors", place / "clip.mp4"
     assert run("decode", weights, place / "z.safetensors", tmp_path / "d.mp4", "--crf", 0) == 0
@@ -140,7 +157,7 @@ def whole_numbers(place: Path, to: Path) -> Path:
         (lambda place, to: place, "is a folder"),
         (lambda place, to: place / "clip.mp4", r"clip\.mp4 is no whole \.safetensors file"),
         (cut, "is no whole"),
-        (others, "holds no 'latents'; there is weights"),
+        (others, "holds no 'latents', which jaxtrain encode writes; there is weights"),
         (whole_numbers, "latents is of type I32; wanted is one of F32, BF16, F16"),
         (lambda place, to: changed(place, to, fps=None), "does not say fps of its video"),
         (lambda place, to: changed(place, to, fps="0"), "fps and pixel_aspect must be above 0"),

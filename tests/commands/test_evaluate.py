@@ -1,9 +1,11 @@
 """``jaxtrain evaluate``: the right numbers on the same clips, side by side."""
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import jax.numpy as jnp
 import lpips_weights
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import sample_videos
 import small_autoencoder
 
-from jaxtrain import autoencoding, comparing, intervals, main
+from jaxtrain import autoencoding, comparing, intervals, main, weights
 from jaxtrain.commands import evaluate as command
 from jaxtrain.data import video_clips, video_decode, video_frames, video_packets
 from jaxtrain.errors import InputError
@@ -98,6 +100,29 @@ def test_numbers_are_those_of_the_formulas(place: Path, tmp_path: Path) -> None:
         assert gap["mean"] == pytest.approx((table[:, 1] - table[:, 0]).mean())
         wanted_p = intervals.difference(table[:, 0], table[:, 1])
         assert (gap["p_student"], gap["p_signs"]) == (wanted_p.p_student, wanted_p.p_signs)
+
+
+def test_tars_and_addresses_give_what_the_files_give(place: Path, tmp_path: Path) -> None:
+    """Two videos, each with others before it in its tar."""
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        for number in range(4):
+            tar.add(place / "videos" / f"{number}.mp4", f"{number}.mp4")
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/evaluate/s.tar", (tmp_path / "s.tar").read_bytes())
+    found = []
+    for data in (place / "videos", tmp_path / "s.tar", "memory://evaluate/s.tar"):
+        chosen = video_clips.choose(
+            str(data), "--data", frames=8, height=16, width=24, clips=2, say=lambda line: None
+        )
+        found.append([clip.read() for clip in chosen])
+    memory.rm("/evaluate", recursive=True)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    report = tmp_path / "report.json"
+    arguments = [place / "0.safetensors", "--data", tmp_path / "s.tar", *SIZE, "--json", report]
+    assert run(*arguments) == 0
+    names = [one["video"] for one in json.loads(report.read_text())["clips"]]
+    assert names == [f"s.tar/{number}.mp4" for number in range(4)]
 
 
 def test_three_side_by_side_on_the_frames_that_all_have(
@@ -220,6 +245,20 @@ def test_broken_and_short_videos_are_left_out_and_named(
     (folder / "garbled.mp4").unlink()
     with pytest.raises(InputError, match="none of 2 videos can be used"):
         command.main([str(place / "0.safetensors"), "--data", str(folder), *SIZE])
+
+
+def test_weights_that_are_broken_are_named(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And do not make the clips vanish on which others are good."""
+    model = small_autoencoder.config()
+    params = small_autoencoder.params(model)
+    params["decoder.tail.bias"][0] = np.nan
+    broken = tmp_path / "broken.safetensors"
+    weights.save(broken, model, params)
+    assert run(place / "0.safetensors", broken, "--data", place / "videos", *SIZE) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{broken} makes pictures that are not finite" in line
 
 
 def test_another_measure_can_be_added(place: Path) -> None:

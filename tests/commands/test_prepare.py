@@ -1,5 +1,6 @@
 """``jaxtrain prepare``: both commands, up to a run that uses what they made."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_clips_then_latents_then_training(
     size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 0
     said = capsys.readouterr().out
-    assert "12 pieces, 144 frames, of 6 videos; 1 videos dropped, 12 frames left out" in said
+    assert "12 pieces, 144 frames, of 6 videos; 1 video dropped, 12 frames left out" in said
     assert f"train with --data.path {out}" in said
 
     (tmp_path / "tiny.py").write_text(CONFIG)
@@ -63,7 +64,8 @@ def test_clips_then_latents_then_training(
     data = ("--config", tmp_path / "tiny.py", "--data.path", out)
     data += ("--data.cache_dir", tmp_path / "cache")
     taught = ("--model.teacher.encoder_weight", 0.5, "--data.windows", "fixed")
-    run = (*data, *taught, "--output-dir", tmp_path / "run")
+    start = ("--model.init_from", teacher, "--optim.peak_lr", 1e-12, "--optim.average.rule", "ema")
+    run = (*data, *taught, *start, "--output-dir", tmp_path / "run")
     assert _main(*run) == 2
     assert "jaxtrain prepare latents --teacher SPEC" in capsys.readouterr().err
 
@@ -71,18 +73,25 @@ def test_clips_then_latents_then_training(
     said = capsys.readouterr().out
     assert "12 of them new (36 windows)" in said
     assert "--data.windows fixed --data.teacher teacher-" in said
-    assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
+    kept = ("--json", tmp_path / "made.json", "--data.teacher", "whose-latents-training-takes")
+    assert _main("prepare", "latents", *data, "--teacher", teacher, *kept) == 0
     assert " 0 of them new" in capsys.readouterr().out
+    assert json.loads((tmp_path / "made.json").read_text())["videos"] == 12
 
     assert _main(*run) == 0
     said = capsys.readouterr().out
     assert "latents of teacher teacher-" in said
     assert "encoder_loss" in (tmp_path / "run/metrics.jsonl").read_text()
 
+    assert f"parameters from {teacher}" in said
+    found = weights.load(tmp_path / "run", video_ae.Config).params
+    for name, array in params.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
+
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
-        (("prepare", "frames"), "takes clips or latents, not frames"),
+        (("prepare", "frames"), "takes clips, tokens or latents, not frames"),
         (("prepare", "clips", tmp_path), "takes SOURCE and OUT"),
         (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
         (("prepare", "clips", tmp_path, "out", "--gop", "many"), "invalid int value"),

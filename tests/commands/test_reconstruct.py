@@ -1,6 +1,5 @@
 """``jaxtrain reconstruct``: the right frames at the right time, with the sound, for any input."""
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -159,16 +158,7 @@ def test_the_sound_is_copied(weights: Path, tmp_path: Path) -> None:
 def test_uneven_times_are_kept(weights: Path, tmp_path: Path) -> None:
     clip, out = tmp_path / "clip.mkv", tmp_path / "out.mkv"
     stamps = [0, 40, 50, 200, 1000, 1010]
-    with av.open(str(clip), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=25)
-        stream.height = stream.width = 16
-        stream.pix_fmt = "yuv420p"
-        stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
-        for stamp, picture in zip(stamps, sample_videos.busy(6, height=16, width=16), strict=True):
-            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
-            frame.pts, frame.time_base = stamp, Fraction(1, 1000)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+    sample_videos.write_at(clip, sample_videos.busy(6, height=16, width=16), stamps)
     assert run(weights, clip, out) == 0
     with av.open(str(out)) as container:
         found = [round(1000 * frame.time) for frame in container.decode(video=0)]
@@ -207,13 +197,7 @@ def sound_only(place: Path) -> Path:
 
 
 def no_frames(place: Path) -> Path:
-    path = place / "none.mp4"
-    with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=25)
-        stream.height = stream.width = 16
-        stream.pix_fmt = "yuv420p"
-        container.start_encoding()
-    return path
+    return sample_videos.without_frames(place / "none.mp4")
 
 
 def text(place: Path) -> Path:

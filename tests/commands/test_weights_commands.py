@@ -73,6 +73,20 @@ def test_our_own_file_keeps_its_model(tmp_path: Path) -> None:
     assert model == small_autoencoder.config(patch_size=2, trim="odd_latents")
 
 
+def test_the_arrays_tell_every_width(tmp_path: Path) -> None:
+    """Also those that the reference never had; without the names that only our files hold."""
+    wide = {"decoder": "super", "decoder_widths": (16, 8, 8, 16)}
+    for number, fields in enumerate(({"decoder_widths": (24, 16, 8, 8)}, wide)):
+        ours = small_autoencoder.save(tmp_path / f"{number}.safetensors", **fields)
+        theirs, back = tmp_path / "theirs.safetensors", tmp_path / f"{number}-back.safetensors"
+        safetensors.numpy.save_file(safetensors.numpy.load_file(ours), theirs)
+        assert run("import", theirs, back) == 0
+        before, after = (weights.load(path, video_ae.Config) for path in (ours, back))
+        assert after.model.widths == before.model.widths
+        for name, array in before.params.items():
+            np.testing.assert_array_equal(array, after.params[name], err_msg=name)
+
+
 def error(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
     """The one line that a refused command says."""
     assert run(*arguments) == 2
@@ -109,6 +123,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("import", tmp_path / "gone.safetensors", out), "gone.safetensors does not exist"),
         (("import", tmp_path, out), "weights files end with one of"),
         (("import", tmp_path / "torn.safetensors", out), "is no whole .safetensors file"),
+        (("import", theirs, theirs), f"OUT {theirs} is IN itself"),
         (("import", ours), "the following arguments are required: OUT"),
         (("import", ours, out, "--trim", "never"), "invalid choice: 'never'"),
         (("export", theirs, out), f"jaxtrain import {theirs} OUT.safetensors makes a file"),
@@ -116,7 +131,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("export", ours, tmp_path / "no" / "o.safetensors"), "is no folder; make it first"),
         (("export", tmp_path / "gone", out), "gone: nothing is there"),
         (("export", tmp_path, out), "is no checkpoint, and no run's directory with one"),
-        (("export", ours, out, "--format", "hf"), "does not know --format hf"),
+        (("export", ours, out, "--format", "hf"), "no names in another program (to_settings)"),
     ):
         assert words in error(capsys, *arguments)
         assert not out.exists()
@@ -163,8 +178,9 @@ def test_a_run_and_its_checkpoint_are_exported(tmp_path: Path) -> None:
 
 
 def test_a_model_without_names_elsewhere_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr(mlm.Config, "to_weights")
     run_ = saved(tmp_path / "run", mlm.Config.tiny(), make_state(3).params)
     said = error(capsys, "export", run_, tmp_path / "out.safetensors")
     assert "holds a model of jaxtrain.models.mlm, which has no names in another program" in said

@@ -129,7 +129,7 @@ def test_a_full_disk_is_worth_another_start(
             cache.write_file(tmp_path / "file", "one")
         return
     if where == "sync":  # a network disk may say it then
-        monkeypatch.setattr(cache, "_sync", fail)
+        monkeypatch.setattr(cache, "sync", fail)
     with pytest.raises(kind, match=words):
         cache.make_folder(tmp_path / "key", fail if where == "build" else builder([]), silent)
     assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
-from jaxtrain.data.masking import CLS, FIRST_ORDINARY, MASK, PAD, SEP, UNK, mask, masked_count
+from jaxtrain.data.masking import CLS, MASK, PAD, SEP, UNK, mask, masked_count
+from jaxtrain.data.specials import Specials
 
 VOCAB = 50
+FIRST_ORDINARY = 5
 
 
 def sequence(seed: int, length: int = 64) -> np.ndarray:
@@ -20,7 +22,9 @@ def sequence(seed: int, length: int = 64) -> np.ndarray:
 def masked(tokens: np.ndarray, seed: int, fraction: float = 0.15, **kwargs: float) -> dict:
     shares = {"random_share": 0.1, "keep_share": 0.1, **kwargs}
     rng = np.random.default_rng(seed)
-    return mask(tokens, rng, mask_fraction=fraction, vocab_size=VOCAB, **shares)
+    return mask(
+        tokens, rng, mask_fraction=fraction, vocab_size=VOCAB, specials=Specials(), **shares
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,3 +97,24 @@ def test_nothing_to_mask() -> None:
     got = masked(np.array([CLS, UNK, SEP, PAD], np.int32), 0, 0.5)
     assert got["tokens"].tolist() == [CLS, UNK, SEP, PAD]
     assert got["target_weights"].tolist() == [0, 0]
+
+
+def test_special_ids_may_lie_anywhere() -> None:
+    specials = Specials(pad=7, unk=3, cls=0, sep=49, mask=20, others=(30,))
+    ordinary = set(range(VOCAB)) - {7, 3, 0, 49, 20, 30}
+    tokens = np.arange(VOCAB, dtype=np.int32)
+    drawn: set[int] = set()
+    for seed in range(200):
+        got = mask(
+            tokens,
+            np.random.default_rng(seed),
+            mask_fraction=1.0,
+            random_share=1.0,
+            keep_share=0.0,
+            vocab_size=VOCAB,
+            specials=specials,
+        )
+        used = got["target_weights"] == 1
+        assert set(got["targets"][used].tolist()) == ordinary
+        drawn |= set(got["tokens"][got["positions"][used]].tolist())
+    assert drawn == ordinary

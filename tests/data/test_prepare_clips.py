@@ -1,7 +1,12 @@
 """Cutting videos into pieces: what a piece is, what is dropped, and going on after a kill."""
 
 import json
+import os
+import shutil
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +151,7 @@ def test_what_cannot_be_cut_says_why(tmp_path: Path) -> None:
     tiny = sample.write(tmp_path / "tiny.mp4", [np.zeros((8, 8, 3), np.uint8)] * 9)
     for path, words in (
         (garbled, "corrupt|fails"),
-        (short, "too short: 7 frames without a piece of --min-frames 8"),
+        (short, r"too short: no 8 frames \(--min-frames\) without a cut among its 7"),
         (tiny, "8x8, smaller than --min-side 16"),
         (tmp_path / "gone.mp4", "No such file"),
     ):
@@ -171,7 +176,7 @@ def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path)
     assert [one["source"] for one in report["dropped"]] == ["broken.mp4"]
     assert json.loads((out / "report.json").read_text()) == report
     assert any("dropped" in line and "broken.mp4" in line for line in said)
-    names = [one.name for one in video_files.find(str(out), "--data.path")]
+    names = [one.name for one in video_files.find(str(out), "--data.path", tmp_path, said.append)]
     assert names == [f"sub/{n}.mp4.pieces/00000.mp4" for n in range(3)]
     model = types.SimpleNamespace(frames=6, height=32, width=48)
     config = video.Config(path=str(out), batch_size=1, cache_dir=str(tmp_path / "cache"))
@@ -214,6 +219,8 @@ def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write to"):
         _run(source, tmp_path / "file/out")
+    with pytest.raises(InputError, match=r"--width 853: .* the nearest is 856"):
+        Settings(width=853)
     for wrong in ({"gop": 0}, {"min_frames": 99, "frames": 9}, {"crf": 60}, {"min_crop_scale": 0}):
         with pytest.raises(InputError, match="--"):
             Settings(**wrong)
@@ -230,13 +237,71 @@ def test_a_video_that_ends_its_process_is_dropped(
     )
 
 
+def test_a_process_that_dies_while_another_record_is_taken(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes: one waits to die until the record of the other is in hand."""
+    pools: list[Any] = []
+    real = prepare_clips._pool
+
+    def kept(workers: int) -> Any:
+        pools.append(real(workers))
+        return pools[-1]
+
+    monkeypatch.setattr(prepare_clips, "_pool", kept)
+    monkeypatch.setattr(prepare_clips, "_cut", _cut_or_die_late)
+    out = tmp_path / "out"
+
+    def say(line: str) -> None:
+        if "dropped" in line and "broken.mp4" in line:
+            (out / "die").touch()
+            for _ in range(3000):
+                try:
+                    pools[0].submit(int)
+                except BrokenProcessPool:
+                    return
+                time.sleep(0.02)
+            pytest.fail("nobody died")
+
+    report = prepare_clips.run(str(source), out, SMALL, workers=2, say=say)
+    assert (report["videos"], report["cut"]) == (4, 2)  # each has a record
+    dropped = {one["source"]: one["reason"] for one in report["dropped"]}
+    assert dropped.pop("sub/0.mp4") == "ends the process that reads it"
+    assert list(dropped) == ["broken.mp4"]
+
+
+def _cut_or_die_late(job: Any, settings: Settings) -> Any:
+    while job.found.name == "sub/0.mp4":
+        if (job.out / "die").exists():
+            os._exit(139)
+        time.sleep(0.01)
+    return _real_cut(job, settings)
+
+
+def test_what_source_names_no_more_is_listed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_clips, "_pool", ThreadPoolExecutor)
+    out = tmp_path / "out"
+    _run(source, out)
+    (source / "sub/1.mp4").unlink()
+    report, said = _run(source, out)
+    gone = {"source": "sub/1.mp4", "folder": "sub/1.mp4.pieces", "pieces": 1}
+    assert report["not_in_source"] == [gone]
+    assert report["pieces"] == 2
+    assert "pieces of 1 video that SOURCE does not name (sub/1.mp4), and they are tr" in said[-1]
+    assert (out / "sub/1.mp4.pieces/00000.mp4").is_file()
+    shutil.rmtree(out / "sub/1.mp4.pieces")
+    report, said = _run(source, out)
+    assert report["not_in_source"] == []
+    assert not any("SOURCE" in line for line in said)
+
+
 _real_cut = prepare_clips._cut
 
 
 def _cut_or_die(job: Any, settings: Settings) -> Any:
     if job.found.name == "sub/1.mp4":
-        import os
-
         os._exit(139)
     return _real_cut(job, settings)
 

@@ -47,6 +47,10 @@ def _open(path: Path | str, cache: Path, **settings: Any) -> Any:
     return config.open(MODEL, seed=0, say=lambda line: None)
 
 
+def _find(path: Path | str, cache: Path) -> list[video_files.Found]:
+    return video_files.find(str(path), "--data.path", cache, lambda line: None)
+
+
 def test_members_are_read_in_place_like_files(shards: Path, tmp_path: Path) -> None:
     sources = _open(shards, tmp_path)
     assert sources.files == 7
@@ -71,16 +75,16 @@ def test_members_are_read_in_place_like_files(shards: Path, tmp_path: Path) -> N
 
 
 def test_patterns_lists_and_single_tars(shards: Path, tmp_path: Path) -> None:
-    everything = [one.name for one in video_files.find(str(shards), "--data.path")]
+    everything = [one.name for one in _find(shards, tmp_path)]
     assert everything[:2] == ["s-000.tar/0.mp4", "s-000.tar/1.mp4"]
     assert len(everything) == 7
     listed = tmp_path / "l.txt"
     listed.write_text(f"{shards}/s-{{000..001}}.tar\n")
     for path in (f"{shards}/s-{{000..001}}.tar", str(listed)):
-        found = video_files.find(path, "--data.path")
+        found = _find(path, tmp_path)
         assert len(found) == 7
         assert {one.file for one in found} == {str(shards / f"s-00{n}.tar") for n in range(2)}
-    assert len(video_files.find(str(shards / "s-000.tar"), "--data.path")) == 3
+    assert len(_find(shards / "s-000.tar", tmp_path)) == 3
     assert tar_members.expand("a{8..11}b") == ["a8b", "a9b", "a10b", "a11b"]
 
 
@@ -106,17 +110,17 @@ def test_a_tar_that_changes_in_the_run_is_refused(shards: Path, tmp_path: Path) 
 
 def test_tars_that_cannot_be_used_say_why(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"x\.tar\.gz is a compressed tar.*plain \.tar"):
-        video_files.find(str(tmp_path / "x.tar.gz"), "--data.path")
+        _find(tmp_path / "x.tar.gz", tmp_path)
     (tmp_path / "not.tar").write_bytes(b"x" * 2000)
     with pytest.raises(InputError, match=r"not\.tar cannot be read as a tar"):
-        video_files.find(str(tmp_path / "not.tar"), "--data.path")
+        _find(tmp_path / "not.tar", tmp_path)
     with pytest.raises(InputError, match=r"a-0\.tar cannot be read as a tar: No such file"):
-        video_files.find(str(tmp_path / "a-{0..1}.tar"), "--data.path")
+        _find(tmp_path / "a-{0..1}.tar", tmp_path)
     content = (shards / "s-000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match=r"cut\.tar (is cut short|cannot be read)"):
-        video_files.find(str(tmp_path / "cut.tar"), "--data.path")
+        _find(tmp_path / "cut.tar", tmp_path)
     with tarfile.open(tmp_path / "empty.tar", "w") as tar:
         _add(tar, "a.txt", b"a")
     with pytest.raises(InputError, match=r"names no video file"):
-        video_files.find(str(tmp_path / "empty.tar"), "--data.path")
+        _find(tmp_path / "empty.tar", tmp_path)

@@ -1,7 +1,5 @@
-import dataclasses
 import json
 import pickle
-import random
 import shutil
 import subprocess
 import sys
@@ -10,48 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from small_text import Model, opened, sequences, silent, write
 
 from jaxtrain.data import documents, stdlib_corpus
+from jaxtrain.data.masked_source import MaskedSource
 from jaxtrain.data.masking import CLS, PAD, SEP, masked_count
-from jaxtrain.data.source import Source, Sources
-from jaxtrain.data.text import Masked, MaskedSource
+from jaxtrain.data.source import Source
+from jaxtrain.data.text import Masked
 from jaxtrain.errors import InputError
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """The fields of a model's config that text data reads."""
-
-    sequence_length: int = 32
-    vocab_size: int = 120
-    mask_fraction: float = 0.15
-
-
-def silent(text: str) -> None:
-    pass
-
-
-def write(folder: Path, files: int = 6) -> Path:
-    """Text files of made-up sentences, different in each."""
-    folder.mkdir()
-    for number in range(files):
-        rng = random.Random(number)
-        words = ["".join(rng.choices("aeinorst", k=rng.randint(1, 8))) for _ in range(60)]
-        sentences = [
-            " ".join(rng.choices(words, k=rng.randint(1, 12))).capitalize() + "." for _ in range(60)
-        ]
-        (folder / f"{number}.txt").write_text("\n".join(sentences))
-    return folder
-
-
-def opened(path: Path | str, cache: Path, model: Model | None = None, **kwargs: object) -> Sources:
-    config = Masked(path=str(path), batch_size=2, cache_dir=str(cache), **kwargs)  # type: ignore[arg-type]
-    return config.open(model or Model(), seed=0, say=silent)
-
-
-def sequences(source: Source) -> list[np.ndarray]:
-    assert isinstance(source, MaskedSource)
-    return [source.sequence(index) for index in range(len(source))]
 
 
 def example(source: Source, index: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -227,6 +191,9 @@ def test_a_small_text_says_how_small_its_vocabulary_is(tmp_path: Path) -> None:
         ({"max_examples": 1}, "data.max_examples is 1, it must be >= 2"),
         ({"max_examples": 0, "val_path": "x"}, "data.max_examples is 0, it must be >= 1"),
         ({"random_share": 0.6, "keep_share": 0.5}, "together at most 1"),
+        ({"more_paths": ("b",)}, "data.more_paths are beside data.path"),
+        ({"path": "a", "more_paths": ("b",), "weights": (1.0,)}, "has 1 numbers for 2 sources"),
+        ({"path": "a", "weights": (0.0,)}, "use numbers above 0"),
     ],
 )
 def test_wrong_values(fields: dict, message: str) -> None:

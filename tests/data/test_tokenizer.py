@@ -4,14 +4,18 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import tokenizers
 
-from jaxtrain.data import tokenizer
-from jaxtrain.data.masking import SPECIALS
+from jaxtrain import checkpoint_folders
+from jaxtrain.data import specials, tokenizer
+from jaxtrain.data.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
 TEXT = Path(tokenizer.__file__).read_text()
+KINDS = get_args(tokenizer.Kind)
 
 
 def test_vocabulary_has_the_size_that_is_asked_for() -> None:
@@ -58,12 +62,13 @@ def test_it_reads_as_bert_does() -> None:
     assert words.decode(words.encode(text).ids) == text
 
 
-def test_it_is_the_same_in_every_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_the_same_in_every_process(kind: tokenizer.Kind) -> None:
     program = (
         "import sys; from jaxtrain.data import tokenizer;"
-        "print(tokenizer.train([sys.stdin.read()], 300).to_str(), end='')"
+        f"print(tokenizer.train([sys.stdin.read()], 300, {kind!r}).to_str(), end='')"
     )
-    here = tokenizer.train([TEXT], 300).to_str()
+    here = tokenizer.train([TEXT], 300, kind).to_str()
     for seed in ("1", "2", "3"):
         there = subprocess.run(
             [sys.executable, "-c", program],
@@ -87,10 +92,88 @@ def test_load_checks_what_it_reads(tmp_path: Path) -> None:
         tokenizer.load(path, 299)
     with pytest.raises(InputError, match="no such file"):
         tokenizer.load(tmp_path / "gone.json", 300)
-    other = tokenizer.wordpiece({**{name: 4 - i for i, name in enumerate(SPECIALS)}, "a": 5})
-    other.save(str(path))
-    with pytest.raises(InputError, match=r"are \(4, 3, 2, 1, 0\), the model needs \(0, 1, 2, 3"):
-        tokenizer.load(path, 300)
     path.write_text(json.dumps({"a": 1}))
     with pytest.raises(InputError, match=r"not a tokenizer.json"):
         tokenizer.load(path, 300)
+
+
+def test_the_tokenizer_of_a_model_is_found_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = tokenizer.train([TEXT], 300)
+    words.enable_padding(length=50)
+    run = tmp_path / "run"
+    newest = run / "checkpoints" / "7"
+    newest.mkdir(parents=True)
+    words.save(str(newest / "tokenizer.json"))
+    monkeypatch.setattr(checkpoint_folders, "is_complete", lambda path: True)
+    for source in (newest / "tokenizer.json", newest, run):
+        assert len(tokenizer.of_source(source).encode("a").ids) == 3
+    best = run / "best" / "3"
+    best.mkdir(parents=True)
+    tokenizer.train([TEXT], 200).save(str(best / "tokenizer.json"))
+    assert tokenizer.of_source(run).get_vocab_size() == 200
+    (best / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match=r"best/3/tokenizer.json: not a tokenizer.json"):
+        tokenizer.of_source(run)
+    with pytest.raises(InputError, match=r"no tokenizer.json in it: name a checkpoint or a run"):
+        tokenizer.of_source(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_the_special_tokens_in_place(kind: tokenizer.Kind) -> None:
+    words = tokenizer.train([TEXT], 300, kind)
+    assert specials.find(words, "it") == specials.Specials()
+    vocab = words.get_vocab()
+    assert sorted(vocab.values()) == list(range(len(vocab)))
+    assert len(vocab) <= 300
+    assert words.encode("the").tokens[0] == "[CLS]"
+    assert words.encode("the [MASK]").ids[-2:] == [4, 3]
+
+
+def test_bytes_write_every_text() -> None:
+    words = tokenizer.train([TEXT], 300, "bpe")
+    text = "Ein Ünïcode ☃ snowman, THE end"
+    assert 1 not in words.encode(text).ids
+    assert words.decode(words.encode(text.replace(" ", " \n ")).ids).strip() == text
+    with pytest.raises(InputError, match=r"vocab_size is 260: data.tokenizer_kind=bpe needs 261"):
+        tokenizer.train([TEXT], 260, "bpe")
+
+
+def test_words_are_the_most_frequent_ones() -> None:
+    words = tokenizer.train(["b a b a c c c d"], 8, "word")
+    assert words.get_vocab() == {**{n: i for i, n in enumerate(SPECIALS)}, "c": 5, "a": 6, "b": 7}
+    assert words.encode("A d").ids == [2, 6, 1, 3]
+
+
+def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "_MOST_COUNTED", 20)
+    documents = [f"often often word{number}" for number in range(100)]
+    vocab = tokenizer.train(documents, 40, "word").get_vocab()
+    assert set(vocab) == {*SPECIALS, "often"}
+    counted = tokenizer._count_words(documents)
+    assert counted["often"] == 200
+    assert len(counted) <= 21
+
+
+def given(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
+    """A word-level tokenizer with these special tokens behind ``offset`` ordinary words."""
+    entries = [f"w{n}" for n in range(offset)] + list(names) + ["end"]
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({entry: i for i, entry in enumerate(entries)}, names[1])
+    )
+    words.add_special_tokens(list(names))
+    return words
+
+
+def test_special_tokens_are_found_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    given(SPECIALS, offset=100).save(str(path))
+    assert specials.find(tokenizer.load(path, 200), "") == specials.Specials(*range(100, 105))
+    roberta = ("<s>", "<unk>", "<pad>", "</s>", "<mask>", "<extra>")
+    found = specials.find(given(roberta), "it")
+    assert found == specials.Specials(pad=2, unk=1, cls=0, sep=3, mask=4, others=(5,))
+    assert specials.Specials.from_json(json.loads(json.dumps(found.to_json()))) == found
+    given(("[PAD]", "[UNK]", "[CLS]", "[SEP]")).save(str(path))
+    with pytest.raises(InputError, match=r"has no \[MASK\] \(<mask>\): add them as special tokens"):
+        tokenizer.load(path, 200)

@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from jaxtrain.data import documents, tokens
-from jaxtrain.data.masking import SEP
-from jaxtrain.data.tokens import LEFT_OUT, TRAIN, VAL, Corpus, assign, assign_all
+from jaxtrain.data import documents, tokens, vocabulary
+from jaxtrain.data.specials import SEP
+from jaxtrain.data.splitting import TRAIN, VAL, assign
+from jaxtrain.data.tokens import Corpus
 from jaxtrain.errors import InputError
 
 
@@ -40,17 +42,31 @@ def make(folder: Path, files: int = 4) -> Path:
     return folder
 
 
-def corpus(folder: Path, cache: Path, change: Callable[[list], list] = lambda s: s) -> Corpus:
+def corpus(folder: Path, cache: Path, train_split: float = 0.7) -> Corpus:
     cache.mkdir(exist_ok=True)
     files = documents.scan(str(folder), None, cache, "--data.path", silent)
-    splits = assign(
-        [f.documents for f in files], [f.name for f in files], train_split=0.7, max_examples=None
+    split = assign(
+        [f.documents for f in files],
+        [f.name for f in files],
+        train_split=train_split,
+        max_examples=None,
     )
-    return Corpus(files=files, splits=change(splits), text_field=None)
+    return Corpus(files=files, split=split, text_field=None)
 
 
-def prepare(what: Corpus, cache: Path, say: Callable[[str], None] = silent) -> tuple[Path, dict]:
-    return tokens.prepare(what, vocab_size=120, tokenizer_path=None, folder=cache, say=say)
+def learned(
+    what: Corpus, cache: Path, size: int = 120, say: Callable[[str], None] = silent
+) -> Path:
+    return vocabulary.prepare(
+        [what], vocab_size=size, kind="wordpiece", given=None, folder=cache, say=say
+    )
+
+
+def prepare(
+    what: Corpus, cache: Path, say: Callable[[str], None] = silent, processes: int = 1
+) -> tuple[Path, dict]:
+    words = learned(what, cache, say=say)
+    return tokens.prepare(what, tokenizer_path=words, folder=cache, say=say, processes=processes)
 
 
 def test_the_streams_hold_every_document_once(tmp_path: Path) -> None:
@@ -61,7 +77,7 @@ def test_the_streams_hold_every_document_once(tmp_path: Path) -> None:
     for split, name in ((TRAIN, "train"), (VAL, "val")):
         wanted: list[int] = []
         ends = []
-        mine = [document for number, document in what.read() if number == split]
+        mine = [document for _, side, document in what.read() if side == split]
         for document in mine:
             for sentence in documents.sentences(document):
                 wanted += words.encode(sentence, add_special_tokens=False).ids
@@ -78,22 +94,26 @@ def test_the_streams_hold_every_document_once(tmp_path: Path) -> None:
         assert facts["bytes"] == sum(len(document.encode()) for document in mine)
 
 
-def test_batches_do_not_change_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_and_processes_do_not_change_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     what = corpus(make(tmp_path / "in"), tmp_path / "one")
     one, facts = prepare(what, tmp_path / "one")
-    monkeypatch.setattr(tokens, "_BATCH_CHARACTERS", 100)
-    (tmp_path / "two").mkdir()
-    two, same_facts = prepare(what, tmp_path / "two")
-    assert facts["splits"] == same_facts["splits"]
-    for name in facts["files"]:
-        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    monkeypatch.setattr(tokens, "_PIECE_CHARACTERS", 100)
+    for processes in (1, 2):
+        other = tmp_path / f"other-{processes}"
+        other.mkdir()
+        two, same_facts = prepare(what, other, processes=processes)
+        assert facts["splits"] == same_facts["splits"]
+        for name in ("train.tokens", "train.ends", "val.tokens", "val.ends", "tokenizer.json"):
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
 
 def test_the_vocabulary_comes_from_the_training_split(tmp_path: Path) -> None:
     folder = make(tmp_path / "in")
     what = corpus(folder, tmp_path / "cache")
-    for file, split in zip(what.files, what.splits, strict=True):
-        if split[0] == VAL:
+    for file, side in zip(what.files, what.split.sides or (), strict=True):
+        if side == VAL:
             Path(file.path).write_text(json.dumps({"text": "яблоко яблоко яблоко"}))
     folder, _ = prepare(corpus(folder, tmp_path / "cache"), tmp_path / "cache")
     words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -132,50 +152,108 @@ def test_other_settings_are_other_caches(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     what = corpus(make(tmp_path / "in"), cache)
     first, _ = prepare(what, cache)
-    other_size, _ = tokens.prepare(
-        what, vocab_size=90, tokenizer_path=None, folder=cache, say=silent
+    small = learned(what, cache, 90)
+    given = vocabulary.prepare(
+        [what], vocab_size=90, kind="wordpiece", given=small, folder=cache, say=silent
     )
-    given, manifest = tokens.prepare(
-        what, vocab_size=90, tokenizer_path=other_size / "tokenizer.json", folder=cache, say=silent
-    )
-    split, _ = prepare(corpus(tmp_path / "in", cache, lambda s: [1 - x for x in s]), cache)
-    assert len({first, other_size, given, split}) == 4
+    assert given == small
+    other, manifest = tokens.prepare(what, tokenizer_path=small, folder=cache, say=silent)
+    split, _ = prepare(corpus(tmp_path / "in", cache, 0.3), cache)
+    assert len({first, other, split}) == 3
     assert manifest["vocabulary"] == 90
-    assert (given / "train.tokens").read_bytes() == (other_size / "train.tokens").read_bytes()
+    assert len({learned(what, cache), small}) == 2
 
 
-def test_a_half_written_cache_is_never_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+DYING = """
+import os, pickle, sys
+from jaxtrain.data import tokens
+what, cache, words, processes = pickle.load(sys.stdin.buffer)
+tokens._PIECE_CHARACTERS, tokens._KEEP_EVERY_S = 500, 0.0
+keep, calls = tokens._Streams.keep, []
+def dying(self):
+    keep(self)
+    calls.append(1)
+    if len(calls) == 5:
+        for pair in self._files:
+            for file in pair:
+                file.write(b"torn")
+                file.flush()
+        os.kill(os.getpid(), 9)
+tokens._Streams.keep = dying
+if __name__ == "__main__":
+    tokens.prepare(what, tokenizer_path=words, folder=cache, say=print, processes=processes)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_in_the_middle_of_tokenising(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     cache = tmp_path / "cache"
     what = corpus(make(tmp_path / "in"), cache)
-    _, whole = prepare(what, tmp_path)
-    program = (
-        "import os, pickle, sys\n"
-        "from pathlib import Path\n"
-        "from jaxtrain.data import tokens\n"
-        "what, cache = pickle.load(sys.stdin.buffer)\n"
-        "tokens._BATCH_CHARACTERS = 500\n"
-        "flush, calls = tokens._Stream.flush, []\n"
-        "def dying(self):\n"
-        "    flush(self)\n"
-        "    self._tokens.flush()\n"
-        "    calls.append(1)\n"
-        "    if len(calls) == 5:\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "tokens._Stream.flush = dying\n"
-        "tokens.prepare(what, vocab_size=120, tokenizer_path=None, folder=cache, say=print)\n"
-    )
-    died = run_python(program, what, cache)
+    whole, facts = prepare(what, tmp_path)
+    words = learned(what, cache)
+    died = run_python(DYING, what, cache, words, processes)
     assert died.wait() == -9
-    left = list(cache.glob("tokens-*.tmp-*"))
-    assert [path.name for path in left[0].glob("*.tokens") if path.stat().st_size]
-    folder, manifest = prepare(what, cache)
-    assert manifest["splits"] == whole["splits"]
-    assert not list(cache.glob("*.tmp-*"))
+    (left,) = cache.glob("tokens-*.building")
+    progress = json.loads((left / "progress.json").read_text())
+    assert 0 < progress["documents"] < sum(what.split.totals)
+    before = progress["facts"][TRAIN]["tokens"] * 2
+    assert (left / "train.tokens").stat().st_size == before + len(b"torn")
+
+    encoded: list[str] = []
+    encode = tokens._encode
+
+    def counting(piece: tokens._Piece, *fixed: object) -> object:
+        encoded.extend(text for _, text in piece.texts)
+        return encode(piece, *fixed)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tokens, "_encode", counting)
+    said: list[str] = []
+    folder, manifest = prepare(what, cache, said.append)
+    assert any("going on with tokenising" in line for line in said)
+    # What was finished is not done again.
+    every = [text for _, _, text in what.read()]
+    assert encoded == every[progress["documents"] :]
+    assert manifest["splits"] == facts["splits"]
+    for name in ("train.tokens", "train.ends", "val.tokens", "val.ends"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    assert not list(cache.glob("*.building")) + list(cache.glob("*.tmp-*"))
+
+
+def test_a_cache_that_was_cut_short_is_built_anew(tmp_path: Path) -> None:
+    what = corpus(make(tmp_path / "in"), tmp_path / "cache")
+    folder, _ = prepare(what, tmp_path / "cache")
     os.truncate(folder / "train.tokens", 100)
-    _, manifest = prepare(what, cache)
+    _, manifest = prepare(what, tmp_path / "cache")
     assert (folder / "train.tokens").stat().st_size == manifest["files"]["train.tokens"] > 100
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\n"
+        "from jaxtrain.data import crew\n"
+        "def work(item):\n"
+        "    open(f'{item}-{os.getpid()}', 'w').close()\n"
+        "    time.sleep(60 if item else 0)\n"
+        "if __name__ == '__main__':\n"
+        "    for _ in crew.in_order(work, range(4), processes=2):\n"
+        "        os.kill(os.getpid(), 9)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    died = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert died.returncode == -9
+    pids = {int(path.name.split("-")[1]) for path in tmp_path.glob("[0-9]-*")}
+    assert pids
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
@@ -184,13 +262,14 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     program = (
         "import pickle, sys\n"
         "from jaxtrain.data import tokens\n"
-        "what, cache = pickle.load(sys.stdin.buffer)\n"
+        "what, cache, words = pickle.load(sys.stdin.buffer)\n"
         "folder, manifest = tokens.prepare(\n"
-        "    what, vocab_size=120, tokenizer_path=None, folder=cache, say=lambda text: None)\n"
+        "    what, tokenizer_path=words, folder=cache, say=lambda text: None)\n"
         "data = (folder / 'train.tokens').stat().st_size\n"
         "assert data == manifest['files']['train.tokens'], data\n"
     )
-    both = [run_python(program, what, cache) for _ in range(2)]
+    words = learned(what, cache)
+    both = [run_python(program, what, cache, words) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert len([path for path in cache.glob("tokens-*") if path.is_dir()]) == 1
     assert not list(cache.glob("*.tmp-*"))
@@ -220,50 +299,3 @@ def test_a_file_that_changes_meanwhile_stops_the_build(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"2.jsonl changed while it was being read"):
             prepare(what, cache)
     assert not [p for p in cache.glob("tokens-*") if p.is_dir()]
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
-def test_files_are_split_by_name_and_stay(share: float) -> None:
-    names = [f"{number}.txt" for number in range(100)]
-
-    def sides(chosen: list[str]) -> dict[str, int]:
-        splits = assign([3] * len(chosen), chosen, train_split=share, max_examples=None)
-        assert all(len(split) == 3 and len(set(split.tolist())) == 1 for split in splits)
-        return {name: int(split[0]) for name, split in zip(chosen, splits, strict=True)}
-
-    every = sides(names)
-    training = sum(side == TRAIN for side in every.values())
-    assert abs(training - 100 * share) <= 12
-    assert 1 <= training <= 99
-    if 0 < share < 1:
-        fewer = sides(names[10:60])
-        assert fewer.items() <= every.items()
-    assert set(sides(names[:2]).values()) == {TRAIN, VAL}
-
-
-def test_one_file_is_split_by_document() -> None:
-    (split,) = assign([1000], ["a.jsonl"], train_split=0.9, max_examples=None)
-    assert 60 < (split == VAL).sum() < 140
-    (more,) = assign([1100], ["b.jsonl"], train_split=0.9, max_examples=None)
-    assert (more[:1000] == split).all()
-    (two,) = assign([2], ["a.txt"], train_split=0.9, max_examples=None)
-    assert sorted(two.tolist()) == [TRAIN, VAL]
-    with pytest.raises(InputError, match=r"has 1 document.*--data.val_path"):
-        assign([1], ["a.txt"], train_split=0.9, max_examples=None)
-
-
-@pytest.mark.parametrize("limit", [2, 3, 50, 999, 1000, 5000])
-def test_max_examples_counts_documents_over_the_whole_corpus(limit: int) -> None:
-    counts = [10] * 100
-    names = [f"{number}.txt" for number in range(100)]
-    full = np.concatenate(assign(counts, names, train_split=0.9, max_examples=None))
-    got = np.concatenate(assign(counts, names, train_split=0.9, max_examples=limit))
-    kept = got != LEFT_OUT
-    assert kept.sum() == min(limit, 1000)
-    assert (got[kept] == full[kept]).all()
-    assert set(got[kept].tolist()) == {TRAIN, VAL}
-    if limit == 50:
-        assert abs(np.flatnonzero(kept).mean() - 500) < 50
-        assert abs((got == VAL).sum() / 50 - (full == VAL).mean()) < 0.02
-    alone = np.concatenate(assign_all(counts, TRAIN, limit))
-    assert (alone == TRAIN).sum() == min(limit, 1000)

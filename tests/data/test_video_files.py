@@ -1,6 +1,7 @@
 """Which files a path names, and how they are split."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,13 @@ def _touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
+def _find(path: Path) -> list[video_files.Found]:
+    cache = path.parent / ".cache"
+    return video_files.find(str(path), "--data.path", cache, lambda line: None)
+
+
 def _names(path: Path) -> list[str]:
-    return [one.name for one in video_files.find(str(path), "--data.path")]
+    return [one.name for one in _find(path)]
 
 
 def test_a_folder_is_read_recursively_by_ending(tmp_path: Path) -> None:
@@ -38,7 +44,7 @@ def test_a_folder_is_read_recursively_by_ending(tmp_path: Path) -> None:
 )
 def test_lists_name_files_from_their_own_folder(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    found = video_files.find(str(tmp_path / name), "--data.path")
+    found = _find(tmp_path / name)
     assert [(one.name, one.path) for one in found] == [
         ("a.mp4", str(tmp_path / "a.mp4")),
         ("sub/b.mp4", str(tmp_path / "sub/b.mp4")),
@@ -52,7 +58,7 @@ def test_full_path_stands_in_where_path_is_not_there(tmp_path: Path) -> None:
         {"path": "there.mp4", "full_path": str(tmp_path / "far/there.mp4")},
     ]
     (tmp_path / "lists/l.json").write_text(json.dumps(entries))
-    found = video_files.find(str(tmp_path / "lists/l.json"), "--data.path")
+    found = _find(tmp_path / "lists/l.json")
     assert [(one.name, one.path) for one in found] == [
         ("here.mp4", str(tmp_path / "lists/here.mp4")),
         ("there.mp4", str(tmp_path / "far/there.mp4")),
@@ -75,16 +81,38 @@ def test_a_list_that_cannot_be_used_says_why(
 ) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=r"--data\.path") as error:
-        video_files.find(str(tmp_path / name), "--data.path")
+        _find(tmp_path / name)
     assert told in str(error.value)
     assert name in str(error.value)
 
 
+def test_shards_in_numbered_folders_keep_their_own_names(tmp_path: Path) -> None:
+    for number in range(2):
+        tar = tmp_path / f"d{number}" / "s.tar"
+        tar.parent.mkdir()
+        with tarfile.open(tar, "w") as made:
+            made.addfile(tarfile.TarInfo("a.mp4"))
+    found = _find(tmp_path / "d{0..1}/s.tar")
+    assert [one.name for one in found] == ["d0/s.tar/a.mp4", "d1/s.tar/a.mp4"]
+    assert [one.file for one in found] == [str(tmp_path / f"d{n}/s.tar") for n in range(2)]
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    _touch(tmp_path, "old/a.mp4", "new/a.mp4")
+    entries = [
+        {"path": "a.mp4", "full_path": str(tmp_path / folder / "a.mp4")}
+        for folder in ("old", "new")
+    ]
+    (tmp_path / "l.json").write_text(json.dumps(entries))
+    with pytest.raises(InputError, match=r"both .*old/a\.mp4 and .*new/a\.mp4 .* called a\.mp4: "):
+        _find(tmp_path / "l.json")
+
+
 def test_missing_and_empty_folders_are_input_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder"):
-        video_files.find(str(tmp_path / "gone"), "--data.path")
+        _find(tmp_path / "gone")
     with pytest.raises(InputError, match=r"names no video file.*\.mp4"):
-        video_files.find(str(tmp_path), "--data.path")
+        _find(tmp_path)
 
 
 def test_the_split_follows_names_alone() -> None:

@@ -41,8 +41,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _build(data: Path, *, decode_all: bool = False) -> dict[str, video_index.Entry]:
-    found = video_files.find(str(data), "--data.path")
     folder = data.parent / "cache"
+    found = video_files.find(str(data), "--data.path", folder, lambda line: None)
     entries = video_index.build(found, folder, decode_all=decode_all, say=lambda text: None)
     return {entry.name: entry for entry in entries}
 
@@ -163,6 +163,8 @@ def test_decoding_all_while_indexing(data: Path, calls: list[str]) -> None:
 
 def test_missing_files_have_a_reason(tmp_path: Path) -> None:
     (tmp_path / "l.txt").write_text("gone.mp4\n")
-    found = video_files.find(str(tmp_path / "l.txt"), "--data.path")
+    found = video_files.find(
+        str(tmp_path / "l.txt"), "--data.path", tmp_path / "c", lambda line: None
+    )
     (entry,) = video_index.build(found, tmp_path / "c", decode_all=False, say=lambda text: None)
     assert entry.reason == "No such file or directory"

@@ -96,17 +96,17 @@ def test_the_decoder_is_drawn_along_the_correction(parts: Parts) -> None:
 
 
 def test_it_keeps_what_it_saw(parts: Parts) -> None:
+    """Six windows a batch fill six of eight places, one each."""
     real, fake, latents = clips()
     extras = parts.extras
-    assert int(extras["adversary.kept_count"]) == 0
+    assert not np.any(extras["adversary.replay.there"])
     for number in range(3):
         key = jax.random.key(5)
         _, extras = parts.judge(parts.params, fake + number, extras, real, latents, key)
-        filled = np.any(np.asarray(extras["adversary.kept"], np.float32), axis=(1, 2, 3)).sum()
-        assert filled == min((number + 1) * WINDOWS, KEPT)
-    assert int(extras["adversary.kept_count"]) == 2 * KEPT
-    newest = np.asarray(extras["adversary.kept"], np.float32).max((1, 2, 3)) > 2
-    assert newest.sum() == WINDOWS
+        there = np.asarray(extras["adversary.replay.there"])
+        assert there.tolist() == [True] * WINDOWS + [False] * (KEPT - WINDOWS)
+        kept = np.asarray(extras["adversary.replay.images"], np.float32)[:WINDOWS]
+        assert ((kept.min((1, 2, 3)) > number) & (kept.max((1, 2, 3)) < number + 1)).all()
     mean = "adversary.discriminator.layers.0.mean"
     assert np.any(np.asarray(extras[mean]) != np.asarray(parts.extras[mean]))
 
@@ -182,3 +182,8 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, int], message: 
         dataclasses.replace(MODEL, adversary=dataclasses.replace(SETTINGS, **changes))
     with pytest.raises(InputError, match=r"model.adversary.replay=0"):
         video_ae.Adversary(replay=0)
+    for wrong in ({"b1": 1.0}, {"max_grad_norm": -1.0}, {"weight_decay": -3.0}):
+        with pytest.raises(InputError, match=r"model.adversary"):
+            video_ae.Adversary(**wrong)
+    with pytest.raises(InputError, match=r"encoder_weight=nan"):
+        video_ae.Teacher(encoder_weight=float("nan"))

@@ -192,6 +192,24 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None
     assert float(found[0]) == pytest.approx(want, rel=0.02)
 
 
+def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
+    """Single runs of both precisions part by more than precision does: benchmarks compare many."""
+    graph, params = parts
+    clips = batch(4)
+
+    def grads(dtype: Any) -> np.ndarray:
+        def loss(params: Any) -> jax.Array:
+            low = jax.tree.map(lambda a: a.astype(dtype), params)
+            return nnx.merge(graph, low).loss(clips, jax.random.key(0))[0]
+
+        found = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
+        return np.concatenate([np.ravel(np.asarray(leaf)) for leaf in found])
+
+    exact, rounded = grads(jnp.float32), grads(jnp.bfloat16)
+    cosine = exact @ rounded / np.linalg.norm(exact) / np.linalg.norm(rounded)
+    assert cosine > 0.99  # about thirty layers, each rounding to 8 bits
+
+
 def test_remat_changes_no_number() -> None:
     results = []
     for mode in ("none", "block"):
@@ -220,7 +238,10 @@ def test_samples_show_originals_above_reconstructions(parts: tuple[Any, Any]) ->
     original, shown, heat = np.split(np.asarray(clip[0], np.float64), 3)
     error = np.abs(original - shown).mean(-1) / 255
     np.testing.assert_allclose(heat[..., 0], 255 * np.clip(3 * error / 0.25, 0, 1), atol=8)
-    assert latents.shape == (3 * 2 * 2, 2 * 2, 3)  # four channels of 2x2, of each clip
+    # Four channels of 2x2 of each clip, each number a square of 32 pixels, and lines between them.
+    assert latents.shape == (3 * 2 * 66, 2 * 66, 3)
+    assert len(np.unique(latents[:32, :32])) == 1
+    assert np.unique(latents[64:66]) == [255]
 
 
 def test_large_samples_are_made_smaller() -> None:

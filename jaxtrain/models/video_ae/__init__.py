@@ -9,6 +9,7 @@ Shapes: B clips, T frames, H height, W width, 3 colours; P side of a patch.
 """
 
 from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
-from jaxtrain.models.video_ae.config import Adversary, Config, Perceptual, Teacher
+from jaxtrain.models.video_ae.config import Config
+from jaxtrain.models.video_ae.losses import Adversary, Perceptual, Teacher
 
 __all__ = ["Adversary", "Config", "Perceptual", "Teacher", "VideoAutoencoder"]

@@ -11,7 +11,7 @@ Its batch norms' running statistics and the replay of earlier reconstructions ar
 model: they stay on the device and are part of a checkpoint.
 
 Shapes: B clips, T frames, H height, W width; N windows of F successive frames, 3 F channels; L
-latents, h, w their size, C their channels; S side of a crop, R windows kept.
+latents, h, w their size, C their channels; S side of a crop.
 """
 
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from jax import lax
 
 from jaxtrain import layers
 from jaxtrain.models.video_ae import blocks
+from jaxtrain.models.video_ae.replay import Replay
 
 SCORE_FACTOR = 8
 """Pixels of a side that a score stands for."""
@@ -35,10 +36,6 @@ _REAL, _FAKE = -1.0, 1.0
 
 class Statistic(nnx.Variable[jax.Array]):
     """A running mean or variance of a batch norm."""
-
-
-class Replay(nnx.Variable[jax.Array]):
-    """Kept of earlier reconstructions."""
 
 
 class LayerWeights(NamedTuple):
@@ -120,7 +117,7 @@ class Seraena(nnx.Module):
         weight: of the decoder's loss, for whoever adds it.
         frames: F, successive frames in a window.
         crop: S, side of the squares it sees (pixels); None: whole frames of ``height``, ``width``.
-        replay: R, windows that are kept.
+        replay: windows that are kept.
         height, width: of a clip (pixels).
         space_factor: pixels of a side that a latent stands for.
         latent_channels: C.
@@ -144,9 +141,7 @@ class Seraena(nnx.Module):
         self.weight, self.frames, self.crop, self.factor = weight, frames, crop, space_factor
         high, wide = (height, width) if crop is None else (crop, crop)
         latent = (high // space_factor, wide // space_factor, latent_channels)
-        self.kept = Replay(jnp.zeros((replay, high, wide, 3 * frames), jnp.bfloat16))
-        self.kept_context = Replay(jnp.zeros((replay, *latent), jnp.bfloat16))
-        self.kept_count = Replay(jnp.zeros((), jnp.uint32))
+        self.replay = Replay(replay, (high, wide, 3 * frames), latent)
 
     def __call__(
         self,
@@ -182,11 +177,11 @@ class Seraena(nnx.Module):
         def numbers(place: int) -> jax.Array:
             return jax.vmap(lambda key: jax.random.uniform(key, (each,)))(keys_B4[:, place]).ravel()
 
-        old, old_context, there = self._replayed(numbers(1))
+        old = self.replay.draw(numbers(1))
         # Every second reconstruction is one of an earlier update, if there is any.
-        other = (jnp.arange(each * clips) % 2 == 1) & there
-        fakes = _chosen(other, old, shown)
-        fake_context = _chosen(other, old_context, context)
+        other = (jnp.arange(each * clips) % 2 == 1) & old.there_N
+        fakes = _chosen(other, old.images_NHWC, shown)
+        fake_context = _chosen(other, old.context_NhwC, context)
         is_fake = numbers(2) < 0.5
         images = _chosen(is_fake, fakes, real)
         contexts = _chosen(is_fake, fake_context, context)
@@ -194,7 +189,7 @@ class Seraena(nnx.Module):
             weights, self._input(images, contexts, dtype), learns=True
         )
         wanted = jnp.where(is_fake, _FAKE, _REAL)[:, None, None, None]
-        self._keep(shown, context, keys_B4[0, 3])
+        self.replay.keep(shown, context, numbers(3))
         return Outcome(
             decoder_B=apart.reshape(clips, each).mean(1),
             discriminator=jnp.square(scores - wanted).mean(),
@@ -260,25 +255,6 @@ class Seraena(nnx.Module):
 
         down = -jax.grad(distance)(jnp.zeros_like(fake))
         return lax.stop_gradient(down / (down.std() + _DEVIATION_EPSILON))
-
-    def _replayed(self, draws_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """A kept window and context for each draw from [0, 1), and whether there are any."""
-        count = jnp.minimum(self.kept_count[...], self.kept[...].shape[0])
-        place = jnp.floor(draws_N * count).astype(jnp.int32)
-        images = self.kept[...][place].astype(jnp.float32)
-        return images, self.kept_context[...][place].astype(jnp.float32), count > 0
-
-    def _keep(self, images: jax.Array, context: jax.Array, key: jax.Array) -> None:
-        """Fills the replay in order, and then overwrites it from a random place on."""
-        size, count = self.kept[...].shape[0], self.kept_count[...]
-        images, context = images[:size], context[:size]
-        start = jnp.where(count < size, count, jax.random.randint(key, (), 0, size))
-        places = (start + jnp.arange(images.shape[0])) % size
-        # New arrays in place of the old ones: the variables are the model's state.
-        for kept, new in ((self.kept, images), (self.kept_context, context)):
-            kept.set_value(kept[...].at[places].set(new.astype(jnp.bfloat16)))
-        most = jnp.uint32(2 * size)  # more than full is full
-        self.kept_count.set_value(jnp.minimum(count + jnp.uint32(images.shape[0]), most))
 
 
 def _chosen(first_N: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:

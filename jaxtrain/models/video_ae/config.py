@@ -1,8 +1,4 @@
-"""What a video autoencoder is, which losses it trains with, and what each of them needs.
-
-Teacher, perceptual loss and adversary are sections that are None where they are off. Each holds its
-weight and what it needs, so that no weight stands without its input.
-"""
+"""What a video autoencoder is: its sizes, its losses (:mod:`.losses`), its work, its weights."""
 
 import dataclasses
 import math
@@ -27,6 +23,7 @@ from jaxtrain.models.video_ae import (
     weights,
     work,
 )
+from jaxtrain.models.video_ae.losses import Adversary, Perceptual, Teacher
 
 if TYPE_CHECKING:
     from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
@@ -42,76 +39,10 @@ _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Teacher:
-    """Latents of another autoencoder, computed once by `jaxtrain prepare latents`."""
-
-    encoder_weight: float = 0.1
-    """The loss has this times the mean squared difference of our latents and the teacher's."""
-    decode: bool = False
-    """Whether the decoder is trained on the teacher's latents instead of our encoder's."""
-
-    def __post_init__(self) -> None:
-        if self.encoder_weight < 0 or not (self.encoder_weight or self.decode):
-            raise InputError(
-                f"model.teacher.encoder_weight={self.encoder_weight} and model.teacher.decode="
-                f"{self.decode}: nothing is learned from the teacher; set model.teacher None"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Perceptual:
-    """LPIPS (Zhang et al. 2018): distance of two frames in the features of an AlexNet."""
-
-    weights: str
-    """File with the state dict of `lpips.LPIPS(net="alex")`, or of its linear layers alone."""
-    backbone: str | None = None
-    """With linear layers alone: file with the state dict of torchvision's AlexNet."""
-    weight: float = 0.1
-    """The loss has this times the mean distance of a frame and its reconstruction."""
-
-    def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise InputError(f"model.perceptual.weight={self.weight}: use 0 (only measure) or more")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Adversary:
-    """Seraena (github.com/madebyollin/seraena): a discriminator that says how to correct a frame.
-
-    It is trained beside the autoencoder, with an optimizer group and a clip of its own.
-    """
-
-    weight: float = 0.5
-    """The loss has this times the mean squared distance of frames and their corrections."""
-    frames: int = 3
-    """Successive frames that the discriminator sees together."""
-    crop: int | None = None
-    """Side of the random square that it sees (pixels); None is the whole frame."""
-    replay: int = 1024
-    """Reconstructions that are kept, of earlier updates, to be told from real frames again."""
-    peak_lr: float = 3e-4
-    """Learning rate of the discriminator, throughout."""
-    b1: float = 0.9
-    """AdamW of the discriminator: decay of the mean of gradients, per update."""
-    b2: float = 0.99
-    """AdamW of the discriminator: decay of the mean of squared gradients, per update."""
-    weight_decay: float = 0.01
-    """AdamW of the discriminator: decay per update, times its learning rate."""
-    max_grad_norm: float | None = 1.0
-    """The discriminator's gradients with a larger norm are scaled down to it. None is off."""
-
-    def __post_init__(self) -> None:
-        for name in ("weight", "frames", "replay", "peak_lr"):
-            if not getattr(self, name) > 0:
-                raise InputError(
-                    f"model.adversary.{name}={getattr(self, name)}: use more than 0, or set "
-                    "model.adversary None"
-                )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """The video autoencoder."""
+
+    UNSEEN = ("trim",)  # what no array's shape tells (:mod:`jaxtrain.weights`)
 
     frames: int
     """Frames of a clip."""
@@ -374,6 +305,8 @@ class Config:
             InputError: these are no such weights.
         """
         fields = weights.guess(tensors, source)
+        if fields.get("decoder_widths") == _DECODER_WIDTHS[fields["decoder"]]:
+            del fields["decoder_widths"]
         side = network.SPACE_FACTOR * int(fields["patch_size"]) * 2
         return cls(frames=timing.TIME_FACTOR, height=side, width=side, **fields)
 

@@ -20,7 +20,6 @@ SPACE_FACTOR = 8
 """Pixels (or patches) of a side that a latent stands for."""
 MEMORY_BLOCKS = 3
 ENCODER_POOLS = (2, 2, 1)
-WIDE_WIDTHS = (512, 256, 128, 64)
 _SPACE_UP = 2
 
 

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 _FRAMES = 6  # of a clip, in a picture
 _WIDEST_PICTURE, _WIDEST_CLIP = 2160, 1080  # pixels; wider ones are made smaller
 _BRIGHTEST = 0.25  # mean absolute error of a pixel that is white in the picture of errors
+_LEAST_CHANNEL = 64  # pixels of the longer side of a latent's channel, about
+_LINE = 2  # pixels
 _DEVIATIONS = 2.5  # of a latent's channel, from middle grey to black or white
 
 
@@ -44,15 +46,22 @@ def moving(shown_BRTHW3: jax.Array) -> jax.Array:
 
 
 def grid(latent_BHWC: jax.Array) -> jax.Array:
-    """Each clip's channels as grey pictures in a grid, uint8; grey is a channel's mean."""
+    """Each clip's channels as grey pictures in a grid, uint8; grey is a channel's mean.
+
+    Small latents are enlarged; white lines part the channels.
+    """
     b, h, w, c = latent_BHWC.shape
     across = math.ceil(math.sqrt(c))
     down = math.ceil(c / across)
     mean = latent_BHWC.mean((1, 2), keepdims=True)
     deviation = latent_BHWC.std((1, 2), keepdims=True) + 1e-6
     grey = jnp.clip(0.5 + (latent_BHWC - mean) / (2 * _DEVIATIONS * deviation), 0, 1)
-    grey = jnp.pad(grey, ((0, 0), (0, 0), (0, 0), (0, down * across - c)))
-    cells = grey.reshape(b, h, w, down, across).transpose(0, 3, 1, 4, 2)
+    grey = jnp.pad(grey, ((0, 0), (0, 0), (0, 0), (0, down * across - c)), constant_values=1)
+    side = max(1, _LEAST_CHANNEL // max(h, w))
+    large = jnp.repeat(jnp.repeat(grey, side, axis=1), side, axis=2)
+    large = jnp.pad(large, ((0, 0), (0, _LINE), (0, _LINE), (0, 0)), constant_values=1)
+    _, h, w, _ = large.shape
+    cells = large.reshape(b, h, w, down, across).transpose(0, 3, 1, 4, 2)
     picture = cells.reshape(b * down * h, across * w)
     return _bytes(jnp.repeat(picture[..., None], 3, axis=-1))
 

@@ -60,6 +60,7 @@ class EncoderStream:
         self._module = module
         self._step = _jitted(module, "encode_next")
         self._waiting: list[jax.Array] = []
+        self._shape: tuple[int, ...] | None = None
         self._memory: list[Memory] | None = None
 
     def push(self, frame_BHW3: jax.Array) -> jax.Array | None:
@@ -68,10 +69,11 @@ class EncoderStream:
         Raises:
             ValueError: its shape is another than that of the first frame.
         """
-        if self._waiting and frame_BHW3.shape != self._waiting[-1].shape:
+        self._shape = self._shape or frame_BHW3.shape
+        if frame_BHW3.shape != self._shape:
             raise ValueError(
-                f"this frame has shape {frame_BHW3.shape}, the one before "
-                f"{self._waiting[-1].shape}: a stream takes frames of one shape"
+                f"this frame has shape {frame_BHW3.shape}, the first one {self._shape}: a stream "
+                "takes frames of one shape"
             )
         self._waiting.append(frame_BHW3)
         if len(self._waiting) < timing.TIME_FACTOR:
@@ -91,7 +93,7 @@ class EncoderStream:
         latent = None
         while self._waiting:
             latent = self.push(self._waiting[-1])
-        self._memory = None
+        self._memory = self._shape = None
         return latent
 
 

@@ -7,6 +7,7 @@ where ours has their halves beside each other over outputs (:class:`blocks.Memor
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -162,13 +163,20 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
             f"{name} holds no weights of TAEHV: encoder.0.weight or encoder.17.weight is missing "
             f"or no kernel; there are {len(tensors)} arrays: {few}"
         )
-    patch_size = round((head.shape[1] / 3) ** 0.5)
-    return {
-        "patch_size": patch_size,
+    wide = "decoder.0.weight" in tensors
+    found = {
+        "patch_size": round((head.shape[1] / 3) ** 0.5),
         "latent_channels": tail.shape[0],
-        "decoder": "super" if "decoder.0.weight" in tensors else "base",
-        "trim": "odd_latents" if "taecvx" in name else "always",
+        "encoder_width": head.shape[0],
+        "decoder": "super" if wide else "base",
+        "trim": "odd_latents" if "taecvx" in Path(name).name else "always",
     }
+    reference = {one.ours: one.reference for one in table(wide=wide)}
+    inside = (*(f"decoder.stages.{number}.out" for number in range(3)), "decoder.tail")
+    kernels = [tensors.get(reference[f"{layer}.kernel"]) for layer in inside]
+    if all(kernel is not None and kernel.ndim == 4 for kernel in kernels):
+        found["decoder_widths"] = tuple(kernel.shape[1] for kernel in kernels if kernel is not None)
+    return found
 
 
 def _conv_in(tensor: np.ndarray) -> np.ndarray:

@@ -1,0 +1,108 @@
+"""Peak anonymous memory of a run on a generated corpus: of all processes, from start to end.
+
+    python benchmarks/text_memory.py --megabytes 2000 --folder /tmp/corpus
+
+Writes a corpus (.jsonl), then trains `demo_mlm` on it with the command line, as anyone would: the
+files are read through, a vocabulary is learned, all is tokenised and packed, and some steps are
+made. Meanwhile it adds up `RssAnon` (/proc) of the program and all its children: what the kernel
+cannot take back by dropping pages of files. Prints one JSON object.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STEPS = 20
+_LOOK_EVERY_S = 0.1
+
+
+def generate(path: Path, megabytes: float, seed: int = 0) -> None:
+    """Documents of 2 to 60 sentences; words by Zipf's law, some of them seen once only."""
+    rng = random.Random(seed)
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    words = ["".join(rng.choices(letters, range(26, 0, -1), k=n % 11 + 2)) for n in range(50_000)]
+    weights = [1 / (rank + 3) for rank in range(len(words))]
+    pool = rng.choices(words, weights, k=500_000)
+    with open(path, "w", encoding="utf-8") as file:
+        while file.tell() < megabytes * 1e6:
+            sentences = []
+            for _ in range(rng.randint(2, 60)):
+                start = rng.randrange(len(pool) - 40)
+                rare = f"{rng.choice(words)}{rng.randrange(10**6)}"
+                sentence = [*pool[start : start + rng.randint(4, 30)], rare]
+                sentences.append(" ".join(sentence).capitalize() + ".")
+            file.write(json.dumps({"text": " ".join(sentences)}) + "\n")
+
+
+def anonymous_gib(pid: int) -> float:
+    """Anonymous memory of a process and its descendants, GiB; shared memory is not in it."""
+    total, waiting = 0, [pid]
+    while waiting:
+        one = waiting.pop()
+        try:
+            status = Path(f"/proc/{one}/status").read_text()
+            for task in Path(f"/proc/{one}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for line in status.splitlines():
+            if line.startswith("RssAnon:"):
+                total += int(line.split()[1]) * 1024
+    return total / 2**30
+
+
+def measured(command: list[str], folder: Path) -> dict[str, float]:
+    """Runs a command to its end: peak of anonymous memory, and where the time went.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    log = folder / "said.txt"
+    began, peak, peak_at_s = time.monotonic(), 0.0, 0.0
+    environment = {**os.environ, "JAXTRAIN_CACHE": str(folder / "cache")}
+    with open(log, "w") as said:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=said, stderr=subprocess.STDOUT, env=environment
+        )
+        while process.poll() is None:
+            now = anonymous_gib(process.pid)
+            if now > peak:
+                peak, peak_at_s = now, time.monotonic() - began
+            time.sleep(_LOOK_EVERY_S)
+    if process.returncode:
+        raise SystemExit(f"the run failed ({process.returncode}):\n{log.read_text()[-2000:]}")
+    return {
+        "peak_anonymous_gib": round(peak, 3),
+        "peak_at_s": round(peak_at_s, 1),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def main() -> None:
+    """Generates, runs, prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=float, default=2000.0)
+    parser.add_argument("--folder", type=Path, required=True, help="made; needs twice the corpus")
+    flags = parser.parse_args()
+    folder = flags.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = folder / "corpus.jsonl"
+    if not corpus.exists():
+        generate(corpus, flags.megabytes)
+    command = [
+        *(sys.executable, "-m", "jaxtrain.main", "--config", "demo_mlm"),
+        *("--data.path", str(corpus), "--loop.steps", str(STEPS), "--output-dir", "run"),
+        *("--loop.eval_every", str(STEPS), "--checkpoint.every", str(STEPS), "--resume", "latest"),
+    ]
+    found = measured(command, folder)
+    size = corpus.stat().st_size / 1e6
+    print(json.dumps({"megabytes": round(size), "steps": STEPS, **found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Special tokens: what they are called, and which ids they have in a tokenizer.
+
+A tokenizer that is trained here has BERT's names at the ids 0 to 4. One that is given may have
+them anywhere, or RoBERTa's names; they are found by name.
+"""
+
+import dataclasses
+from typing import Any
+
+from jaxtrain.errors import InputError
+
+NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, UNK, CLS, SEP, MASK = range(5)  # where a tokenizer that is trained here has them
+_ALSO = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Specials:
+    """Ids of the special tokens; the defaults are those of tokenizers that are trained here.
+
+    Attributes:
+        pad: fills a sequence up.
+        unk: stands for what the vocabulary cannot write.
+        cls: begins a sequence.
+        sep: ends a document, and a sequence.
+        mask: hides a token.
+        others: further special ids of the tokenizer.
+    """
+
+    pad: int = PAD
+    unk: int = UNK
+    cls: int = CLS
+    sep: int = SEP
+    mask: int = MASK
+    others: tuple[int, ...] = ()
+
+    def ids(self) -> tuple[int, ...]:
+        """All of them, ascending: never chosen for prediction, never drawn in place of a word."""
+        return tuple(sorted({self.pad, self.unk, self.cls, self.sep, self.mask, *self.others}))
+
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Specials":
+        """What :meth:`to_json` gave, after a manifest."""
+        return cls(**{**content, "others": tuple(content["others"])})
+
+
+def find(tokenizer: Any, name: str) -> Specials:
+    """The special tokens of a tokenizer, by name.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        name: what it is called in messages.
+
+    Raises:
+        InputError: it lacks one; says which, and the cure.
+    """
+    found = []
+    for one, also in zip(NAMES, _ALSO, strict=True):
+        token_id = tokenizer.token_to_id(one)
+        found.append(tokenizer.token_to_id(also) if token_id is None else token_id)
+    lacking = [
+        f"{one} ({also})"
+        for one, also, token_id in zip(NAMES, _ALSO, found, strict=True)
+        if token_id is None
+    ]
+    if lacking:
+        raise InputError(
+            f"{name}: it has no {', '.join(lacking)}: add them as special tokens "
+            "(tokenizers: Tokenizer.add_special_tokens), or leave --data.tokenizer out to train one"
+        )
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    pad, unk, cls, sep, mask = found
+    others = tuple(sorted(special - set(found)))
+    return Specials(pad, unk, cls, sep, mask, others)

@@ -1,0 +1,178 @@
+"""Which documents train, which validate, and which are left out.
+
+The side of a document is a function of its number, worked out when it is asked for: a corpus of a
+billion documents needs no table of them.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.errors import InputError
+
+TRAIN, VAL, LEFT_OUT = 0, 1, 2
+SPLITS = ("train", "val")
+_BLOCK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """The side of each document of a list of files.
+
+    Attributes:
+        counts: documents of each file.
+        sides: TRAIN or VAL for each file; None gives each document of the one file its own.
+        train_split: where ``sides`` is None: a document whose hash is below trains.
+        exception: where that would leave a side empty: (document, its side).
+        totals: documents of (TRAIN, VAL).
+        kept: how many of them are used, spread evenly over the corpus.
+    """
+
+    counts: tuple[int, ...]
+    sides: tuple[int, ...] | None
+    train_split: float = 1.0
+    exception: tuple[int, int] | None = None
+    totals: tuple[int, int]
+    kept: tuple[int, int]
+
+    def key(self) -> list[Any]:
+        """JSON-able; the same for the same sides."""
+        return list(dataclasses.astuple(self))
+
+    def thinned(self, most: int) -> "Split":
+        """At most so many documents, of both sides in proportion, at least one each."""
+        if most >= sum(self.totals):
+            return self
+        train, val = self.totals
+        if not train or not val:
+            return dataclasses.replace(self, kept=(min(most, train), min(most, val)))
+        keep_val = round(most * val / (train + val))
+        keep_val = min(max(keep_val, 1), most - 1, val)
+        keep_train = min(most - keep_val, train)
+        return dataclasses.replace(self, kept=(keep_train, most - keep_train))
+
+    def of_file(self, file: int) -> Iterator[np.ndarray]:
+        """uint8 blocks of TRAIN, VAL or LEFT_OUT for the documents of one file, in order."""
+        ranks = [0, 0]
+        if self.sides is not None:
+            ranks[self.sides[file]] = int(self._before[file])
+        for start in range(0, self.counts[file], _BLOCK):
+            stop = min(start + _BLOCK, self.counts[file])
+            if self.sides is not None:
+                block = np.full(stop - start, self.sides[file], np.uint8)
+            else:
+                fractions = number_hash(start, stop)
+                block = np.where(fractions >= self.train_split, VAL, TRAIN).astype(np.uint8)
+                if self.exception and start <= self.exception[0] < stop:
+                    block[self.exception[0] - start] = self.exception[1]
+            for side in (TRAIN, VAL):
+                at = np.flatnonzero(block == side)
+                rank = ranks[side] + np.arange(len(at))
+                ranks[side] += len(at)
+                total, keep = self.totals[side], self.kept[side]
+                if keep < total:
+                    block[at[(rank + 1) * keep // total == rank * keep // total]] = LEFT_OUT
+            yield block
+
+    @functools.cached_property
+    def _before(self) -> np.ndarray:
+        """Documents of the same side in earlier files, for each file."""
+        counts, sides = np.array(self.counts), np.array(self.sides)
+        before = np.zeros(len(counts), np.int64)
+        for side in (TRAIN, VAL):
+            own = np.where(sides == side, counts, 0)
+            before = np.where(sides == side, np.cumsum(own) - own, before)
+        return before
+
+
+def assign(
+    counts: list[int], names: list[str], *, train_split: float, max_examples: int | None
+) -> Split:
+    """Share documents out to training and validation.
+
+    Several files are split by a hash of their names, one file by a hash of the document's number;
+    each split gets at least one file or document. So a file that is added moves no other one.
+
+    Args:
+        counts: documents of each file.
+        names: relative names of the files.
+        train_split: share that trains, in expectation.
+        max_examples: documents to keep over both splits, spread evenly over the corpus.
+
+    Raises:
+        InputError: fewer than two documents.
+    """
+    if sum(counts) < 2:
+        raise InputError(
+            f"{', '.join(names[:3])} has {sum(counts)} document, training and validation need one "
+            "each: give more text, or --data.val_path"
+        )
+    if len(names) > 1:
+        to_val = _choose_val(np.array([_name_hash(name) for name in names]), train_split)
+        in_val = int(np.array(counts)[to_val].sum())
+        split = Split(
+            counts=tuple(counts),
+            sides=tuple(np.where(to_val, VAL, TRAIN).tolist()),
+            totals=(sum(counts) - in_val, in_val),
+            kept=(sum(counts) - in_val, in_val),
+        )
+    else:
+        split = _by_number(counts[0], train_split)
+    return split if max_examples is None else split.thinned(max_examples)
+
+
+def assign_all(counts: list[int], side: int, max_examples: int | None) -> Split:
+    """Give every document to one split, or ``max_examples`` of them spread evenly."""
+    totals = (sum(counts), 0) if side == TRAIN else (0, sum(counts))
+    split = Split(counts=tuple(counts), sides=(side,) * len(counts), totals=totals, kept=totals)
+    return split if max_examples is None else split.thinned(max_examples)
+
+
+def _by_number(count: int, train_split: float) -> Split:
+    """Documents of one file, each by the hash of its number."""
+    in_val, most, least = 0, (-1.0, 0), (2.0, 0)
+    for start in range(0, count, _BLOCK):
+        fractions = number_hash(start, min(start + _BLOCK, count))
+        in_val += int(np.count_nonzero(fractions >= train_split))
+        top, bottom = int(np.argmax(fractions)), int(np.argmin(fractions))
+        most = max(most, (float(fractions[top]), start + top))
+        least = min(least, (float(fractions[bottom]), start + bottom))
+    exception = None
+    if in_val == 0:
+        in_val, exception = 1, (most[1], VAL)
+    elif in_val == count:
+        in_val, exception = count - 1, (least[1], TRAIN)
+    totals = (count - in_val, in_val)
+    return Split(
+        counts=(count,),
+        sides=None,
+        train_split=train_split,
+        exception=exception,
+        totals=totals,
+        kept=totals,
+    )
+
+
+def _choose_val(fractions: np.ndarray, train_split: float) -> np.ndarray:
+    to_val = fractions >= train_split
+    if not to_val.any():
+        to_val[np.argmax(fractions)] = True
+    if to_val.all():
+        to_val[np.argmin(fractions)] = False
+    return to_val
+
+
+def _name_hash(name: str) -> float:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
+
+
+def number_hash(start: int, stop: int) -> np.ndarray:
+    """A number in [0, 1) for each of start..stop-1: SplitMix64's output (Steele et al. 2014)."""
+    x = (np.arange(start, stop, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2**53

@@ -1,0 +1,63 @@
+"""The tokenizer of a data set: the one that is given, or one learned from its text, once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.data import cache, tokenizer
+from jaxtrain.data.splitting import TRAIN
+from jaxtrain.data.tokens import Corpus, Say
+
+_VERSION = 1  # of every rule that decides what is learned
+_CHARACTERS = 256_000_000  # text to learn a vocabulary from; more changes little
+
+
+def prepare(
+    corpora: Sequence[Corpus],
+    *,
+    vocab_size: int,
+    kind: tokenizer.Kind,
+    given: Path | None,
+    folder: Path,
+    say: Say,
+) -> Path:
+    """The path of the ``tokenizer.json`` to use; one that is learned stays in the cache.
+
+    Args:
+        corpora: all sources; the training documents of all of them are learned from, in proportion
+            to their sizes, evenly spread, 256 million characters at most.
+        vocab_size: entries to learn, or the most that a given one may have.
+        kind: of tokenizer to learn.
+        given: a ``tokenizer.json``; None learns one.
+        folder: where caches lie.
+        say: takes messages for the console.
+
+    Raises:
+        InputError: the given one does not fit.
+    """
+    if given is not None:
+        tokenizer.load(given, vocab_size)
+        return given
+    key = cache.digest(_VERSION, [corpus.key() for corpus in corpora], vocab_size, kind)
+
+    def build(work: Path) -> dict[str, Any]:
+        say(f"learning a vocabulary of {vocab_size:,}")
+        words = tokenizer.train(_sample(corpora), vocab_size, kind)
+        words.save(str(work / tokenizer.NAME))
+        return {"version": _VERSION}
+
+    target = folder / f"vocabulary-{key[:20]}"
+    cache.make_folder(target, build, say)
+    return target / tokenizer.NAME
+
+
+def _sample(corpora: Sequence[Corpus]) -> Iterator[str]:
+    """Training documents, evenly spread, up to the text that a vocabulary is learned from."""
+    total = sum(corpus.megabytes() for corpus in corpora) * 1e6
+    share, rank = min(1.0, _CHARACTERS / total), 0
+    for corpus in corpora:
+        for _, side, document in corpus.read():
+            if side == TRAIN:
+                if int((rank + 1) * share) > int(rank * share):
+                    yield document
+                rank += 1

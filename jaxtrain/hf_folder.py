@@ -1,0 +1,124 @@
+"""Folders as transformers saves and loads them: config.json, model.safetensors, a tokenizer.
+
+``AutoModelForMaskedLM.from_pretrained`` and ``AutoTokenizer.from_pretrained`` load what
+:func:`write` writes; what they save is read here.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtrain import files, tensor_files
+from jaxtrain.errors import InputError
+
+SETTINGS = "config.json"
+TOKENIZER = "tokenizer.json"
+_ARRAYS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PYTORCH = "pytorch_model.bin"
+_MODELS = {"bert": "jaxtrain.models.mlm"}
+
+
+def is_one(path: Path) -> bool:
+    """Whether a path is such a folder; a run's directory has a config.json of another kind."""
+    try:
+        content = json.loads((path / SETTINGS).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, Mapping) and "model_type" in content
+
+
+def model(folder: Path) -> Any:
+    """Our config of the model in a folder.
+
+    Raises:
+        InputError: no such model is known, or it differs from ours.
+    """
+    path = folder / SETTINGS
+    content = json.loads(path.read_bytes())
+    kind = content["model_type"]
+    if kind not in _MODELS:
+        raise InputError(f"{path}: model_type is {kind!r}; known are: {', '.join(_MODELS)}")
+    return importlib.import_module(_MODELS[kind]).Config.from_settings(content, str(path))
+
+
+def tensors(folder: Path) -> tensor_files.Tensors:
+    """All arrays of a folder, float32.
+
+    Raises:
+        InputError: there are none, or a file is damaged.
+    """
+    if (folder / _INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise InputError(f"{folder / _INDEX} lists no files ({error})") from error
+    else:
+        names = [name for name in (_ARRAYS, _PYTORCH) if (folder / name).is_file()][:1]
+    if not names:
+        raise InputError(f"{folder}: neither {_ARRAYS} nor {_PYTORCH} is there")
+    found: tensor_files.Tensors = {}
+    for name in names:
+        found |= tensor_files.read(folder / name)[0]
+    return found
+
+
+def check_target(folder: Path) -> None:
+    """Refuses a folder that cannot be written to, or that holds something else.
+
+    Raises:
+        InputError: names what is in the way.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not is_one(folder):
+        raise InputError(f"{folder} holds other files: name a new folder")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: name a new folder")
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    files.check_writable("DIR", there / SETTINGS)
+
+
+def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer: Any) -> int:
+    """Writes a model and its tokenizer; each file appears whole, config.json last.
+
+    Args:
+        folder: made if it is not there (:func:`check_target`).
+        model: our config of it.
+        params: dotted path -> float32 array.
+        tokenizer: a ``tokenizers.Tokenizer``.
+
+    Returns:
+        How many numbers were written.
+
+    Raises:
+        InputError: the tokenizer has more words than the model.
+    """
+    from jaxtrain.data import specials
+    from jaxtrain.data import tokenizer as tokenizers
+
+    tokenizers.check_size(tokenizer, model.vocab_size, "the tokenizer")
+    special = specials.find(tokenizer, "the tokenizer")
+    tokens = {
+        f"{name}_token": tokenizer.id_to_token(getattr(special, name))
+        for name in ("pad", "unk", "cls", "sep", "mask")
+    }
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.sequence_length,
+        "clean_up_tokenization_spaces": False,
+        **tokens,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = model.to_weights(params)
+    tensor_files.write(folder / _ARRAYS, tensors, {})
+    files.write_whole(folder / TOKENIZER, tokenizer.to_str())
+    for name, content in (
+        ("tokenizer_config.json", described),
+        ("special_tokens_map.json", tokens),
+        (SETTINGS, model.to_settings()),
+    ):
+        files.write_whole(folder / name, json.dumps(content, indent=2) + "\n")
+    return sum(tensor.size for tensor in tensors.values())

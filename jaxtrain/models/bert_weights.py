@@ -1,0 +1,248 @@
+"""The masked LM as transformers' ``BertForMaskedLM``, and back: its parameters and its config.json.
+
+transformers' kernels are [out, in], ours [in, out], and its queries, keys and values are three
+kernels where ours is one. Its token types are zeros for a single text: ours are part of the
+positions. What a masked LM has no use for is left out where such weights are read: the pooler and
+the next-sentence head of ``BertForPreTraining``, and ``position_ids`` of old files.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.errors import InputError
+
+Tensors = Mapping[str, np.ndarray]
+_EMBEDDINGS, _HEAD = "bert.embeddings", "cls.predictions"
+WORD = f"{_EMBEDDINGS}.word_embeddings.weight"
+_POSITION = f"{_EMBEDDINGS}.position_embeddings.weight"
+_TYPES = f"{_EMBEDDINGS}.token_type_embeddings.weight"
+_BIAS = f"{_HEAD}.bias"
+# Other names of arrays above: the output layer is the word embedding, its bias is the head's.
+_TIED = {f"{_HEAD}.decoder.weight": WORD, f"{_HEAD}.decoder.bias": _BIAS}
+UNUSED = ("bert.pooler.", "cls.seq_relationship.", f"{_EMBEDDINGS}.position_ids")
+_TOKEN_TYPES = 2
+_LISTED = 6
+MODEL_TYPE, ARCHITECTURE = "bert", "BertForMaskedLM"
+_FIXED = {  # what this network is, whatever its size
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+_PARTS = {
+    "attention.output.dense": "attention_out",
+    "intermediate.dense": "ff_in",
+    "output.dense": "ff_out",
+}
+_NORMS = {"attention.output.LayerNorm": "attention_norm", "output.LayerNorm": "ff_norm"}
+_QKV = ("query", "key", "value")
+
+
+def to_bert(params: Tensors) -> dict[str, np.ndarray]:
+    """Our parameters under transformers' names and in its layout.
+
+    Args:
+        params: dotted path -> float32 array.
+    """
+    word, position = (np.asarray(params[f"embeddings.{name}"]) for name in ("word", "position"))
+    found = {
+        WORD: word,
+        _POSITION: position,
+        _TYPES: np.zeros((_TOKEN_TYPES, word.shape[1]), np.float32),
+        _BIAS: np.asarray(params["head.bias"]),
+    }
+    for theirs, ours in _dense(_layers(params, "layers")).items():
+        found[f"{theirs}.weight"] = np.asarray(params[f"{ours}.kernel"]).T
+        found[f"{theirs}.bias"] = np.asarray(params[f"{ours}.bias"])
+    for theirs, ours in _norms(_layers(params, "layers")).items():
+        found[f"{theirs}.weight"] = np.asarray(params[f"{ours}.scale"])
+        found[f"{theirs}.bias"] = np.asarray(params[f"{ours}.bias"])
+    for number in range(_layers(params, "layers")):
+        ours = f"layers.{number}.qkv"
+        kernels = np.split(np.asarray(params[f"{ours}.kernel"]), len(_QKV), axis=1)
+        biases = np.split(np.asarray(params[f"{ours}.bias"]), len(_QKV))
+        for part, kernel, bias in zip(_QKV, kernels, biases, strict=True):
+            theirs = _attention(number, part)
+            found[f"{theirs}.weight"], found[f"{theirs}.bias"] = kernel.T, bias
+    return found
+
+
+def from_bert(
+    tensors: Tensors, expected: Mapping[str, tuple[int, ...]], source: str
+) -> dict[str, np.ndarray]:
+    """transformers' state dict as our parameters, float32.
+
+    A model for shorter sequences takes the first positions.
+
+    Args:
+        tensors: name -> array.
+        expected: dotted path -> shape of each of the model's parameters.
+        source: the file, for the error.
+
+    Raises:
+        InputError: an array is missing, has another shape, or belongs to no layer; names all.
+    """
+    given = _renamed(tensors, source)
+    shapes = {name: array.shape for name, array in to_bert(_empty(expected)).items()}
+    shapes[_TYPES] = (given.get(_TYPES, np.empty((_TOKEN_TYPES, 0))).shape[0], shapes[_TYPES][1])
+    positions = given.get(_POSITION)
+    if positions is not None and positions.shape[0] > shapes[_POSITION][0]:
+        given[_POSITION] = positions[: shapes[_POSITION][0]]
+    complaints = {
+        "missing": [name for name in shapes if name not in given],
+        "extra": sorted(set(given) - set(shapes)),
+        "misshapen": [
+            f"{name} {given[name].shape} instead of {shape}"
+            for name, shape in shapes.items()
+            if name in given and given[name].shape != shape
+        ],
+    }
+    listed = [
+        f"{what}: {', '.join(names[:_LISTED])}"
+        + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+        for what, names in complaints.items()
+        if names
+    ]
+    if listed:
+        raise InputError(
+            f"{source} does not fit this model; {'; '.join(listed)}. Its shape is set by "
+            "--model.vocab-size, --model.sequence-length, --model.hidden, --model.layers and "
+            "--model.ff"
+        )
+    return _ours({name: np.asarray(array, np.float32) for name, array in given.items()})
+
+
+def settings(model: Any) -> dict[str, Any]:
+    """The config.json of a masked LM, from our config."""
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": MODEL_TYPE,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "intermediate_size": model.ff_width,
+        "max_position_embeddings": model.sequence_length,
+        "type_vocab_size": _TOKEN_TYPES,
+        "hidden_dropout_prob": model.dropout,
+        "attention_probs_dropout_prob": model.dropout,
+        "initializer_range": 0.02,
+        "pad_token_id": model.pad_id,
+        "dtype": "float32",
+        **_FIXED,
+    }
+
+
+def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Fields of our config that a config.json asks for.
+
+    Raises:
+        InputError: it lacks one, or describes another network.
+    """
+    other = [
+        f"{name}={content[name]!r} (here {wanted!r})"
+        for name, wanted in _FIXED.items()
+        if content.get(name, wanted) != wanted
+    ]
+    if other:
+        raise InputError(f"{source}: this is another network than BERT: {', '.join(other)}")
+    try:
+        hidden, ff = content["hidden_size"], content["intermediate_size"]
+        return {
+            "vocab_size": content["vocab_size"],
+            "sequence_length": content["max_position_embeddings"],
+            "hidden": hidden,
+            "layers": content["num_hidden_layers"],
+            "heads": content["num_attention_heads"],
+            "ff": None if ff == 4 * hidden else ff,
+            "pad_id": content.get("pad_token_id", 0),
+            "dropout": content.get("hidden_dropout_prob", 0.1),
+        }
+    except KeyError as error:
+        raise InputError(f"{source}: {error} is missing") from error
+
+
+def _renamed(tensors: Tensors, source: str) -> dict[str, np.ndarray]:
+    """Without what is not used, old names replaced, each array once."""
+    found: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        if name.startswith(UNUSED):
+            continue
+        modern = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        modern = modern.replace("LayerNorm.beta", "LayerNorm.bias")
+        if modern not in _TIED:
+            found[modern] = array
+    for name, own in _TIED.items():
+        if name not in tensors:
+            continue
+        if own in found and not np.array_equal(found[own], tensors[name]):
+            raise InputError(
+                f"{source}: {name} differs from {own}: this model has one array for both "
+                "(tie_word_embeddings)"
+            )
+        found.setdefault(own, tensors[name])
+    return found
+
+
+def _ours(given: Tensors) -> dict[str, np.ndarray]:
+    found = {
+        "embeddings.word": given[WORD],
+        "embeddings.position": given[_POSITION] + given[_TYPES][0],
+        "head.bias": given[_BIAS],
+    }
+    layers = _layers(given, "bert.encoder.layer")
+    for theirs, ours in _dense(layers).items():
+        found[f"{ours}.kernel"] = given[f"{theirs}.weight"].T
+        found[f"{ours}.bias"] = given[f"{theirs}.bias"]
+    for theirs, ours in _norms(layers).items():
+        found[f"{ours}.scale"] = given[f"{theirs}.weight"]
+        found[f"{ours}.bias"] = given[f"{theirs}.bias"]
+    for number in range(layers):
+        parts = [_attention(number, part) for part in _QKV]
+        found[f"layers.{number}.qkv.kernel"] = np.concatenate(
+            [given[f"{part}.weight"].T for part in parts], axis=1
+        )
+        found[f"layers.{number}.qkv.bias"] = np.concatenate(
+            [given[f"{part}.bias"] for part in parts]
+        )
+    return found
+
+
+def _empty(expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Arrays of these shapes that take no memory."""
+    return {name: np.broadcast_to(np.bool_(0), shape) for name, shape in expected.items()}
+
+
+def _layers(names: Mapping[str, Any], prefix: str) -> int:
+    numbers = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
+    return 1 + max((int(m[1]) for m in map(numbers.match, names) if m), default=-1)
+
+
+def _attention(number: int, part: str) -> str:
+    return f"bert.encoder.layer.{number}.attention.self.{part}"
+
+
+def _dense(layers: int) -> dict[str, str]:
+    """Their linear layers -> ours, without queries, keys and values."""
+    return {f"{_HEAD}.transform.dense": "head.dense"} | _of_layers(_PARTS, layers)
+
+
+def _norms(layers: int) -> dict[str, str]:
+    own = {
+        f"{_EMBEDDINGS}.LayerNorm": "embeddings.norm",
+        f"{_HEAD}.transform.LayerNorm": "head.norm",
+    }
+    return own | _of_layers(_NORMS, layers)
+
+
+def _of_layers(names: Mapping[str, str], layers: int) -> dict[str, str]:
+    return {
+        f"bert.encoder.layer.{number}.{theirs}": f"layers.{number}.{ours}"
+        for number in range(layers)
+        for theirs, ours in names.items()
+    }

@@ -1,0 +1,105 @@
+import dataclasses
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from jaxtrain.data import mixture, order
+from jaxtrain.data.mixture import Mixture
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """Examples that say which source they are of."""
+
+    name: int
+    size: int
+    fingerprint: str = "numbers"
+
+    def __len__(self) -> int:
+        return self.size
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        del rng
+        return {"of": np.array([self.name, index])}
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "places"),
+    [
+        (10, [1, 1], [5, 5]),
+        (10, [3, 1], [8, 2]),  # 7.5 and 2.5: of equal remainders the first
+        (7, [1, 1, 1], [3, 2, 2]),
+        (100, [0.5, 0.25, 0.25], [50, 25, 25]),
+        (3, [1e-9, 1], [0, 3]),
+    ],
+)
+def test_places_are_shared_out_by_weight(
+    total: int, weights: list[float], places: list[int]
+) -> None:
+    assert mixture.shared_out(total, weights) == places
+
+
+def drawn(source: Mixture, positions: range, seed: int = 3) -> list[list[int]]:
+    """(source, its example) at each position."""
+    where = order.of(source, seed)
+    rng = np.random.default_rng(0)
+    return [source.example(where(position), rng)["of"].tolist() for position in positions]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights"),
+    [((20, 5, 15), (1, 1, 2)), ((3, 21), (9, 1)), ((15, 15), ())],
+)
+def test_every_epoch_has_the_shares_and_no_example_comes_too_often(
+    sizes: tuple[int, ...], weights: tuple[float, ...]
+) -> None:
+    source = mixture.of([Numbers(k, size) for k, size in enumerate(sizes)], weights)
+    assert isinstance(source, Mixture)
+    total, epochs = sum(sizes), 3
+    assert len(source) == total
+    seen = drawn(source, range(epochs * total))
+    assert seen != drawn(source, range(epochs * total), seed=4)
+    counts = {(k, i): 0 for k, size in enumerate(sizes) for i in range(size)}
+    for epoch in range(epochs):
+        part = seen[epoch * total : (epoch + 1) * total]
+        assert [sum(k == which for which, _ in part) for k in range(len(sizes))] == list(
+            source.places
+        )
+        for which, index in part:
+            counts[which, index] += 1
+        for k, size in enumerate(sizes):  # each once before any again
+            own = [counts[k, i] for i in range(size)]
+            done = source.places[k] * (epoch + 1)
+            assert {done // size, -(-done // size)} >= set(own)
+            assert sum(own) == done
+    # Shuffled: no source stands in one block.
+    first = [which for which, _ in seen[:total]]
+    assert sum(a != b for a, b in itertools.pairwise(first)) > len(sizes)
+
+
+def test_a_position_says_it_all() -> None:
+    source = mixture.of([Numbers(0, 40), Numbers(1, 10)], (1, 3))
+    assert isinstance(source, Mixture)
+    whole = drawn(source, range(60))
+    assert drawn(source, range(43, 60)) == whole[43:]
+    where = order.of(source, 3)
+    where(0)
+    again = pickle.loads(pickle.dumps(where))
+    assert [again(p) for p in range(60)] == [where(p) for p in range(60)]
+    assert len(pickle.dumps(where)) < 500
+
+
+def test_one_source_is_itself_and_others_have_a_fingerprint_of_their_own() -> None:
+    one = Numbers(0, 4)
+    assert mixture.of([one], (7,)) is one
+    prints = {
+        mixture.of(parts, weights).fingerprint
+        for parts, weights in (
+            ([one, Numbers(1, 8)], (1, 1)),
+            ([one, Numbers(1, 8)], (1, 3)),
+            ([one, Numbers(1, 8, "other")], (1, 1)),
+        )
+    }
+    assert len(prints) == 3

@@ -1,0 +1,158 @@
+"""Hugging Face datasets: from folders, part by part, and what is said without a network."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow.parquet
+import pytest
+from small_text import Model
+
+from jaxtrain import main
+from jaxtrain.data import hub
+from jaxtrain.data.text import Masked
+from jaxtrain.errors import InputError, RunAgain
+
+TEXTS = [f"Document number {number} has some words in it." for number in range(100)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same 100 documents in each form, and another split beside them."""
+    top = tmp_path_factory.mktemp("hf")
+    datasets.disable_progress_bars()
+    whole = datasets.Dataset.from_dict({"text": TEXTS, "label": list(range(100))})
+    other = datasets.Dataset.from_dict({"text": TEXTS[:7], "label": list(range(7))})
+    whole.save_to_disk(top / "saved")
+    datasets.DatasetDict({"train": whole, "test": other}).save_to_disk(top / "splits")
+    (top / "hub/data").mkdir(parents=True)
+    whole.select(range(50)).to_parquet(top / "hub/data/train-00000-of-00002.parquet")
+    whole.select(range(50, 100)).to_parquet(top / "hub/data/train-00001-of-00002.parquet")
+    other.to_parquet(top / "hub/data/test-00000-of-00001.parquet")
+    (top / "lines").mkdir()
+    (top / "lines/train.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
+    return top
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_PART_DOCUMENTS", 30)
+
+
+def fetch(spec: str, root: Path, most: int | None = None) -> list[str]:
+    """The documents that a run would take."""
+    folder, parts = hub.fetch(spec, "--data.path", root, None, most, lambda line: None)
+    tables = [pyarrow.parquet.read_table(p) for p in sorted(folder.glob("part-*"))[:parts]]
+    return [text for table in tables for text in table["text"].to_pylist()]
+
+
+@pytest.mark.parametrize("form", ["saved", "splits", "hub", "lines"])
+def test_every_form_of_folder_goes_on_where_it_was(
+    form: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # a folder takes no network
+    assert fetch(f"hf:{folders / form}", tmp_path / "whole") == TEXTS
+    assert fetch(f"hf:{folders / form}", tmp_path, 31) == TEXTS[:60]
+    (target,) = tmp_path.glob(f"*{form}*/")
+    first = {path.name: path.stat().st_mtime_ns for path in target.glob("part-*")}
+    assert len(first) == 2
+    assert fetch(f"hf:{folders / form}", tmp_path) == TEXTS
+    again = {name: (target / name).stat().st_mtime_ns for name in first}
+    assert again == first  # what is there is not fetched again
+    assert fetch(f"hf:{folders / form}", tmp_path, 20) == TEXTS[:30]
+
+
+def test_a_fetch_that_was_killed_loses_no_part(folders: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from jaxtrain.data import hub\n"
+        "hub._PART_DOCUMENTS = 30\n"
+        "write, calls = hub._write_part, []\n"
+        "def dying(path, texts):\n"
+        "    write(path, texts)\n"
+        "    calls.append(path)\n"
+        "    if len(calls) == 2:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "hub._write_part = dying\n"
+        "hub.fetch(sys.argv[1], '', Path(sys.argv[2]), None, None, print)\n"
+    )
+    spec = f"hf:{folders / 'hub'}"
+    died = subprocess.run(
+        [sys.executable, "-c", program, spec, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert died.returncode == -9
+    assert fetch(spec, tmp_path) == TEXTS
+
+
+def test_splits_and_columns_are_named(folders: Path, tmp_path: Path) -> None:
+    assert fetch(f"hf:{folders / 'hub'}::test", tmp_path) == TEXTS[:7]
+    assert fetch(f"hf:{folders / 'splits'}::test", tmp_path) == TEXTS[:7]
+    with pytest.raises(InputError, match="it has no split nope, only train, test"):
+        fetch(f"hf:{folders / 'hub'}::nope", tmp_path)
+    with pytest.raises(InputError, match="write hf:NAME, hf:NAME:CONFIG or"):
+        fetch("hf:a:b:c:d", tmp_path)
+    for field, words in (("body", "its columns are 'text', 'label': name"), ("label", "no text")):
+        with pytest.raises(InputError, match=words):
+            hub.fetch(f"hf:{folders / 'hub'}", "", tmp_path, field, None, lambda line: None)
+
+
+def test_a_changed_folder_is_fetched_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for texts in (TEXTS[:5], TEXTS[5:12]):
+        (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+        assert fetch(f"hf:{folder}", tmp_path / "cache") == texts
+
+
+def test_without_a_network_one_line_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    arguments = ["prepare", "tokens", "--config", "demo_mlm", "--data.path", "hf:some/name"]
+    assert main.main([*arguments, "--data.cache_dir", str(tmp_path)]) == 75
+    error = capsys.readouterr().err.strip()
+    assert error.count("\n") == 0
+    assert "hf:some/name: no such folder, and the hub cannot be reached" in error
+    assert "or name a folder of the dataset as hf:FOLDER" in error
+
+
+def test_without_a_network_what_was_fetched_is_taken_and_said(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = datasets.load_dataset(str(folders / "hub"), streaming=True)["train"]
+    monkeypatch.setattr(hub, "_opened", lambda named, revision: opened)
+    monkeypatch.setattr(hub, "_revision", lambda named: "abc")
+    assert fetch("hf:some/name", tmp_path, 31) == TEXTS[:60]
+
+    def away(named: object) -> str:
+        raise RunAgain("the hub cannot be reached")
+
+    monkeypatch.setattr(hub, "_revision", away)
+    said: list[str] = []
+    folder, parts = hub.fetch("hf:some/name", "--data.path", tmp_path, None, 45, said.append)
+    assert parts == 2
+    assert said == [f"the hub cannot be reached; takes what was fetched before, {folder}"]
+    for most in (61, None):
+        with pytest.raises(RunAgain):
+            hub.fetch("hf:some/name", "--data.path", tmp_path, None, most, said.append)
+
+
+def test_a_run_takes_a_dataset_like_files(folders: Path, tmp_path: Path) -> None:
+    config = Masked(
+        path=f"hf:{folders / 'hub'}", batch_size=2, cache_dir=str(tmp_path), max_examples=50
+    )
+    sources = config.open(Model(), seed=0, say=lambda line: None)
+    assert sources.files == 2
+    counts = re.findall(r"(\d+) documents", sources.summary)
+    assert sum(map(int, counts)) == 50
+    example = sources.train.example(0, np.random.default_rng(0))
+    assert example["tokens"].shape == (32,)
