@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement (20)")
     flags, overrides = parser.parse_known_args()
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-    with tempfile.TemporaryDirectory(dir=common_start.CHECKOUT / "output") as folder:
+    output = common_start.CHECKOUT / "output"
+    output.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output) as folder:
         cut = Path(folder) / "clips"
         for what, path in (("as they are", flags.videos), ("after prepare clips", str(cut))):
             run = config.load("h100_8", ["--data.path", path, *overrides])

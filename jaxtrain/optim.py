@@ -61,9 +61,10 @@ def schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         # Signed before anything is subtracted: the state counts in uint32.
-        steps = jnp.minimum(jnp.asarray(count).astype(jnp.int32), total_steps)
-        rising = steps / max(warmup, 1)
-        share = jnp.where(steps < warmup, rising, after_warmup(steps))
+        steps = jnp.asarray(count).astype(jnp.int32)
+        share = after_warmup(jnp.minimum(steps, total_steps))
+        if warmup:
+            share = jnp.where(steps < warmup, steps / warmup, share)
         return jnp.asarray(settings.peak_lr, jnp.float32) * share.astype(jnp.float32)
 
     return rate
@@ -191,6 +192,7 @@ def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
         return (total - steps) / span
 
     def constant(steps: jax.Array) -> jax.Array:
+        # Of nothing that depends on the length: a run that is made longer need not be compiled.
         return jnp.ones(())
 
     if settings.schedule == "cosine_with_restarts":

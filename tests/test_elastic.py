@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 RUN = [
     *TINY_MLM,
-    *["--data.path", "corpus", "--checkpoint.every", "1000", "--optim.peak_lr", "1e-3"],
+    *["--data.path", "corpus", "--checkpoint.every", "1000"],
     *["--loop.record_examples", "True", "--mesh.shard", "params"],
 ]
 STEPS = 6
@@ -23,13 +23,12 @@ def on(devices: int, *more: object) -> list[object]:
 # Each goes on with what the one before has saved.
 SHAPES = [
     on(8, "--data.workers", 1),
-    on(4, "--mesh.shard", "optimizer", "--optim.accumulate", 2),
-    on(2, "--mesh.shard", "none", "--data.workers", 2),
-    on(1, "--optim.accumulate", 4),
+    on(4, "--mesh.shard", "optimizer", "--optim.accumulate", 2, "--data.workers", 2),
+    on(1, "--mesh.shard", "none", "--optim.accumulate", 4),
     on(8, "--mesh.data", 2, "--mesh.fsdp", 4, "--data.workers", 1),  # by two processes
     on(8),
 ]
-TWO_PROCESSES = 4
+TWO_PROCESSES = 3
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +60,13 @@ def test_devices_processes_workers_sharding_and_accumulation_may_change(place: P
 def test_the_global_batch_may_change(place: Path) -> None:
     """Examples seen are the position: the order goes on where the other batch ended."""
     done = 0
-    for batch, steps in ((8, 3), (16, 2), (4, 4), (8, 3)):
+    for batch, steps in ((8, 3), (16, 2), (4, 4)):
         done += steps
         more = ["--data.batch_size", batch, "--loop.steps", done, "--output-dir", "batches"]
-        train(place, *RUN, *on(2), *more, "--resume", "latest")
+        train(place, *RUN, *on(1), *more, "--resume", "latest")
     seen = [one for _, ids in example_ids(place / "batches").values() for one in ids]
     straight = [one for _, ids in example_ids(place / "straight").values() for one in ids]
-    assert len(seen) == 8 * 3 + 16 * 2 + 4 * 4 + 8 * 3
+    assert len(seen) == 8 * 3 + 16 * 2 + 4 * 4
     assert seen == straight[: len(seen)]
     positions = [position for position, _ in example_ids(place / "batches").values()]
-    assert positions == [0, 8, 16, 24, 40, 56, 60, 64, 68, 72, 80, 88]
+    assert positions == [0, 8, 16, 24, 40, 56, 60, 64, 68]

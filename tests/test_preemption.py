@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 ARGUMENTS = [
     *TINY_MLM,
     *["--data.path", "corpus", "--loop.steps", "12", "--checkpoint.every", "4"],
-    *["--loop.eval_every", "4", "--loop.eval_examples", "64", "--optim.peak_lr", "1e-2"],
+    *["--loop.eval_every", "4", "--loop.eval_examples", "64"],
 ]
 # An idle machine takes two seconds; the program promises a step, a batch of an evaluation, a save,
 # and where it compiles before the first update five seconds.

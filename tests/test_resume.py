@@ -35,7 +35,7 @@ EIGHT = [
         "--simulate-devices",
         "8",
     ],
-    *["--checkpoint.every", "1000", "--optim.peak_lr", "1e-2"],
+    *["--checkpoint.every", "1000"],
 ]
 
 

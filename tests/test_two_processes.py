@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 EIGHT = [
     *TINY_MLM,
     *["--data.path", "corpus", "--mesh.data", "2", "--mesh.fsdp", "4", "--mesh.shard", "params"],
-    *["--simulate-devices", "8", "--data.workers", "1", "--optim.peak_lr", "1e-2"],
+    *["--simulate-devices", "8", "--data.workers", "1"],
     *["--loop.steps", "6", "--checkpoint.every", "3"],
     *["--loop.eval_every", "3", "--loop.eval_examples", "11"],
 ]
@@ -83,13 +83,15 @@ def test_wrong_input_ends_both(place: Path) -> None:
         assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_nothing_outlives_a_killed_process(place: Path, killed: int) -> None:
-    """Neither the other process nor any worker; they would hold the pipes open."""
-    with two(place, "--output-dir", f"killed-{killed}", "--loop.steps", 1_000_000) as started:
-        wait_for_steps(started, place / f"killed-{killed}", 3)
-        started[killed].send_signal(signal.SIGKILL)
-        for process in (started[1 - killed], started[killed]):
+def test_nothing_outlives_a_killed_process(place: Path) -> None:
+    """Neither the other process nor any worker; they would hold the pipes open.
+
+    Here the coordinator dies; launch/test_real_run.py and the chaos kill the other one.
+    """
+    with two(place, "--output-dir", "killed", "--loop.steps", 1_000_000) as started:
+        wait_for_steps(started, place / "killed", 3)
+        started[0].send_signal(signal.SIGKILL)
+        for process in reversed(started):
             output, _ = process.communicate(timeout=120)
             assert process.returncode not in (0, 2, 130, None), output
 

@@ -101,18 +101,3 @@ def test_tools_take_its_checkpoints(place: Path) -> None:
     said = train(place, "evaluate", "straight", "out.safetensors", "--data", "videos", *size)
     assert "lpips" in said
 
-
-def test_a_run_ends_early_by_the_metric_that_was_named(place: Path) -> None:
-    """Nothing gets better at no learning rate: after two more validations it ends, on all devices.
-
-    The best state is that of the first validation, though later ones were as good.
-    """
-    two = ("--simulate-devices", 2, "--mesh.fsdp", 2)
-    still = ("--optim.peak_lr", 1e-12, "--optim.average", None, "--model.adversary", None)
-    still += ("--model.perceptual", None)
-    still += ("--checkpoint.best_metric", "val/ssim", "--checkpoint.best_mode", "max")
-    patience = ("--loop.early_stop_patience", 2, "--loop.eval_every", 2)
-    text = train(place, *LOSSES, *two, *still, *patience, "--output-dir", "early")
-    assert "stopped early: 2 validations without a better val/ssim" in text
-    assert max(losses(place / "early")) == 6
-    assert [path.name for path in (place / "early/best").iterdir()] == ["2"]

@@ -33,10 +33,15 @@ def launched(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def wait_for_checkpoint(launcher: "subprocess.Popen[str]", directory: Path) -> None:
+def whole(folder: Path) -> int:
+    """The newest complete checkpoint, or 0."""
+    found = [path.parent.name for path in folder.glob("*/manifest.json")]
+    return max((int(name) for name in found if name.isdigit()), default=0)
+
+
+def wait_for_checkpoint(launcher: "subprocess.Popen[str]", folder: Path, after: int) -> None:
     deadline = time.monotonic() + 240
-    folder = directory / "run" / "checkpoints"
-    while not any(path.parent.name.isdigit() for path in folder.glob("*/manifest.json")):
+    while whole(folder) <= after:
         assert launcher.poll() is None, launcher.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -55,25 +60,19 @@ def process(index: int, launcher: "subprocess.Popen[str]") -> int:
     raise AssertionError(f"process {index} does not run")
 
 
-def test_a_killed_process_costs_no_manual_step(tmp_path: Path) -> None:
+def test_a_killed_process_costs_no_manual_step_and_sigterm_ends_all(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    with launched(tmp_path, "--loop.steps", "150") as launcher:
-        wait_for_checkpoint(launcher, tmp_path)
-        os.kill(process(1, launcher), signal.SIGKILL)
-        output = launcher.communicate(timeout=380)[0]
-    assert launcher.returncode == 0, output
-    assert "process 1 ended with 137 (SIGKILL)" in output
-    assert output.count("restart 1 of at most 5") == 1
-    assert "resumed from" in output
-    assert sorted(losses(tmp_path / "run")) == list(range(1, 151))
-
-
-def test_sigterm_saves_and_asks_to_be_run_again(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
+    folder = tmp_path / "run/checkpoints"
     with launched(tmp_path, "--loop.steps", "1000000") as launcher:
-        wait_for_checkpoint(launcher, tmp_path)
+        wait_for_checkpoint(launcher, folder, after=0)
+        os.kill(process(1, launcher), signal.SIGKILL)
+        wait_for_checkpoint(launcher, folder, after=whole(folder))
         launcher.send_signal(signal.SIGTERM)
         output = launcher.communicate(timeout=200)[0]
     assert launcher.returncode == 75, output
-    newest = max(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert newest == max(losses(tmp_path / "run"))
+    assert "process 1 ended with 137 (SIGKILL)" in output
+    assert output.count("restart 1 of at most 5") == 1
+    assert "resumed from" in output
+    made = sorted(losses(tmp_path / "run"))
+    assert made == list(range(1, made[-1] + 1))
+    assert max(int(path.name) for path in folder.iterdir()) == made[-1]
