@@ -81,6 +81,33 @@ def test_counting_stretches_is_counting_words(monkeypatch: pytest.MonkeyPatch) -
     assert byte_level._count_words(many)[" often"] == 100
 
 
+def test_what_is_remembered_changes_no_token(
+    words: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [hostile(seed) for seed in range(60)] + [TEXT, "字" * 300, "a  b" * 50, ""]
+    wanted = [words.encode(text, add_special_tokens=False).ids for text in texts]
+    encoder = byte_level.Encoder(words)
+    assert encoder(texts) == wanted
+    assert len(encoder._known) > 100
+    assert max(map(len, encoder._known)) <= 100
+    assert [encoder([text])[0] for text in texts] == wanted
+    monkeypatch.setattr(byte_level, "_MOST_KNOWN", 10)
+    assert [encoder([text])[0] for text in texts] == wanted
+    assert len(encoder._known) < 1000
+
+
+def test_words_that_go_on_over_spaces_are_not_cut() -> None:
+    other = byte_level.train([TEXT], 400)
+    other.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    other.model = tokenizers.models.BPE(
+        {**{one: i for i, one in enumerate(byte_level.CHARACTERS)}, "Ġa": 256, "xĠa": 257},
+        [("Ġ", "a"), ("x", "Ġa")],
+    )
+    assert byte_level.Encoder(specials.plain(other))(["x a"]) == [[257]]
+
+
 @pytest.mark.parametrize(
     ("kind", "loss"),
     [
