@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from jaxtrain import checkpoint_folders
-from jaxtrain.data import specials, tokenizer
+from jaxtrain.data import specials, tokenizer, word_counts
 from jaxtrain.data.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
@@ -120,8 +120,8 @@ def test_the_tokenizer_of_a_model_is_found_beside_it(
         tokenizer.of_source(tmp_path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_the_special_tokens_in_place(kind: tokenizer.Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte_bpe"])
+def test_every_masked_kind_has_the_special_tokens_in_place(kind: tokenizer.Kind) -> None:
     words = tokenizer.train([TEXT], 300, kind)
     assert specials.find(words, "it") == specials.Specials()
     vocab = words.get_vocab()
@@ -147,7 +147,7 @@ def test_words_are_the_most_frequent_ones() -> None:
 
 
 def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "_MOST_COUNTED", 20)
+    monkeypatch.setattr(word_counts, "MOST_COUNTED", 20)
     documents = [f"often often word{number}" for number in range(100)]
     vocab = tokenizer.train(documents, 40, "word").get_vocab()
     assert set(vocab) == {*SPECIALS, "often"}
