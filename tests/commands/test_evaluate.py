@@ -125,6 +125,7 @@ def test_tars_and_addresses_give_what_the_files_give(place: Path, tmp_path: Path
     assert names == [f"s.tar/{number}.mp4" for number in range(4)]
 
 
+@pytest.mark.slow
 def test_three_side_by_side_on_the_frames_that_all_have(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_process_on_each_host_and_output_with_its_name(tmp_path: Path) -> None
     assert (tmp_path / "a b").is_dir()
 
 
+@pytest.mark.slow
 def test_one_that_dies_ends_the_others_and_all_start_again(tmp_path: Path) -> None:
     plan = """play() {
         (($2 == 1)) || exit 0
@@ -56,6 +57,7 @@ def test_one_that_dies_ends_the_others_and_all_start_again(tmp_path: Path) -> No
     assert stubs.calls(0)[0][0] != stubs.calls(0)[1][0]  # another port
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_looked_for_on_the_first_host(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { (($1)) || save $2; (($2 == 4)) || exit 75; }")
     code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN, MAX_RESTARTS="1")
@@ -87,6 +89,7 @@ SAVES = """play() {
 }"""
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_ends_the_process_behind_it(tmp_path: Path) -> None:
     """It saves, also though nobody reads what it says; then all start again."""
     stubs = Stubs(tmp_path, SAVES)

@@ -72,6 +72,7 @@ def test_its_size_is_the_references() -> None:
     assert sum(own) == 7_491_456
 
 
+@pytest.mark.slow
 def test_each_loss_trains_its_own_part(parts: Parts) -> None:
     real, fake, latents = clips()
     given = (parts.params, fake, parts.extras, real, latents, jax.random.key(1))

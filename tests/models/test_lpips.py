@@ -90,6 +90,7 @@ def batch(config: video_ae.Config, rows: int = 2) -> dict[str, jax.Array]:
     return found
 
 
+@pytest.mark.slow
 def test_it_is_a_loss_and_a_metric_and_trains_nothing_of_its_own(weights: Path) -> None:
     made = model(weights)
     definition = state.Definition(made.build)
