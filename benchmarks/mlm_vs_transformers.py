@@ -23,9 +23,11 @@ import sizes
 import torch
 import torch_training
 import transformers
+import word_batches
 
 from jaxtrain import config
-from jaxtrain.data import masking
+from jaxtrain.data import specials
+from jaxtrain.models.bert_weights import to_bert
 
 # BERT base on a GPU; on a CPU the guide's own sizes (8 layers of width 256, 25,000 words).
 ON_GPU = ("mlm_h200_8", *sizes.BERT_BASE)
@@ -49,14 +51,14 @@ def main() -> None:
         model=dataclasses.replace(run.model, dropout=0.0),
         data=dataclasses.replace(run.data, batch_size=min(CURVE_BATCH, run.data.batch_size)),
     )
-    batches = _batches(run.model, still.data.batch_size, CURVE_STEPS)
+    batches = word_batches.masked(run.model, still.data.batch_size, CURVE_STEPS)
     left, right = ours.Training(still), _Theirs(still, device)
     right.load(left.params())
     curve = left.losses(batches)
     other = [float(right.step(right.place(batch))) for batch in batches]
 
     left, right = ours.Training(run), _Theirs(run, device)
-    (timed,) = _batches(run.model, run.data.batch_size, 1)
+    (timed,) = word_batches.masked(run.model, run.data.batch_size, 1)
     batch, same = left.place(timed), right.place(timed)
 
     on_gpu = device == "cuda"
@@ -97,7 +99,7 @@ class _Theirs:
             hidden_dropout_prob=model.dropout,
             attention_probs_dropout_prob=model.dropout,
             layer_norm_eps=1e-12,
-            pad_token_id=masking.PAD,
+            pad_token_id=specials.PAD,
             attn_implementation="sdpa",
         )
         self.module = transformers.BertForMaskedLM(settings).to(device).train()
@@ -115,7 +117,7 @@ class _Theirs:
 
     def load(self, params: Mapping[str, np.ndarray]) -> None:
         """Copies jaxtrain's parameters."""
-        state = {name: torch.from_numpy(array.copy()) for name, array in _named(params).items()}
+        state = {name: torch.from_numpy(array.copy()) for name, array in to_bert(params).items()}
         missing, unexpected = self.module.load_state_dict(state, strict=False)
         left = [name for name in missing if "token_type" not in name and "decoder" not in name]
         assert not left, f"transformers' parameters without one of ours: {left}"
@@ -129,80 +131,12 @@ class _Theirs:
             "input_ids": batch["tokens"].astype(np.int64),
             "labels": labels,
         }
-        if (batch["tokens"] == masking.PAD).any():  # without a mask SDPA takes its fastest kernel
-            arrays["attention_mask"] = (batch["tokens"] != masking.PAD).astype(np.int64)
+        if (batch["tokens"] == specials.PAD).any():  # without a mask SDPA takes its fastest kernel
+            arrays["attention_mask"] = (batch["tokens"] != specials.PAD).astype(np.int64)
         return torch_training.to_torch(arrays, self._device)
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self._training.step(batch)
-
-
-def _named(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our parameters under transformers' names, in PyTorch's layouts."""
-    found: dict[str, np.ndarray] = {}
-
-    def dense(theirs: str, kernel: np.ndarray, bias: np.ndarray) -> None:
-        found[f"{theirs}.weight"], found[f"{theirs}.bias"] = kernel.T, bias
-
-    def norm(theirs: str, name: str) -> None:
-        found[f"{theirs}.weight"] = params[f"{name}.scale"]
-        found[f"{theirs}.bias"] = params[f"{name}.bias"]
-
-    embeddings = "bert.embeddings"
-    found[f"{embeddings}.word_embeddings.weight"] = params["embeddings.word"]
-    found[f"{embeddings}.position_embeddings.weight"] = params["embeddings.position"]
-    norm(f"{embeddings}.LayerNorm", "embeddings.norm")
-    layers = {name.split(".")[1] for name in params if name.startswith("layers.")}
-    for number in layers:
-        name, theirs = f"layers.{number}", f"bert.encoder.layer.{number}"
-        kernels = np.split(params[f"{name}.qkv.kernel"], 3, axis=1)
-        biases = np.split(params[f"{name}.qkv.bias"], 3)
-        for part, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
-            dense(f"{theirs}.attention.self.{part}", kernel, bias)
-        for part, mine in (
-            ("attention.output.dense", "attention_out"),
-            ("intermediate.dense", "ff_in"),
-            ("output.dense", "ff_out"),
-        ):
-            kernel, bias = params[f"{name}.{mine}.kernel"], params[f"{name}.{mine}.bias"]
-            dense(f"{theirs}.{part}", kernel, bias)
-        norm(f"{theirs}.attention.output.LayerNorm", f"{name}.attention_norm")
-        norm(f"{theirs}.output.LayerNorm", f"{name}.ff_norm")
-    head = "cls.predictions"
-    dense(f"{head}.transform.dense", params["head.dense.kernel"], params["head.dense.bias"])
-    norm(f"{head}.transform.LayerNorm", "head.norm")
-    found[f"{head}.bias"] = params["head.bias"]
-    return found
-
-
-def _batches(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
-    """Random words of a skewed distribution, masked as the pipeline masks them."""
-    rng = np.random.default_rng(0)
-    shares = 1 / np.arange(1, model.vocab_size - masking.FIRST_ORDINARY + 1)
-    shares /= shares.sum()
-
-    def example() -> dict[str, np.ndarray]:
-        words = rng.choice(len(shares), model.sequence_length, p=shares) + masking.FIRST_ORDINARY
-        words[0], words[-1] = masking.CLS, masking.SEP
-        return masking.mask(
-            words.astype(np.int32),
-            rng,
-            mask_fraction=model.mask_fraction,
-            random_share=0.1,
-            keep_share=0.1,
-            vocab_size=model.vocab_size,
-        )
-
-    def batch() -> dict[str, np.ndarray]:
-        examples = [example() for _ in range(batch_size)]
-        stacked = {name: np.stack([one[name] for one in examples]) for name in examples[0]}
-        # Unused slots repeat a used one, so that transformers' labels hold every target once.
-        unused = stacked["target_weights"] == 0
-        for name in ("positions", "targets"):
-            stacked[name] = np.where(unused, stacked[name][:, :1], stacked[name])
-        return stacked | {"weight": np.ones(batch_size, np.float32)}
-
-    return [batch() for _ in range(count)]
 
 
 if __name__ == "__main__":

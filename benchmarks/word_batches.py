@@ -1,0 +1,46 @@
+"""Batches of made-up words, as the pipeline would make them of text."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.data import masking
+from jaxtrain.data.specials import CLS, NAMES, SEP, Specials
+
+
+def masked(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
+    """Words of a skewed distribution, masked: what the masked language model's step takes.
+
+    Unused slots repeat a used one, so that a PyTorch label tensor holds every target once.
+
+    Args:
+        model: ``jaxtrain.models.mlm.Config``.
+        batch_size: rows of a batch.
+        count: batches.
+    """
+    rng = np.random.default_rng(0)
+    shares = 1 / np.arange(1, model.vocab_size - len(NAMES) + 1)
+    shares /= shares.sum()
+
+    def example() -> dict[str, np.ndarray]:
+        words = rng.choice(len(shares), model.sequence_length, p=shares) + len(NAMES)
+        words[0], words[-1] = CLS, SEP
+        return masking.mask(
+            words.astype(np.int32),
+            rng,
+            mask_fraction=model.mask_fraction,
+            random_share=0.1,
+            keep_share=0.1,
+            vocab_size=model.vocab_size,
+            specials=Specials(),
+        )
+
+    def batch() -> dict[str, np.ndarray]:
+        examples = [example() for _ in range(batch_size)]
+        stacked = {name: np.stack([one[name] for one in examples]) for name in examples[0]}
+        unused = stacked["target_weights"] == 0
+        for name in ("positions", "targets"):
+            stacked[name] = np.where(unused, stacked[name][:, :1], stacked[name])
+        return stacked | {"weight": np.ones(batch_size, np.float32)}
+
+    return [batch() for _ in range(count)]

@@ -1,0 +1,22 @@
+"""Made-up batches are what the model's step takes."""
+
+import numpy as np
+import word_batches
+
+from jaxtrain.data.specials import NAMES
+from jaxtrain.models import mlm
+
+
+def test_masked_words_fit_the_model() -> None:
+    model = mlm.Config.tiny()
+    for batch in word_batches.masked(model, batch_size=3, count=2):
+        spec = model.batch_spec(3)
+        assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
+            name: (one.shape, one.dtype) for name, one in spec.items()
+        }
+        assert (batch["targets"] >= len(NAMES)).all()
+        assert (batch["targets"] < model.vocab_size).all()
+        # Each target is where it was hidden, kept or replaced; labels of all slots agree.
+        labels = np.zeros(batch["tokens"].shape, np.int32)
+        np.put_along_axis(labels, batch["positions"], batch["targets"], axis=1)
+        assert (labels > 0).sum() == batch["target_weights"].sum()
