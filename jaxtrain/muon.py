@@ -1,0 +1,155 @@
+"""Muon: momentum whose update is made orthogonal, for matrices.
+
+The update of a matrix is the momentum's nearest matrix with equal singular values, found with five
+Newton-Schulz steps in bfloat16 (Keller Jordan, https://kellerjordan.github.io/posts/muon/; momentum
+and coefficients as in nanochat at c75fe54). It needs the whole matrix. Matrices of one shape are
+computed together, and devices share them out: each gets whole matrices for its part of the stack
+and sends the results back, so a device sends `2 / n` of a matrix for each where a gather sends
+nearly all of it, and computes one of `n`.
+
+Shapes: L matrices of one shape, M the shorter and N the longer of a matrix's sides.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxtrain import config, mesh
+
+# A quintic that lifts small singular values fast and leaves all of them near one, in 0.7..1.2.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_STEPS = 5
+_EPS = 1e-7
+
+Arrays = dict[str, jax.Array]
+
+
+class MuonState(NamedTuple):
+    """State of :func:`muon`.
+
+    Attributes:
+        count: completed updates, int32 [].
+        momentum: dotted name -> float32 array, of the parameter's shape.
+    """
+
+    count: jax.Array
+    momentum: Any
+
+
+def muon(
+    settings: config.Muon, rate: optax.Schedule, rule: mesh.Rule | None = None
+) -> optax.GradientTransformation:
+    """Updates of matrices that are [in, out].
+
+    Args:
+        settings: the momentum.
+        rate: completed updates -> learning rate.
+        rule: where the matrices are stored; None leaves it to the compiler.
+    """
+
+    def init(params: Any) -> MuonState:
+        zeros = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), params)
+        return MuonState(jnp.zeros((), jnp.int32), zeros)
+
+    def update(grads: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
+        del params
+        beta = momentum_at(settings, state.count)
+        momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
+        ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
+        there = {name: one for name, one in ahead.items() if isinstance(one, jax.Array)}
+        learning_rate = rate(state.count)
+        updates = dict(ahead)
+        for name, one in orthogonal(there, rule).items():
+            inputs, outputs = one.shape
+            factor = math.sqrt(max(1.0, outputs / inputs))
+            updates[name] = -learning_rate * factor * one.astype(jnp.float32)
+        return updates, MuonState(optax.safe_increment(state.count), momentum)
+
+    return optax.GradientTransformation(init, update)
+
+
+def momentum_at(settings: config.Muon, count: jax.Array) -> jax.Array:
+    """The decay of the mean of gradients after so many updates, float32 []."""
+    share = jnp.minimum(count / max(settings.momentum_steps, 1), 1.0)
+    return (1 - share) * settings.first_momentum + share * settings.momentum
+
+
+def orthogonal(matrices: Mapping[str, jax.Array], rule: mesh.Rule | None = None) -> Arrays:
+    """Each matrix with all its singular values near one, bfloat16.
+
+    Args:
+        matrices: name -> float32 array of two dimensions.
+        rule: where they are stored.
+    """
+    stacks: dict[tuple[Any, ...], list[str]] = {}
+    for name, matrix in matrices.items():
+        axis = None if rule is None else _sharded_axis(rule, matrix)
+        turned = matrix.shape[0] > matrix.shape[1]
+        side = None if axis is None else axis ^ turned  # among (M, N)
+        stacks.setdefault((tuple(sorted(matrix.shape)), side), []).append(name)
+    found: Arrays = {}
+    for (_, side), names in stacks.items():
+        low = [_stored(matrices[name].astype(jnp.bfloat16), rule) for name in names]
+        stack_LMN = jnp.stack([one.T if one.shape[0] > one.shape[1] else one for one in low])
+        results = _shared_out(stack_LMN, side, rule)
+        for name, one in zip(names, results, strict=True):
+            tall = matrices[name].shape[0] > matrices[name].shape[1]
+            found[name] = _stored(one.T if tall else one, rule)
+    return found
+
+
+def newton_schulz(x_LMN: jax.Array) -> jax.Array:
+    """Lifts the singular values of each matrix [M, N], M <= N, to near one; bfloat16.
+
+    The polynomial is odd, so the result of a matrix's transpose is the transpose of its result.
+    """
+    x_LMN = x_LMN.astype(jnp.float32)
+    norm_L = jnp.sqrt(jnp.square(x_LMN).sum((1, 2), keepdims=True))
+    x_LMN = (x_LMN / (norm_L + _EPS)).astype(jnp.bfloat16)
+    for _ in range(_STEPS):
+        square_LMM = jnp.einsum("lmn,lkn->lmk", x_LMN, x_LMN)
+        factor_LMM = _B * square_LMM + _C * (square_LMM @ square_LMM)
+        x_LMN = _A * x_LMN + factor_LMM @ x_LMN
+    return x_LMN
+
+
+def _shared_out(stack_LMN: jax.Array, side: int | None, rule: mesh.Rule | None) -> jax.Array:
+    """:func:`newton_schulz` of a stack, its matrices spread over all devices."""
+    if rule is None or rule.mesh.size == 1:
+        return newton_schulz(stack_LMN)
+    count = stack_LMN.shape[0]
+    spare = -count % rule.mesh.size
+    stack_LMN = jnp.pad(stack_LMN, ((0, spare), (0, 0), (0, 0)))
+    data, fsdp = mesh.AXES
+    # How each matrix lies, in shards along fsdp; cut along data too, which takes no message; whole.
+    sides = [fsdp if number == side else None for number in range(2)]
+    shards, cut = PartitionSpec(None, *sides), PartitionSpec(data, *sides)
+    whole = PartitionSpec(mesh.AXES)
+    there = [shards, cut, whole]
+    place = _placing(rule)
+    for spec in there:
+        stack_LMN = place(stack_LMN, spec)
+    result_LMN = newton_schulz(stack_LMN)
+    for spec in reversed(there):
+        result_LMN = place(result_LMN, spec)
+    return result_LMN[:count]
+
+
+def _placing(rule: mesh.Rule) -> Callable[[jax.Array, PartitionSpec], jax.Array]:
+    return lambda array, spec: jax.lax.with_sharding_constraint(
+        array, NamedSharding(rule.mesh, spec)
+    )
+
+
+def _stored(array: jax.Array, rule: mesh.Rule | None) -> jax.Array:
+    return array if rule is None else jax.lax.with_sharding_constraint(array, rule(array))
+
+
+def _sharded_axis(rule: mesh.Rule, array: jax.Array) -> int | None:
+    spec = rule(array).spec
+    return next((axis for axis, name in enumerate(spec) if name is not None), None)
