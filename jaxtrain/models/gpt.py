@@ -10,7 +10,6 @@ a head, V words, I half of K.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 
@@ -251,14 +250,14 @@ class Head(nnx.Module):
 
     def __init__(self, config: Config) -> None:
         self.words = nnx.Param(jnp.zeros((config.vocab_size, config.hidden)))
+        self.piece = config.loss_piece
 
     def __call__(
-        self, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array, piece: int
+        self, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
     ) -> causal.Predictions:
         """The cost of the targets; see :func:`jaxtrain.causal.predict`."""
-        x_BSD = rms_norm(x_BSD)
-        words = self.words[...]
-        return causal.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=piece)
+        x_BSD, words = rms_norm(x_BSD), self.words[...]
+        return causal.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=self.piece)
 
     def logits(self, x_BSD: jax.Array) -> jax.Array:
         """float32 [B, S, V], all at once."""
@@ -274,7 +273,6 @@ class GPT(nnx.Module):
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.depth)])
         self.lm_head = Head(config)
         self.head_width = config.head_width
-        self.loss_piece = config.loss_piece
         self.remat = config.remat
 
     def encode(self, tokens_BS: jax.Array) -> jax.Array:
@@ -308,7 +306,7 @@ class GPT(nnx.Module):
         weight_BS = (targets_BS != causal.IGNORED) * batch["weight"][:, None]
         x_BSD = self.encode(batch["tokens"])
         # Never "block": the loss keeps its gradient, and would compute it twice.
-        call = remat(functools.partial(Head.__call__, piece=self.loss_piece), "none")
+        call = remat(Head.__call__, "none")
         return call(self.lm_head, x_BSD, targets_BS, weight_BS), weight_BS
 
 
