@@ -1,8 +1,9 @@
-"""``jaxtrain prepare tokens``: a text config's tokenizer, tokens and packing, once.
+"""``jaxtrain prepare tokens``: a text config's tokenizer, tokens and examples, once.
 
 It does what a run does at its start, before the GPUs are rented: it fetches Hugging Face datasets,
-learns a vocabulary, tokenises the text on all cores and packs it into sequences. A run with the
-same settings then starts at once. A command that was stopped goes on when it is given again.
+learns a vocabulary, tokenises the text on all cores and, for masked models, packs it into
+sequences. A run with the same settings then starts at once. A command that was stopped goes on when
+it is given again.
 """
 
 from jaxtrain import config
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
 
     from jaxtrain.data import cache, text
 
-    if not isinstance(run.data, text.Masked):
+    if not isinstance(run.data, text.Masked | text.Causal):
         raise InputError(f"--config {flags.config} trains on no text: it has no tokens")
 
     def say(message: str) -> None:

@@ -1,17 +1,37 @@
 """Special tokens: what they are called, and which ids they have in a tokenizer.
 
-A tokenizer that is trained here has BERT's names at the ids 0 to 4. One that is given may have
-them anywhere, or RoBERTa's names; they are found by name.
+A tokenizer that is trained here has BERT's names at the ids 0 to 4, or nanochat's at 0 to 8. One
+that is given may have them anywhere, or RoBERTa's or GPT-2's names; they are found by name.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from jaxtrain.errors import InputError
 
 NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNK, CLS, SEP, MASK = range(5)  # where a tokenizer that is trained here has them
 _ALSO = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+
+# Of a causal language model. The first begins each document, and so ends the one before; the others
+# never occur in text: they keep their places for conversations that a model is fine-tuned on.
+CAUSAL = (
+    "<|bos|>",
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+_BEGINS = (CAUSAL[0], "<|begin_of_text|>", "<|endoftext|>", "<s>")
+
+# What a stream of tokens keeps of documents. "sentences": sentences without the white space between
+# them, [SEP] after each document, for masked language models. "exact": every byte, <|bos|> before
+# each document, for causal ones.
+Form = Literal["sentences", "exact"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +92,41 @@ def find(tokenizer: Any, name: str) -> Specials:
             f"{name}: it has no {', '.join(lacking)}: add them as special tokens "
             "(tokenizers: Tokenizer.add_special_tokens), or leave --data.tokenizer out to train one"
         )
-    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = marked(tokenizer)
     pad, unk, cls, sep, mask = found
     others = tuple(sorted(special - set(found)))
     return Specials(pad, unk, cls, sep, mask, others)
+
+
+def begin(tokenizer: Any, name: str) -> int:
+    """The id of the special token that begins a document: <|bos|>, or what stands for it.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        name: what it is called in messages.
+
+    Raises:
+        InputError: it has none; says the cure.
+    """
+    special = marked(tokenizer)
+    for one in _BEGINS:
+        token_id = tokenizer.token_to_id(one)
+        if token_id in special:
+            return int(token_id)
+    raise InputError(
+        f"{name}: it has no special token that begins a document, {' or '.join(_BEGINS)}: add one "
+        "(tokenizers: Tokenizer.add_special_tokens), or leave --data.tokenizer out to learn one"
+    )
+
+
+def marked(tokenizer: Any) -> set[int]:
+    """Ids that a tokenizer marks as special."""
+    return {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+
+def plain(tokenizer: Any) -> Any:
+    """The same one, set so that text stays text: a literal "<|bos|>" in it is ordinary pieces."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return tokenizer

@@ -1,246 +1,21 @@
 """Text data sets: the configs that a run names, and the sources that they open.
 
-Files of documents become a token cache once (:mod:`jaxtrain.data.tokens`); an example is then one
-look-up in memory maps and its masking. What a file may be is told in
-:mod:`jaxtrain.data.documents`.
-
-``Text`` holds what every text data set needs; ``Masked`` adds what masked language modelling needs.
+Where text comes from is the same for all (:mod:`jaxtrain.data.text_sources`); an example is then
+one look-up in memory maps. ``Masked`` gives packed sequences with hidden tokens for masked language
+models, ``Causal`` windows of an unbroken stream for models that write.
 """
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxtrain import numbers
-from jaxtrain.data import (
-    cache,
-    documents,
-    hub,
-    mixture,
-    packing,
-    splitting,
-    stdlib_corpus,
-    tokenizer,
-    tokens,
-    vocabulary,
-)
+from jaxtrain.data import cache, packing, splitting, windows
 from jaxtrain.data.masked_source import MaskedSource
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.specials import Specials
+from jaxtrain.data.text_sources import Prepared, Text
 from jaxtrain.data.tokenizer import Kind as TokenizerKind
-from jaxtrain.errors import BadExample, InputError
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """Token caches and what was found on the way to them.
-
-    Attributes:
-        caches: folder and manifest for each source of text.
-        tokenizer: the ``tokenizer.json`` of all of them.
-        vocabulary: ids that it has.
-        specials: its special tokens.
-        files: input files found, good and bad.
-        bad: the bad ones.
-    """
-
-    caches: tuple[tuple[Path, dict[str, Any]], ...]
-    tokenizer: Path
-    vocabulary: int
-    specials: Specials
-    files: int
-    bad: tuple[BadExample, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Text:
-    """Where text comes from and how it is fed."""
-
-    path: str | None = None
-    """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet. Or
-    hf:NAME[:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (takes the extra hf)."""
-    more_paths: tuple[str, ...] = ()
-    """Further sources beside path, of the same kinds."""
-    weights: tuple[float, ...] = ()
-    """Shares of the training sequences that path and each of more_paths get, any positive numbers;
-    none: each as many as it has. An epoch is as long as all sources together."""
-    val_path: str | None = None
-    """The same for validation; None splits path."""
-    batch_size: int
-    """Sequences in a batch, over all devices and accumulation."""
-    workers: int = 2
-    """Processes that make examples; 0 makes them in the main process."""
-    prefetch: int = 2
-    """Batches that each worker makes in advance."""
-    cache_dir: str | None = None
-    """Folder for token caches; None is $JAXTRAIN_CACHE, else ~/.cache/jaxtrain."""
-    demo: bool = False
-    """With path None: train on the documentation of Python's standard library."""
-    max_bad_share: float = 0.1
-    """Stop if more than this share of the files cannot be read, 0 to 1."""
-    max_examples: int | None = None
-    """Documents to use, spread evenly over the corpus (of a Hugging Face dataset: the first ones);
-    None is all. With val_path: documents to train on. Takes 500k, 2.5M, 1B."""
-    train_split: float = 0.9
-    """Share of the files (of the documents, where there is one file) that trains; the rest
-    validates, at least one each. Without meaning where val_path is given."""
-    tokenizer: str | None = None
-    """A tokenizer.json to use; None takes that of model.init_from, and without one learns one from
-    the training split."""
-    tokenizer_kind: TokenizerKind = "wordpiece"
-    """What is learned: wordpiece (lower-cased), bpe (byte-level, with case) or word (whole words,
-    lower-cased)."""
-    text_field: str | None = None
-    """The field of .jsonl objects or the column of .parquet files that holds the text; None takes
-    the first of the usual names (text, content, body, ...)."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_bad_share", "train_split"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise InputError(f"data.{name} is a share from 0 to 1, not {value}")
-        least = 1 if self.val_path else 2
-        if self.max_examples is not None and self.max_examples < least:
-            raise InputError(f"data.max_examples is {self.max_examples}, it must be >= {least}")
-        if self.more_paths and self.path is None:
-            raise InputError("data.more_paths are beside data.path: name the first one there")
-        if self.weights and len(self.weights) != 1 + len(self.more_paths):
-            raise InputError(
-                f"data.weights has {len(self.weights)} numbers for {1 + len(self.more_paths)} "
-                "sources: give one for data.path and one for each of data.more_paths"
-            )
-        if any(weight <= 0 for weight in self.weights):
-            raise InputError(
-                f"data.weights {self.weights}: use numbers above 0, or drop the source"
-            )
-
-    def prepare(self, vocab_size: int, say: Callable[[str], None]) -> Prepared:
-        """Find the files, check them, and bring the token caches up to date.
-
-        Raises:
-            InputError: no path, no text, too many bad files, a tokenizer that does not fit.
-        """
-        root = cache.root(self.cache_dir)
-        folder = root / "text"
-        folder.mkdir(exist_ok=True)
-        path = self.path
-        if path is None:
-            if not self.demo:
-                raise InputError(
-                    "no data given: name a text file, a folder or a glob with --data.path"
-                )
-            path = str(stdlib_corpus.prepare(root, say))
-        named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
-        found = [self._find(path, flag, folder, say) for flag, path in named]
-        good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
-        quotas = self._quotas([sum(file.documents for file in files) for files in good], say)
-        corpora = [
-            self._corpus(files, path, quota)
-            for files, (_, path), quota in zip(good, named, quotas, strict=True)
-        ]
-        if self.val_path is not None:
-            found.append(self._find(self.val_path, "--data.val_path", folder, say))
-            files = self._good(found[-1], "--data.val_path", self.val_path, say)
-            split = splitting.assign_all([file.documents for file in files], splitting.VAL, None)
-            corpora.append(
-                tokens.Corpus(files=files, split=split, text_field=self._field(self.val_path))
-            )
-        words = vocabulary.prepare(
-            corpora,
-            vocab_size=vocab_size,
-            kind=self.tokenizer_kind,
-            given=Path(self.tokenizer).expanduser() if self.tokenizer else None,
-            folder=folder,
-            say=say,
-        )
-        caches = tuple(
-            tokens.prepare(corpus, tokenizer_path=words, folder=folder, say=say)
-            for corpus in corpora
-        )
-        manifest = caches[0][1]
-        if manifest["vocabulary"] < vocab_size:
-            say(
-                f"the text gives a vocabulary of {manifest['vocabulary']}, the model has "
-                f"{vocab_size}: the other {vocab_size - manifest['vocabulary']} ids stay unused"
-            )
-        everything = [file for files in found for file in files]
-        return Prepared(
-            caches=caches,
-            tokenizer=caches[0][0] / tokenizer.NAME,
-            vocabulary=manifest["vocabulary"],
-            specials=Specials.from_json(manifest["specials"]),
-            files=len(everything),
-            bad=tuple(BadExample(f.path, f.reason) for f in everything if f.reason is not None),
-        )
-
-    def _with_tokenizer_of(self, model: Any, say: Callable[[str], None]) -> "Text":
-        """With the tokenizer of ``model.init_from``: its word vectors mean nothing with another."""
-        if self.tokenizer is not None or model.init_from is None:
-            return self
-        source = Path(model.init_from).expanduser()
-        if not source.is_dir():
-            raise InputError(
-                f"model.init_from {source} has no tokenizer beside it: name the one that its words "
-                "come from with --data.tokenizer"
-            )
-        path = tokenizer.beside(source)
-        say(f"tokenizer of model.init_from: {path}")
-        return dataclasses.replace(self, tokenizer=str(path))
-
-    def _find(
-        self, path: str, flag: str, folder: Path, say: Callable[[str], None]
-    ) -> list[documents.Scanned]:
-        if not hub.is_named(path):
-            return documents.scan(path, self.text_field, folder, flag, say)
-        most = self.max_examples if flag != "--data.val_path" else None
-        fetched, parts = hub.fetch(path, flag, folder.parent / "hf", self.text_field, most, say)
-        return documents.scan(str(fetched), hub.FIELD, folder, flag, say)[:parts]
-
-    def _field(self, path: str) -> str | None:
-        return hub.FIELD if hub.is_named(path) else self.text_field
-
-    def _quotas(self, counts: list[int], say: Callable[[str], None]) -> list[int | None]:
-        """Documents to use of each source, in proportion to what they have."""
-        if self.max_examples is None:
-            return [None] * len(counts)
-        most = min(self.max_examples, sum(counts))
-        say(
-            f"data.max_examples {numbers.readable(self.max_examples)}: uses {most:,} of "
-            f"{sum(counts):,} documents"
-        )
-        least = 1 if self.val_path else 2
-        return [max(least, share) for share in mixture.shared_out(most, counts)]
-
-    def _corpus(
-        self, files: list[documents.Scanned], path: str, quota: int | None
-    ) -> tokens.Corpus:
-        counts, names = [file.documents for file in files], [file.name for file in files]
-        if self.val_path is None:
-            split = splitting.assign(
-                counts, names, train_split=self.train_split, max_examples=quota
-            )
-        else:
-            split = splitting.assign_all(counts, splitting.TRAIN, quota)
-        return tokens.Corpus(files=files, split=split, text_field=self._field(path))
-
-    def _good(
-        self,
-        found: list[documents.Scanned],
-        flag: str,
-        path: str,
-        say: Callable[[str], None],
-    ) -> list[documents.Scanned]:
-        good = [file for file in found if file.reason is None]
-        bad = [file for file in found if file.reason is not None]
-        for file in bad[:5]:
-            say(f"left out {file.path}: {file.reason}")
-        if not good:
-            raise InputError(
-                f"{flag} {path}: none of {len(found)} files can be read; the first is "
-                f"{bad[0].path}: {bad[0].reason}"
-            )
-        return good
+from jaxtrain.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -258,6 +33,11 @@ class Masked(Text):
             raise InputError(
                 f"data.random_share={self.random_share} and data.keep_share={self.keep_share} "
                 "are shares: neither below 0, together at most 1"
+            )
+        if self.tokenizer_kind == "byte_bpe":
+            raise InputError(
+                "data.tokenizer_kind=byte_bpe is for causal models, it has no [MASK]: use "
+                "--data.tokenizer_kind bpe, which is byte-level too"
             )
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
@@ -278,11 +58,12 @@ class Masked(Text):
             raise InputError(
                 f"model.sequence_length is {model.sequence_length}: [CLS], a token and [SEP] need 3"
             )
-        prepared = self._with_tokenizer_of(model, say).prepare(model.vocab_size, say)
-        if prepared.specials.pad != model.pad_id:
+        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "sentences", say)
+        special = Specials.from_json(prepared.caches[0][1]["specials"])
+        if special.pad != model.pad_id:
             raise InputError(
-                f"the tokenizer's padding has id {prepared.specials.pad}, and model.pad_id is "
-                f"{model.pad_id}: set --model.pad_id {prepared.specials.pad}"
+                f"the tokenizer's padding has id {special.pad}, and model.pad_id is "
+                f"{model.pad_id}: set --model.pad_id {special.pad}"
             )
         indexes = [
             packing.pack(folder, manifest, model.sequence_length, say)
@@ -300,7 +81,7 @@ class Masked(Text):
                     examples=index[name]["examples"],
                     sequence_length=model.sequence_length,
                     vocab_size=prepared.vocabulary,
-                    specials=prepared.specials,
+                    specials=special,
                     mask_fraction=model.mask_fraction,
                     random_share=self.random_share,
                     keep_share=self.keep_share,
@@ -318,34 +99,87 @@ class Masked(Text):
                 )
                 if index[name]["examples"]
             ]
-        return Sources(
-            train=mixture.of(splits["train"], self.weights),
-            val=mixture.of(splits["val"], ()),
-            files=prepared.files,
-            bad=prepared.bad,
-            summary=_summary(prepared, [index for _, index in indexes]),
-            files_to_keep={tokenizer.NAME: prepared.tokenizer.read_bytes()},
+        return self.sources(prepared, splits, _summary(prepared, [index for _, index in indexes]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Causal(Text):
+    """Windows of a token stream for causal language modelling.
+
+    Each document begins with <|bos|>, and nothing in it is changed: of a .txt or .md file the line
+    ends are read as one line feed each, a .jsonl or .parquet document is taken as it is.
+    """
+
+    tokenizer_kind: TokenizerKind = "byte_bpe"
+    """What is learned: byte_bpe (byte-level, loses nothing); the other kinds lose text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer_kind != "byte_bpe":
+            raise InputError(
+                f"data.tokenizer_kind={self.tokenizer_kind} loses text (white space, or case and "
+                "rare words), and a causal language model is trained and measured on every byte: "
+                "use --data.tokenizer_kind byte_bpe"
+            )
+
+    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
+        """Open both splits, building the token cache where there is none.
+
+        An example is ``tokens``, ``targets`` and ``target_bytes``, int32 [sequence_length]: see
+        :meth:`jaxtrain.data.windows.WindowSource.example`.
+
+        Args:
+            model: its ``sequence_length``, ``vocab_size`` and ``init_from`` are read.
+            seed: of the run; the split does not depend on it, so that runs that differ in the seed
+                share a cache and are validated on the same text.
+            say: takes messages for the console.
+
+        Raises:
+            InputError: see :meth:`Text.prepare`.
+        """
+        del seed
+        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "exact", say)
+        splits: dict[str, list[Source]] = {
+            name: [
+                windows.of(folder, manifest, name, model.sequence_length)
+                for folder, manifest in prepared.caches
+                if manifest["splits"][name]["tokens"]
+            ]
+            for name in splitting.SPLITS
+        }
+        length = model.sequence_length
+        counts = {name: sum(len(part) for part in parts) for name, parts in splits.items()}
+        return self.sources(
+            prepared,
+            splits,
+            f"{_facts(prepared, counts, length)}; "
+            f"{prepared.total('train', 'bytes') / prepared.total('train', 'tokens'):.2f} bytes a "
+            f"token (measured), vocabulary {prepared.vocabulary:,}",
         )
+
+
+def _facts(prepared: Prepared, examples: Mapping[str, int], sequence_length: int) -> str:
+    """Files, documents, tokens and sequences, of each split."""
+    parts = [
+        f"{name}: {prepared.total(name, 'documents'):,} documents, "
+        f"{prepared.total(name, 'tokens'):,} tokens, {examples[name]:,} sequences of "
+        f"{sequence_length}"
+        for name in splitting.SPLITS
+    ]
+    return f"{prepared.files} text files ({len(prepared.bad)} bad); {'; '.join(parts)}"
 
 
 def _summary(prepared: Prepared, indexes: list[dict[str, Any]]) -> str:
     """One line for the console; every number is counted, none estimated."""
     length = indexes[0]["sequence_length"]
 
-    def of_caches(name: str, fact: str) -> int:
-        return sum(manifest["splits"][name][fact] for _, manifest in prepared.caches)
-
     def of_indexes(name: str, fact: str) -> int:
         return sum(index[name][fact] for index in indexes)
 
-    parts = [
-        f"{name}: {of_caches(name, 'documents'):,} documents, {of_caches(name, 'tokens'):,} "
-        f"tokens, {of_indexes(name, 'examples'):,} sequences of {length}"
-        for name in splitting.SPLITS
-    ]
-    sequences = of_indexes("train", "examples")
+    examples = {name: of_indexes(name, "examples") for name in splitting.SPLITS}
+    sequences = examples["train"]
     return (
-        f"{prepared.files} text files ({len(prepared.bad)} bad); {'; '.join(parts)}; "
+        f"{_facts(prepared, examples, length)}; "
         f"padding {100 * of_indexes('train', 'padding') / (sequences * length):.2f}% (measured), "
         f"{100 * of_indexes('train', 'cut') / sequences:.0f}% end inside a sentence, "
         f"vocabulary {prepared.vocabulary:,}"

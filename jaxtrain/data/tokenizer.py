@@ -1,37 +1,40 @@
 """Tokenizers: trained on a corpus, or read from a ``tokenizer.json``.
 
-Three kinds are trained here. All begin with [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, and
-their ids have no gaps.
+Four kinds are trained here; their ids have no gaps. Three are for masked language models and begin
+with [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4:
 
 * ``wordpiece``: text is lower-cased and stripped of accents, split at white space and punctuation,
   and each word is cut into the longest pieces of the vocabulary (BERT's uncased tokenizer). The
   saved file loads in transformers as ``BertTokenizerFast(tokenizer_file=...)``.
 * ``bpe``: byte-level byte-pair encoding (GPT-2's, RoBERTa's). Case stays, every text can be
-  written, and a run of white space counts as one space.
+  written, and a run of white space counts as one space: a line end inside a paragraph is one.
 * ``word``: whole words, normalised and split as for ``wordpiece``; all but the most frequent ones
   are [UNK].
+
+One is for causal language models and begins with <|bos|> 0 and the others of
+:data:`jaxtrain.data.specials.CAUSAL`:
+
+* ``byte_bpe``: byte-level byte-pair encoding that gives every text back as it was
+  (:mod:`jaxtrain.data.byte_level`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jaxtrain.data import specials
-from jaxtrain.data.specials import CLS, SEP
+from jaxtrain.data import byte_level, specials, word_counts
+from jaxtrain.data.specials import CLS, SEP, Form
 from jaxtrain.data.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
 NAME = "tokenizer.json"  # of the file, in a token cache, a checkpoint and an export
-Kind = Literal["wordpiece", "bpe", "word"]
+Kind = Literal["wordpiece", "bpe", "word", "byte_bpe"]
 _CONTINUES = "##"
 _LONGEST_WORD = 100  # characters; WordPiece makes [UNK] of a longer one
-# Distinct words that are counted and learned from. What is rarer decides nothing in a vocabulary of
-# some 100,000 entries, and memory stays below a GiB.
-_MOST_COUNTED, _MOST_LEARNED = 1_000_000, 500_000
 _BYTES = 256
 _RARE_CHARACTER = 1e-6  # a character with a smaller share of the text is cut and becomes [UNK]
 
@@ -74,7 +77,7 @@ def train(
 
     Args:
         documents: texts, in order.
-        vocab_size: entries, with the five special ones.
+        vocab_size: entries, with the special ones.
         kind: see the top of this file.
 
     Raises:
@@ -84,12 +87,16 @@ def train(
         return _train_words(documents, vocab_size)
     if kind == "bpe":
         return _train_bytes(documents, vocab_size)
+    if kind == "byte_bpe":
+        return byte_level.train(documents, vocab_size)
     return _train_pieces(documents, vocab_size)
 
 
 def _train_words(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     """The most frequent words that were seen twice or more; of equals the alphabet's first."""
-    ranked = [word for word, count in _most_frequent(_count_words(documents)) if count > 1]
+    ranked = [
+        word for word, count in word_counts.most_frequent(_count_words(documents)) if count > 1
+    ]
     entries = [*SPECIALS, *ranked[: vocab_size - len(SPECIALS)]]
     tokenizer = tokenizers.Tokenizer(
         models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]")
@@ -114,7 +121,7 @@ def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
     words: Counter[str] = Counter()
     for document in documents:
         words.update(document.split())
-        _forget_rare(words)
+        word_counts.forget_rare(words)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -122,7 +129,9 @@ def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_repeat(dict(_most_frequent(words))), trainer=trainer)
+    tokenizer.train_from_iterator(
+        word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
+    )
     return _with_specials(tokenizer)
 
 
@@ -153,7 +162,9 @@ def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Token
     )
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    learner.train_from_iterator(_repeat(dict(_most_frequent(words))), trainer=trainer)
+    learner.train_from_iterator(
+        word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
+    )
     vocab = learner.get_vocab(with_added_tokens=False)
     return wordpiece(dict(sorted(vocab.items(), key=lambda item: item[1])))
 
@@ -164,7 +175,7 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
     chunks: Counter[str] = Counter()
     for document in documents:
         chunks.update(normalizer.normalize_str(document).split())
-        _forget_rare(chunks)
+        word_counts.forget_rare(chunks)
     words: Counter[str] = Counter()
     for chunk, count in chunks.items():
         if chunk.isalpha():  # nothing to cut, and far quicker
@@ -173,23 +184,6 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
             for word, _ in splitter.pre_tokenize_str(chunk):
                 words[word] += count
     return Counter({word: n for word, n in words.items() if len(word) <= _LONGEST_WORD})
-
-
-def _forget_rare(words: Counter[str]) -> None:
-    """Drops words seen once, then twice and so on, where there are more than memory has room for.
-
-    What is dropped depends on the order of the text alone.
-    """
-    least = 2
-    while len(words) > _MOST_COUNTED:
-        for word in [word for word, count in words.items() if count < least]:
-            del words[word]
-        least += 1
-
-
-def _most_frequent(words: Counter[str]) -> list[tuple[str, int]]:
-    """The words to learn from, most frequent first, of equals the alphabet's first."""
-    return sorted(words.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LEARNED]
 
 
 def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:
@@ -212,20 +206,12 @@ def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:
     return kept + [_CONTINUES + c for c in kept if c in continuing]
 
 
-def _repeat(words: dict[str, int]) -> Iterator[str]:
-    """Lines of text in which each word occurs as often as counted."""
-    for word, count in words.items():
-        while count > 0:
-            part = min(count, 10_000)
-            yield " ".join([word] * part)
-            count -= part
-
-
-def load(path: Path, vocab_size: int) -> tokenizers.Tokenizer:
-    """Read a ``tokenizer.json`` and check that it fits the model.
+def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.Tokenizer:
+    """Read a ``tokenizer.json`` and check that it fits the model and what it is to write.
 
     Raises:
-        InputError: no such file, no tokenizer, too many entries, or no special tokens.
+        InputError: no such file, no tokenizer, too many entries, no special tokens, or one that
+            loses text where ``form`` is ``exact``.
     """
     if not path.is_file():
         raise InputError(f"--data.tokenizer {path}: no such file")
@@ -233,7 +219,11 @@ def load(path: Path, vocab_size: int) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise InputError(f"--data.tokenizer {path}: not a tokenizer.json: {error}") from error
-    specials.find(tokenizer, f"--data.tokenizer {path}")
+    if form == "exact":
+        byte_level.check(tokenizer, f"--data.tokenizer {path}")
+        specials.begin(tokenizer, f"--data.tokenizer {path}")
+    else:
+        specials.find(tokenizer, f"--data.tokenizer {path}")
     check_size(tokenizer, vocab_size, f"--data.tokenizer {path}")
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -252,7 +242,7 @@ def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> N
             f"{name}: its vocabulary has {size} ids, the model {vocab_size}: "
             f"set --model.vocab-size {size}"
         )
-    if size <= len(specials.find(tokenizer, name).ids()):
+    if size <= len(specials.marked(tokenizer)):
         raise InputError(f"{name}: its vocabulary has special tokens only")
 
 

@@ -1,10 +1,13 @@
 """The token cache: a corpus as flat files of token ids.
 
-Each split is one stream, ``<split>.tokens``: the tokens of its documents in order, a [SEP] after
-each document, as uint16 (or uint32 for more than 65,536 ids). ``<split>.ends`` holds the positions
-after each sentence as uint64. Both are read through memory maps, so memory does not grow with the
-corpus. ``tokenizer.json`` lies beside them. Where examples lie in a stream is the matter of
-:mod:`jaxtrain.data.packing`.
+Each split is one stream, ``<split>.tokens``: the tokens of its documents in order, as uint16 (or
+uint32 for more than 65,536 ids). What it keeps of them depends on the form that is asked for
+(:data:`jaxtrain.data.specials.Form`): sentences, with a [SEP] after each document, or every byte,
+with a <|bos|> before each document. ``<split>.ends`` holds the positions after each sentence (each
+document of the exact form) as uint64. Both are read through memory maps, so memory does not grow
+with the corpus. ``tokenizer.json`` lies beside them, and for the exact form ``token_bytes``: how
+many bytes of text each id stands for, int32. Where examples lie in a stream is the matter of
+:mod:`jaxtrain.data.packing` and :mod:`jaxtrain.data.windows`.
 
 The corpus is tokenised in pieces of about a megabyte, on all cores, and what they give is appended
 to the streams in the order of the text. ``progress.json`` says how far the streams are complete:
@@ -12,9 +15,7 @@ what a killed process had finished up to there is not done again, and the tokens
 whatever is killed and however many processes work.
 """
 
-import array
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -27,7 +28,18 @@ from typing import Any, BinaryIO
 import numpy as np
 import tokenizers
 
-from jaxtrain.data import cache, crew, documents, meter, specials, tokenizer
+from jaxtrain.data import (
+    byte_level,
+    cache,
+    crew,
+    documents,
+    encoding,
+    meter,
+    specials,
+    tokenizer,
+)
+from jaxtrain.data.encoding import Part, Piece
+from jaxtrain.data.specials import Form
 from jaxtrain.data.splitting import LEFT_OUT, SPLITS, Split
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.files import write_whole
@@ -37,6 +49,7 @@ _PIECE_CHARACTERS = 1 << 20
 _MB_WORTH_A_PROCESS = 8.0  # below, starting it takes longer than what it saves
 _KEEP_EVERY_S = 2.0  # what a kill costs, at most
 _PROGRESS = "progress.json"
+TOKEN_BYTES = "token_bytes"
 
 Say = Callable[[str], None]
 
@@ -97,67 +110,50 @@ class Corpus:
 
 
 def prepare(
-    corpus: Corpus, *, tokenizer_path: Path, folder: Path, say: Say, processes: int | None = None
+    corpus: Corpus,
+    *,
+    tokenizer_path: Path,
+    form: Form = "sentences",
+    folder: Path,
+    say: Say,
+    processes: int | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """The token cache of a corpus, built where there is none: (its folder, its manifest).
 
     Args:
         corpus: what to read.
         tokenizer_path: a ``tokenizer.json`` that fits the model.
+        form: what to keep of the documents.
         folder: where caches lie.
         say: takes messages for the console.
         processes: that tokenise; None is one for each core, if there is work for it.
 
     Raises:
-        InputError: a split without text, or a file that changes meanwhile.
+        InputError: a split without text, a file that changes meanwhile, or a tokenizer that loses
+            text where the form is exact.
         RunAgain: a full disk, or too little memory; what is done stays.
     """
     content = tokenizer_path.read_bytes()
-    key = cache.digest(corpus.key(), hashlib.sha256(content).hexdigest())
+    key = cache.digest(
+        corpus.key(),
+        hashlib.sha256(content).hexdigest(),
+        # Caches of sentences are older than the other form: they stay valid.
+        *(() if form == "sentences" else (form,)),
+    )
 
     def build(work: Path) -> dict[str, Any]:
         write_whole(work / tokenizer.NAME, content)
         return {
             "version": _VERSION,
             "content": corpus.key(),
-            **_write(corpus, work, say, processes),
+            **_write(corpus, work, form, say, processes),
         }
 
     target = folder / f"tokens-{key[:20]}"
     return target, cache.make_folder(target, build, say, resumable=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-    """Documents to tokenise together.
-
-    Attributes:
-        texts: (split, document) in order.
-        after: number of the first document behind them.
-    """
-
-    texts: list[tuple[int, str]]
-    after: int
-
-
-@dataclasses.dataclass
-class _Part:
-    """What a piece adds to one split.
-
-    Attributes:
-        ids: tokens, as bytes of the stream's dtype.
-        ends: uint64 positions after each sentence, from the part's begin.
-        documents: with text in them.
-        text_bytes: of the documents, as UTF-8.
-    """
-
-    ids: bytes
-    ends: np.ndarray
-    documents: int
-    text_bytes: int
-
-
-def _pieces(corpus: Corpus, start: int) -> Iterator[_Piece]:
+def _pieces(corpus: Corpus, start: int) -> Iterator[Piece]:
     texts: list[tuple[int, str]] = []
     characters = after = 0
     for number, side, document in corpus.read(start):
@@ -165,60 +161,25 @@ def _pieces(corpus: Corpus, start: int) -> Iterator[_Piece]:
         characters += len(document)
         after = number + 1
         if characters >= _PIECE_CHARACTERS:
-            yield _Piece(texts, after)
+            yield Piece(texts, after)
             texts, characters = [], 0
     if texts:
-        yield _Piece(texts, after)
+        yield Piece(texts, after)
 
 
-@functools.lru_cache(maxsize=1)
-def _words(path: str) -> tokenizers.Tokenizer:
-    words = tokenizers.Tokenizer.from_file(path)
-    words.no_padding()
-    words.no_truncation()
-    # So that a literal "[SEP]" in the text becomes ordinary pieces, not a special token.
-    words.encode_special_tokens = True
-    return words
-
-
-def _encode(piece: _Piece, path: str, dtype: str, sep: int) -> tuple[int, list[_Part]]:
-    """Tokenise a piece: the number of the document behind it, and what each split gets."""
-    parts = []
-    for side in range(len(SPLITS)):
-        texts = [text for its_side, text in piece.texts if its_side == side]
-        cut = [documents.sentences(text) for text in texts]
-        encoded = iter(
-            _words(path).encode_batch_fast(
-                [sentence for sentences in cut for sentence in sentences], add_special_tokens=False
-            )
-        )
-        ids, ends, count = array.array("I"), array.array("Q"), 0
-        for sentences in cut:
-            before = len(ids)
-            for _ in sentences:
-                sentence = next(encoded).ids
-                if sentence:  # control characters alone give no token
-                    ids.extend(sentence)
-                    ends.append(len(ids))
-            if len(ids) > before:
-                ids.append(sep)
-                count += 1
-        parts.append(
-            _Part(
-                ids=np.frombuffer(ids, np.uint32).astype(dtype).tobytes(),
-                ends=np.frombuffer(ends, np.uint64).copy(),
-                documents=count,
-                text_bytes=sum(len(text.encode()) for text in texts),
-            )
-        )
-    return piece.after, parts
-
-
-def _write(corpus: Corpus, work: Path, say: Say, processes: int | None) -> dict[str, Any]:
+def _write(
+    corpus: Corpus, work: Path, form: Form, say: Say, processes: int | None
+) -> dict[str, Any]:
     """Tokenise every document into the streams of both splits; returns the manifest's facts."""
     path = work / tokenizer.NAME
-    words = _words.__wrapped__(str(path))
-    found = specials.find(words, str(path))
+    words = tokenizers.Tokenizer.from_file(str(path))
+    if form == "exact":
+        mark = specials.begin(words, str(path))
+        special: dict[str, Any] = {"begin": mark}
+        write_whole(work / TOKEN_BYTES, byte_level.lengths(words).tobytes())
+    else:
+        found = specials.find(words, str(path))
+        mark, special = found.sep, found.to_json()
     size = 1 + max(words.get_vocab().values())
     dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
     total_mb = corpus.megabytes()
@@ -233,11 +194,12 @@ def _write(corpus: Corpus, work: Path, say: Say, processes: int | None) -> dict[
     try:
         with meter.metered("tokenising", total_mb, before_mb, say) as tell:
             for after, parts in crew.in_order(
-                _encode,
+                encoding.encode,
                 _pieces(corpus, streams.documents),
                 str(path),
                 dtype.name,
-                found.sep,
+                form,
+                mark,
                 processes=processes,
             ):
                 streams.append(after, parts)
@@ -254,7 +216,7 @@ def _write(corpus: Corpus, work: Path, say: Say, processes: int | None) -> dict[
     return {
         "dtype": dtype.name,
         "vocabulary": size,
-        "specials": found.to_json(),
+        "specials": special,
         "tokenizer": hashlib.sha256(path.read_bytes()).hexdigest(),
         "seconds": round(seconds, 3),
         "splits": {
@@ -299,7 +261,7 @@ class _Streams:
         """Of text that is in them."""
         return sum(facts["bytes"] for facts in self.facts) / 1e6
 
-    def append(self, after: int, parts: list[_Part]) -> None:
+    def append(self, after: int, parts: list[Part]) -> None:
         """Adds what a piece gave; the documents before number ``after`` are in then."""
         for (tokens, ends), facts, part in zip(self._files, self.facts, parts, strict=True):
             tokens.write(part.ids)

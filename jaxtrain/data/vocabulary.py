@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache, tokenizer
+from jaxtrain.data.specials import Form
 from jaxtrain.data.splitting import TRAIN
 from jaxtrain.data.tokens import Corpus, Say
 
@@ -17,6 +18,7 @@ def prepare(
     *,
     vocab_size: int,
     kind: tokenizer.Kind,
+    form: Form = "sentences",
     given: Path | None,
     folder: Path,
     say: Say,
@@ -28,6 +30,7 @@ def prepare(
             to their sizes, evenly spread, 256 million characters at most.
         vocab_size: entries to learn, or the most that a given one may have.
         kind: of tokenizer to learn.
+        form: what the tokens are to keep of the text; a given one must be able to.
         given: a ``tokenizer.json``; None learns one.
         folder: where caches lie.
         say: takes messages for the console.
@@ -36,7 +39,7 @@ def prepare(
         InputError: the given one does not fit.
     """
     if given is not None:
-        tokenizer.load(given, vocab_size)
+        tokenizer.load(given, vocab_size, form)
         return given
     key = cache.digest(_VERSION, [corpus.key() for corpus in corpora], vocab_size, kind)
 

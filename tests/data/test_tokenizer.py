@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from jaxtrain import checkpoint_folders
-from jaxtrain.data import specials, tokenizer
+from jaxtrain.data import specials, tokenizer, word_counts
 from jaxtrain.data.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
@@ -147,7 +147,7 @@ def test_words_are_the_most_frequent_ones() -> None:
 
 
 def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "_MOST_COUNTED", 20)
+    monkeypatch.setattr(word_counts, "MOST_COUNTED", 20)
     documents = [f"often often word{number}" for number in range(100)]
     vocab = tokenizer.train(documents, 40, "word").get_vocab()
     assert set(vocab) == {*SPECIALS, "often"}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from jaxtrain.data import documents, tokens, vocabulary
+from jaxtrain.data import documents, encoding, tokens, vocabulary
 from jaxtrain.data.specials import SEP
 from jaxtrain.data.splitting import TRAIN, VAL, assign
 from jaxtrain.data.tokens import Corpus
@@ -202,13 +202,13 @@ def test_killed_in_the_middle_of_tokenising(
     assert (left / "train.tokens").stat().st_size == before + len(b"torn")
 
     encoded: list[str] = []
-    encode = tokens._encode
+    encode = encoding.encode
 
-    def counting(piece: tokens._Piece, *fixed: object) -> object:
+    def counting(piece: encoding.Piece, *fixed: object) -> object:
         encoded.extend(text for _, text in piece.texts)
         return encode(piece, *fixed)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tokens, "_encode", counting)
+    monkeypatch.setattr(encoding, "encode", counting)
     said: list[str] = []
     folder, manifest = prepare(what, cache, said.append)
     assert any("going on with tokenising" in line for line in said)
