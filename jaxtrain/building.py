@@ -103,7 +103,7 @@ def build(
     say(f"{parameters:,} parameters; {rule_of_steps}; {batch_sentence(run)}")
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule)
+    optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
     return Built(
         run=run,
         definition=definition,

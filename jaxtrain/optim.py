@@ -14,6 +14,7 @@ times the peak rate. From ``T`` on the rate stays what it is at ``T``. The cosin
 are those of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid that of nanochat.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -121,6 +122,7 @@ def make(
     params: Mapping[str, HasShape],
     others: parameter_groups.Groups | None = None,
     rule: Rule | None = None,
+    precision: config.Precision = "bfloat16",
 ) -> optax.GradientTransformation:
     """Clip by the global norm of all gradients, then one optimizer for each group.
 
@@ -136,6 +138,7 @@ def make(
         others: groups that the model names. Those apart have their own rate and clip, and their
             gradients do not count for the clip of the rest; roles count for ``optim.muon`` only.
         rule: where arrays are stored; Muon spreads its work over the devices with it.
+        precision: of Muon's products; state and all else are float32.
 
     Raises:
         InputError: ``optim.muon`` is set for a model that names no matrices.
@@ -143,7 +146,8 @@ def make(
     apart = parameter_groups.apart(others or {})
     owner = {name: _owner(name, apart) for name in params}
     own = {name: array for name, array in params.items() if owner[name] is None}
-    transforms, labels = _main(settings, total_steps, own, others or {}, rule)
+    of_matrices = functools.partial(muon.muon, precision=precision, rule=rule)
+    transforms, labels = _main(settings, total_steps, own, others or {}, of_matrices)
     labels |= {name: "no_decay" for name in params if name not in own}  # masked out before that
     parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
     if settings.average is not None:
@@ -160,7 +164,7 @@ def _main(
     total_steps: int,
     params: Mapping[str, HasShape],
     others: parameter_groups.Groups,
-    rule: Rule | None,
+    of_matrices: Callable[[config.Muon, optax.Schedule], optax.GradientTransformation],
 ) -> tuple[dict[str, optax.GradientTransformation], dict[str, str]]:
     """Optimizers by label, and the label of each parameter that is in no group apart."""
     rate = schedule(settings, total_steps)
@@ -182,7 +186,7 @@ def _main(
             # Vectors among a block's parameters, such as norms, keep AdamW.
             members = {name for name in members if len(params[name].shape) == 2}
             peak = schedule(settings, total_steps, one.scale * settings.muon.peak_lr)
-            transforms[label] = muon.muon(settings.muon, peak, rule)
+            transforms[label] = of_matrices(settings.muon, peak)
         else:
             embedding = one.role == "embedding"
             peak_lr = settings.muon.embedding_lr if embedding else settings.muon.unembedding_lr
