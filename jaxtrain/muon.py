@@ -135,24 +135,31 @@ def newton_schulz(x_LMN: jax.Array) -> jax.Array:
 
 
 def _shared_out(stack_LMN: jax.Array, side: int | None, rule: mesh.Rule | None) -> jax.Array:
-    """:func:`newton_schulz` of a stack, its matrices spread over all devices."""
+    """:func:`newton_schulz` of a stack, its matrices spread over devices.
+
+    Over all of them where that comes out even; else over those that share the shards, with zeros
+    for the last ones: results that several groups hold are gathered among them, and zeros would
+    make that more than one gather.
+    """
     if rule is None or rule.mesh.size == 1:
         return newton_schulz(stack_LMN)
-    count = stack_LMN.shape[0]
-    spare = -count % rule.mesh.size
-    stack_LMN = jnp.pad(stack_LMN, ((0, spare), (0, 0), (0, 0)))
     data, fsdp = mesh.AXES
+    count = stack_LMN.shape[0]
+    even = count % rule.mesh.size == 0
+    if not even and side is None:
+        return newton_schulz(stack_LMN)
+    spare = 0 if even else -count % rule.mesh.shape[fsdp]
+    stack_LMN = jnp.pad(stack_LMN, ((0, spare), (0, 0), (0, 0)))
     # How each matrix lies, in shards along fsdp; cut along data too, which takes no message; whole.
     sides = [fsdp if number == side else None for number in range(2)]
-    shards, cut = PartitionSpec(None, *sides), PartitionSpec(data, *sides)
-    whole = PartitionSpec(mesh.AXES)
-    there = [shards, cut, whole]
+    apart = [PartitionSpec(data, *sides), PartitionSpec(mesh.AXES)]
+    ways = [PartitionSpec(None, *sides), *(apart if even else [PartitionSpec(fsdp)])]
     place = _placing(rule)
-    for spec in there:
-        stack_LMN = place(stack_LMN, spec)
+    for way in ways:
+        stack_LMN = place(stack_LMN, way)
     result_LMN = newton_schulz(stack_LMN)
-    for spec in reversed(there):
-        result_LMN = place(result_LMN, spec)
+    for way in reversed(ways):
+        result_LMN = place(result_LMN, way)
     return result_LMN[:count]
 
 
