@@ -305,9 +305,9 @@ class GPT(nnx.Module):
         targets_BS = batch["targets"]
         weight_BS = (targets_BS != causal.IGNORED) * batch["weight"][:, None]
         x_BSD = self.encode(batch["tokens"])
-        # Never "block": the loss keeps its gradient, and would compute it twice.
-        call = remat(Head.__call__, "none")
-        return call(self.lm_head, x_BSD, targets_BS, weight_BS), weight_BS
+        # Not through remat: the loss keeps its gradient and no gathered parameter, and would
+        # compute the one again and gather the other.
+        return self.lm_head(x_BSD, targets_BS, weight_BS), weight_BS
 
 
 def rms_norm(x: jax.Array) -> jax.Array:
