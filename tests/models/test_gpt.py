@@ -302,11 +302,11 @@ def test_weights_go_out_and_come_back(reference: Reference) -> None:
     for name, array in reference.weights.items():
         np.testing.assert_array_equal(found[name], array)
     guessed = gpt.Config.guess(reference.weights, "x")
-    assert (guessed.depth, guessed.hidden, guessed.vocab_size, guessed.heads) == (2, 64, 199, 1)
+    assert (guessed.depth, guessed.hidden, guessed.vocab_size, guessed.heads) == (2, 64, 199, None)
     wide = dataclasses.replace(TINY, depth=1, width=256, heads=2, kv_heads=1)
     params = {n: np.zeros(a.shape) for n, a in state.Definition(wide.build).params.items()}
     guessed = gpt.Config.guess(wide.to_weights(params), "x")
-    assert (guessed.heads, guessed.kv_heads, guessed.hidden) == (2, 1, 256)
+    assert (guessed.query_heads, guessed.kv_heads, guessed.hidden) == (2, 1, 256)
 
 
 def test_weights_that_do_not_fit_are_named(reference: Reference) -> None:
