@@ -150,9 +150,9 @@ def _predict_forward(
     targets_BS: jax.Array,
     weight_BS: jax.Array,
 ) -> tuple[Predictions, tuple[jax.Array, jax.Array]]:
-    Carry = tuple[jax.Array, jax.Array]
-
-    def body(carry: Carry, number: jax.Array) -> tuple[Carry, tuple[jax.Array, ...]]:
+    def body(
+        carry: tuple[jax.Array, jax.Array], number: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
         x_BPD, targets_BP, weight_BP = _piece(number, size, x_BSD, targets_BS, weight_BS)
 
         def total_of(x: jax.Array, words: jax.Array) -> tuple[jax.Array, Predictions]:
@@ -175,11 +175,9 @@ def _predict_forward(
 def _predict_backward(
     cap: float | None, size: int, kept: tuple[jax.Array, jax.Array], grads: Predictions
 ) -> tuple[Any, ...]:
-    grad_x, grad_words = kept
-    factor = grads.total
-    scaled = ((grad.astype(jnp.float32) * factor).astype(grad.dtype) for grad in kept)
-    del cap, size, grad_x, grad_words
-    return (*scaled, None, None)
+    del cap, size
+    wide = (grad.astype(jnp.float32) * grads.total for grad in kept)
+    return (*(grad.astype(kept[0].dtype) for grad in wide), None, None)
 
 
 _predict.defvjp(_predict_forward, _predict_backward)

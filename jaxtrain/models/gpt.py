@@ -77,6 +77,12 @@ class Config:
             raise InputError(
                 f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
             )
+        length, piece = self.sequence_length, min(self.loss_piece, self.sequence_length)
+        if length % piece:
+            raise InputError(
+                f"model.loss_piece={piece} must divide model.sequence_length={length}: use "
+                f"{max(m for m in range(1, piece) if length % m == 0)}"
+            )
         if n % h:
             raise InputError(
                 f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "

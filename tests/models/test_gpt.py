@@ -190,6 +190,7 @@ def test_flops_are_those_of_the_program() -> None:
         ({"width": 0}, r"model.width=0: use at least 1, or None"),
         ({"depth": 0}, r"model.depth=0"),
         ({"loss_piece": 0}, r"model.loss_piece=0"),
+        ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
