@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 import optax
 
-from jaxtrain import config, guard, optim, run_length
+from jaxtrain import config, groups, guard, optim, run_length
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain import step as steps
@@ -56,7 +56,7 @@ class Built:
             self.optimizer,
             self.schedule,
             self.rule,
-            guard.judge(self.run.optim, {k: one.prefix for k, one in apart(self.run).items()}),
+            guard.judge(self.run.optim, {k: one.prefix for k, one in _apart(self.run).items()}),
             precision=self.run.precision,
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,
@@ -98,15 +98,17 @@ def build(
     }
     total = run_length.resolve_steps(run, **known)
     rule_of_steps = run_length.steps_rule(run, total, **known)
+    for line in run.model.formulas() if hasattr(run.model, "formulas") else ():
+        say(line)
     say(f"{parameters:,} parameters; {rule_of_steps}; {batch_sentence(run)}")
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
-    optimizer = optim.make(run.optim, total, definition.params, apart(run))
+    optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
     return Built(
         run=run,
         definition=definition,
         rule=rule,
-        schedule=optim.schedule(run.optim, total),
+        schedule=optim.recorded_schedule(run.optim, total),
         optimizer=optimizer,
         target=states.abstract(definition, optimizer, rule),
         spec=run.model.batch_spec(run.data.batch_size),
@@ -125,10 +127,15 @@ def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> Built:
     return build(run, mesh, _SOME_EXAMPLES, lambda line: None)
 
 
-def apart(run: config.Run) -> Mapping[str, config.Group]:
-    """The groups of parameters that the model sets apart."""
+def _groups(run: config.Run) -> groups.Groups:
+    """What the model says about its parameters."""
     has_some = hasattr(run.model, "optimizer_groups")
     return run.model.optimizer_groups() if has_some else {}
+
+
+def _apart(run: config.Run) -> Mapping[str, groups.Group]:
+    """The groups of parameters that the model sets apart."""
+    return groups.apart(_groups(run))
 
 
 def batch_sentence(run: config.Run) -> str:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from jaxtrain import config_files, overrides
 from jaxtrain.errors import InputError
+from jaxtrain.groups import Group as Group
+from jaxtrain.groups import Role as Role
 
 Precision = Literal["bfloat16", "float32"]
 Shard = Literal["params", "optimizer", "none"]
@@ -37,6 +39,28 @@ class Average:
             raise InputError(f"optim.average.decay={self.decay}: use a number between 0 and 1")
         if self.every < 1:
             raise InputError(f"optim.average.every={self.every}: use at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Muon:
+    """Muon for the matrices of a model's blocks (https://kellerjordan.github.io/posts/muon/).
+
+    Embedding and output layer take AdamW at rates of their own, and what is left takes
+    optim.peak_lr. All follow one schedule.
+    """
+
+    peak_lr: float = 0.02
+    """Learning rate of the matrices, times (outputs / inputs)^0.5 where that is more than one."""
+    embedding_lr: float = 0.2
+    """AdamW's learning rate of the embedding, times the model's factor for its width."""
+    unembedding_lr: float = 0.004
+    """AdamW's learning rate of the output layer, times the model's factor for its width."""
+    momentum: float = 0.95
+    """Decay of the mean of gradients, per update."""
+    first_momentum: float = 0.85
+    """The decay at the first update; it rises in a line to momentum."""
+    momentum_steps: int = 300
+    """Length of that rise (updates)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +92,8 @@ class Optim:
     """Microbatches that make one update; memory falls with it, data.batch_size does not change."""
     max_grad_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None is off."""
+    muon: Muon | None = None
+    """Muon for the matrices of models that name them. None is AdamW for all, at peak_lr."""
     average: Average | None = None
     """Average of the parameters (in memory as large as they are); None is off."""
     bad_updates: BadUpdates = "rollback"
@@ -80,25 +106,6 @@ class Optim:
     """Largest norm of a gradient (multiple of the median of the last 128 updates). None is off."""
     bad_in_a_row: int = 10
     """Bad updates in a row after which the run ends or rolls back (updates)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
-    """Parameters with an AdamW and a clip of their own, as a model's discriminator has.
-
-    Attributes:
-        prefix: of their dotted names.
-        peak_lr: learning rate, throughout.
-        b1, b2, weight_decay: as in :class:`Optim`.
-        max_grad_norm: of this group alone; None is off.
-    """
-
-    prefix: str
-    peak_lr: float
-    b1: float
-    b2: float
-    weight_decay: float
-    max_grad_norm: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

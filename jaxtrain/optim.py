@@ -14,15 +14,17 @@ times the peak rate. From ``T`` on the rate stays what it is at ``T``. The cosin
 are those of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid that of nanochat.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxtrain import averages, config
+from jaxtrain import averages, config, muon
+from jaxtrain import groups as parameter_groups
 from jaxtrain.errors import InputError
-from jaxtrain.mesh import HasShape
+from jaxtrain.mesh import HasShape, Rule
 
 Shape = Callable[[jax.Array], jax.Array]  # completed updates, int32 [] -> share of the peak rate
 
@@ -46,28 +48,39 @@ def warmup_steps(settings: config.Optim, total_steps: int) -> int:
     return steps
 
 
-def schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
+def schedule(
+    settings: config.Optim, total_steps: int, peak_lr: float | None = None
+) -> optax.Schedule:
     """Completed updates (int [] of any width) -> learning rate, float32 [].
 
     Args:
         settings: the schedule's name, peak rate and lengths.
         total_steps: ``T``, updates of the whole run, warm-up included.
+        peak_lr: another peak rate.
 
     Raises:
         InputError: warm-up and warm-down do not fit into the run.
     """
     warmup = warmup_steps(settings, total_steps)
     after_warmup = _after_warmup(settings, total_steps, warmup)
+    peak = settings.peak_lr if peak_lr is None else peak_lr
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
+        # Signed before anything is subtracted: the state counts in uint32.
         # Signed before anything is subtracted: the state counts in uint32.
         steps = jnp.asarray(count).astype(jnp.int32)
         share = after_warmup(jnp.minimum(steps, total_steps))
         if warmup:
             share = jnp.where(steps < warmup, steps / warmup, share)
-        return jnp.asarray(settings.peak_lr, jnp.float32) * share.astype(jnp.float32)
+        return jnp.asarray(peak, jnp.float32) * share.astype(jnp.float32)
 
     return rate
+
+
+def recorded_schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
+    """The learning rate that the record shows: with Muon that of its matrices."""
+    peak = None if settings.muon is None else settings.muon.peak_lr
+    return schedule(settings, total_steps, peak)
 
 
 def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:
@@ -109,13 +122,14 @@ def make(
     settings: config.Optim,
     total_steps: int,
     params: Mapping[str, HasShape],
-    others: Mapping[str, config.Group] | None = None,
+    others: parameter_groups.Groups | None = None,
+    rule: Rule | None = None,
+    precision: config.Precision = "bfloat16",
 ) -> optax.GradientTransformation:
-    """Clip by the global norm of all gradients, then one AdamW for each group.
+    """Clip by the global norm of all gradients, then one optimizer for each group.
 
-    Moments exist only in the group that owns a parameter, so the state is two float32 numbers a
-    parameter and one count a group. A further kind of group (Muon) is one more entry in
-    ``transforms``, with a schedule of its own, and its label in :func:`groups`.
+    State exists only in the group that owns a parameter: two float32 numbers a parameter for AdamW,
+    one for Muon, and one count a group.
 
     AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate.
 
@@ -123,32 +137,71 @@ def make(
         settings: rates, decay, clip.
         total_steps: updates of the whole run.
         params: dotted name -> array or shape; the flat dict that ``init`` and ``update`` get too.
-        others: groups that the model sets apart: they have their own rate and clip, and their
-            gradients do not count for the clip of the rest.
+        others: groups that the model names. Those apart have their own rate and clip, and their
+            gradients do not count for the clip of the rest; roles count for ``optim.muon`` only.
+        rule: where arrays are stored; Muon spreads its work over the devices with it.
+        precision: of Muon's products; state and all else are float32.
+
+    Raises:
+        InputError: ``optim.muon`` is set for a model that names no matrices.
     """
-    others = others or {}
-    apart = {
-        name: group
-        for group, other in others.items()
-        for name in params
-        if name.startswith(other.prefix)
-    }
-    own = {name: array for name, array in params.items() if name not in apart}
+    apart = parameter_groups.apart(others or {})
+    owner = {name: _owner(name, apart) for name in params}
+    own = {name: array for name, array in params.items() if owner[name] is None}
+    of_matrices = functools.partial(muon.muon, precision=precision, rule=rule)
+    transforms, labels = _main(settings, total_steps, own, others or {}, of_matrices)
+    labels |= {name: "no_decay" for name in params if name not in own}  # masked out before that
+    parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
+    if settings.average is not None:
+        parts_of_main.append(averages.averaging(settings.average))
+    main = optax.chain(*parts_of_main)
+    if not apart:
+        return main
+    parts = {"main": main} | {name: _of_group(other, settings) for name, other in apart.items()}
+    return optax.partition(parts, {name: group or "main" for name, group in owner.items()})
+
+
+def _main(
+    settings: config.Optim,
+    total_steps: int,
+    params: Mapping[str, HasShape],
+    others: parameter_groups.Groups,
+    of_matrices: Callable[[config.Muon, optax.Schedule], optax.GradientTransformation],
+) -> tuple[dict[str, optax.GradientTransformation], dict[str, str]]:
+    """Optimizers by label, and the label of each parameter that is in no group apart."""
     rate = schedule(settings, total_steps)
     transforms = {
         "decay": _adamw(settings, rate, settings.weight_decay),
         "no_decay": _adamw(settings, rate, 0.0),
     }
-    labels = {name: group for group, members in groups(own).items() for name in members}
-    labels |= dict.fromkeys(apart, "no_decay")  # masked out before it comes to that
-    parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
-    if settings.average is not None:
-        parts_of_main.append(averages.averaging(settings.average))
-    main = optax.chain(*parts_of_main)
-    if not others:
-        return main
-    parts = {"main": main} | {name: _of_group(other, settings) for name, other in others.items()}
-    return optax.partition(parts, {name: apart.get(name, "main") for name in params})
+    labels = {name: group for group, members in groups(params).items() for name in members}
+    if settings.muon is None:
+        return transforms, labels
+    roles = parameter_groups.roles(others)
+    if not any(one.role == "matrix" for one in roles.values()):
+        raise InputError(
+            "optim.muon is set, but this model names no matrices for it: set --optim.muon None"
+        )
+    for label, one in roles.items():
+        members = {name for name in params if name.startswith(one.prefix)}
+        if one.role == "matrix":
+            # Vectors among a block's parameters, such as norms, keep AdamW.
+            members = {name for name in members if len(params[name].shape) == 2}
+            peak = schedule(settings, total_steps, one.scale * settings.muon.peak_lr)
+            transforms[label] = of_matrices(settings.muon, peak)
+        else:
+            embedding = one.role == "embedding"
+            peak_lr = settings.muon.embedding_lr if embedding else settings.muon.unembedding_lr
+            peak = schedule(settings, total_steps, one.scale * peak_lr)
+            transforms[label] = _adamw(settings, peak, settings.weight_decay)
+        labels |= dict.fromkeys(members, label)
+    found = {label: frozenset(n for n in labels if labels[n] == label) for label in transforms}
+    check_partition(params, found)
+    return transforms, labels
+
+
+def _owner(name: str, apart: Mapping[str, parameter_groups.Group]) -> str | None:
+    return next((group for group, one in apart.items() if name.startswith(one.prefix)), None)
 
 
 def _clip(max_norm: float | None) -> optax.GradientTransformation:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxtrain import averages, checkpoint, config, hf_folder, resuming, tensor_files
+from jaxtrain import groups as parameter_groups
 from jaxtrain.errors import InputError
 from jaxtrain.mesh import HasShape
 
@@ -157,7 +158,7 @@ def params_for(
         )
         _check_unseen(model, theirs, path)
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
-    apart = tuple(group.prefix for group in groups.values())
+    apart = tuple(group.prefix for group in parameter_groups.apart(groups).values())
     fitting = {
         name: array
         for name, array in found.items()

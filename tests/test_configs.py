@@ -13,7 +13,11 @@ from jaxtrain import config, config_files, main, overrides
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
 MLM = ("mlm_h200_8", "mlm_a10_8", "mlm_h200_8_small")
 BERT = ("bert_base_h200_8", "bert_large_h200_8")
-DEMOS = ("demo", "demo_mlm")
+GPT = (
+    *("gpt_32gb_conservative", "gpt_32gb_medium", "gpt_32gb_high"),
+    *("gpt_h200_1", "gpt_h100_8"),
+)
+DEMOS = ("demo", "demo_mlm", "demo_gpt")
 
 # Typed from the tables that the configs come from, not read from the configs: batch a device,
 # accumulation, global batch; data, fsdp, shard; workers, prefetch.
@@ -29,6 +33,19 @@ LAYOUT = {
     "mlm_h200_8_small": ((32, 1, 256), (1, 8, "none"), (4, 2)),
     "bert_base_h200_8": ((32, 1, 256), (1, 8, "optimizer"), (8, 2)),
     "bert_large_h200_8": ((32, 1, 256), (1, 8, "optimizer"), (8, 2)),
+    "gpt_32gb_conservative": ((8, 2, 16), (1, 1, "optimizer"), (4, 2)),
+    "gpt_32gb_medium": ((12, 2, 24), (1, 1, "optimizer"), (4, 2)),
+    "gpt_32gb_high": ((14, 2, 28), (1, 1, "optimizer"), (4, 2)),
+    "gpt_h200_1": ((64, 4, 256), (1, 1, "optimizer"), (8, 2)),
+    "gpt_h100_8": ((16, 2, 256), (1, 8, "params"), (8, 2)),
+}
+# Depth, tokens of a sequence, tokens of a batch.
+GPT_SIZES = {
+    "gpt_32gb_conservative": (12, 1536, 24_576),
+    "gpt_32gb_medium": (16, 2048, 49_152),
+    "gpt_32gb_high": (20, 3072, 86_016),
+    "gpt_h200_1": (12, 2048, 524_288),
+    "gpt_h100_8": (20, 2048, 524_288),
 }
 # Steps, peak rate, warm-up; log / eval / save / keep; validation clips, hang timeout, patience.
 VIDEO_LENGTHS = {
@@ -47,7 +64,7 @@ def runs() -> dict[str, config.Run]:
 
 
 def test_what_ships(runs: dict[str, config.Run]) -> None:
-    assert set(VIDEO + MLM + BERT + DEMOS) <= set(runs)
+    assert set(VIDEO + MLM + BERT + GPT + DEMOS) <= set(runs)
 
 
 @pytest.mark.parametrize("name", LAYOUT)
@@ -122,6 +139,26 @@ def test_bert_configs(runs: dict[str, config.Run], name: str) -> None:
     assert (run.loop.steps, run.loop.epochs, run.data.max_examples) == (1_000_000, None, None)
     assert (optim.peak_lr, optim.schedule, optim.warmup_steps) == (1e-4, "linear", 10_000)
     assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.999, 1e-6, 1e-2)
+
+
+@pytest.mark.parametrize("name", GPT)
+def test_gpt_configs(runs: dict[str, config.Run], name: str) -> None:
+    run = runs[name]
+    model, optim, loop, checkpoint = run.model, run.optim, run.loop, run.checkpoint
+    sizes = (model.depth, model.sequence_length, run.data.batch_size * model.sequence_length)
+    assert sizes == GPT_SIZES[name]
+    assert (model.width, model.heads, model.kv_heads) == (None, None, None)
+    assert (model.vocab_size, loop.tokens_per_param) == (65_536, 20)
+    assert (optim.schedule, optim.warmup_fraction, optim.warmdown_fraction) == ("trapezoid", 0, 0.2)
+    assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.8, 0.95, 1e-10, 0)
+    assert optim.max_grad_norm == 1.0
+    assert (loop.log_every, loop.eval_every, checkpoint.every, checkpoint.keep) == (
+        *(10, 250, 1000),
+        3,
+    )
+    muon = optim.muon
+    assert (muon.peak_lr, muon.embedding_lr, muon.unembedding_lr) == (0.02, 0.2, 0.004)
+    assert (muon.first_momentum, muon.momentum, muon.momentum_steps) == (0.85, 0.95, 300)
 
 
 @pytest.mark.parametrize("name", DEMOS)

@@ -18,8 +18,11 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
   values there are. Batches made up for measuring stay below.
 - ``tiny() -> Config``, a class method: the same model, small enough for a test on a CPU.
 - ``init_from``, a field: None, or where a new run takes its parameters from.
-- ``optimizer_groups() -> {name: jaxtrain.config.Group}``, optional: parameters with an optimizer
-  and a clip of their own, such as a discriminator's.
+- ``optimizer_groups() -> {name: Group or Role}`` (:mod:`jaxtrain.groups`), optional: parameters
+  with an optimizer and a clip of their own, such as a discriminator's; and what ``optim.muon`` does
+  with the others.
+- ``formulas() -> [line]``, optional: what the config derives from its fields, each number with its
+  formula, for the start of a run.
 - ``frozen() -> {dotted path: array}``, optional: values of state that is no parameter and comes
   from files, such as the weights of a loss. Read when a new run starts.
 - ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``, optional:

@@ -1,0 +1,37 @@
+"""GPT of depth 12, 186M parameters, sequences of 1536, on one GPU of 32 GB.
+
+Twenty tokens for each parameter, with Muon and AdamW.
+
+    python -m jaxtrain.main --config gpt_32gb_conservative --data.path TEXT
+"""
+
+from jaxtrain import config
+from jaxtrain.data import text
+from jaxtrain.models import gpt
+
+run = config.Run(
+    seed=42,
+    precision="bfloat16",
+    model=gpt.Config(vocab_size=65_536, sequence_length=1536, depth=12, remat="none"),
+    data=text.Causal(batch_size=16, workers=4, prefetch=2),  # 24,576 tokens
+    optim=config.Optim(
+        peak_lr=6e-4,  # without Muon
+        schedule="trapezoid",
+        warmup_fraction=0.0,
+        warmdown_fraction=0.2,
+        b1=0.8,
+        b2=0.95,
+        eps=1e-10,
+        weight_decay=0.0,
+        accumulate=2,  # 8 sequences on the GPU x 2
+        max_grad_norm=1.0,
+        muon=config.Muon(),
+    ),
+    mesh=config.Mesh(data=1, fsdp=1, shard="optimizer"),
+    loop=config.Loop(
+        tokens_per_param=20, log_every=10, eval_every=250, eval_examples=256, hang_timeout_s=1800.0
+    ),
+    checkpoint=config.Checkpoint(
+        every=1000, keep=3, best_metric="val/bits_per_byte", best_mode="min"
+    ),
+)

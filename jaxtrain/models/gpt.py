@@ -1,0 +1,332 @@
+"""A GPT with one dial: nanochat's model of October 2025.
+
+Rotary positions, queries and keys normalised, RMS norms without parameters (after the embedding,
+before attention, before the feed-forward layer, at the end), squared ReLU, an output layer of its
+own, logits capped at 15, no biases. `depth` sets the number of layers and, unless they are given,
+width and heads. Source: https://github.com/karpathy/nanochat at c75fe54 (2025-10-25).
+
+Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values, K width of
+a head, V words, I half of K.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain import causal, config
+from jaxtrain.errors import InputError
+from jaxtrain.layers import Remat, remat
+from jaxtrain.models import gpt_weights
+
+_ASPECT = 64  # width of a layer for each layer
+_HEAD = 128  # largest width of a head
+_ROTARY_BASE = 10_000.0
+_CAP = 15.0
+_FF = 4  # feed-forward width / width
+# Optimizer rates hold for this width (that of depth 12) and fall with the root of another's.
+_RATE_WIDTH = 768
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, ...]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The GPT."""
+
+    vocab_size: int
+    """Words, with the special ones (rows of the embedding)."""
+    sequence_length: int
+    """Tokens of a sequence."""
+    depth: int
+    """Layers; width and heads follow from it."""
+    width: int | None = None
+    """Width of a token's vector. None is 64 x depth."""
+    heads: int | None = None
+    """Query heads; they share the width evenly. None is width / 128, rounded up."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each for as many query heads. None is one for each."""
+    remat: Remat = "none"
+    """block: the backward pass computes each layer again and keeps only what goes into it; none: it
+    keeps everything."""
+    loss_piece: int = 128
+    """Positions of a sequence whose logits exist at a time (tokens); their memory falls with it."""
+    init_from: str | None = None
+    """Where a new run takes its parameters from: a checkpoint, a run's directory or a weights
+    file."""
+
+    UNSEEN = ("heads",)
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "sequence_length", "depth", "loss_piece"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name}={getattr(self, name)}: use at least 1")
+        for name in ("width", "heads", "kv_heads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"model.{name}={value}: use at least 1, or None")
+        d, n, h = self.hidden, self.query_heads, self.shared_heads
+        if d % (2 * n):
+            fits = [m for m in range(1, d + 1) if d % (2 * m) == 0]
+            near = f"the nearest is {min(fits, key=lambda m: abs(m - n))}" if fits else "none fits"
+            raise InputError(
+                f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
+            )
+        length, piece = self.sequence_length, min(self.loss_piece, self.sequence_length)
+        if length % piece:
+            raise InputError(
+                f"model.loss_piece={piece} must divide model.sequence_length={length}: use "
+                f"{max(m for m in range(1, piece) if length % m == 0)}"
+            )
+        if n % h:
+            raise InputError(
+                f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "
+                f"{max(m for m in range(1, min(h, n) + 1) if n % m == 0)}"
+            )
+
+    @property
+    def hidden(self) -> int:
+        """Width of a token's vector."""
+        return _ASPECT * self.depth if self.width is None else self.width
+
+    @property
+    def query_heads(self) -> int:
+        """Heads of queries."""
+        return math.ceil(self.hidden / _HEAD) if self.heads is None else self.heads
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.query_heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head."""
+        return self.hidden // self.query_heads
+
+    @property
+    def rate_scale(self) -> float:
+        """Factor of the rates of embedding and output layer: (width / 768)^-0.5."""
+        return float((self.hidden / _RATE_WIDTH) ** -0.5)
+
+    def formulas(self) -> list[str]:
+        """What follows from `depth`, each number with its formula."""
+
+        def origin(given: int | None, formula: str) -> str:
+            return formula if given is None else "as given"
+
+        d, n, h, v = self.hidden, self.query_heads, self.shared_heads, self.vocab_size
+        layer = 2 * d * (d + h * self.head_width) + 2 * _FF * d * d
+        return [
+            f"depth {self.depth}: width {d} ({origin(self.width, f'{_ASPECT} x depth')}), "
+            f"{n} heads ({origin(self.heads, f'width / {_HEAD}, rounded up')}) of {self.head_width}"
+            f", {h} of keys and values ({origin(self.kv_heads, 'as many')})",
+            f"parameters {2 * v * d + self.depth * layer:,} (2 x {v} words x {d} + {self.depth} x "
+            f"{layer:,} a layer)",
+            f"with optim.muon: rates of embedding and output layer x {self.rate_scale:.4g} "
+            f"((width / {_RATE_WIDTH})^-0.5)",
+        ]
+
+    def build(self, rngs: nnx.Rngs) -> "GPT":
+        """The module, with fresh float32 parameters."""
+        return GPT(self, rngs)
+
+    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """`tokens`, and the `targets` that follow each, int32 [B, S]; -1 is not predicted.
+
+        `target_bytes` int32 [B, S]: bytes of text that each target stands for, 0 for a special
+        token. `weight` float32 [B].
+        """
+        tokens = jax.ShapeDtypeStruct((batch_size, self.sequence_length), jnp.int32)
+        return {
+            **dict.fromkeys(("tokens", "targets", "target_bytes"), tokens),
+            "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+        }
+
+    def index_limits(self) -> dict[str, int]:
+        """How many values each index in a batch can have."""
+        return {"tokens": self.vocab_size, "targets": self.vocab_size}
+
+    def flops_per_example(self) -> float:
+        """Forward and backward pass of a sequence: 3 x forward, matrix products only.
+
+        Forward: `depth x (4 S D (D + H K) + 4 S D F + 4 S^2 D) + 2 S D V`, with F = 4 D:
+        projections, feed-forward, attention (in full, though half of it is masked), output layer.
+        """
+        s, d, v = self.sequence_length, self.hidden, self.vocab_size
+        of_projections = 4 * s * d * (d + self.shared_heads * self.head_width)
+        layer = of_projections + 4 * s * d * _FF * d + 4 * s * s * d
+        return 3.0 * (self.depth * layer + 2 * s * d * v)
+
+    def tokens_per_example(self) -> int:
+        """Tokens of a sequence."""
+        return self.sequence_length
+
+    def optimizer_groups(self) -> Mapping[str, config.Group | config.Role]:
+        """What `optim.muon` does with each parameter."""
+        return {
+            "matrices": config.Role(prefix="blocks.", role="matrix"),
+            "wte": config.Role(prefix="wte.", role="embedding", scale=self.rate_scale),
+            "lm_head": config.Role(prefix="lm_head.", role="unembedding", scale=self.rate_scale),
+        }
+
+    def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Parameters by dotted path -> nanochat's state dict."""
+        return gpt_weights.to_nanochat(params)
+
+    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+        """The way back.
+
+        Raises:
+            InputError: names every array that is missing, extra or misshapen.
+        """
+        module = nnx.eval_shape(lambda: self.build(nnx.Rngs(0)))
+        paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
+        expected = {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
+        return gpt_weights.from_nanochat(tensors, expected, source)
+
+    @classmethod
+    def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
+        """The model that nanochat's weights are of, with as many heads as its depth dial gives.
+
+        Raises:
+            InputError: no weights of this model.
+        """
+        return cls(**gpt_weights.sizes(tensors, source, _HEAD))
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        """Two layers of width 16 in two heads, sequences of 16 tokens, 50 words."""
+        return cls(vocab_size=50, sequence_length=16, depth=2, width=16, heads=2, loss_piece=4)
+
+
+class Embedding(nnx.Module):
+    """Word vectors: normal with deviation 1."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        self.table = _normal(rngs, (config.vocab_size, config.hidden), 1.0)
+
+    def __call__(self, tokens_BS: jax.Array) -> jax.Array:
+        """Ids -> [B, S, D], normalised."""
+        return rms_norm(jnp.take(self.table[...], tokens_BS, axis=0))
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward, each added to what came in.
+
+    Kernels are [in, out]. Those that read are normal with deviation
+    `min(1, (out / in)^0.5) / in^0.5`; those that write into the sum start as zeros.
+    """
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        d, shared = config.hidden, config.shared_heads * config.head_width
+        self.q = _reading(rngs, d, d)
+        self.k = _reading(rngs, d, shared)
+        self.v = _reading(rngs, d, shared)
+        self.out = nnx.Param(jnp.zeros((d, d)))
+        self.up = _reading(rngs, d, _FF * d)
+        self.down = nnx.Param(jnp.zeros((_FF * d, d)))
+        self.heads = config.query_heads
+        self.shared_heads = config.shared_heads
+
+    def __call__(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
+        """[B, S, D] -> the same shape; a position sees itself and those before it."""
+        x_BSD = x_BSD + self._attend(rms_norm(x_BSD), cos_SI, sin_SI)
+        h_BSF = jnp.square(jax.nn.relu(rms_norm(x_BSD) @ self.up[...]))
+        return x_BSD + h_BSF @ self.down[...]
+
+    def _attend(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
+        b, s, d = x_BSD.shape
+        q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.heads, -1)
+        k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.shared_heads, -1)
+        v_BSHK = (x_BSD @ self.v[...]).reshape(b, s, self.shared_heads, -1)
+        q_BSNK, k_BSHK = (
+            rms_norm(causal.rotate(x, cos_SI, sin_SI)).astype(x.dtype) for x in (q_BSNK, k_BSHK)
+        )
+        return causal.attend(q_BSNK, k_BSHK, v_BSHK).reshape(b, s, d) @ self.out[...]
+
+
+class Head(nnx.Module):
+    """The output layer; it starts as zeros: at first all words are equally likely."""
+
+    def __init__(self, config: Config) -> None:
+        self.words = nnx.Param(jnp.zeros((config.vocab_size, config.hidden)))
+        self.piece = config.loss_piece
+
+    def __call__(
+        self, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
+    ) -> causal.Predictions:
+        """The cost of the targets; see :func:`jaxtrain.causal.predict`."""
+        x_BSD, words = rms_norm(x_BSD), self.words[...]
+        return causal.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=self.piece)
+
+    def logits(self, x_BSD: jax.Array) -> jax.Array:
+        """float32 [B, S, V], all at once."""
+        logits_BSV = causal.einsum_float32("bsd,vd->bsv", rms_norm(x_BSD), self.words[...])
+        return causal.capped(logits_BSV, _CAP)
+
+
+class GPT(nnx.Module):
+    """Embedding, blocks and output layer, and what training asks of them."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        self.wte = Embedding(config, rngs)
+        self.blocks = nnx.List([Block(config, rngs) for _ in range(config.depth)])
+        self.lm_head = Head(config)
+        self.head_width = config.head_width
+        self.remat = config.remat
+
+    def encode(self, tokens_BS: jax.Array) -> jax.Array:
+        """Ids -> vectors [B, S, D] before the last norm."""
+        cos_SI, sin_SI = causal.rotary(tokens_BS.shape[1], self.head_width, _ROTARY_BASE)
+        x_BSD = remat(Embedding.__call__, self.remat)(self.wte, tokens_BS)
+        block_of = remat(Block.__call__, self.remat)
+        for block in self.blocks:
+            x_BSD = block_of(block, x_BSD, cos_SI, sin_SI)
+        return x_BSD
+
+    def logits(self, tokens_BS: jax.Array) -> jax.Array:
+        """float32 logits [B, S, V] of the words that follow each token: for short sequences."""
+        return remat(Head.logits, self.remat)(self.lm_head, self.encode(tokens_BS))
+
+    def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+        """Cross-entropy in nats, over targets; `accuracy` beside it. Nothing is drawn."""
+        del keys_B
+        found, weight_BS = self._predict(batch)
+        measured = causal.sums(found, batch, weight_BS)
+        return found.total, weight_BS.sum(), {"accuracy": measured["accuracy"]}
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """`loss` and `accuracy` over targets, and `bits_per_byte` of the text they stand for."""
+        found, weight_BS = self._predict(batch)
+        loss = {"loss": (found.total, weight_BS.sum())}
+        return loss | causal.sums(found, batch, weight_BS)
+
+    def _predict(self, batch: Batch) -> tuple[causal.Predictions, jax.Array]:
+        targets_BS = batch["targets"]
+        weight_BS = (targets_BS != causal.IGNORED) * batch["weight"][:, None]
+        x_BSD = self.encode(batch["tokens"])
+        # Not through remat: the loss keeps its gradient and no gathered parameter, and would
+        # compute the one again and gather the other.
+        return self.lm_head(x_BSD, targets_BS, weight_BS), weight_BS
+
+
+def rms_norm(x: jax.Array) -> jax.Array:
+    """Divides by the root of the mean square over the last dimension; float32 inside."""
+    wide = x.astype(jnp.float32)
+    square = jnp.square(wide).mean(-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(square + jnp.finfo(jnp.float32).eps)).astype(x.dtype)
+
+
+def _reading(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:
+    deviation = min(1.0, math.sqrt(outputs / inputs)) / math.sqrt(inputs)
+    return _normal(rngs, (inputs, outputs), deviation)
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Param[jax.Array]:
+    return nnx.Param(deviation * jax.random.normal(rngs.params(), shape, jnp.float32))

@@ -1,0 +1,324 @@
+"""The GPT: what it may see, what depth makes of it, and nanochat's numbers."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from flax import nnx
+
+from jaxtrain import config, optim, state
+from jaxtrain.errors import InputError
+from jaxtrain.models import gpt
+
+TINY = dataclasses.replace(gpt.Config.tiny(), kv_heads=1)
+KEYS = jax.random.split(jax.random.key(7), 4)
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[Any, Any]:
+    """Graph and parameters; random ones also where training starts from zeros."""
+    graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
+    return graph, toy.stirred(toy.stirred(params))
+
+
+def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    shape = (rows, TINY.sequence_length)
+    targets = rng.integers(0, TINY.vocab_size, shape)
+    targets[:, :3] = -1
+    found = {
+        "tokens": rng.integers(0, TINY.vocab_size, shape),
+        "targets": targets,
+        "target_bytes": rng.integers(0, 5, shape),
+    }
+    return {n: jnp.asarray(a, jnp.int32) for n, a in found.items()} | {"weight": jnp.ones(rows)}
+
+
+def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
+    return {name: array[rows] for name, array in whole.items()}
+
+
+@pytest.fixture(scope="module")
+def evaluate(parts: tuple[Any, Any]) -> Any:
+    graph, params = parts
+    run = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))
+    return lambda b: run(params, b)
+
+
+def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
+
+
+def test_the_batch_is_what_the_spec_says() -> None:
+    assert {name: (a.shape, a.dtype) for name, a in batch(4).items()} == {
+        name: (a.shape, a.dtype) for name, a in TINY.batch_spec(4).items()
+    }
+
+
+def test_a_position_sees_itself_and_those_before_it(parts: tuple[Any, Any]) -> None:
+    """By gradient: of each position's output with respect to each position's input."""
+    graph, params = parts
+
+    def through(x_BSD: jax.Array) -> jax.Array:
+        module = nnx.merge(graph, params)
+        cos, sin = gpt.causal.rotary(x_BSD.shape[1], TINY.head_width, 10_000.0)
+        for block in module.blocks:
+            x_BSD = block(x_BSD, cos, sin)
+        return module.lm_head.logits(x_BSD)[0, :, :5]
+
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((1, TINY.sequence_length, TINY.hidden)), jnp.float32)
+    slopes = np.abs(jax.jit(jax.jacrev(through))(x)[:, :, 0]).max((1, 3))
+    allowed = np.tril(np.ones_like(slopes, bool))
+    assert (slopes[allowed] > 1e-8).all()
+    assert (slopes[~allowed] == 0).all()
+
+
+def test_targets_that_are_ignored_and_rows_of_weight_zero_count_nothing(evaluate: Any) -> None:
+    whole = batch()
+    ignored = whole["targets"].at[:, 5].set(-1)
+    assert evaluate({**whole, "targets": ignored})["loss"][1] == evaluate(whole)["loss"][1] - 4
+    weighted = {**whole, "weight": jnp.array([1.0, 1, 0, 0])}
+    assert_same(evaluate(weighted), evaluate(rows_of(whole, slice(2))))
+
+
+def test_sums_of_parts_add_up(evaluate: Any) -> None:
+    whole = {**batch(4), "weight": jnp.array([1.0, 2, 0.5, 1])}
+    halves = [evaluate(rows_of(whole, part)) for part in (slice(2), slice(2, 4))]
+    assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
+    assert set(evaluate(whole)) == {"loss", "accuracy", "bits_per_byte"}
+
+
+def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluate: Any) -> None:
+    graph, params = parts
+    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    found = jax.eval_shape(lambda p: nnx.merge(graph, p).loss(batch(), KEYS), low)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+    vectors = jax.eval_shape(lambda p: nnx.merge(graph, p).encode(batch()["tokens"]), low)
+    assert vectors.dtype == jnp.bfloat16
+    gradient = jax.grad(lambda p: nnx.merge(graph, p).loss(batch(), KEYS)[0])
+    assert {a.dtype for a in jax.tree.leaves(jax.eval_shape(gradient, low))} == {
+        jnp.dtype(jnp.bfloat16)
+    }
+    plain = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))(low, batch())["loss"]
+    assert float(plain[0]) == pytest.approx(float(evaluate(batch())["loss"][0]), rel=0.03)
+
+
+def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
+    results = []
+    for mode in ("none", "block"):
+        graph = nnx.graphdef(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
+        loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEYS)[0])
+        results.append(jax.jit(loss)(parts[1]))
+    for none, block in zip(*map(jax.tree.leaves, results), strict=True):
+        assert np.linalg.norm(none - block) < 1e-5 * np.linalg.norm(none)
+
+
+# ---- the dial -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "heads", "millions"),
+    [(12, 768, 6, 185.6), (16, 1024, 8, 335.5), (20, 1280, 10, 561.0), (24, 1536, 12, 880.8)],
+)
+def test_depth_sets_the_size(depth: int, width: int, heads: int, millions: float) -> None:
+    model = gpt.Config(vocab_size=65_536, sequence_length=2048, depth=depth)
+    assert (model.hidden, model.query_heads, model.shared_heads) == (width, heads, heads)
+    module = nnx.eval_shape(lambda: model.build(nnx.Rngs(0)))
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
+    assert count == 2 * 65_536 * width + 12 * depth * width**2
+    assert round(count / 1e6, 1) == millions
+    said = " ".join(model.formulas())
+    for words in (f"width {width} (64 x depth)", f"{heads} heads", f"parameters {count:,} ("):
+        assert words in said
+
+
+def test_each_derived_number_can_be_given_and_the_lines_say_so() -> None:
+    model = dataclasses.replace(TINY, width=48, heads=4, kv_heads=2)
+    assert (model.hidden, model.query_heads, model.shared_heads, model.head_width) == (48, 4, 2, 12)
+    definition = state.Definition(model.build)
+    said = model.formulas()
+    assert said[0].count("as given") == 3
+    assert f"parameters {state.parameter_count(definition.params):,} " in said[1]
+    assert model.rate_scale == pytest.approx((48 / 768) ** -0.5)
+    assert definition.params["blocks.1.k"].shape == (48, 24)
+
+
+def test_initial_values() -> None:
+    model = dataclasses.replace(TINY, width=128, heads=2, vocab_size=500)
+    params, _ = state.Definition(model.build).init(jax.random.key(0))
+    want = {"wte.table": 1.0, "lm_head.words": 0.0, "blocks.0.out": 0.0, "blocks.0.down": 0.0}
+    want |= {f"blocks.0.{name}": 128**-0.5 for name in ("q", "up")}
+    want |= {f"blocks.0.{name}": 0.5**0.5 * 128**-0.5 for name in ("k", "v")}  # half as wide
+    for name, deviation in want.items():
+        assert np.std(params[name]) == pytest.approx(deviation, rel=0.05), name
+
+
+def test_the_groups_hold_each_parameter_once() -> None:
+    names = state.Definition(TINY.build).params
+    for name in names:
+        owners = [g for g in TINY.optimizer_groups().values() if name.startswith(g.prefix)]
+        assert len(owners) == 1, name
+
+
+def test_flops_are_those_of_the_program() -> None:
+    """Within 5% of XLA's count of forward and backward, where products dominate."""
+    model = gpt.Config(
+        vocab_size=4000, sequence_length=64, depth=2, width=256, heads=2, loss_piece=64
+    )
+    module = nnx.eval_shape(lambda: model.build(nnx.Rngs(0)))
+    graph, params = nnx.split(module)
+    gradient = jax.jit(jax.grad(lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0]))
+    counts = gradient.lower(params, model.batch_spec(3)).cost_analysis()
+    assert counts is not None
+    assert 3 * model.flops_per_example() == pytest.approx(counts["flops"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, r"model.heads=3 heads of model.width=16 .* the nearest is 2"),
+        ({"heads": 16}, r"model.heads=16 heads .* the nearest is 8"),
+        ({"kv_heads": 3}, r"model.kv_heads=3 must divide the 2 query heads .* use 2"),
+        ({"width": 0}, r"model.width=0: use at least 1, or None"),
+        ({"depth": 0}, r"model.depth=0"),
+        ({"loss_piece": 0}, r"model.loss_piece=0"),
+        ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(TINY, **changes)
+
+
+# ---- nanochat's numbers: see fixtures -----------------------------------------------------------
+
+
+class Reference:
+    """Weights, batch and results of nanochat for a model of two layers.
+
+    Weights are drawn anew: a parameter's seed is in its name, its scale in its shape.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.arrays = np.load(path)
+        sizes = json.loads(str(self.arrays["config"]))
+        self.model = gpt.Config(
+            vocab_size=sizes["vocab_size"],
+            sequence_length=sizes["sequence_len"],
+            depth=sizes["n_layer"],
+            width=sizes["n_embd"],
+            heads=sizes["n_head"],
+            kv_heads=sizes["n_kv_head"],
+            loss_piece=16,
+        )
+        shapes = json.loads(str(self.arrays["params"]))
+        self.weights = {name: self._drawn(name, tuple(shape)) for name, shape in shapes.items()}
+        self.params = self.model.from_weights(self.weights, "the reference")
+        self.batch = {
+            "tokens": jnp.asarray(self.arrays["tokens"], jnp.int32),
+            "targets": jnp.asarray(self.arrays["targets"], jnp.int32),
+            "target_bytes": jnp.ones(self.arrays["tokens"].shape, jnp.int32),
+            "weight": jnp.ones(4),
+        }
+        self.definition = state.Definition(self.model.build)
+        self.gradient = jax.jit(jax.value_and_grad(self._loss))
+
+    @staticmethod
+    def _drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
+        return (noise * (1.0 if "wte" in name else 0.9 / shape[1] ** 0.5)).astype(np.float32)
+
+    def _loss(self, params: Any) -> jax.Array:
+        total, weight, _ = self.definition.module(params, {}).loss(self.batch, KEYS)
+        return total / weight
+
+
+@pytest.fixture(scope="module")
+def reference(checkout: Path) -> Reference:
+    return Reference(checkout / "tests/fixtures/gpt_d2_mha.npz")
+
+
+def test_logits_loss_and_gradients_are_nanochats(reference: Reference) -> None:
+    module, want = reference.definition.module(reference.params, {}), reference.arrays
+    logits = jax.jit(lambda p, t: reference.definition.module(p, {}).logits(t))(
+        reference.params, reference.batch["tokens"]
+    )
+    assert module.blocks[0].heads == 2
+    np.testing.assert_allclose(logits, want["logits"], rtol=0, atol=2e-5)
+    loss, grads = reference.gradient(reference.params)
+    assert float(loss) == pytest.approx(float(want["loss"]), abs=2e-5)
+    theirs = reference.model.to_weights(jax.device_get(grads))
+    names = [name for name in want.files if name.startswith("grad/")]
+    assert len(names) == 4
+    for name in names:
+        error = np.abs(theirs[name.removeprefix("grad/")] - want[name]).max()
+        assert error < 2e-5 * np.abs(want[name]).max(), name
+
+
+def test_three_updates_go_where_nanochats_go(reference: Reference) -> None:
+    settings = config.Optim(
+        peak_lr=1.0,
+        schedule="constant",
+        warmup_steps=0,
+        b1=0.8,
+        b2=0.95,
+        eps=1e-10,
+        weight_decay=0.0,
+        max_grad_norm=None,
+        muon=config.Muon(first_momentum=0.95),
+    )
+    groups = reference.model.optimizer_groups()
+    optimizer = optim.make(settings, 10, reference.definition.params, groups)
+    update = jax.jit(optimizer.update)
+    params, want = reference.params, reference.arrays
+    opt, losses = optimizer.init(params), []
+    for number in range(4):
+        loss, grads = reference.gradient(params)
+        losses.append(float(loss))
+        if number < 3:
+            updates, opt = update(grads, opt, params)
+            params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(losses, want["losses"], rtol=0.01)  # bfloat16 in Muon
+    found = reference.model.to_weights(jax.device_get(params))
+    names = [name for name in want.files if name.startswith("after3/")]
+    assert len(names) == 4
+    for name in names:
+        own = name.removeprefix("after3/")
+        moved = want[name] - reference.weights[own]
+        assert np.linalg.norm(found[own] - want[name]) < 0.06 * np.linalg.norm(moved), name
+
+
+def test_weights_go_out_and_come_back(reference: Reference) -> None:
+    found = reference.model.to_weights(reference.params)
+    assert found.keys() == reference.weights.keys()
+    for name, array in reference.weights.items():
+        np.testing.assert_array_equal(found[name], array)
+    guessed = gpt.Config.guess(reference.weights, "x")
+    assert (guessed.depth, guessed.hidden, guessed.vocab_size, guessed.heads) == (2, 64, 199, None)
+    wide = dataclasses.replace(TINY, depth=1, width=256, heads=2, kv_heads=1)
+    params = {n: np.zeros(a.shape) for n, a in state.Definition(wide.build).params.items()}
+    guessed = gpt.Config.guess(wide.to_weights(params), "x")
+    assert (guessed.query_heads, guessed.kv_heads, guessed.hidden) == (2, 1, 256)
+
+
+def test_weights_that_do_not_fit_are_named(reference: Reference) -> None:
+    weights = dict(reference.weights)
+    weights["stranger"] = weights.pop("lm_head.weight")
+    weights["transformer.wte.weight"] = weights["transformer.wte.weight"][:5]
+    with pytest.raises(InputError, match="does not fit this model") as caught:
+        reference.model.from_weights(weights, "there.pt")
+    for words in ("there.pt", "lm_head.weight is not there", "stranger is not of this model"):
+        assert words in str(caught.value)
+    assert "transformer.wte.weight has shape (5, 64) there and (199, 64)" in str(caught.value)
+    with pytest.raises(InputError, match=r"holds no lm_head.weight"):
+        gpt.Config.guess(weights, "there.pt")
