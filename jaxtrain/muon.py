@@ -42,7 +42,7 @@ class MuonState(NamedTuple):
         momentum: dotted name -> float32 array, of the parameter's shape.
     """
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # the name that optax uses
     momentum: Any
 
 

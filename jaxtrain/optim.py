@@ -67,7 +67,6 @@ def schedule(
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         # Signed before anything is subtracted: the state counts in uint32.
-        # Signed before anything is subtracted: the state counts in uint32.
         steps = jnp.asarray(count).astype(jnp.int32)
         share = after_warmup(jnp.minimum(steps, total_steps))
         if warmup:
