@@ -232,7 +232,9 @@ class Text:
     def _corpus(
         self, files: list[documents.Scanned], path: str, quota: int | None
     ) -> tokens.Corpus:
-        counts, names = [file.documents for file in files], [file.name for file in files]
+        counts = [file.documents for file in files]
+        # The parts of a fetched dataset are one file: each of its documents has a side of its own.
+        names = [path] if hub.is_named(path) else [file.name for file in files]
         if self.val_path is None:
             split = splitting.assign(
                 counts, names, train_split=self.train_split, max_examples=quota

@@ -35,6 +35,8 @@ Sums = dict[str, tuple[jax.Array, ...]]
 class Config:
     """The masked language model."""
 
+    UNSEEN = ("heads",)  # what no array's shape tells (:mod:`jaxtrain.weights`)
+
     vocab_size: int
     """Words, with the five special ones (rows of the embedding)."""
     sequence_length: int
@@ -258,8 +260,8 @@ class Layer(nnx.Module):
 
         Not `jax.nn.dot_product_attention`: BERT drops attention probabilities, which it cannot,
         and its fast kernels take neither a mask of arbitrary positions nor heads of width 2
-        (`mlm_h200_8_small`). At 256 tokens the scores are small. `attend="document"` is such a
-        mask, [B, S, S]; it adds one comparison to a softmax that reads the scores anyway.
+        (`mlm_h200_8_small`). `attend="document"` is such a mask, [B, S, S]; it adds one
+        comparison to a softmax that reads the scores anyway.
         """
         b, s, d = x_BSD.shape
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)

@@ -125,6 +125,17 @@ def test_what_a_masked_lm_has_no_use_for_is_left_out(folder: Path, tmp_path: Pat
     assert not notes
 
 
+def test_a_warm_start_takes_the_same_number_of_heads(folder: Path, tmp_path: Path) -> None:
+    """No array tells it: of a folder, and of a weights file that says its model."""
+    theirs = weights.load(folder, mlm.Config)
+    weights.save(tmp_path / "x.safetensors", theirs.model, theirs.params)
+    other = dataclasses.replace(theirs.model, heads=4)
+    for source in (folder, tmp_path / "x.safetensors"):
+        with pytest.raises(InputError, match=r"model.heads=2, .* has 4: set --model.heads 2"):
+            weights.params_for(source, other, theirs.params)
+        assert weights.params_for(source, theirs.model, theirs.params)[1] == []
+
+
 @pytest.mark.parametrize(
     ("settings", "arrays", "message"),
     [
