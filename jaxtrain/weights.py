@@ -140,8 +140,8 @@ def params_for(
     if hf_folder.is_one(source):
         theirs = hf_folder.model(source)
         _check_family(model, type(theirs), str(source))
+        _check_unseen(model, vars(theirs), source)
         path, found = source, model.from_weights(hf_folder.tensors(source), str(source))
-        _check_unseen(model, vars(theirs), path)
     elif source.is_dir():
         path = _checkpoint(source)
         found = _of_checkpoint(path)
@@ -154,8 +154,8 @@ def params_for(
     else:
         path, (tensors, about) = source, tensor_files.read(source)
         found = model.from_weights(tensors, str(source))
-        said = json.loads(about[ABOUT]) if ABOUT in about else vars(model.guess(tensors, str(path)))
-        _check_unseen(model, said, path)
+        told = json.loads(about[ABOUT]) if ABOUT in about else None
+        _check_unseen(model, told or vars(model.guess(tensors, str(path))), path)
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
     apart = tuple(group.prefix for group in groups.values())
     fitting = {

@@ -100,4 +100,3 @@ def test_tools_take_its_checkpoints(place: Path) -> None:
     size = ("--frames", 8, "--height", 32, "--width", 32, "--lpips", "lpips.safetensors")
     said = train(place, "evaluate", "straight", "out.safetensors", "--data", "videos", *size)
     assert "lpips" in said
-

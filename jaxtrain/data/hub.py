@@ -23,6 +23,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import appearing
 
 FIELD = "text"  # the column of the parts
+PARTS = "part-*.parquet"
 _PREFIX = "hf:"
 _PART_DOCUMENTS = 10_000
 _PROGRESS = "progress.json"

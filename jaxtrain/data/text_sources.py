@@ -6,6 +6,7 @@ told in :mod:`jaxtrain.data.documents`; what examples are made of the tokens, in
 """
 
 import dataclasses
+import glob
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,10 @@ class Text:
     max_bad_share: float = 0.1
     """Stop if more than this share of the files cannot be read, 0 to 1."""
     max_examples: int | None = None
-    """Documents to use, spread evenly over the corpus (of a Hugging Face dataset: the first ones);
-    None is all. With val_path: documents to train on. Takes 500k, 2.5M, 1B."""
+    """Documents to use, spread evenly over the corpus; None is all. Several sources share them in
+    proportion to what they have, two each at least. Of a Hugging Face dataset so many are fetched,
+    the first ones, rounded up to 10,000, and these are what it has. With val_path: documents to
+    train on. Takes 500k, 2.5M, 1B."""
     train_split: float = 0.9
     """Share of the files (of the documents, where there is one file) that trains; the rest
     validates, at least one each. Without meaning where val_path is given."""
@@ -128,7 +131,7 @@ class Text:
                 raise InputError(
                     "no data given: name a text file, a folder or a glob with --data.path"
                 )
-            path = str(stdlib_corpus.prepare(root, say))
+            path = str(stdlib_corpus.prepare(root, say) / "*.txt")
         named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
         found = [self._find(path, flag, folder, say) for flag, path in named]
         good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
@@ -212,7 +215,8 @@ class Text:
             return documents.scan(path, self.text_field, folder, flag, say)
         most = self.max_examples if flag != "--data.val_path" else None
         fetched, parts = hub.fetch(path, flag, folder.parent / "hf", self.text_field, most, say)
-        return documents.scan(str(fetched), hub.FIELD, folder, flag, say)[:parts]
+        pattern = str(Path(glob.escape(str(fetched)), hub.PARTS))
+        return documents.scan(pattern, hub.FIELD, folder, flag, say)[:parts]
 
     def _field(self, path: str) -> str | None:
         return hub.FIELD if hub.is_named(path) else self.text_field
@@ -222,12 +226,13 @@ class Text:
         if self.max_examples is None:
             return [None] * len(counts)
         most = min(self.max_examples, sum(counts))
-        say(
-            f"data.max_examples {numbers.readable(self.max_examples)}: uses {most:,} of "
-            f"{sum(counts):,} documents"
-        )
         least = 1 if self.val_path else 2
-        return [max(least, share) for share in mixture.shared_out(most, counts)]
+        quotas = [max(least, share) for share in mixture.shared_out(most, counts)]
+        say(
+            f"data.max_examples {numbers.readable(self.max_examples)}: uses "
+            f"{sum(map(min, quotas, counts)):,} of {sum(counts):,} documents"
+        )
+        return quotas
 
     def _corpus(
         self, files: list[documents.Scanned], path: str, quota: int | None

@@ -55,9 +55,11 @@ def wordpiece(vocab: dict[str, int]) -> tokenizers.Tokenizer:
     return _with_specials(tokenizer)
 
 
-def _with_specials(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _with_specials(
+    tokenizer: tokenizers.Tokenizer, mask: str | tokenizers.AddedToken = "[MASK]"
+) -> tokenizers.Tokenizer:
     """Marks the special tokens as such, and puts [CLS] and [SEP] around a text."""
-    tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.add_special_tokens([*SPECIALS[:-1], mask])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -132,7 +134,8 @@ def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
     tokenizer.train_from_iterator(
         word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
     )
-    return _with_specials(tokenizer)
+    # As RoBERTa's: the space before [MASK] belongs to the word that it stands for.
+    return _with_specials(tokenizer, tokenizers.AddedToken("[MASK]", lstrip=True, special=True))
 
 
 def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
