@@ -15,7 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain import averages, checkpoint, config, hf_folder, resuming, tensor_files
+from jaxtrain import (
+    averages,
+    checkpoint,
+    checkpoint_folders,
+    config,
+    hf_folder,
+    resuming,
+    tensor_files,
+)
 from jaxtrain.errors import InputError
 from jaxtrain.mesh import HasShape
 
@@ -93,14 +101,18 @@ def load(source: Path, family: type[Any] | None) -> Weights:
 def model_at(source: Path) -> Any | None:
     """The model that a source says it is of; None where nothing is there or it does not say.
 
+    No array is read, and so none verified: that is for those who take them (:func:`load`).
+
     Raises:
-        InputError: a folder without a whole checkpoint, or of another version.
+        InputError: another version wrote it.
     """
     if hf_folder.is_one(source):
         return hf_folder.model(source)
-    if source.is_dir():
-        path = _checkpoint(source)
-        return model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
+    folders = (checkpoint.BEST, checkpoint.CHECKPOINTS)
+    paths = (source, *(checkpoint_folders.latest_in(source / folder) for folder in folders))
+    for path in paths:
+        if path is not None and checkpoint.is_complete(path):
+            return model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
     return None
 
 

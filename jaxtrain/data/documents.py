@@ -255,7 +255,7 @@ def read(path: Path, text_field: str | None) -> Iterator[str]:
 def _read_sections(path: Path) -> Iterator[str]:
     """Documents of a plain text file; holds a few sections in memory, never the file."""
     text = ""
-    for chunk in _decode(path):
+    for chunk in decoded(path):
         text += chunk
         start = 0
         while len(text) - start >= 3 * SECTION_CHARACTERS:  # so the cuts do not depend on chunks
@@ -283,7 +283,7 @@ def _section_end(text: str, start: int) -> int:
     return most
 
 
-def _decode(path: Path) -> Iterator[str]:
+def decoded(path: Path) -> Iterator[str]:
     """UTF-8 text of a file in chunks, with ``\\n`` line ends.
 
     Raises:

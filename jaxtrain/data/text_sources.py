@@ -58,7 +58,8 @@ class Text:
 
     path: str | None = None
     """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet. Or
-    hf:NAME[:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (takes the extra hf)."""
+    hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (takes the extra
+    hf)."""
     more_paths: tuple[str, ...] = ()
     """Further sources beside path, of the same kinds."""
     weights: tuple[float, ...] = ()
@@ -206,6 +207,16 @@ class Text:
             )
         path = tokenizer.beside(source)
         say(f"tokenizer of model.init_from: {path}")
+        return dataclasses.replace(self, tokenizer=str(path))
+
+    def going_on(self, checkpoint: Path) -> "Text":
+        """As a resume opens it: with the checkpoint's tokenizer, unless another one is named.
+
+        So where the tokenizer came from, as ``model.init_from``, need not be there any more.
+        """
+        path = checkpoint / tokenizer.NAME
+        if self.tokenizer is not None or not path.is_file():
+            return self
         return dataclasses.replace(self, tokenizer=str(path))
 
     def _find(

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +39,7 @@ from jaxtrain.data import (
     tokenizer,
 )
 from jaxtrain.data.encoding import Part, Piece
+from jaxtrain.data.meter import Say
 from jaxtrain.data.specials import Form
 from jaxtrain.data.splitting import LEFT_OUT, SPLITS, Split
 from jaxtrain.disks import disk_trouble
@@ -51,8 +52,6 @@ _MB_WORTH_A_PROCESS = 8.0  # below, starting it takes longer than what it saves
 _KEEP_EVERY_S = 2.0  # what a kill costs, at most
 _PROGRESS = "progress.json"
 TOKEN_BYTES = "token_bytes"
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache, tokenizer
+from jaxtrain.data.meter import Say
 from jaxtrain.data.specials import Form
 from jaxtrain.data.splitting import TRAIN
-from jaxtrain.data.tokens import Corpus, Say
+from jaxtrain.data.tokens import Corpus
 
 # Of every rule that decides what is learned; 2 is [MASK] with the space before it.
 _VERSIONS = {"wordpiece": 1, "bpe": 2, "word": 1, "byte_bpe": 1}

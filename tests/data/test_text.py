@@ -148,7 +148,7 @@ def test_a_tokenizer_that_is_given(folder: Path, cache: Path, tmp_path: Path) ->
     assert isinstance(given.train, MaskedSource)
     texts = [Path(s.train.tokenizer_path).read_text() for s in (first, given)]  # type: ignore[attr-defined]
     assert texts[0] == texts[1]
-    with pytest.raises(InputError, match=r"--model.vocab-size 120"):
+    with pytest.raises(InputError, match=r"--model.vocab_size 120"):
         opened(other, cache, Model(vocab_size=60), tokenizer=first.train.tokenizer_path)
 
 

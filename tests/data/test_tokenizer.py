@@ -88,7 +88,7 @@ def test_load_checks_what_it_reads(tmp_path: Path) -> None:
     words.enable_truncation(10)
     words.save(str(path))
     assert len(tokenizer.load(path, 300).encode("a " * 30).ids) == 32
-    with pytest.raises(InputError, match=r"300 ids, the model 299: set --model.vocab-size 300"):
+    with pytest.raises(InputError, match=r"300 ids, the model 299: set --model.vocab_size 300"):
         tokenizer.load(path, 299)
     with pytest.raises(InputError, match="no such file"):
         tokenizer.load(tmp_path / "gone.json", 300)
