@@ -85,6 +85,7 @@ def test_what_was_fetched_stays_where_the_hub_has_a_newer_one(tmp_path: Path, se
     ]
     more = fetch("hf:some/name", tmp_path, None)  # it does not hold all
     assert (more[0] != first[0], more[1]) == (True, 4)
+    serve(Rows(35))
     other = fetch("hf:some/name@ghi", tmp_path, 15)
     assert other[0] not in (first[0], more[0])
     assert json.loads((other[0] / "progress.json").read_text())["revision"] == "ghi"
