@@ -1,6 +1,6 @@
 """Masked language model, 8 layers of width 256, sequences of 256, on one node of 8 H200.
 
-Five epochs of ten million documents.
+Five epochs of ten million documents, of which nine train.
 
     python -m jaxtrain.main --config mlm_h200_8 --data.path TEXT
 """

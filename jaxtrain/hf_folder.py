@@ -16,10 +16,11 @@ from jaxtrain import files, tensor_files
 from jaxtrain.errors import InputError
 
 SETTINGS = "config.json"
-TOKENIZER = "tokenizer.json"
+_DESCRIBED, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _ARRAYS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PYTORCH = "pytorch_model.bin"
+_WRITTEN = {SETTINGS, _DESCRIBED, _TOKENS, _ARRAYS, "tokenizer.json"}
 _MODELS = {"bert": "jaxtrain.models.mlm"}
 
 
@@ -52,13 +53,15 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     Raises:
         InputError: there are none, or a file is damaged.
     """
-    if (folder / _INDEX).is_file():
+    if (folder / _ARRAYS).is_file():  # as transformers, which looks at an index after it
+        names = [_ARRAYS]
+    elif (folder / _INDEX).is_file():
         try:
             names = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
         except (ValueError, KeyError, AttributeError) as error:
             raise InputError(f"{folder / _INDEX} lists no files ({error})") from error
     else:
-        names = [name for name in (_ARRAYS, _PYTORCH) if (folder / name).is_file()][:1]
+        names = [_PYTORCH] if (folder / _PYTORCH).is_file() else []
     if not names:
         raise InputError(f"{folder}: neither {_ARRAYS} nor {_PYTORCH} is there")
     found: tensor_files.Tensors = {}
@@ -73,16 +76,20 @@ def check_target(folder: Path) -> None:
     Raises:
         InputError: names what is in the way.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not is_one(folder):
-        raise InputError(f"{folder} holds other files: name a new folder")
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    others = sorted(there - _WRITTEN) if is_one(folder) else sorted(there)
+    if others:
+        raise InputError(f"{folder} holds other files, as {others[0]}: name a new folder")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a new folder")
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    files.check_writable("DIR", there / SETTINGS)
+    above = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    files.check_writable("DIR", above / SETTINGS)
 
 
 def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer: Any) -> int:
     """Writes a model and its tokenizer; each file appears whole, config.json last.
+
+    Of a folder that is written again config.json goes first: without it, none is one.
 
     Args:
         folder: made if it is not there (:func:`check_target`).
@@ -94,13 +101,14 @@ def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer:
         How many numbers were written.
 
     Raises:
-        InputError: the tokenizer has more words than the model.
+        InputError: the tokenizer has more words than the model, or other padding.
     """
     from jaxtrain.data import specials
     from jaxtrain.data import tokenizer as tokenizers
 
     tokenizers.check_size(tokenizer, model.vocab_size, "the tokenizer")
     special = specials.find(tokenizer, "the tokenizer")
+    specials.check_padding(special, model.pad_id, "the tokenizer")
     tokens = {
         f"{name}_token": tokenizer.id_to_token(getattr(special, name))
         for name in ("pad", "unk", "cls", "sep", "mask")
@@ -112,12 +120,13 @@ def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer:
         **tokens,
     }
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SETTINGS).unlink(missing_ok=True)
     tensors = model.to_weights(params)
     tensor_files.write(folder / _ARRAYS, tensors, {})
-    files.write_whole(folder / TOKENIZER, tokenizer.to_str())
+    files.write_whole(folder / tokenizers.NAME, tokenizer.to_str())
     for name, content in (
-        ("tokenizer_config.json", described),
-        ("special_tokens_map.json", tokens),
+        (_DESCRIBED, described),
+        (_TOKENS, tokens),
         (SETTINGS, model.to_settings()),
     ):
         files.write_whole(folder / name, json.dumps(content, indent=2) + "\n")

@@ -112,7 +112,7 @@ def train(
         if start_from is None and run.model.init_from is not None:
             weights.check_there(Path(run.model.init_from).expanduser())
         with watchdog.pause("data", allowance_s=None):
-            sources = preparation.open_data(run, say)
+            sources = preparation.open_data(run, start_from, say)
         bad_share = preparation.quarantined(run, sources, quarantine)
 
         position = preparation.position(start_from)

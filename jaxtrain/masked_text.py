@@ -40,7 +40,7 @@ class Score:
 
     Attributes:
         tokens: that were masked, each in turn.
-        unknown: of these, how many are [UNK].
+        unknown: others, which are [UNK]: left out, as training never asks for them.
         loss: mean cost of a token, nats.
         accuracy: share of tokens that were the likeliest.
     """
@@ -70,12 +70,15 @@ class MaskedModel:
     def __init__(self, source: Path, precision: str = "float32") -> None:
         processes.check_accelerator(os.environ)
         compiling.use_cache(os.environ, cache.root(None) / "compiled")
+        tokenizer.check_travels(source)
         found = weights.load(source, mlm.Config)
         self.model: mlm.Config = found.model
         self.source = found.source
-        self.tokenizer = tokenizer.of_source(source)
-        tokenizer.check_size(self.tokenizer, self.model.vocab_size, str(source))
-        self.special = specials.find(self.tokenizer, str(source))
+        self.tokenizer = tokenizer.of_source(Path(found.source))  # of these weights, not of others
+        tokenizer.check_size(self.tokenizer, self.model.vocab_size, found.source)
+        self.special = specials.find(self.tokenizer, found.source)
+        specials.check_padding(self.special, self.model.pad_id, found.source)
+        self._plain = specials.plain(tokenizer.of_source(Path(found.source)))
         definition = state.Definition(self.model.build)
         self.params = state.parameter_count(definition.params)
         self._arrays = {
@@ -130,29 +133,37 @@ class MaskedModel:
             guesses.append([Guess(self._written(i), math.exp(chances[i])) for i in best])
         return guesses
 
+    def count(self, text: str) -> int:
+        """Tokens of a text; a literal "[MASK]" in it is ordinary pieces."""
+        return len(self._plain.encode(text, add_special_tokens=False).ids)
+
     def score(
         self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
     ) -> Score:
         """Masks each token of a text in turn, with as many tokens around it as the model takes.
 
-        So a token in the middle of a long text has half of them on each side; one near an end has
+        All but [UNK], which is left as it is; a literal "[MASK]" in the text is ordinary pieces. A
+        token in the middle of a long text has half of them on each side; one near an end has
         more on the other side.
 
         Args:
             text: any length.
             rows: masked copies at a time.
-            max_tokens: only the first ones are masked; None is all.
+            max_tokens: only those among so many first ones are masked; None is all.
             each: called after each batch with how many tokens are done, and are in all.
 
         Raises:
-            InputError: the text has no token.
+            InputError: the text has no token, or none that is known.
         """
-        ids = np.asarray(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-        count = len(ids) if max_tokens is None else min(max_tokens, len(ids))
-        if not count:
+        ids = np.asarray(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
+        if not len(ids):
             raise InputError("there is no token in the text")
+        known = np.flatnonzero(ids[:max_tokens] != self.special.unk)
+        count, unknown = len(known), len(ids[:max_tokens]) - len(known)
+        if not count:
+            raise InputError(f"the vocabulary knows none of the {unknown} tokens of the text")
         cost, right, done = 0.0, 0, 0
-        for tokens_RS, position_R, target_R in self._masked(ids, count, rows):
+        for tokens_RS, position_R, target_R in self._masked(ids, known, rows):
             used = min(rows, count - done)
             chances_RV = self.log_chances(tokens_RS, position_R)[:used]
             target_R = target_R[:used]
@@ -160,16 +171,15 @@ class MaskedModel:
             right += int((chances_RV.argmax(-1) == target_R).sum())
             done += used
             each(done, count)
-        unknown = int((ids[:count] == self.special.unk).sum())
         return Score(tokens=count, unknown=unknown, loss=cost / count, accuracy=right / count)
 
     def _masked(
-        self, ids: np.ndarray, count: int, rows: int
+        self, ids: np.ndarray, known: np.ndarray, rows: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Batches of one size; the last one is filled up with its first row."""
         length = min(self.longest, len(ids))
-        for first in range(0, count, rows):
-            chosen = [*range(first, min(first + rows, count))]
+        for first in range(0, len(known), rows):
+            chosen = known[first : first + rows].tolist()
             chosen += chosen[:1] * (rows - len(chosen))
             tokens, positions = [], []
             for index in chosen:

@@ -86,14 +86,18 @@ def open_batches(
     )
 
 
-def open_data(run: config.Run, say: Say) -> Sources:
+def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
     """Both splits; process 0 first, so that it makes the caches.
+
+    A resume takes what the data needs from the checkpoint, where it is there: a tokenizer.
 
     Raises:
         InputError: processes have different data.
     """
+    resumes = start_from is not None and hasattr(run.data, "going_on")
+    data = run.data.going_on(start_from) if resumes else run.data
     sources = processes.process_zero_first(
-        lambda: run.data.open(run.model, seed=run.seed, say=say), "data"
+        lambda: data.open(run.model, seed=run.seed, say=say), "data"
     )
     say(sources.summary)
     processes.check_same(

@@ -15,7 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain import averages, checkpoint, config, hf_folder, resuming, tensor_files
+from jaxtrain import (
+    averages,
+    checkpoint,
+    checkpoint_folders,
+    config,
+    hf_folder,
+    resuming,
+    tensor_files,
+)
 from jaxtrain import groups as parameter_groups
 from jaxtrain.errors import InputError
 from jaxtrain.mesh import HasShape
@@ -94,14 +102,18 @@ def load(source: Path, family: type[Any] | None) -> Weights:
 def model_at(source: Path) -> Any | None:
     """The model that a source says it is of; None where nothing is there or it does not say.
 
+    No array is read, and so none verified: that is for those who take them (:func:`load`).
+
     Raises:
-        InputError: a folder without a whole checkpoint, or of another version.
+        InputError: another version wrote it.
     """
     if hf_folder.is_one(source):
         return hf_folder.model(source)
-    if source.is_dir():
-        path = _checkpoint(source)
-        return model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
+    folders = (checkpoint.BEST, checkpoint.CHECKPOINTS)
+    paths = (source, *(checkpoint_folders.latest_in(source / folder) for folder in folders))
+    for path in paths:
+        if path is not None and checkpoint.is_complete(path):
+            return model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
     return None
 
 
@@ -139,7 +151,9 @@ def params_for(
         InputError: they do not fit the model; names those that do not.
     """
     if hf_folder.is_one(source):
-        _check_family(model, type(hf_folder.model(source)), str(source))
+        theirs = hf_folder.model(source)
+        _check_family(model, type(theirs), str(source))
+        _check_unseen(model, vars(theirs), source)
         path, found = source, model.from_weights(hf_folder.tensors(source), str(source))
     elif source.is_dir():
         path = _checkpoint(source)
@@ -153,10 +167,8 @@ def params_for(
     else:
         path, (tensors, about) = source, tensor_files.read(source)
         found = model.from_weights(tensors, str(source))
-        theirs = (
-            json.loads(about[ABOUT]) if ABOUT in about else vars(model.guess(tensors, str(path)))
-        )
-        _check_unseen(model, theirs, path)
+        told = json.loads(about[ABOUT]) if ABOUT in about else None
+        _check_unseen(model, told or vars(model.guess(tensors, str(path))), path)
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
     apart = tuple(group.prefix for group in parameter_groups.apart(groups).values())
     fitting = {

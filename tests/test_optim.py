@@ -22,7 +22,7 @@ def settings(schedule: str = "cosine", **changes: object) -> config.Optim:
 
 
 def by_hand(name: str, s: int, w: int, total: int, cycles: int, warmdown: int) -> float:
-    """The formulas of the guide's programs, in plain Python."""
+    """The formulas, in plain Python."""
     if s < w:
         return PEAK * s / w
     s = min(s, total)

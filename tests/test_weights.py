@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_state import State
 
-from jaxtrain import checkpoint, config, tensor_files, weights
+from jaxtrain import checkpoint, config, resuming, tensor_files, weights
 from jaxtrain import state as states
 from jaxtrain.errors import InputError
 from jaxtrain.models import mlm, video_ae
@@ -54,6 +54,15 @@ def test_a_run_gives_its_best_checkpoint_and_else_its_newest(tmp_path: Path) -> 
     write_run(tmp_path / "run", MODEL, 4, best, best=True)
     same(weights.load(tmp_path / "run", video_ae.Config).params, best)
     same(weights.load(tmp_path / "run" / "checkpoints" / "8", video_ae.Config).params, newest)
+
+
+def test_which_model_it_is_takes_no_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    monkeypatch.setattr(resuming, "first_verified", None)  # reads every byte
+    for source in (tmp_path / "run", tmp_path / "run/checkpoints/8"):
+        assert weights.model_at(source) == MODEL
+    for other in (tmp_path, tmp_path / "gone", Path(__file__)):
+        assert weights.model_at(other) is None
 
 
 def test_a_weights_file_remembers_its_model(tmp_path: Path) -> None:

@@ -88,6 +88,16 @@ def bare_parser(command: str, usage: str, description: str | None) -> argparse.A
     )
 
 
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """``--precision``."""
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the computation (float32); bfloat16 is faster on GPUs",
+    )
+
+
 def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | None:
     """Flags; None if only help was asked for, which is printed.
 

@@ -113,5 +113,5 @@ def _parser() -> argparse.ArgumentParser:
     add("latents", metavar="IN", type=command_line.named_file, help="latents, by jaxtrain encode")
     add("target", metavar="OUT", type=command_line.named_file, help="where the video is written")
     video_flags.add_crf(parser)
-    video_flags.add_precision(parser)
+    command_line.add_precision(parser)
     return parser

@@ -90,5 +90,5 @@ def _parser() -> argparse.ArgumentParser:
         default="float32",
         help="what the latents are stored as (float32)",
     )
-    video_flags.add_precision(parser)
+    command_line.add_precision(parser)
     return parser

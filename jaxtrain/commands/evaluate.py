@@ -2,7 +2,7 @@
 
 SOURCE is a checkpoint, a run's directory or a weights file. Each clip goes through each of them,
 and frame i is compared with frame i. The clips are the same each time: the middle of each video.
-Where the first argument is a masked language model, it is measured on a text instead:
+Where SOURCE is a masked language model, it is measured on a text instead:
 jaxtrain evaluate SOURCE --data FILE.txt gives its pseudo-perplexity (and --help tells more).
 """
 
@@ -85,10 +85,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_of_text(arguments: list[str]) -> bool:
-    """Whether the first argument is a masked language model."""
-    if not arguments or arguments[0].startswith("-"):
-        return False
-    return isinstance(weights.model_at(command_line.named_file(arguments[0])), mlm.Config)
+    """Whether one of the arguments is a masked language model."""
+    paths = [command_line.named_file(text) for text in arguments if not text.startswith("-")]
+    return any(isinstance(weights.model_at(path), mlm.Config) for path in paths)
 
 
 def _check(flags: argparse.Namespace) -> None:
@@ -220,5 +219,5 @@ def _parser() -> argparse.ArgumentParser:
         type=command_line.named_file,
         help="write all of it, and each clip's values, there too",
     )
-    video_flags.add_precision(parser)
+    command_line.add_precision(parser)
     return parser

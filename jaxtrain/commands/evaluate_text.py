@@ -2,7 +2,8 @@
 
 SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a folder of
 transformers' BertForMaskedLM. Each token is masked in turn, and the model sees as many tokens
-around it as it takes. That is one forward pass a token: --max-tokens N takes the first N only.
+around it as it takes. Unknown words ([UNK]) are left out, as in training. That is one forward pass
+a token: --max-tokens N takes the first N only.
 """
 
 import argparse
@@ -13,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain import files, versions
-from jaxtrain.commands import command_line, video_flags
-from jaxtrain.errors import InputError
+from jaxtrain.commands import command_line
+from jaxtrain.data import documents
+from jaxtrain.errors import BadExample, InputError
 from jaxtrain.masked_text import MaskedModel, Score
 
 _TELL_EVERY_S = 10.0
@@ -34,8 +36,9 @@ def main(arguments: list[str]) -> int:
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} {value}: use at least 1")
     files.check_writable("--json", flags.json)
-    text = _text(flags.data)
+    _check_readable(flags.data)
     model = MaskedModel(flags.source, flags.precision)
+    text = _text(flags.data, model, flags.max_tokens)
     try:
         found = model.score(text, rows=flags.rows, max_tokens=flags.max_tokens, each=_teller())
     except InputError as error:
@@ -56,15 +59,30 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _text(path: Path) -> str:
+def _check_readable(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"--data {path} is a folder: name a text file")
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"--data {path} is no UTF-8 text: byte {error.start} is wrong") from error
+        path.open("rb").close()
     except OSError as error:
         raise InputError(f"--data {path} cannot be read: {error.strerror}") from error
+
+
+def _text(path: Path, model: MaskedModel, max_tokens: int | None) -> str:
+    """The text; of a long one as much as its first tokens take, with those around them."""
+    chunks, tokens = [], 0
+    try:
+        for chunk in documents.decoded(path):
+            chunks.append(chunk)
+            if max_tokens is not None:
+                tokens += model.count(chunk)
+                if tokens >= max_tokens + 2 * model.longest:
+                    break
+    except BadExample as error:
+        raise InputError(f"--data {path}: {error.reason}") from error
+    except OSError as error:
+        raise InputError(f"--data {path} cannot be read: {error.strerror}") from error
+    return "".join(chunks)
 
 
 def _teller() -> Callable[[int, int], None]:
@@ -82,12 +100,12 @@ def _teller() -> Callable[[int, int], None]:
 
 
 def _report(found: Score, model: MaskedModel, flags: argparse.Namespace) -> str:
-    cut = f", the first ones (--max-tokens {flags.max_tokens})" if flags.max_tokens else ""
+    cut = f" of the first {flags.max_tokens:,} (--max-tokens)" if flags.max_tokens else ""
     return "\n".join(
         (
-            f"measured on {flags.data}: {found.tokens:,} tokens{cut}, {found.unknown:,} of them "
-            f"unknown words; each masked in turn, among {model.longest} tokens at most "
-            f"({flags.precision})",
+            f"measured on {flags.data}: {found.tokens:,} tokens{cut}, each masked in turn, among "
+            f"{model.longest} tokens at most ({flags.precision}); {found.unknown:,} unknown words "
+            "beside them are not counted",
             f"{model.source}",
             "",
             f"pseudo-perplexity  {found.pseudo_perplexity:.4f}",
@@ -103,7 +121,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("source", metavar="SOURCE", type=command_line.named_file, help="a masked language model")
     add("--data", metavar="FILE", type=command_line.named_file, required=True, help="a text, UTF-8")
-    add("--max-tokens", metavar="N", type=int, help="mask only the first N tokens (all)")
+    add(
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        help="mask only the first N tokens (all), and read no more than these take",
+    )
     add("--rows", metavar="N", type=int, default=16, help="masked copies at a time (16)")
     add(
         "--json",
@@ -111,5 +134,5 @@ def _parser() -> argparse.ArgumentParser:
         type=command_line.named_file,
         help="write all of it there too",
     )
-    video_flags.add_precision(parser)
+    command_line.add_precision(parser)
     return parser

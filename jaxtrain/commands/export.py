@@ -6,6 +6,7 @@ file. It says which model it is. A .pth needs PyTorch: pip install -e '.[interop
 """
 
 import argparse
+from pathlib import Path
 
 from jaxtrain import files, hf_folder, tensor_files, weights
 from jaxtrain.commands import command_line
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> int:
     if flags is None:
         return 0
     if flags.format == "hf":
+        tokenizer.check_travels(flags.source)
         hf_folder.check_target(flags.target)
     else:
         tensor_files.check_ending(flags.target)
@@ -37,8 +39,8 @@ def main(arguments: list[str]) -> int:
             f"in another program ({needed}): there is nothing to export it to"
         )
     if flags.format == "hf":
-        source = tokenizer.of_source(flags.source)
-        count = hf_folder.write(flags.target, found.model, found.params, source)
+        words = tokenizer.of_source(Path(found.source))
+        count = hf_folder.write(flags.target, found.model, found.params, words)
     else:
         count = weights.save(flags.target, found.model, found.params)
     print(f"{found.source}: {count:,} parameters of {type(found.model).__module__}")

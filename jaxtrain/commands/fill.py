@@ -6,7 +6,7 @@ transformers' BertForMaskedLM. With several masks each is filled while the other
 
 import argparse
 
-from jaxtrain.commands import command_line, video_flags
+from jaxtrain.commands import command_line
 from jaxtrain.masked_text import MaskedModel
 
 
@@ -35,5 +35,5 @@ def _parser() -> argparse.ArgumentParser:
     add("source", metavar="SOURCE", type=command_line.named_file, help="a masked language model")
     add("text", metavar="TEXT", help="with [MASK] where a word is to be found")
     add("--top", metavar="N", type=int, default=5, help="words for each mask (5)")
-    video_flags.add_precision(parser)
+    command_line.add_precision(parser)
     return parser

@@ -6,7 +6,9 @@ sequences. A run with the same settings then starts at once. A command that was 
 it is given again.
 """
 
-from jaxtrain import config
+import json
+
+from jaxtrain import config, files, versions
 from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 
@@ -24,8 +26,10 @@ def main(arguments: list[str]) -> int:
         return 0
     flags, overrides = command_line.parse(parser, arguments)
     run = config.load(flags.config, overrides)
+    files.check_writable("--json", flags.json)
 
     from jaxtrain.data import cache, text
+    from jaxtrain.data.quarantine import too_many
 
     if not isinstance(run.data, text.Masked | text.Causal):
         raise InputError(f"--config {flags.config} trains on no text: it has no tokens")
@@ -36,13 +40,25 @@ def main(arguments: list[str]) -> int:
     sources = run.data.open(run.model, seed=run.seed, say=say)
     for bad in sources.bad[:5]:
         say(f"left out: {bad}")
-    share = len(sources.bad) / max(1, sources.files)
-    if share > run.data.max_bad_share:
-        raise InputError(
-            f"{len(sources.bad)} of {sources.files} input files are broken ({share:.1%}), more "
-            f"than data.max_bad_share ({run.data.max_bad_share:.1%}): mend or remove them, or "
-            "raise --data.max_bad_share"
-        )
+    complaint = too_many(len(sources.bad), sources.files, run.data.max_bad_share)
+    if complaint:
+        raise InputError(f"{complaint}: mend or remove them, or raise --data.max_bad_share")
     say(sources.summary)
-    say(f"ready in {cache.root(run.data.cache_dir)}: train with the same --config and fields")
+    root = cache.root(run.data.cache_dir)
+    say(f"ready in {root}: train with the same --config and fields")
+    if flags.json:
+        content = {
+            "config": run.name,
+            "cache": str(root),
+            "versions": versions.line(),
+            "files": sources.files,
+            "bad": [{"path": bad.path, "reason": bad.reason} for bad in sources.bad],
+            "summary": sources.summary,
+            **{
+                split: {"examples": len(source), "fingerprint": source.fingerprint}
+                for split, source in (("train", sources.train), ("val", sources.val))
+            },
+        }
+        files.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        say(f"written to {flags.json}")
     return 0

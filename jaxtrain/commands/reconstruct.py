@@ -102,5 +102,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--side-by-side", action="store_true", help="the original on the left")
     add("--no-audio", action="store_true", help="leave the sound out")
     video_flags.add_crf(parser)
-    video_flags.add_precision(parser)
+    command_line.add_precision(parser)
     return parser

@@ -11,16 +11,6 @@ _WORST_CRF = 51
 _TELL_EVERY_S = 10.0
 
 
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """``--precision``."""
-    parser.add_argument(
-        "--precision",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="of the computation (float32); bfloat16 is faster on GPUs",
-    )
-
-
 def add_crf(parser: argparse.ArgumentParser) -> None:
     """``--crf``."""
     parser.add_argument(

@@ -6,9 +6,10 @@ A document is a text that belongs together; what follows a document's end says n
 * ``.parquet``: a document a row, the text in one column.
 * ``.txt`` and ``.md``: the file is one document. A long file (a book) is cut into documents of
   16,000 characters or a little more, at blank lines, else at line ends, so that memory stays
-  bounded and a single file can be split into training and validation. A line end inside a
-  paragraph counts as a space, as in hard-wrapped books. A corpus with a document a line is better
-  given as ``.jsonl``: as ``.txt`` it is read, but without separators between the lines.
+  bounded and a single file can be split into training and validation. For masked models a line
+  end inside a paragraph counts as a space, as in hard-wrapped books; causal ones keep it. A corpus
+  with a document a line is better given as ``.jsonl``: as ``.txt`` it is read, but without
+  separators between the lines.
 
 Text is UTF-8. A file that is broken anywhere is bad as a whole: it is recorded with the reason and
 none of it is trained on.
@@ -22,6 +23,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,21 +44,13 @@ TEXT_FIELDS = (
     "context",
 )
 SECTION_CHARACTERS = 16_000
+_VERSION = 2  # of the record of what was found, and of how files are read
 _CHUNK_BYTES = 1 << 20
 _MB_WORTH_A_PROCESS = 64.0  # below, starting it takes longer than what it saves
 _KEEP_EVERY_S = 10.0
+_LISTED = 5
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
-
-# A sentence ends at a blank line, at a mark of the end with its closing quotes and white space (not
-# after common English titles and initials, not before a lower-case letter), or at a CJK full stop.
-_SENTENCE_END = re.compile(
-    r"\n[^\S\n]*\n\s*"
-    r"|[.!?…][\"'”’)\]]*"  # noqa: RUF001
-    r"(?<!\bMr\.)(?<!\bMrs\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bvs\.)(?<!\b[A-Z]\.)"
-    r"\s+(?![a-z])"
-    r"|[。！？][”’」』]*\s*"  # noqa: RUF001
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +65,9 @@ class Scanned:
         sha256: digest of its bytes.
         documents: documents in it; 0 for a bad file.
         characters: characters in these documents.
+        text_bytes: bytes of them, as UTF-8.
         reason: why it is bad, or None.
+        unread: the system did not let it be read, which may be over another time.
     """
 
     path: str
@@ -81,19 +77,27 @@ class Scanned:
     sha256: str
     documents: int
     characters: int
+    text_bytes: int
     reason: str | None
+    unread: bool = False
 
     def unchanged(self) -> bool:
-        """Whether the file still has the size and time that it was scanned with."""
-        return _size_and_time(Path(self.path)) == (self.size, self.mtime_ns)
+        """Whether the file still has the size and time that it was scanned with.
+
+        Raises:
+            OSError: it is gone, or its disk.
+        """
+        stat = Path(self.path).stat()
+        return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
-def find(pattern: str, flag: str) -> list[tuple[Path, str]]:
+def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:
     """Text files under a folder (recursive, hidden ones left out), of a glob, or one file.
 
     Args:
         pattern: a file, a folder, or a glob (``**`` goes through folders).
         flag: the command-line flag that gave the pattern, for messages.
+        say: takes a line on files of other kinds, which are left out.
 
     Returns:
         (absolute path, relative name) of each file, sorted by name.
@@ -118,6 +122,16 @@ def find(pattern: str, flag: str) -> list[tuple[Path, str]]:
             f"{flag} {pattern}: none of the {len(found)} files there is text; "
             f"it reads {', '.join(SUFFIXES)}"
         )
+    others = Counter(p.suffix.lower() or "without an ending" for p in found) - Counter(
+        p.suffix.lower() for p, _ in known
+    )
+    if others:
+        kinds = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
+        more = ", ..." if len(others) > _LISTED else ""
+        say(
+            f"{flag} {pattern}: left out {others.total()} of {len(found)} files, which are of "
+            f"other kinds: {', '.join(kinds)}{more}; it reads {', '.join(SUFFIXES)}"
+        )
     return sorted(known, key=lambda item: item[1])
 
 
@@ -127,13 +141,14 @@ def scan(
     """Find the files, read each through once, and note what it holds or why it is bad.
 
     What was found is kept in ``folder``; a file with the same size and time as last time is not
-    read again.
+    read again, unless the system did not let it be read.
 
     Raises:
         InputError: see :func:`find`.
     """
-    files = find(pattern, flag)
-    record = folder / f"scan-{cache.digest(str(Path(pattern).absolute()), text_field)[:16]}.json"
+    files = find(pattern, flag, say)
+    key = cache.digest(_VERSION, str(Path(pattern).absolute()), text_field)
+    record = folder / f"scan-{key[:16]}.json"
     try:
         rows = json.loads(record.read_text(encoding="utf-8"))
         known = {(row["path"], row["size"], row["mtime_ns"]): Scanned(**row) for row in rows}
@@ -174,7 +189,7 @@ def _scan_fresh(
             tell(done_mb)
             if time.monotonic() - kept > _KEEP_EVERY_S or at == fresh[-1][0]:
                 kept = time.monotonic()
-                rows = [dataclasses.asdict(file) for file in result if file]
+                rows = [dataclasses.asdict(file) for file in result if file and not file.unread]
                 cache.write_file(record, json.dumps(rows))
 
 
@@ -189,19 +204,23 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 def _scan_file(found: tuple[Path, str, int, int], text_field: str | None) -> Scanned:
     path, name, size, mtime_ns = found
-    sha256, reason, documents, characters = "", None, 0, 0
+    sha256, reason, unread = "", None, False
+    documents = characters = text_bytes = 0
     try:
         with open(path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         for document in read(path, text_field):
             documents += 1
             characters += len(document)
+            text_bytes += len(document.encode())
         if documents == 0:
             reason = "no text in it"
     except BadExample as error:
-        reason, documents, characters = error.reason, 0, 0
+        reason = error.reason
     except OSError as error:
-        reason, documents, characters = error.strerror or str(error), 0, 0
+        reason, unread = error.strerror or str(error), True
+    if reason is not None:
+        documents = characters = text_bytes = 0
     return Scanned(
         path=str(path),
         name=name,
@@ -210,7 +229,9 @@ def _scan_file(found: tuple[Path, str, int, int], text_field: str | None) -> Sca
         sha256=sha256,
         documents=documents,
         characters=characters,
+        text_bytes=text_bytes,
         reason=reason,
+        unread=unread,
     )
 
 
@@ -234,7 +255,7 @@ def read(path: Path, text_field: str | None) -> Iterator[str]:
 def _read_sections(path: Path) -> Iterator[str]:
     """Documents of a plain text file; holds a few sections in memory, never the file."""
     text = ""
-    for chunk in _decode(path):
+    for chunk in decoded(path):
         text += chunk
         start = 0
         while len(text) - start >= 3 * SECTION_CHARACTERS:  # so the cuts do not depend on chunks
@@ -262,7 +283,7 @@ def _section_end(text: str, start: int) -> int:
     return most
 
 
-def _decode(path: Path) -> Iterator[str]:
+def decoded(path: Path) -> Iterator[str]:
     """UTF-8 text of a file in chunks, with ``\\n`` line ends.
 
     Raises:
@@ -348,7 +369,9 @@ def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
                 for value in batch.column(0).to_pylist():
                     if value is not None:
                         yield value
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
+            raise
         raise BadExample(str(path), f"broken parquet: {error}") from error
 
 
@@ -365,17 +388,3 @@ def _choose_field(names: list[str], path: Path, place: str) -> str:
 
 def _names(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names[:8]) + (", ..." if len(names) > 8 else "")
-
-
-def sentences(document: str) -> list[str]:
-    """Cut a document after its sentences, by punctuation and blank lines.
-
-    A rule of thumb: an example of a packed sequence preferably begins and ends at these places,
-    nothing else depends on them. Their join is the document without the white space between them.
-    """
-    parts, start = [], 0
-    for match in _SENTENCE_END.finditer(document):
-        parts.append(document[start : match.end()].strip())
-        start = match.end()
-    parts.append(document[start:].strip())
-    return [part for part in parts if part]

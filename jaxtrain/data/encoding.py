@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import tokenizers
 
-from jaxtrain.data import byte_level, documents, specials
+from jaxtrain.data import byte_level, sentences, specials
 from jaxtrain.data.specials import Form
 from jaxtrain.data.splitting import SPLITS
 from jaxtrain.errors import InputError
@@ -96,15 +96,15 @@ def _add_sentences(
 ) -> int:
     """Returns how many of the documents give a token."""
     count = 0
-    cut = [documents.sentences(text) for text in texts]
+    cut = [sentences.cut(text) for text in texts]
     encoded = iter(
         _words(path).encode_batch_fast(
-            [sentence for sentences in cut for sentence in sentences], add_special_tokens=False
+            [sentence for of_document in cut for sentence in of_document], add_special_tokens=False
         )
     )
-    for sentences in cut:
+    for of_document in cut:
         before = len(ids)
-        for _ in sentences:
+        for _ in of_document:
             sentence = next(encoded).ids
             if sentence:  # control characters alone give no token
                 ids.extend(sentence)

@@ -1,12 +1,13 @@
 """Hugging Face datasets by name: fetched once into the cache, part by part, in bounded memory.
 
-``hf:NAME[:CONFIG[:SPLIT]]`` names a dataset of the hub, or a folder: one that ``save_to_disk`` has
-written, or one with the files of a dataset (.parquet, .jsonl) as the hub lays them out. A folder
-needs no network.
+``hf:NAME[@REVISION][:CONFIG[:SPLIT]]`` names a dataset of the hub, or a folder: one that
+``save_to_disk`` has written, or one with the files of a dataset (.parquet, .jsonl) as the hub lays
+them out. A folder needs no network.
 
 The text column of the rows is written to ``<cache>/hf/<dataset>/part-<number>.parquet``, 10,000
 documents each, and is then read like any other files: the same dataset with another vocabulary or
-sequence length needs no second download. A part appears whole; a fetch that was killed goes on
+sequence length needs no second download, and a dataset that has changed on the hub stays as it was
+fetched until another revision is named. A part appears whole; a fetch that was killed goes on
 behind the last one.
 """
 
@@ -14,20 +15,23 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxtrain.data import cache, documents, folders, meter
+from jaxtrain.data.meter import Say
+from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import appearing
 
 FIELD = "text"  # the column of the parts
+PARTS = "part-*.parquet"
 _PREFIX = "hf:"
 _PART_DOCUMENTS = 10_000
 _PROGRESS = "progress.json"
-
-Say = Callable[[str], None]
+_NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "socket", "ssl")
+_LATER, _SERVERS_FAULT = (408, 429), 500  # answers to try again after: slow, too often, the server
 
 
 def is_named(path: str) -> bool:
@@ -37,16 +41,18 @@ def is_named(path: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Named:
-    """What ``hf:NAME[:CONFIG[:SPLIT]]`` says.
+    """What ``hf:NAME[@REVISION][:CONFIG[:SPLIT]]`` says.
 
     Attributes:
         name: of a dataset, or a folder.
+        revision: a commit, branch or tag of the hub; "" is the newest commit.
         config: one of its configurations; "" is its default.
         split: one of its splits; "" is train.
         flag: that gave it, with the value, for messages.
     """
 
     name: str
+    revision: str
     config: str
     split: str
     flag: str
@@ -64,7 +70,7 @@ def fetch(
     """Bring a dataset's text into the cache, as far as it is not there.
 
     Args:
-        path: ``hf:NAME[:CONFIG[:SPLIT]]``.
+        path: ``hf:NAME[@REVISION][:CONFIG[:SPLIT]]``.
         flag: that gave it, for messages.
         root: where fetched datasets lie.
         text_field: the column with the text; None takes the first of the usual names.
@@ -76,22 +82,24 @@ def fetch(
 
     Raises:
         InputError: no such dataset, split or column, or the extra ``hf`` is not installed.
-        RunAgain: the hub cannot be reached now, and what is wanted was not fetched before.
+        RunAgain: the hub cannot be reached now, or the disk of the cache is full.
     """
     name, config, split, *more = [*path.removeprefix(_PREFIX).split(":"), "", ""]
     if not name or any(more):
         raise InputError(f"{flag} {path}: write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
-    named = _Named(name, config, split, f"{flag} {path}")
+    at = "" if Path(name).expanduser().is_dir() else name.partition("@")[2]
+    named = _Named(name.removesuffix(f"@{at}"), at, config, split, f"{flag} {path}")
     wanted = None if most is None else -(-most // _PART_DOCUMENTS)
     about = [name, config, split, text_field]
-    try:
-        revision = _revision(named)
-    except RunAgain as error:
-        before = _fetched_before(root, about, wanted)
-        if before is None:
-            raise
-        say(f"{error}; takes what was fetched before, {before}")
-        return before, wanted or _read_progress(before)["parts"]
+    before = _fetched_before(root, about, wanted) if named.folder is None else None
+    if before is not None:
+        progress = _read_progress(before)
+        say(
+            f"{flag} {path}: takes what was fetched before, revision {progress['revision']} in "
+            f"{before}; name another one as hf:{named.name}@REVISION"
+        )
+        return before, _parts(progress, wanted)
+    revision = _revision(named)
     slug = re.sub(r"[^\w.-]+", "_", "-".join(filter(None, about[:3])))[-60:]
     target = root / f"{slug}-{cache.digest(about, revision)[:12]}"
     target.mkdir(parents=True, exist_ok=True)
@@ -100,7 +108,12 @@ def fetch(
         if not _enough(progress, wanted):
             _fetch_parts(named, revision, about, target, wanted, say)
             progress = _read_progress(target)
-    return target, progress["parts"] if wanted is None else min(wanted, progress["parts"])
+    return target, _parts(progress, wanted)
+
+
+def _parts(progress: dict[str, Any], wanted: int | None) -> int:
+    parts: int = progress["parts"]
+    return parts if wanted is None else min(wanted, parts)
 
 
 def _read_progress(target: Path) -> dict[str, Any]:
@@ -137,9 +150,10 @@ def _revision(named: _Named) -> str:
     import huggingface_hub
 
     try:
-        return str(huggingface_hub.HfApi().dataset_info(named.name).sha)
+        found = huggingface_hub.HfApi().dataset_info(named.name, revision=named.revision or None)
+        return str(found.sha)
     except Exception as error:  # of several libraries
-        raise _trouble(named, error) from error
+        _fail(named, error)
 
 
 def _datasets(named: _Named) -> Any:
@@ -153,29 +167,55 @@ def _datasets(named: _Named) -> Any:
     return datasets
 
 
-def _trouble(named: _Named, error: Exception) -> InputError | RunAgain:
-    """The hub's refusal in one line: no such dataset, or no way to it."""
+def _fail(named: _Named, error: Exception) -> NoReturn:
+    """Raises what fails on the hub's side in one line; or the error itself, where it is another."""
     import huggingface_hub.errors as refusals
 
     said = " ".join(str(error).split())[:200]
     if isinstance(error, refusals.GatedRepoError):
-        return InputError(
+        raise InputError(
             f"{named.flag}: the hub lets only some read it: run hf auth login ({said})"
-        )
+        ) from error
+    if isinstance(error, refusals.RevisionNotFoundError):
+        raise InputError(f"{named.flag}: the dataset has no such revision") from error
     absent = (refusals.RepositoryNotFoundError, refusals.HFValidationError)
     if isinstance(error, absent) or type(error).__name__ == "DatasetNotFoundError":
-        return InputError(
+        raise InputError(
             f"{named.flag}: no such folder, and no such dataset on the hub (or a private one: run "
             "hf auth login)"
-        )
-    if isinstance(error, ValueError | KeyError) and not isinstance(error, OSError):
-        return InputError(f"{named.flag}: {said}")
-    return RunAgain(
-        f"{named.flag}: no such folder, and the hub cannot be reached ({type(error).__name__}: "
-        f"{said}): connect this machine, or fetch it on one that is (jaxtrain prepare tokens) and "
-        "bring its cache folder here ($JAXTRAIN_CACHE), or name a folder of the dataset as "
-        "hf:FOLDER"
-    )
+        ) from error
+    if _is_of_network(error):
+        raise RunAgain(
+            f"{named.flag}: no such folder, and the hub cannot be reached ({type(error).__name__}: "
+            f"{said}): connect this machine, or fetch it on one that is (jaxtrain prepare tokens) "
+            "and bring its cache folder here ($JAXTRAIN_CACHE), or name a folder of the dataset as "
+            "hf:FOLDER"
+        ) from error
+    if isinstance(error, refusals.HfHubHTTPError):
+        raise InputError(f"{named.flag}: the hub refuses it ({said})") from error
+    if isinstance(error, OSError) and error.errno is not None:
+        raise disk_trouble(
+            error, f"{named.flag}: {error.filename or 'a file'} fails", "let it be read and written"
+        ) from error
+    if isinstance(error, ValueError | KeyError):
+        raise InputError(f"{named.flag}: {said}") from error
+    raise error
+
+
+def _is_of_network(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is of a connection, a time limit or a server at fault.
+
+    Each library has classes of its own for them, which need not derive from Python's.
+    """
+    while error is not None:
+        answer = getattr(error, "response", None)
+        if answer is not None:  # the hub has been reached
+            return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
+        of_library = any(kind.__module__.startswith(_NETWORK) for kind in type(error).__mro__)
+        if of_library or isinstance(error, ConnectionError | TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _opened(named: _Named, revision: str) -> Any:
@@ -198,7 +238,7 @@ def _opened(named: _Named, revision: str) -> Any:
     except (InputError, RunAgain):
         raise
     except Exception as error:  # of several libraries
-        raise _trouble(named, error) from error
+        _fail(named, error)
 
 
 def _saved_to_disk(folder: Path) -> bool:
@@ -235,27 +275,30 @@ def _fetch_parts(
     texts: list[str] = []
 
     def keep(*, complete: bool) -> None:
-        _write_part(target / f"part-{progress['parts']:06d}.parquet", texts)
+        path = target / f"part-{progress['parts']:06d}.parquet"
+        try:
+            _write_part(path, texts)
+        except OSError as error:
+            raise disk_trouble(
+                error,
+                f"cannot write {path}",
+                "name a writable folder with --data.cache_dir or $JAXTRAIN_CACHE",
+            ) from error
         progress["parts"] += 1
         progress["documents"] += len(texts)
         progress["state"], progress["complete"] = rows.state_dict(), complete
         texts.clear()
         cache.write_file(target / _PROGRESS, json.dumps(progress))
 
-    try:
-        for text in _texts(named, rows, about[3]):
-            texts.append(text)
-            if len(texts) == _PART_DOCUMENTS:
-                keep(complete=False)
-                if _enough(progress, wanted):
-                    return
-            if time.monotonic() - told > meter.SAY_EVERY_S:
-                told = time.monotonic()
-                say(f"fetched {progress['documents'] + len(texts):,} documents")
-    except (InputError, RunAgain):
-        raise
-    except Exception as error:  # of several libraries
-        raise _trouble(named, error) from error
+    for text in _texts(named, rows, about[3]):
+        texts.append(text)
+        if len(texts) == _PART_DOCUMENTS:
+            keep(complete=False)
+            if _enough(progress, wanted):
+                return
+        if time.monotonic() - told > meter.SAY_EVERY_S:
+            told = time.monotonic()
+            say(f"fetched {progress['documents'] + len(texts):,} documents")
     if texts:
         keep(complete=True)
     elif not progress["documents"]:
@@ -266,7 +309,7 @@ def _fetch_parts(
 
 def _texts(named: _Named, rows: Any, text_field: str | None) -> Iterator[str]:
     field = text_field
-    for row in rows:
+    for row in _rows(named, rows):
         if field is None:
             field = next((name for name in documents.TEXT_FIELDS if name in row), None)
         if field not in row:
@@ -279,6 +322,19 @@ def _texts(named: _Named, rows: Any, text_field: str | None) -> Iterator[str]:
             raise InputError(f"{named.flag}: column {field!r} is no text: {type(value).__name__}")
         if value and value.strip():
             yield value
+
+
+def _rows(named: _Named, rows: Any) -> Iterator[dict[str, Any]]:
+    """The rows; what fails on the way to one is the hub's, what is done with it is not."""
+    coming = iter(rows)
+    while True:
+        try:
+            row = next(coming)
+        except StopIteration:
+            return
+        except Exception as error:  # of several libraries
+            _fail(named, error)
+        yield row
 
 
 def _write_part(path: Path, texts: list[str]) -> None:

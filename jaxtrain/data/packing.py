@@ -55,11 +55,6 @@ def pack(
     return target, cache.make_folder(target, build, say)
 
 
-def find_spans(tokens: np.ndarray, ends: np.ndarray, sequence_length: int, sep: int) -> np.ndarray:
-    """All that :func:`span_blocks` gives, in one array."""
-    return np.concatenate(list(span_blocks(tokens, ends, sequence_length, sep)))
-
-
 def span_blocks(
     tokens: np.ndarray, ends: np.ndarray, sequence_length: int, sep: int
 ) -> Iterator[np.ndarray]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxtrain import mesh as meshes
 from jaxtrain.data import order
-from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.errors import InputError
 
@@ -87,13 +87,10 @@ class BadShare:
 
     def _look(self) -> str | None:
         bad = self._quarantine.found() | {one.path for one in self._sources.bad}
-        files = self._sources.files
-        if len(bad) <= self._largest * files:
-            return None
-        return (
-            f"{len(bad)} of {files} input files are broken ({len(bad) / files:.1%}), more than "
-            f"data.max_bad_share ({self._largest:.1%}): {self._quarantine.path} lists them; mend "
-            "or remove them, or raise --data.max_bad_share"
+        complaint = too_many(len(bad), self._sources.files, self._largest)
+        return complaint and (
+            f"{complaint}: {self._quarantine.path} lists them; mend or remove them, or raise "
+            "--data.max_bad_share"
         )
 
 

@@ -109,3 +109,19 @@ def _paths(path: Path, start: int) -> frozenset[str]:
     except FileNotFoundError:
         return frozenset()
     return frozenset(found for line in lines if (found := _path_of(line)) is not None)
+
+
+def too_many(bad: int, files: int, largest: float) -> str | None:
+    """What is wrong where more than this share of the input files is broken; without a cure.
+
+    Args:
+        bad: files that are broken.
+        files: all of them.
+        largest: ``data.max_bad_share``.
+    """
+    if bad <= largest * files:
+        return None
+    return (
+        f"{bad} of {files} input files are broken ({bad / files:.1%}), more than "
+        f"data.max_bad_share ({largest:.1%})"
+    )

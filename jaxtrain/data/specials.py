@@ -98,6 +98,24 @@ def find(tokenizer: Any, name: str) -> Specials:
     return Specials(pad, unk, cls, sep, mask, others)
 
 
+def check_padding(special: Specials, pad_id: int, name: str) -> None:
+    """Holds that a model leaves out what a tokenizer fills up with.
+
+    Args:
+        special: of the tokenizer.
+        pad_id: of the model.
+        name: what the tokenizer is called in messages.
+
+    Raises:
+        InputError: with both numbers.
+    """
+    if special.pad != pad_id:
+        raise InputError(
+            f"{name}: its padding has id {special.pad}, and model.pad_id is {pad_id}: set "
+            f"--model.pad_id {special.pad}, or take the tokenizer that the model was trained with"
+        )
+
+
 def begin(tokenizer: Any, name: str) -> int:
     """The id of the special token that begins a document: <|bos|>, or what stands for it.
 

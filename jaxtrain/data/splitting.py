@@ -25,7 +25,8 @@ class Split:
 
     Attributes:
         counts: documents of each file.
-        sides: TRAIN or VAL for each file; None gives each document of the one file its own.
+        sides: TRAIN or VAL for each file; None gives each document its own, by its number over all
+            files.
         train_split: where ``sides`` is None: a document whose hash is below trains.
         exception: where that would leave a side empty: (document, its side).
         totals: documents of (TRAIN, VAL).
@@ -57,18 +58,8 @@ class Split:
 
     def of_file(self, file: int) -> Iterator[np.ndarray]:
         """uint8 blocks of TRAIN, VAL or LEFT_OUT for the documents of one file, in order."""
-        ranks = [0, 0]
-        if self.sides is not None:
-            ranks[self.sides[file]] = int(self._before[file])
-        for start in range(0, self.counts[file], _BLOCK):
-            stop = min(start + _BLOCK, self.counts[file])
-            if self.sides is not None:
-                block = np.full(stop - start, self.sides[file], np.uint8)
-            else:
-                fractions = number_hash(start, stop)
-                block = np.where(fractions >= self.train_split, VAL, TRAIN).astype(np.uint8)
-                if self.exception and start <= self.exception[0] < stop:
-                    block[self.exception[0] - start] = self.exception[1]
+        ranks = [0, 0] if self.kept == self.totals else self._before[file].tolist()
+        for block in self._whole(file):
             for side in (TRAIN, VAL):
                 at = np.flatnonzero(block == side)
                 rank = ranks[side] + np.arange(len(at))
@@ -78,15 +69,36 @@ class Split:
                     block[at[(rank + 1) * keep // total == rank * keep // total]] = LEFT_OUT
             yield block
 
+    def _whole(self, file: int) -> Iterator[np.ndarray]:
+        """The same blocks with nothing left out."""
+        first = int(self._first[file])
+        for start in range(first, first + self.counts[file], _BLOCK):
+            stop = min(start + _BLOCK, first + self.counts[file])
+            if self.sides is not None:
+                yield np.full(stop - start, self.sides[file], np.uint8)
+                continue
+            fractions = number_hash(start, stop)
+            block = np.where(fractions >= self.train_split, VAL, TRAIN).astype(np.uint8)
+            if self.exception and start <= self.exception[0] < stop:
+                block[self.exception[0] - start] = self.exception[1]
+            yield block
+
+    @functools.cached_property
+    def _first(self) -> np.ndarray:
+        """Number of each file's first document, over all files."""
+        return np.cumsum((0, *self.counts))
+
     @functools.cached_property
     def _before(self) -> np.ndarray:
-        """Documents of the same side in earlier files, for each file."""
-        counts, sides = np.array(self.counts), np.array(self.sides)
-        before = np.zeros(len(counts), np.int64)
-        for side in (TRAIN, VAL):
-            own = np.where(sides == side, counts, 0)
-            before = np.where(sides == side, np.cumsum(own) - own, before)
-        return before
+        """Documents of (TRAIN, VAL) in earlier files, for each file: [files, 2]."""
+        own = np.zeros((len(self.counts), 2), np.int64)
+        if self.sides is not None:
+            own[np.arange(len(own)), self.sides] = self.counts
+        else:
+            for file in range(len(own) - 1):
+                for block in self._whole(file):
+                    own[file] += np.bincount(block, minlength=2)
+        return np.cumsum(own, axis=0) - own
 
 
 def assign(
@@ -99,7 +111,7 @@ def assign(
 
     Args:
         counts: documents of each file.
-        names: relative names of the files.
+        names: relative names of the files; a single one where all files are parts of one.
         train_split: share that trains, in expectation.
         max_examples: documents to keep over both splits, spread evenly over the corpus.
 
@@ -121,7 +133,7 @@ def assign(
             kept=(sum(counts) - in_val, in_val),
         )
     else:
-        split = _by_number(counts[0], train_split)
+        split = _by_number(counts, train_split)
     return split if max_examples is None else split.thinned(max_examples)
 
 
@@ -132,8 +144,9 @@ def assign_all(counts: list[int], side: int, max_examples: int | None) -> Split:
     return split if max_examples is None else split.thinned(max_examples)
 
 
-def _by_number(count: int, train_split: float) -> Split:
+def _by_number(counts: list[int], train_split: float) -> Split:
     """Documents of one file, each by the hash of its number."""
+    count = sum(counts)
     in_val, most, least = 0, (-1.0, 0), (2.0, 0)
     for start in range(0, count, _BLOCK):
         fractions = number_hash(start, min(start + _BLOCK, count))
@@ -148,7 +161,7 @@ def _by_number(count: int, train_split: float) -> Split:
         in_val, exception = count - 1, (least[1], TRAIN)
     totals = (count - in_val, in_val)
     return Split(
-        counts=(count,),
+        counts=tuple(counts),
         sides=None,
         train_split=train_split,
         exception=exception,

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxtrain.data import cache, packing, splitting, windows
+from jaxtrain.data import cache, packing, specials, splitting, windows
 from jaxtrain.data.masked_source import MaskedSource
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.specials import Specials
@@ -44,8 +44,8 @@ class Masked(Text):
         """Open both splits, building the token cache and the packing index where there is none.
 
         Args:
-            model: its ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id`` and
-                ``attend`` are read.
+            model: its ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id``,
+                ``attend`` and ``init_from`` are read.
             seed: of the run; the split does not depend on it, so that runs that differ in the seed
                 share a cache and are validated on the same text.
             say: takes messages for the console.
@@ -60,11 +60,7 @@ class Masked(Text):
             )
         prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "sentences", say)
         special = Specials.from_json(prepared.caches[0][1]["specials"])
-        if special.pad != model.pad_id:
-            raise InputError(
-                f"the tokenizer's padding has id {special.pad}, and model.pad_id is "
-                f"{model.pad_id}: set --model.pad_id {special.pad}"
-            )
+        specials.check_padding(special, model.pad_id, "the tokenizer")
         indexes = [
             packing.pack(folder, manifest, model.sequence_length, say)
             for folder, manifest in prepared.caches

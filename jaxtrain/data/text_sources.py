@@ -6,6 +6,7 @@ told in :mod:`jaxtrain.data.documents`; what examples are made of the tokens, in
 """
 
 import dataclasses
+import glob
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class Text:
 
     path: str | None = None
     """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet. Or
-    hf:NAME[:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (takes the extra hf)."""
+    hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (takes the extra
+    hf)."""
     more_paths: tuple[str, ...] = ()
     """Further sources beside path, of the same kinds."""
     weights: tuple[float, ...] = ()
@@ -78,8 +80,10 @@ class Text:
     max_bad_share: float = 0.1
     """Stop if more than this share of the files cannot be read, 0 to 1."""
     max_examples: int | None = None
-    """Documents to use, spread evenly over the corpus (of a Hugging Face dataset: the first ones);
-    None is all. With val_path: documents to train on. Takes 500k, 2.5M, 1B."""
+    """Documents to use, spread evenly over the corpus; None is all. Several sources share them in
+    proportion to what they have, two each at least. Of a Hugging Face dataset so many are fetched,
+    the first ones, rounded up to 10,000, and these are what it has. With val_path: documents to
+    train on. Takes 500k, 2.5M, 1B."""
     train_split: float = 0.9
     """Share of the files (of the documents, where there is one file) that trains; the rest
     validates, at least one each. Without meaning where val_path is given."""
@@ -128,7 +132,7 @@ class Text:
                 raise InputError(
                     "no data given: name a text file, a folder or a glob with --data.path"
                 )
-            path = str(stdlib_corpus.prepare(root, say))
+            path = str(stdlib_corpus.prepare(root, say) / "*.txt")
         named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
         found = [self._find(path, flag, folder, say) for flag, path in named]
         good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
@@ -205,6 +209,16 @@ class Text:
         say(f"tokenizer of model.init_from: {path}")
         return dataclasses.replace(self, tokenizer=str(path))
 
+    def going_on(self, checkpoint: Path) -> "Text":
+        """As a resume opens it: with the checkpoint's tokenizer, unless another one is named.
+
+        So where the tokenizer came from, as ``model.init_from``, need not be there any more.
+        """
+        path = checkpoint / tokenizer.NAME
+        if self.tokenizer is not None or not path.is_file():
+            return self
+        return dataclasses.replace(self, tokenizer=str(path))
+
     def _find(
         self, path: str, flag: str, folder: Path, say: Callable[[str], None]
     ) -> list[documents.Scanned]:
@@ -212,7 +226,8 @@ class Text:
             return documents.scan(path, self.text_field, folder, flag, say)
         most = self.max_examples if flag != "--data.val_path" else None
         fetched, parts = hub.fetch(path, flag, folder.parent / "hf", self.text_field, most, say)
-        return documents.scan(str(fetched), hub.FIELD, folder, flag, say)[:parts]
+        pattern = str(Path(glob.escape(str(fetched)), hub.PARTS))
+        return documents.scan(pattern, hub.FIELD, folder, flag, say)[:parts]
 
     def _field(self, path: str) -> str | None:
         return hub.FIELD if hub.is_named(path) else self.text_field
@@ -222,17 +237,20 @@ class Text:
         if self.max_examples is None:
             return [None] * len(counts)
         most = min(self.max_examples, sum(counts))
-        say(
-            f"data.max_examples {numbers.readable(self.max_examples)}: uses {most:,} of "
-            f"{sum(counts):,} documents"
-        )
         least = 1 if self.val_path else 2
-        return [max(least, share) for share in mixture.shared_out(most, counts)]
+        quotas = [max(least, share) for share in mixture.shared_out(most, counts)]
+        say(
+            f"data.max_examples {numbers.readable(self.max_examples)}: uses "
+            f"{sum(map(min, quotas, counts)):,} of {sum(counts):,} documents"
+        )
+        return quotas
 
     def _corpus(
         self, files: list[documents.Scanned], path: str, quota: int | None
     ) -> tokens.Corpus:
-        counts, names = [file.documents for file in files], [file.name for file in files]
+        counts = [file.documents for file in files]
+        # The parts of a fetched dataset are one file: each of its documents has a side of its own.
+        names = [path] if hub.is_named(path) else [file.name for file in files]
         if self.val_path is None:
             split = splitting.assign(
                 counts, names, train_split=self.train_split, max_examples=quota

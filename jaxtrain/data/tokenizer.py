@@ -55,9 +55,11 @@ def wordpiece(vocab: dict[str, int]) -> tokenizers.Tokenizer:
     return _with_specials(tokenizer)
 
 
-def _with_specials(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _with_specials(
+    tokenizer: tokenizers.Tokenizer, mask: str | tokenizers.AddedToken = "[MASK]"
+) -> tokenizers.Tokenizer:
     """Marks the special tokens as such, and puts [CLS] and [SEP] around a text."""
-    tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.add_special_tokens([*SPECIALS[:-1], mask])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -132,7 +134,8 @@ def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
     tokenizer.train_from_iterator(
         word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
     )
-    return _with_specials(tokenizer)
+    # As RoBERTa's: the space before [MASK] belongs to the word that it stands for.
+    return _with_specials(tokenizer, tokenizers.AddedToken("[MASK]", lstrip=True, special=True))
 
 
 def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
@@ -218,13 +221,14 @@ def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.To
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise InputError(f"--data.tokenizer {path}: not a tokenizer.json: {error}") from error
+        raise InputError(f"{path}: not a tokenizer.json: {error}") from error
+    # Only the path is named: the file may be that of model.init_from or of a checkpoint.
     if form == "exact":
-        byte_level.check(tokenizer, f"--data.tokenizer {path}")
-        specials.begin(tokenizer, f"--data.tokenizer {path}")
+        byte_level.check(tokenizer, str(path))
+        specials.begin(tokenizer, str(path))
     else:
-        specials.find(tokenizer, f"--data.tokenizer {path}")
-    check_size(tokenizer, vocab_size, f"--data.tokenizer {path}")
+        specials.find(tokenizer, str(path))
+    check_size(tokenizer, vocab_size, str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -240,10 +244,23 @@ def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> N
     if size > vocab_size:
         raise InputError(
             f"{name}: its vocabulary has {size} ids, the model {vocab_size}: "
-            f"set --model.vocab-size {size}"
+            f"set --model.vocab_size {size}"
         )
     if size <= len(specials.marked(tokenizer)):
         raise InputError(f"{name}: its vocabulary has special tokens only")
+
+
+def check_travels(source: Path) -> None:
+    """Refuses a weights file, before anything is read.
+
+    Raises:
+        InputError: no tokenizer travels with one.
+    """
+    if source.is_file():
+        raise InputError(
+            f"{source} is a file of weights, which has no tokenizer: name the checkpoint, the run "
+            "or the folder that it comes from"
+        )
 
 
 def of_source(source: Path) -> tokenizers.Tokenizer:

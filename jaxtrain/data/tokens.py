@@ -21,7 +21,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,8 +39,10 @@ from jaxtrain.data import (
     tokenizer,
 )
 from jaxtrain.data.encoding import Part, Piece
+from jaxtrain.data.meter import Say
 from jaxtrain.data.specials import Form
 from jaxtrain.data.splitting import LEFT_OUT, SPLITS, Split
+from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.files import write_whole
 
@@ -50,8 +52,6 @@ _MB_WORTH_A_PROCESS = 8.0  # below, starting it takes longer than what it saves
 _KEEP_EVERY_S = 2.0  # what a kill costs, at most
 _PROGRESS = "progress.json"
 TOKEN_BYTES = "token_bytes"
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,17 @@ class Corpus:
         rows = [(file.sha256, Path(file.name).suffix.lower()) for file in self.files]
         return cache.digest(_VERSION, rows, self.split.key(), self.text_field)
 
+    def characters(self) -> float:
+        """Of the documents that are used, about."""
+        return sum(file.characters for file in self.files) * self._used()
+
     def megabytes(self) -> float:
-        """Of text that is used, about: characters, as if each were a byte."""
-        total = sum(file.characters for file in self.files)
-        return total / 1e6 * sum(self.split.kept) / sum(self.split.totals)
+        """Of UTF-8 text that is used, about."""
+        return sum(file.text_bytes for file in self.files) / 1e6 * self._used()
+
+    def _used(self) -> float:
+        """Share of the documents that are not left out."""
+        return sum(self.split.kept) / sum(self.split.totals)
 
     def read(self, start: int = 0) -> Iterator[tuple[int, int, str]]:
         """(number, split, document) of every document that is not left out, in order.
@@ -85,7 +92,8 @@ class Corpus:
             start: number of the first document to give; files before it are not opened.
 
         Raises:
-            InputError: a file is no longer what it was when it was scanned.
+            InputError: a file is no longer what it was when it was scanned, or may not be read.
+            RunAgain: its disk does not answer now.
         """
         first = 0  # of the file, over all files
         for at, file in enumerate(self.files):
@@ -103,8 +111,12 @@ class Corpus:
                     yield number, side, document
                 number += 1
             same = number == first + file.documents and file.unchanged()
-        except (BadExample, OSError):
+        except (BadExample, FileNotFoundError):
             same = False
+        except OSError as error:
+            raise disk_trouble(
+                error, f"{file.path} cannot be read any more", "let it be read, and start again"
+            ) from error
         if not same:
             raise InputError(f"{file.path} changed while it was being read: start again")
 
@@ -131,7 +143,8 @@ def prepare(
     Raises:
         InputError: a split without text, a file that changes meanwhile, or a tokenizer that loses
             text where the form is exact.
-        RunAgain: a full disk, or too little memory; what is done stays.
+        RunAgain: a full disk, one that cannot be read now, or too little memory; what is done
+            stays.
     """
     content = tokenizer_path.read_bytes()
     key = cache.digest(

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache, tokenizer
+from jaxtrain.data.meter import Say
 from jaxtrain.data.specials import Form
 from jaxtrain.data.splitting import TRAIN
-from jaxtrain.data.tokens import Corpus, Say
+from jaxtrain.data.tokens import Corpus
 
-_VERSION = 1  # of every rule that decides what is learned
+# Of every rule that decides what is learned; 2 is [MASK] with the space before it.
+_VERSIONS = {"wordpiece": 1, "bpe": 2, "word": 1, "byte_bpe": 1}
 _CHARACTERS = 256_000_000  # text to learn a vocabulary from; more changes little
 
 
@@ -41,13 +43,14 @@ def prepare(
     if given is not None:
         tokenizer.load(given, vocab_size, form)
         return given
-    key = cache.digest(_VERSION, [corpus.key() for corpus in corpora], vocab_size, kind)
+    version = _VERSIONS[kind]
+    key = cache.digest(version, [corpus.key() for corpus in corpora], vocab_size, kind)
 
     def build(work: Path) -> dict[str, Any]:
         say(f"learning a vocabulary of {vocab_size:,}")
         words = tokenizer.train(_sample(corpora), vocab_size, kind)
         words.save(str(work / tokenizer.NAME))
-        return {"version": _VERSION}
+        return {"version": version}
 
     target = folder / f"vocabulary-{key[:20]}"
     cache.make_folder(target, build, say)
@@ -56,7 +59,7 @@ def prepare(
 
 def _sample(corpora: Sequence[Corpus]) -> Iterator[str]:
     """Training documents, evenly spread, up to the text that a vocabulary is learned from."""
-    total = sum(corpus.megabytes() for corpus in corpora) * 1e6
+    total = sum(corpus.characters() for corpus in corpora)
     share, rank = min(1.0, _CHARACTERS / total), 0
     for corpus in corpora:
         for _, side, document in corpus.read():

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.data import cache, tokens
+from jaxtrain.data import cache, tokenizer, tokens
 
 IGNORED = -1  # as a target: nothing is predicted here
 _VERSION = 1  # of the rule
@@ -102,5 +102,5 @@ def of(folder: Path, manifest: dict[str, Any], split: str, sequence_length: int)
         token_bytes=str(folder / tokens.TOKEN_BYTES),
         sequence_length=sequence_length,
         fingerprint=cache.digest(facts["sha256"], manifest["tokenizer"], _VERSION, sequence_length),
-        tokenizer_path=str(folder / tokens.tokenizer.NAME),
+        tokenizer_path=str(folder / tokenizer.NAME),
     )

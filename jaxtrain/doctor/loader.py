@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from jaxtrain.data import order, pipeline
-from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
@@ -88,19 +88,21 @@ def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
 def broken(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
     """Files that cannot be used, found while opening."""
     for sources in opened:
-        share = len(sources.bad) / max(1, sources.files)
         if not sources.bad:
             continue
-        seen = f"{len(sources.bad)} of {sources.files} input files are broken ({share:.1%})"
-        seen += f": {_named(list(sources.bad))}"
-        largest = subject.run.data.max_bad_share
-        if share > largest:
+        count, named = len(sources.bad), _named(list(sources.bad))
+        complaint = too_many(count, sources.files, subject.run.data.max_bad_share)
+        if complaint:
             yield problem(
-                f"{seen}: the run stops at more than data.max_bad_share ({largest:.1%})",
-                "mend or remove them, or raise --data.max_bad_share",
+                f"{complaint}: {named}", "mend or remove them, or raise --data.max_bad_share"
             )
         else:
-            yield warning(seen, "mend or remove them; the run replaces them by others")
+            share = (
+                f"{count} of {sources.files} input files are broken ({count / sources.files:.1%})"
+            )
+            yield warning(
+                f"{share}: {named}", "mend or remove them; the run replaces them by others"
+            )
 
 
 def same(opened: list[Sources], exchange: Exchange) -> Iterator[Finding]:

@@ -25,10 +25,11 @@ _TIED = {f"{_HEAD}.decoder.weight": WORD, f"{_HEAD}.decoder.bias": _BIAS}
 UNUSED = ("bert.pooler.", "cls.seq_relationship.", f"{_EMBEDDINGS}.position_ids")
 _TOKEN_TYPES = 2
 _LISTED = 6
+INIT_STD, NORM_EPS = 0.02, 1e-12
 MODEL_TYPE, ARCHITECTURE = "bert", "BertForMaskedLM"
 _FIXED = {  # what this network is, whatever its size
     "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
+    "layer_norm_eps": NORM_EPS,
     "position_embedding_type": "absolute",
     "tie_word_embeddings": True,
     "is_decoder": False,
@@ -111,7 +112,7 @@ def from_bert(
     if listed:
         raise InputError(
             f"{source} does not fit this model; {'; '.join(listed)}. Its shape is set by "
-            "--model.vocab-size, --model.sequence-length, --model.hidden, --model.layers and "
+            "--model.vocab_size, --model.sequence_length, --model.hidden, --model.layers and "
             "--model.ff"
         )
     return _ours({name: np.asarray(array, np.float32) for name, array in given.items()})
@@ -131,7 +132,7 @@ def settings(model: Any) -> dict[str, Any]:
         "type_vocab_size": _TOKEN_TYPES,
         "hidden_dropout_prob": model.dropout,
         "attention_probs_dropout_prob": model.dropout,
-        "initializer_range": 0.02,
+        "initializer_range": INIT_STD,
         "pad_token_id": model.pad_id,
         "dtype": "float32",
         **_FIXED,
@@ -151,6 +152,13 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     ]
     if other:
         raise InputError(f"{source}: this is another network than BERT: {', '.join(other)}")
+    dropout = content.get("hidden_dropout_prob", 0.1)
+    of_attention = content.get("attention_probs_dropout_prob", dropout)
+    if of_attention != dropout:
+        raise InputError(
+            f"{source}: attention_probs_dropout_prob={of_attention} and hidden_dropout_prob="
+            f"{dropout}: this model has one dropout for both; write the one to train with into both"
+        )
     try:
         hidden, ff = content["hidden_size"], content["intermediate_size"]
         return {
@@ -160,8 +168,8 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
             "layers": content["num_hidden_layers"],
             "heads": content["num_attention_heads"],
             "ff": None if ff == 4 * hidden else ff,
-            "pad_id": content.get("pad_token_id", 0),
-            "dropout": content.get("hidden_dropout_prob", 0.1),
+            "pad_id": content.get("pad_token_id") or 0,  # null: BERT's own
+            "dropout": dropout,
         }
     except KeyError as error:
         raise InputError(f"{source}: {error} is missing") from error

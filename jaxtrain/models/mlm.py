@@ -24,8 +24,6 @@ from jaxtrain.layers import Remat, cross_entropy, dropout, einsum_float32, gelu,
 from jaxtrain.models import bert_weights
 
 PAD = 0
-_INIT_STD = 0.02
-_NORM_EPS = 1e-12
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
@@ -34,6 +32,8 @@ Sums = dict[str, tuple[jax.Array, ...]]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """The masked language model."""
+
+    UNSEEN = ("heads",)  # what no array's shape tells (:mod:`jaxtrain.weights`)
 
     vocab_size: int
     """Words, with the five special ones (rows of the embedding)."""
@@ -207,7 +207,7 @@ class LayerNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         centred = wide - wide.mean(-1, keepdims=True)
         variance = jnp.square(centred).mean(-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(variance + _NORM_EPS)
+        normal = centred * jax.lax.rsqrt(variance + bert_weights.NORM_EPS)
         return (normal * _row(self.scale) + _row(self.bias)).astype(x.dtype)
 
 
@@ -258,8 +258,8 @@ class Layer(nnx.Module):
 
         Not `jax.nn.dot_product_attention`: BERT drops attention probabilities, which it cannot,
         and its fast kernels take neither a mask of arbitrary positions nor heads of width 2
-        (`mlm_h200_8_small`). At 256 tokens the scores are small. `attend="document"` is such a
-        mask, [B, S, S]; it adds one comparison to a softmax that reads the scores anyway.
+        (`mlm_h200_8_small`). `attend="document"` is such a mask, [B, S, S]; it adds one
+        comparison to a softmax that reads the scores anyway.
         """
         b, s, d = x_BSD.shape
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
@@ -382,7 +382,7 @@ def split_keys(keys_B: jax.Array | None, count: int) -> list[jax.Array] | list[N
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
-    return nnx.Param(_INIT_STD * jax.random.normal(rngs.params(), shape, jnp.float32))
+    return nnx.Param(bert_weights.INIT_STD * jax.random.normal(rngs.params(), shape, jnp.float32))
 
 
 def _row(vector: nnx.Param[jax.Array]) -> jax.Array:

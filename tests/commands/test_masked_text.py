@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from jaxtrain import hf_folder, main, masked_text, weights
-from jaxtrain.data import specials, text, tokenizer
+from jaxtrain import hf_folder, main, masked_text, preparation, tensor_files, weights
+from jaxtrain.commands import evaluate_text
+from jaxtrain.data import documents, specials, text, tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.models import mlm
 
@@ -125,10 +127,26 @@ def test_what_a_masked_lm_has_no_use_for_is_left_out(folder: Path, tmp_path: Pat
     assert not notes
 
 
+def test_a_warm_start_takes_the_same_number_of_heads(folder: Path, tmp_path: Path) -> None:
+    """No array tells it: of a folder, and of a weights file that says its model."""
+    theirs = weights.load(folder, mlm.Config)
+    weights.save(tmp_path / "x.safetensors", theirs.model, theirs.params)
+    other = dataclasses.replace(theirs.model, heads=4)
+    for source in (folder, tmp_path / "x.safetensors"):
+        with pytest.raises(InputError, match=r"model.heads=2, .* has 4: set --model.heads 2"):
+            weights.params_for(source, other, theirs.params)
+        assert weights.params_for(source, theirs.model, theirs.params)[1] == []
+
+
 @pytest.mark.parametrize(
     ("settings", "arrays", "message"),
     [
         ({"hidden_act": "relu"}, {}, r"another network than BERT: hidden_act='relu' \(here 'gelu'"),
+        (
+            {"attention_probs_dropout_prob": 0.3},
+            {},
+            r"=0.3 and hidden_dropout_prob=0.1: this model",
+        ),
         ({"model_type": "gpt2"}, {}, r"model_type is 'gpt2'; known are: bert"),
         ({}, {"cls.predictions.bias": None}, r"missing: cls.predictions.bias"),
         ({}, {"bert.more": np.zeros(1, np.float32)}, r"extra: bert.more"),
@@ -175,12 +193,79 @@ def test_a_run_takes_the_tokenizer_of_what_it_starts_from(folder: Path, tmp_path
         data.open(lone, seed=0, say=said.append)
 
 
+def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+    """What the run has started from may be gone by then."""
+    (tmp_path / "8").mkdir()
+    shutil.copy(folder / "tokenizer.json", tmp_path / "8")
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": TEXT}))
+    gone = dataclasses.replace(
+        mlm.Config.tiny(), vocab_size=len(WORDS), init_from=str(tmp_path / "gone")
+    )
+    data = text.Masked(batch_size=1, path=f"{tmp_path}/*.jsonl", cache_dir=str(tmp_path / "cache"))
+    run: Any = types.SimpleNamespace(data=data, model=gone, seed=0)
+    kept = preparation.open_data(run, tmp_path / "8", lambda line: None).files_to_keep
+    assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
+    with pytest.raises(InputError, match=r"init_from .*gone has no tokenizer beside it"):
+        preparation.open_data(run, None, lambda line: None)
+
+
+def test_padding_of_another_id_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = changed(folder, tmp_path / "other", {"pad_token_id": 3})
+    message = (
+        r"its padding has id 0, and model.pad_id is 3: .* or take the tokenizer that the model"
+    )
+    with pytest.raises(InputError, match=message):
+        masked_text.MaskedModel(other)
+    found = weights.load(other, mlm.Config)
+    with pytest.raises(InputError, match=message):
+        hf_folder.write(tmp_path / "out", found.model, found.params, tokenizer.of_source(other))
+    null = changed(folder, tmp_path / "null", {"pad_token_id": None})
+    assert masked_text.MaskedModel(null).model.pad_id == 0
+
+
+def test_an_export_over_another_one_leaves_nothing_of_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(folder, out)
+    hf_folder.check_target(out)
+    found, words = weights.load(folder, mlm.Config), tokenizer.of_source(folder)
+
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tensor_files, "write", full)
+        with pytest.raises(OSError, match="no room"):
+            hf_folder.write(out, found.model, found.params, words)
+    assert not hf_folder.is_one(out)  # half of each is no model
+    hf_folder.write(out, found.model, found.params, words)
+    index = out / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(InputError, match=r"holds other files, as model.safetensors.index.json"):
+        hf_folder.check_target(out)
+    assert hf_folder.tensors(out).keys() == hf_folder.tensors(folder).keys()  # not the index's
+
+
+def test_tokenizer_and_weights_are_of_one_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run, one that is damaged may have been passed over."""
+    (tmp_path / "tokenizer.json").write_text("{")
+    found = weights.load(folder, mlm.Config)
+    monkeypatch.setattr(masked_text.weights, "load", lambda source, family: found)
+    assert masked_text.MaskedModel(tmp_path).fill("[MASK]", 1)
+
+
 def test_pseudo_perplexity_is_that_of_the_definition(masked: masked_text.MaskedModel) -> None:
     """Each token masked by hand, in a text that is longer than the model; rows of any number."""
     ids = masked.tokenizer.encode(TEXT, add_special_tokens=False).ids
     assert len(ids) > 2 * masked.longest
     costs, right = [], 0
     for index, target in enumerate(ids):
+        if target == 1:  # training never asks for [UNK]
+            continue
         start = min(max(index - 7, 0), len(ids) - 14)
         row = [2, *ids[start : start + 14], 3]
         row[1 + index - start] = 4
@@ -190,15 +275,34 @@ def test_pseudo_perplexity_is_that_of_the_definition(masked: masked_text.MaskedM
     told: list[int] = []
     for rows in (1, 4):
         found = masked.score(TEXT, rows=rows, max_tokens=None, each=lambda n, _: told.append(n))
-        assert found.tokens == len(ids) == told[-1]
+        assert found.tokens == len(costs) == told[-1]
         assert found.loss == pytest.approx(np.mean(costs), rel=1e-5)
         assert found.pseudo_perplexity == pytest.approx(np.exp(np.mean(costs)), rel=1e-5)
-        assert found.accuracy == pytest.approx(right / len(ids))
-    assert found.unknown == ids.count(1) == 3  # the commas
+        assert found.accuracy == pytest.approx(right / len(costs))
+    assert found.unknown == ids.count(1) == len(ids) - len(costs) == 3  # the commas
     first = masked.score(TEXT, rows=4, max_tokens=5, each=lambda *_: None)
     assert (first.tokens, first.loss) == (5, pytest.approx(np.mean(costs[:5]), rel=1e-5))
     short = masked.score("paris is", rows=4, max_tokens=None, each=lambda *_: None)
     assert short.tokens == 2  # padded
+    literal = masked.score("paris [MASK] is", rows=4, max_tokens=None, each=lambda *_: None)
+    assert (literal.tokens, literal.unknown) == (2, 3)  # pieces of text, not a mask
+    with pytest.raises(InputError, match=r"knows none of the 2 tokens of the text"):
+        masked.score("?!", rows=4, max_tokens=None, each=lambda *_: None)
+
+
+def test_of_a_long_text_only_the_beginning_is_read(
+    masked: masked_text.MaskedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_CHUNK_BYTES", 50)
+    path = tmp_path / "long.txt"
+    path.write_text(TEXT * 20)
+    read = evaluate_text._text(path, masked, 9)
+    assert len(read) < 500
+    assert evaluate_text._text(path, masked, None) == TEXT * 20
+    scores = [
+        masked.score(text, rows=9, max_tokens=9, each=lambda *_: None) for text in (read, TEXT * 20)
+    ]
+    assert scores[0] == scores[1]
 
 
 def test_probabilities_are_those_of_the_model(masked: masked_text.MaskedModel) -> None:
@@ -227,10 +331,13 @@ def test_commands(
     numbers = tmp_path / "out.json"
     assert run("evaluate", folder, "--data", file, "--max-tokens", 9, "--json", numbers) == 0
     out = capsys.readouterr().out
-    assert "9 tokens, the first ones (--max-tokens 9), 1 of them unknown words" in out
+    assert "8 tokens of the first 9 (--max-tokens), each masked in turn" in out
+    assert "1 unknown words beside them are not counted" in out
     content = json.loads(numbers.read_text())
     assert f"pseudo-perplexity  {content['pseudo_perplexity']:.4f}" in out
-    assert content["tokens"] == 9
+    assert (content["tokens"], content["unknown"]) == (8, 1)
+    assert run("evaluate", "--data", file, "--max-tokens", 9, folder) == 0  # in any order
+    assert capsys.readouterr().out in out
 
 
 @pytest.mark.parametrize(
@@ -244,7 +351,12 @@ def test_commands(
         (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: name a text file"),
         (["evaluate", "FOLDER", "--data", "EMPTY"], "there is no token in the text"),
         (["evaluate", "FOLDER", "--data", "EMPTY", "--rows", "0"], "--rows 0: use at least 1"),
-        (["export", "FOLDER", "FULL", "--format", "hf"], "holds other files: name a new folder"),
+        (["fill", "FILE", "[MASK]"], "is a file of weights, which has no tokenizer: name the"),
+        (["export", "FILE", "out", "--format", "hf"], "is a file of weights, which has no token"),
+        (
+            ["export", "FOLDER", "FULL", "--format", "hf"],
+            "holds other files, as empty.txt: name a new folder",
+        ),
         (["import", "FOLDER", "FOLDER"], "is IN itself: name another folder"),
         (["import", "FOLDER", "out.safetensors"], "name a folder for it"),
         (["import", "FOLDER", "out", "--trim", "always"], "is no video autoencoder: drop --trim"),
@@ -259,6 +371,7 @@ def test_wrong_use_is_said_in_one_line(
 ) -> None:
     (tmp_path / "empty.txt").write_text("  \n")
     places = {"FOLDER": folder, "EMPTY": tmp_path / "empty.txt", "FULL": tmp_path}
+    places["FILE"] = folder / "model.safetensors"
     assert run(*(places.get(one, one) for one in arguments)) == 2
     found = capsys.readouterr().err
     assert message in found

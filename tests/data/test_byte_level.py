@@ -122,7 +122,7 @@ def test_kinds_that_lose_text_are_refused(kind: tokenizer.Kind, loss: str, tmp_p
     tokenizer.load(path, 400)
     with pytest.raises(InputError, match=rf"{loss}.*--data.tokenizer_kind byte_bpe") as caught:
         tokenizer.load(path, 400, "exact")
-    assert str(caught.value).startswith(f"--data.tokenizer {path}: ")
+    assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_a_tokenizer_from_elsewhere(tmp_path: Path) -> None:

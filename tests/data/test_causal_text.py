@@ -200,9 +200,15 @@ def test_prepare_tokens_makes_what_a_run_reads(
     (tmp_path / "tiny.py").write_text(CONFIG)
     named = ["--config", str(tmp_path / "tiny.py"), "--data.path", str(folder)]
     cache = tmp_path / "cache"
-    assert main.main(["prepare", "tokens", *named, "--data.cache_dir", str(cache)]) == 0
-    assert "sequences of 16" in capsys.readouterr().out
+    named += ["--data.cache_dir", str(cache), "--json", str(tmp_path / "out.json")]
+    assert main.main(["prepare", "tokens", *named]) == 0
+    out = capsys.readouterr().out
+    assert "sequences of 16" in out
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["summary"] in out
     said: list[str] = []
     config = Causal(path=str(folder), batch_size=2, cache_dir=str(cache))
-    config.open(dataclasses.replace(MODEL, sequence_length=16), seed=0, say=said.append)
+    got = config.open(dataclasses.replace(MODEL, sequence_length=16), seed=0, say=said.append)
     assert not said
+    wanted = {"examples": len(got.train), "fingerprint": got.train.fingerprint}
+    assert content["train"] == wanted

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxtrain.data import documents
-from jaxtrain.data.documents import SECTION_CHARACTERS, find, read, scan, sentences
+from jaxtrain.data.documents import SECTION_CHARACTERS, find, read, scan
 from jaxtrain.errors import BadExample, InputError
 
 
@@ -33,17 +34,33 @@ def reason(path: Path, text_field: str | None = None) -> str:
 
 
 def test_find_in_folders_and_globs(tmp_path: Path) -> None:
-    for name in ("b.txt", "a/c.MD", "a/d.jsonl", ".git/e.txt", "f.png", "a/.h.txt"):
+    for name in (
+        "b.txt",
+        "a/c.MD",
+        "a/d.jsonl",
+        ".git/e.txt",
+        "f.png",
+        "a/g.PNG",
+        "a/h",
+        "a/.h.txt",
+    ):
         write(tmp_path / "in" / name, "x")
     write(tmp_path / "far" / "z.txt", "x")
     (tmp_path / "in/link").symlink_to(tmp_path / "far")
     (tmp_path / "in/a/loop").symlink_to(tmp_path / "in")
 
     def names(pattern: str) -> list[str]:
-        return [name for _, name in find(str(tmp_path / pattern), "--data.path")]
+        said.clear()
+        return [name for _, name in find(str(tmp_path / pattern), "--data.path", said.append)]
 
+    said: list[str] = []
     assert names("in") == ["a/c.MD", "a/d.jsonl", "b.txt", "link/z.txt"]
+    assert said == [
+        f"--data.path {tmp_path / 'in'}: left out 3 of 7 files, which are of other kinds: "
+        "2 .png, 1 without an ending; it reads .txt, .md, .jsonl, .parquet"
+    ]
     assert names("in/b.txt") == ["b.txt"]
+    assert not said
     assert names("in/a/*.jsonl") == ["d.jsonl"]
     assert names("*/[bz].txt") == ["far/z.txt", "in/b.txt"]
     with pytest.raises(InputError, match=r"--data.path .*nothing.*no such file"):
@@ -116,7 +133,7 @@ def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.Monkey
     write(folder / "a.txt", "one")
     write(folder / "b.txt", b"\xff")
     write(folder / "c.txt", " \n")
-    rows(folder / "d.jsonl", {"text": "four"}, {"text": "five"})
+    rows(folder / "d.jsonl", {"text": "four"}, {"text": "fünf"})
     (folder / "e.txt").symlink_to(tmp_path / "gone.txt")
     opened: list[str] = []
 
@@ -133,6 +150,7 @@ def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.Monkey
     first = run()
     assert [file.documents for file in first] == [1, 0, 0, 2, 0]
     assert [file.characters for file in first] == [3, 0, 0, 8, 0]
+    assert [file.text_bytes for file in first] == [3, 0, 0, 9, 0]
     reasons = [file.reason for file in first]
     assert [text is None for text in reasons] == [True, False, False, True, False]
     assert "not UTF-8" in str(reasons[1])
@@ -147,20 +165,32 @@ def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run()[0].sha256 != first[0].sha256
 
 
-def test_sentences() -> None:
-    text = (
-        'Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town! "Why?" he said. He left...\n'
-        "A line\nthat goes on\n \n= A title =\n\nThe end. (Really.) 「終わり。」はい。"
-    )
-    assert sentences(text) == [
-        "Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town!",
-        '"Why?" he said.',
-        "He left...",
-        "A line\nthat goes on",
-        "= A title =",
-        "The end.",
-        "(Really.)",
-        "「終わり。」",
-        "はい。",
-    ]
-    assert sentences(" \n") == []
+def test_what_could_not_be_read_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may be as it was, and its disk or its rights not."""
+    write(tmp_path / "in/a.txt", "one")
+    write(tmp_path / "in/b.txt", "two")
+
+    def denied(path: Path, text_field: str | None) -> object:
+        if path.name == "b.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read(path, text_field)
+
+    def run() -> list[str | None]:
+        found = scan(str(tmp_path / "in"), None, tmp_path, "--data.path", lambda text: None)
+        return [file.reason for file in found]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "read", denied)
+        assert run() == [None, "Permission denied"]
+    assert run() == [None, None]
+
+
+def test_another_version_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in/a.txt", b"\xff")
+    pattern, said = str(tmp_path / "in"), list[str]()
+    for version, lines in ((documents._VERSION, 1), (documents._VERSION, 1), (-1, 2)):
+        monkeypatch.setattr(documents, "_VERSION", version)
+        scan(pattern, None, tmp_path, "--data.path", said.append)
+        assert len(said) == lines

@@ -4,8 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxtrain.data.packing import Packed, find_spans
+from jaxtrain.data.packing import Packed, span_blocks
 from jaxtrain.data.specials import SEP
+
+
+def find_spans(tokens: np.ndarray, ends: np.ndarray, sequence_length: int, sep: int) -> np.ndarray:
+    return np.concatenate(list(span_blocks(tokens, ends, sequence_length, sep)))
 
 
 def stream(seed: int, mean: float, documents: int = 60) -> tuple[np.ndarray, np.ndarray]:

@@ -41,6 +41,17 @@ def test_one_file_is_split_by_document() -> None:
         assign([1], ["a.txt"], train_split=0.9, max_examples=None)
 
 
+@pytest.mark.parametrize("limit", [None, 500])
+@pytest.mark.parametrize("count", [10_001, 25_000])
+def test_parts_of_a_file_are_split_as_the_file(count: int, limit: int | None) -> None:
+    """As a dataset that is fetched in parts of 10,000 documents."""
+    parts = [10_000] * (count // 10_000) + [count % 10_000]
+    (whole,) = sides_of(assign([count], ["a"], train_split=0.9, max_examples=limit))
+    got = np.concatenate(sides_of(assign(parts, ["a"], train_split=0.9, max_examples=limit)))
+    assert (got == whole).all()
+    assert 0.89 < (got == TRAIN).sum() / (limit or count) < 0.91
+
+
 @pytest.mark.parametrize("limit", [2, 3, 50, 999, 1000, 5000])
 def test_max_examples_counts_documents_over_the_whole_corpus(limit: int) -> None:
     counts = [10] * 100

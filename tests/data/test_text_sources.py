@@ -1,6 +1,7 @@
 """Several sources of text, tokenizers from elsewhere, and documents inside a sequence."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tokenizers
 from small_text import Model, opened, sequences, silent, write
 
-from jaxtrain.data import order, specials
+from jaxtrain.data import hub, order, specials
 from jaxtrain.data.masked_source import MaskedSource
 from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.text import Masked
@@ -74,6 +75,33 @@ def test_max_examples_is_shared_out_over_the_sources(folder: Path, tmp_path: Pat
     assert any("data.max_examples 6: uses 6 of 12 documents" in line for line in said)
     assert "train: 4 documents" in summary
     assert "val: 2 documents" in summary
+    said.clear()
+    small = dataclasses.replace(config, max_examples=2)  # of each source one trains, one validates
+    summary = small.open(Model(), seed=0, say=said.append).summary
+    assert any("data.max_examples 2: uses 4 of 12 documents" in line for line in said)
+    assert "train: 2 documents" in summary
+    assert "val: 2 documents" in summary
+
+
+def test_a_fetched_dataset_is_split_by_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few documents its last part has, and whatever else lies beside the parts."""
+    folder = tmp_path / "[hf]"
+    folder.mkdir()
+    for number, count in enumerate((30, 30, 1, 30)):
+        texts = [f"Document {number} {row} has words." for row in range(count)]
+        hub._write_part(folder / f"part-{number:06d}.parquet", texts)
+    (folder / "progress.json").write_text("{}")
+    monkeypatch.setattr(hub, "fetch", lambda *_: (folder, 3))
+    said: list[str] = []
+    config = Masked(path="hf:some/name", batch_size=2, cache_dir=str(tmp_path))
+    sources = config.open(Model(), seed=0, say=said.append)
+    assert sources.files == 3
+    train, val = (int(n) for n in re.findall(r"(\d+) documents", sources.summary))
+    assert train + val == 61
+    assert 45 < train < 60
+    assert not any("left out" in line for line in said)
 
 
 def test_padding_is_measured_and_below_one_percent(folder: Path, tmp_path: Path) -> None:

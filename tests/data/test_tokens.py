@@ -1,3 +1,5 @@
+import contextlib
+import errno
 import json
 import os
 import pickle
@@ -6,18 +8,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
-from jaxtrain.data import documents, encoding, tokens, vocabulary
+from jaxtrain.data import documents, encoding, meter, sentences, tokens, vocabulary
 from jaxtrain.data.specials import SEP
 from jaxtrain.data.splitting import TRAIN, VAL, assign
 from jaxtrain.data.tokens import Corpus
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 
 def silent(text: str) -> None:
@@ -79,7 +81,7 @@ def test_the_streams_hold_every_document_once(tmp_path: Path) -> None:
         ends = []
         mine = [document for _, side, document in what.read() if side == split]
         for document in mine:
-            for sentence in documents.sentences(document):
+            for sentence in sentences.cut(document):
                 wanted += words.encode(sentence, add_special_tokens=False).ids
                 ends.append(len(wanted))
             wanted.append(SEP)
@@ -299,3 +301,54 @@ def test_a_file_that_changes_meanwhile_stops_the_build(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"2.jsonl changed while it was being read"):
             prepare(what, cache)
     assert not [p for p in cache.glob("tokens-*") if p.is_dir()]
+
+
+@pytest.mark.parametrize("moment", ["reading", "looking"])
+def test_a_disk_that_is_away_costs_nothing_that_is_done(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    what = corpus(make(tmp_path / "in"), cache)
+    words = learned(what, cache)
+    away = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    read, unchanged = documents.read, documents.Scanned.unchanged
+
+    def reading(path: Path, text_field: str | None) -> Iterator[str]:
+        for number, document in enumerate(read(path, text_field)):
+            if moment == "reading" and path.name == "2.jsonl" and number == 2:
+                raise away
+            yield document
+
+    def looking(file: documents.Scanned) -> bool:
+        if moment == "looking" and file.name == "2.jsonl":
+            raise away
+        return unchanged(file)
+
+    monkeypatch.setattr(tokens, "_PIECE_CHARACTERS", 500)
+    monkeypatch.setattr(tokens, "_KEEP_EVERY_S", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "read", reading)
+        patched.setattr(documents.Scanned, "unchanged", looking)
+        with pytest.raises(RunAgain, match=r"2.jsonl cannot be read any more \(Stale .* disk back"):
+            tokens.prepare(what, tokenizer_path=words, folder=cache, say=silent)
+    said: list[str] = []
+    tokens.prepare(what, tokenizer_path=words, folder=cache, say=said.append)
+    assert any("going on with tokenising" in line for line in said)
+
+
+def test_progress_is_told_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / f"in/{number}.txt").write_text("яблоко и груша. " * 50)
+    what = corpus(tmp_path / "in", tmp_path / "cache")
+    told: list[float] = []
+
+    @contextlib.contextmanager
+    def metered(name: str, total_mb: float, *_: object) -> Iterator[Callable[[float], None]]:
+        if name == "tokenising":
+            told.append(total_mb)
+        yield told.append
+
+    monkeypatch.setattr(meter, "metered", metered)
+    prepare(what, tmp_path / "cache")
+    assert told[-1] == pytest.approx(told[0])

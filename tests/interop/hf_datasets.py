@@ -16,7 +16,7 @@ from small_text import Model
 from jaxtrain import main
 from jaxtrain.data import hub
 from jaxtrain.data.text import Masked
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError
 
 TEXTS = [f"Document number {number} has some words in it." for number in range(100)]
 
@@ -123,27 +123,6 @@ def test_without_a_network_one_line_says_so(
     assert error.count("\n") == 0
     assert "hf:some/name: no such folder, and the hub cannot be reached" in error
     assert "or name a folder of the dataset as hf:FOLDER" in error
-
-
-def test_without_a_network_what_was_fetched_is_taken_and_said(
-    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = datasets.load_dataset(str(folders / "hub"), streaming=True)["train"]
-    monkeypatch.setattr(hub, "_opened", lambda named, revision: opened)
-    monkeypatch.setattr(hub, "_revision", lambda named: "abc")
-    assert fetch("hf:some/name", tmp_path, 31) == TEXTS[:60]
-
-    def away(named: object) -> str:
-        raise RunAgain("the hub cannot be reached")
-
-    monkeypatch.setattr(hub, "_revision", away)
-    said: list[str] = []
-    folder, parts = hub.fetch("hf:some/name", "--data.path", tmp_path, None, 45, said.append)
-    assert parts == 2
-    assert said == [f"the hub cannot be reached; takes what was fetched before, {folder}"]
-    for most in (61, None):
-        with pytest.raises(RunAgain):
-            hub.fetch("hf:some/name", "--data.path", tmp_path, None, most, said.append)
 
 
 def test_a_run_takes_a_dataset_like_files(folders: Path, tmp_path: Path) -> None:
