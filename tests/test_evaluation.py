@@ -196,15 +196,15 @@ def test_it_computes_in_the_precision_of_the_run(judge: Trained, tmp_path: Path)
 
 def test_samples_are_pictures_of_the_first_batch(tmp_path: Path) -> None:
     painter = trained(_Painter)
-    pictures = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, Never()).pictures
+    pictures = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, Never()).samples
     painted = [0.0 if index == BROKEN else row(index)["x"][0] for index in spread(16, 40)[:BATCH]]
     expected = np.clip(100 + 10 * np.asarray(painted), 0, 255).astype(np.uint8)
     assert {name: picture.dtype for name, picture in pictures.items()} == {"rows": np.uint8}
     np.testing.assert_array_equal(pictures["rows"], np.tile(expected[None, :, None], (2, 1, 3)))
 
 
-def test_a_model_without_samples_has_no_pictures(judge: Trained, tmp_path: Path) -> None:
-    assert judge.evaluator(Rows(40), 16, tmp_path)(judge.state, Never()).pictures == {}
+def test_a_model_without_samples_shows_nothing(judge: Trained, tmp_path: Path) -> None:
+    assert judge.evaluator(Rows(40), 16, tmp_path)(judge.state, Never()).samples == {}
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3])

@@ -18,8 +18,9 @@ One is for causal language models and begins with <|bos|> 0 and the others of
   (:mod:`jaxtrain.data.byte_level`).
 """
 
+import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -244,6 +245,16 @@ def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> N
         )
     if size <= len(specials.marked(tokenizer)):
         raise InputError(f"{name}: its vocabulary has special tokens only")
+
+
+def decode(path: Path, ids: Sequence[int]) -> str:
+    """The text that ids of a ``tokenizer.json`` stand for, with the special tokens written out."""
+    return str(_read(path).decode(list(ids), skip_special_tokens=False))
+
+
+@functools.cache
+def _read(path: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(path))
 
 
 def of_source(source: Path) -> tokenizers.Tokenizer:
