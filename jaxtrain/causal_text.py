@@ -20,6 +20,7 @@ from jaxtrain.models import mlm
 from jaxtrain.sampling import Choice
 
 _LEAST_ROOM = 64  # positions of a cache
+_LARGEST_SEED = 2**32 - 1
 
 
 class CausalModel:
@@ -153,11 +154,11 @@ class CausalModel:
         Raises:
             InputError: a number that means nothing.
         """
-        self._check(tokens, choice, samples)
+        self._check(tokens, choice, samples, seed)
         keys_B = writing.keys_of_rows(seed, samples)
         window = [np.full(samples, one, np.int32) for one in prompt]
         most = min(len(prompt) + tokens, self.longest)
-        room = padded(most, self.longest)
+        room, half = padded(most, self.longest), max(1, self.longest // 2)
 
         def begun(number: int) -> tuple[jax.Array, Any]:
             tokens_BN = np.zeros((samples, padded(len(window), room)), np.int32)
@@ -176,13 +177,12 @@ class CausalModel:
                 )
                 window.append(np.asarray(drawn_B))
             elif number < tokens:
-                if say is not None:
+                if number == self.longest - len(prompt) + 1:  # the first time
                     say(
                         f"the model sees {self.longest} tokens at once: from here on the last "
-                        f"{max(1, self.longest // 2)} to {self.longest}, and nothing before"
+                        f"{half} to {self.longest}, and nothing before"
                     )
-                    say = lambda _: None  # noqa: E731
-                window = [*window, np.asarray(drawn_B)][-max(1, self.longest // 2) :]
+                window = [*window, np.asarray(drawn_B)][-half:]
                 ids_B, kept = begun(number)
             yield np.asarray(drawn_B)
 
@@ -210,10 +210,12 @@ class CausalModel:
             if all(ended):
                 return
 
-    def _check(self, tokens: int, choice: Choice, samples: int) -> None:
+    def _check(self, tokens: int, choice: Choice, samples: int, seed: int) -> None:
         for name, value in (("--tokens", tokens), ("--samples", samples)):
             if value < 1:
                 raise InputError(f"{name} {value}: use at least 1")
+        if not 0 <= seed <= _LARGEST_SEED:
+            raise InputError(f"--seed {seed}: use a number from 0 to {_LARGEST_SEED}")
         words = self.model.vocab_size
         if choice.top_k is not None and choice.top_k > words:
             raise InputError(f"--top-k {choice.top_k}: use a number from 1 to {words}, its words")

@@ -65,9 +65,7 @@ class Events:
         """
         as_code = "".join(f"    {line}\n" for line in text.split("\n"))
         one = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        tensor = TensorProto(
-            dtype="DT_STRING", string_val=[as_code.encode()], tensor_shape=one
-        )
+        tensor = TensorProto(dtype="DT_STRING", string_val=[as_code.encode()], tensor_shape=one)
         plugin = SummaryMetadata.PluginData(plugin_name="text")
         metadata = SummaryMetadata(plugin_data=plugin)
         self._add(step, [Summary.Value(tag=name, metadata=metadata, tensor=tensor)])

@@ -40,15 +40,17 @@ def main(arguments: list[str]) -> int:
             raise InputError(f"TEXT is missing: what shall the model at {flags.text} go on with?")
     choice = Choice(temperature=flags.temperature, top_k=flags.top_k, top_p=flags.top_p)
     model = CausalModel(source, flags.precision)
-    ids = model.ids(
-        model.encode(flags.text),
-        tokens=flags.tokens,
-        choice=choice,
-        seed=flags.seed,
-        samples=flags.samples,
-        say=_note,
+    texts = model.texts(
+        model.ids(
+            model.encode(flags.text),
+            tokens=flags.tokens,
+            choice=choice,
+            seed=flags.seed,
+            samples=flags.samples,
+            say=_note,
+        )
     )
-    _print(flags.text, model.texts(_timed(ids)), flags.samples)
+    _print(flags.text, texts, flags.samples)
     return 0
 
 
@@ -69,8 +71,10 @@ def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
             print(_PLAIN, end="", flush=True)
 
     later = [""] * samples
-    for number, grown in enumerate(texts):
-        if not number:  # what is wrong with the use has been said
+    times: list[float] = []
+    for grown in texts:
+        times.append(time.monotonic())
+        if len(times) == 1:  # nothing is wrong with the use
             begin(1)
         show(grown[0])
         later = [before + more for before, more in zip(later, grown, strict=True)]
@@ -79,16 +83,9 @@ def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
         begin(number)
         show(text)
         print()
-
-
-def _timed(ids: Iterator[object]) -> Iterator[object]:
-    """The same; says at the end how fast they came, the first one apart: it waits for compilers."""
-    began, first, count = time.monotonic(), 0.0, 0
-    for one in ids:
-        count += 1
-        first = first or time.monotonic()
-        yield one
-    _rate(began, first, count)
+    if terminal and len(times) > 2:  # the first two wait for the compiler
+        rate = samples * (len(times) - 2) / (times[-1] - times[1])
+        _note(f"{len(times):,} tokens, {rate:.1f} tokens/s (measured)")
 
 
 def _note(text: str) -> None:
