@@ -5,15 +5,14 @@ N), K width of a head, V words, P tokens of a piece of the sequence.
 """
 
 import functools
-import importlib.util
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtrain.layers import cross_entropy, einsum_float32
+from jaxtrain.layers import cross_entropy, einsum_float32, platform
 
 IGNORED = -1
 """The target of a position that is not to be predicted."""
@@ -21,7 +20,6 @@ IGNORED = -1
 # Heads that cuDNN's attention takes on every GPU since A100.
 _LARGEST_HEAD = 128
 _HEAD_UNIT = 8
-_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
 def rotary(
@@ -63,27 +61,15 @@ def attend(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array
     Returns:
         [B, S, N, K], of the dtype of the queries.
     """
-    if not _cudnn_takes(q_BSNK):
-        return _attend_plainly(q_BSNK, k_BSHK, v_BSHK)
-    return cast(
-        jax.Array,
-        lax.platform_dependent(
-            q_BSNK, k_BSHK, v_BSHK, cuda=_attend_by_cudnn, default=_attend_plainly
-        ),
-    )
+    attend_here = _attend_by_cudnn if _cudnn_takes(q_BSNK) else _attend_plainly
+    return attend_here(q_BSNK, k_BSHK, v_BSHK)
 
 
 def _cudnn_takes(q_BSNK: jax.Array) -> bool:
     width = q_BSNK.shape[-1]
     short = q_BSNK.dtype in (jnp.bfloat16, jnp.float16)
     fits = width % _HEAD_UNIT == 0 and width <= _LARGEST_HEAD
-    return short and fits and _compiles_for_gpus()
-
-
-@functools.cache
-def _compiles_for_gpus() -> bool:
-    """Without jax's part for GPUs no program is one for GPUs, and tracing cuDNN's call fails."""
-    return any(importlib.util.find_spec(name) for name in _PLUGINS)
+    return short and fits and platform() in ("gpu", "cuda")
 
 
 def _attend_by_cudnn(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array:
@@ -220,9 +206,9 @@ def _predict_forward(
     targets_BS: jax.Array,
     weight_BS: jax.Array,
 ) -> tuple[Predictions, tuple[jax.Array, jax.Array]]:
-    Carry = tuple[jax.Array, jax.Array]
-
-    def body(carry: Carry, number: jax.Array) -> tuple[Carry, tuple[jax.Array, ...]]:
+    def body(
+        carry: tuple[jax.Array, jax.Array], number: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
         x_BPD, targets_BP, weight_BP = _piece(number, size, x_BSD, targets_BS, weight_BS)
 
         def total_of(x: jax.Array, words: jax.Array) -> tuple[jax.Array, Predictions]:
@@ -245,11 +231,9 @@ def _predict_forward(
 def _predict_backward(
     cap: float | None, size: int, kept: tuple[jax.Array, jax.Array], grads: Predictions
 ) -> tuple[Any, ...]:
-    grad_x, grad_words = kept
-    factor = grads.total
-    scaled = ((grad.astype(jnp.float32) * factor).astype(grad.dtype) for grad in kept)
-    del cap, size, grad_x, grad_words
-    return (*scaled, None, None)
+    del cap, size
+    wide = (grad.astype(jnp.float32) * grads.total for grad in kept)
+    return (*(grad.astype(kept[0].dtype) for grad in wide), None, None)
 
 
 _predict.defvjp(_predict_forward, _predict_backward)

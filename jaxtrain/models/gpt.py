@@ -77,6 +77,12 @@ class Config:
             raise InputError(
                 f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
             )
+        length, piece = self.sequence_length, min(self.loss_piece, self.sequence_length)
+        if length % piece:
+            raise InputError(
+                f"model.loss_piece={piece} must divide model.sequence_length={length}: use "
+                f"{max(m for m in range(1, piece) if length % m == 0)}"
+            )
         if n % h:
             raise InputError(
                 f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "
@@ -353,9 +359,9 @@ class GPT(nnx.Module):
         targets_BS = batch["targets"]
         weight_BS = (targets_BS != causal.IGNORED) * batch["weight"][:, None]
         x_BSD = self.encode(batch["tokens"])
-        # Never "block": the loss keeps its gradient, and would compute it twice.
-        call = remat(Head.__call__, "none")
-        return call(self.lm_head, x_BSD, targets_BS, weight_BS), weight_BS
+        # Not through remat: the loss keeps its gradient and no gathered parameter, and would
+        # compute the one again and gather the other.
+        return self.lm_head(x_BSD, targets_BS, weight_BS), weight_BS
 
 
 def rms_norm(x: jax.Array) -> jax.Array:
