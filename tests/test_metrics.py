@@ -164,6 +164,18 @@ def test_pictures(tmp_path: Path) -> None:
         recorder.sample(1, "../x", picture)
 
 
+def test_texts(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    path = recorder.sample(40, "text", "# one\n*two* größer\n")
+    recorder.close()
+    assert path == tmp_path / "samples" / "text_40.txt"
+    assert path.read_text() == "# one\n*two* größer\n"
+    (value,) = events(tmp_path)[-1].summary.value
+    assert (value.tag, value.metadata.plugin_data.plugin_name) == ("text", "text")
+    (shown,) = value.tensor.string_val  # as code, or Markdown would change it
+    assert shown.decode() == "    # one\n    *two* größer\n    \n"
+
+
 def test_each_process_logs_and_only_the_first_speaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
