@@ -22,13 +22,22 @@ _LARGEST_HEAD = 128
 _HEAD_UNIT = 8
 
 
-def rotary(length: int, width: int, base: float) -> tuple[jax.Array, jax.Array]:
+def rotary(
+    length: int, width: int, base: float, start: int | jax.Array = 0
+) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of the angles `position / base^(2 i / width)`, float32 [S, K / 2] each.
 
     Rotary positions (https://arxiv.org/abs/2104.09864), one angle for each pair of a head.
+
+    Args:
+        length: positions.
+        width: of a head.
+        base: above.
+        start: the first position, int32 [].
     """
     exponent_I = jnp.arange(0, width, 2, dtype=jnp.float32) / width
-    angles_SI = jnp.outer(jnp.arange(length, dtype=jnp.float32), base**-exponent_I)
+    position_S = jnp.asarray(start, jnp.float32) + jnp.arange(length, dtype=jnp.float32)
+    angles_SI = jnp.outer(position_S, base**-exponent_I)
     return jnp.cos(angles_SI), jnp.sin(angles_SI)
 
 
@@ -69,15 +78,62 @@ def _attend_by_cudnn(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) ->
     )
 
 
-def _attend_plainly(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array:
+def _attend_plainly(
+    q_BSNK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, start: int | jax.Array = 0
+) -> jax.Array:
+    """The first query is at position `start` of the keys."""
     b, s, n, k = q_BSNK.shape
-    heads = k_BSHK.shape[2]
+    length, heads = k_BTHK.shape[1:3]
     q_BSHGK = q_BSNK.reshape(b, s, heads, n // heads, k)
-    scores_BHGST = einsum_float32("bshgk,bthk->bhgst", q_BSHGK, k_BSHK) / math.sqrt(k)
-    past_ST = jnp.tril(jnp.ones((s, s), bool))[None, None, None]
-    scores_BHGST = jnp.where(past_ST, scores_BHGST, jnp.finfo(jnp.float32).min)
-    share_BHGST = jax.nn.softmax(scores_BHGST, -1).astype(v_BSHK.dtype)
-    return jnp.einsum("bhgst,bthk->bshgk", share_BHGST, v_BSHK).reshape(b, s, n, k)
+    scores_BHGST = einsum_float32("bshgk,bthk->bhgst", q_BSHGK, k_BTHK) / math.sqrt(k)
+    past_ST = jnp.arange(length)[None] <= start + jnp.arange(s)[:, None]
+    scores_BHGST = jnp.where(past_ST[None, None, None], scores_BHGST, jnp.finfo(jnp.float32).min)
+    share_BHGST = jax.nn.softmax(scores_BHGST, -1).astype(v_BTHK.dtype)
+    return jnp.einsum("bhgst,bthk->bshgk", share_BHGST, v_BTHK).reshape(b, s, n, k)
+
+
+class Cache(NamedTuple):
+    """Keys and values that one layer has computed so far.
+
+    Attributes:
+        key: [B, T, H, K], as attention takes them: with positions, normalised.
+        value: [B, T, H, K].
+    """
+
+    key: jax.Array
+    value: jax.Array
+
+
+def empty_cache(rows: int, length: int, heads: int, width: int, dtype: Any) -> Cache:
+    """Room for `length` positions of `rows` sequences."""
+    blank_BTHK = jnp.zeros((rows, length, heads, width), dtype)
+    return Cache(blank_BTHK, blank_BTHK)
+
+
+def attend_cached(
+    q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, cache: Cache, start: int | jax.Array
+) -> tuple[jax.Array, Cache]:
+    """Causal attention of new positions to those in the cache and to themselves.
+
+    What the cache holds from `start` on is overwritten or not looked at. So a sequence may be
+    filled up at its end: nothing looks at what fills it, and the tokens that follow replace it.
+
+    Args:
+        q_BSNK: of the positions `start .. start + S - 1`, all of which the cache has room for.
+        k_BSHK: likewise.
+        v_BSHK: likewise.
+        cache: of the positions before.
+        start: int32 [].
+
+    Returns:
+        [B, S, N, K], of the dtype of the queries, and the cache with the new positions.
+    """
+    at = (0, start, 0, 0)
+    cache = Cache(
+        lax.dynamic_update_slice(cache.key, k_BSHK, at),
+        lax.dynamic_update_slice(cache.value, v_BSHK, at),
+    )
+    return _attend_plainly(q_BSNK, cache.key, cache.value, start), cache
 
 
 class Predictions(NamedTuple):

@@ -1,15 +1,16 @@
-"""Validation over all devices, and the pictures that a run keeps."""
+"""Validation over all devices, and the pictures and texts that a run keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from jaxtrain import averages, compiling, config, metrics
+from jaxtrain import averages, compiling, config, metrics, writing
 from jaxtrain import mesh as meshes
 from jaxtrain import step as steps
 from jaxtrain.data.pipeline import ValidationBatches
+from jaxtrain.data.source import as_numbers
 from jaxtrain.state import Definition, State
 
 
@@ -18,11 +19,12 @@ class Validation(NamedTuple):
 
     Attributes:
         values: ``val/NAME`` -> value, the same on every process.
-        pictures: name -> uint8 [H, W, 3], of the first batch.
+        samples: name -> what the model shows of the first batch: a picture uint8 [H, W, 3], a clip
+            uint8 [T, H, W, 3], or a text.
     """
 
     values: dict[str, float]
-    pictures: dict[str, np.ndarray]
+    samples: dict[str, np.ndarray | str]
 
 
 class Stop(Protocol):
@@ -45,6 +47,7 @@ class Evaluator:
         target: shapes and shardings of the state.
         batches: of the validation split.
         deterministic: on GPUs, the same bits each time.
+        decode: ids of tokens -> text.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Evaluator:
         batches: ValidationBatches,
         *,
         deterministic: bool = False,
+        decode: Callable[[Sequence[int]], str] = as_numbers,
     ) -> None:
         def jitted(method: str) -> Any:
             step = steps.build_eval_step(definition, rule, precision=precision, method=method)
@@ -63,6 +67,7 @@ class Evaluator:
 
         self._derived = definition.derived
         self._batches = batches
+        self._decode = decode
         self._target = target
         self._jitted = {"evaluate": jitted("evaluate")}
         if definition.has("samples"):
@@ -102,7 +107,7 @@ class Evaluator:
         programs = self._programs.result()
         params = averages.of(state.params, state.opt)
         sums: dict[str, np.ndarray] = {}
-        pictures: dict[str, np.ndarray] = {}
+        samples: dict[str, np.ndarray | str] = {}
         batches = iter(self._batches)
         for number in range(len(self._batches)):
             alive()
@@ -111,14 +116,19 @@ class Evaluator:
             batch = next(batches)
             if number == 0 and "samples" in programs:
                 found = jax.device_get(programs["samples"](params, state.extras, batch))
-                pictures = {name: np.asarray(picture) for name, picture in found.items()}
+                samples = {name: self._shown(np.asarray(one)) for name, one in found.items()}
             result = jax.device_get(programs["evaluate"](params, state.extras, batch))
             for name, parts in result.items():
                 added = np.asarray(parts, np.float64)
                 sums[name] = sums[name] + added if name in sums else added
         finished = metrics.finish({name: tuple(parts) for name, parts in sums.items()})
         finished |= self._derived(finished)
-        return Validation({f"val/{name}": value for name, value in finished.items()}, pictures)
+        return Validation({f"val/{name}": value for name, value in finished.items()}, samples)
+
+    def _shown(self, sample: np.ndarray) -> np.ndarray | str:
+        if np.issubdtype(sample.dtype, np.int32):
+            return writing.page(sample, self._decode)
+        return sample
 
     def _arguments(self) -> tuple[Any, ...]:
         return self._target.params, self._target.extras, self._batches.spec

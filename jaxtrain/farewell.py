@@ -23,7 +23,7 @@ def farewell(
     *,
     first: Mapping[str, float],
     last: Mapping[str, float],
-    pictures: Sequence[Path],
+    samples: Sequence[Path],
     stopped_early: bool,
     processes: int,
     say: Callable[[str], None],
@@ -37,7 +37,7 @@ def farewell(
         directory: of the run.
         first: each metric's first value.
         last: each metric's last value.
-        pictures: that the run made.
+        samples: files that validations made.
         stopped_early: whether it ended because validations brought nothing better.
         processes: of the run; each wants the command line.
         say: takes a line.
@@ -46,10 +46,10 @@ def farewell(
         if name in last:
             before = "" if first[name] == last[name] else f"{first[name]:.4g} -> "
             say(f"{name}: {before}{last[name]:.4g}")
-    if pictures:
-        last_step = pictures[-1].stem.rpartition("_")[2]
-        newest = [str(path) for path in pictures if path.stem.endswith(f"_{last_step}")]
-        say(f"pictures: {', '.join(newest)}")
+    if samples:
+        last_step = samples[-1].stem.rpartition("_")[2]
+        newest = [str(path) for path in samples if path.stem.endswith(f"_{last_step}")]
+        say(f"samples: {', '.join(newest)}")
     say(f"checkpoints: {directory / 'checkpoints'}")
     say(f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)

@@ -214,7 +214,7 @@ def train(
                 directory,
                 first=progress.first,
                 last=progress.last,
-                pictures=progress.pictures,
+                samples=progress.samples,
                 stopped_early=stopped_early,
                 processes=jax.process_count(),
                 say=say,

@@ -22,6 +22,7 @@ COMMANDS = {
     "evaluate": "quality of autoencoders on the same videos; pseudo-perplexity of a masked LM",
     "export": "weights out, under the names of the program that the model comes from",
     "fill": "the likeliest words for each [MASK] of a text",
+    "generate": "a causal language model goes on with a text",
     "import": "published weights in: checks them and says which model they are",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
     "prepare": "cut videos into pieces once; compute a teacher's latents once",

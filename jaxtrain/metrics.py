@@ -1,4 +1,4 @@
-"""One record in -> console line, ``metrics.jsonl``, TensorBoard, pictures.
+"""One record in -> console line, ``metrics.jsonl``, TensorBoard, samples.
 
 A line of ``metrics.jsonl`` is an object: ``step``, ``time`` (seconds since 1970) and the values
 under their full names, with every digit. JSON knows no NaN: a value that is not finite stands as
@@ -43,7 +43,7 @@ LOG = "log.txt"  # of process 0
 LISTS = ("examples", "bad_steps")
 
 _NAME = re.compile(r"(train|val)/[a-z0-9_]+")
-_PICTURE_NAME = re.compile(r"[a-z0-9_]+")
+_SAMPLE_NAME = re.compile(r"[a-z0-9_]+")
 
 
 class Recorder:
@@ -129,13 +129,14 @@ class Recorder:
         with self._lock:
             self._guarded(file.path.name, lambda: file.append(line.encode()))
 
-    def image(self, step: int, name: str, picture: np.ndarray) -> Path | None:
-        """Keeps a picture or a clip in ``samples/`` and in TensorBoard; process 0 only.
+    def sample(self, step: int, name: str, shown: np.ndarray | str) -> Path | None:
+        """Keeps a picture, a clip or a text in ``samples/`` and TensorBoard; process 0 only.
 
         Args:
             step: completed updates.
             name: lower-case letters, digits, underscores.
-            picture: uint8 [H, W, 3], for ``NAME_STEP.png``, or [T, H, W, 3], for ``.mp4``.
+            shown: uint8 [H, W, 3], for ``NAME_STEP.png``, [T, H, W, 3], for ``.mp4``, or a text,
+                for ``.txt``.
 
         Returns:
             The file; None in other processes, or if it could not be written.
@@ -143,19 +144,23 @@ class Recorder:
         Raises:
             ValueError: the name or the array is of another form.
         """
-        if not _PICTURE_NAME.fullmatch(name):
-            raise ValueError(f"picture name {name!r} is not of lower-case letters, digits and _")
+        if not _SAMPLE_NAME.fullmatch(name):
+            raise ValueError(f"sample name {name!r} is not of lower-case letters, digits and _")
         if not self._first:
             return None
-        made = pictures.encode(name, picture)
-        path = self._directory / "samples" / f"{name}_{step}{made.ending}"
+        made = None if isinstance(shown, str) else pictures.encode(name, shown)
+        ending, content = (made.ending, made.file) if made else (".txt", shown)
+        path = self._directory / "samples" / f"{name}_{step}{ending}"
 
         def keep() -> None:
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, made.file)
+            write_whole(path, content)
 
         def show() -> None:
-            self._board().image(step, name, made.shown, made.height, made.width)
+            if made is None:
+                self._board().text(step, name, shown)
+            else:
+                self._board().image(step, name, made.shown, made.height, made.width)
 
         with self._lock:
             kept = self._guarded("samples", keep)

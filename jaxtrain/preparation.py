@@ -146,6 +146,7 @@ def evaluator(built: Built, sources: Sources, quarantine: Quarantine) -> Evaluat
         built.target,
         batches,
         deterministic=run.deterministic,
+        decode=sources.decode,
     )
     check_best_metric(run.checkpoint, evaluator.names())
     return evaluator

@@ -56,7 +56,7 @@ class Progress:
     Attributes:
         first: each metric's first value.
         last: each metric's last value.
-        pictures: files made so far.
+        samples: files of pictures, clips and texts made so far.
         bad_in_a_row: updates that were left out since the last good one, as far as known.
     """
 
@@ -95,7 +95,7 @@ class Progress:
         self._mentioned_wait = False
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
-        self.pictures: list[Path] = []
+        self.samples: list[Path] = []
         self.say = recorder.say
 
     @property
@@ -197,10 +197,10 @@ class Progress:
             f"step {done}/{self._total} | validation | "
             + " | ".join(f"{name} {value:.4g}" for name, value in sorted(found.values.items()))
         )
-        for name, picture in found.pictures.items():
-            path = self._recorder.image(done, name, picture)
+        for name, sample in found.samples.items():
+            path = self._recorder.sample(done, name, sample)
             if path is not None:
-                self.pictures.append(path)
+                self.samples.append(path)
 
     def close(self) -> None:
         """Ends what measures in the background."""

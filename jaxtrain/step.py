@@ -174,7 +174,7 @@ def build_eval_step(
         definition: the model.
         rule: where arrays are stored.
         precision: dtype of the computation.
-        method: ``"evaluate"`` for sums of metrics, ``"samples"`` for pictures.
+        method: ``"evaluate"`` for sums of metrics, ``"samples"`` for what is shown.
     """
     view = views(definition, rule, precision)
 

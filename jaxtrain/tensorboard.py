@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboardX.record_writer import masked_crc32c
 
 from jaxtrain.files import Appended
@@ -54,6 +56,19 @@ class Events:
         """
         picture = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
         self._add(step, [Summary.Value(tag=name, image=picture)])
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Adds a text, shown as it is: TensorBoard takes texts for Markdown.
+
+        Raises:
+            OSError: it is not in the file.
+        """
+        as_code = "".join(f"    {line}\n" for line in text.split("\n"))
+        one = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype="DT_STRING", string_val=[as_code.encode()], tensor_shape=one)
+        plugin = SummaryMetadata.PluginData(plugin_name="text")
+        metadata = SummaryMetadata(plugin_data=plugin)
+        self._add(step, [Summary.Value(tag=name, metadata=metadata, tensor=tensor)])
 
     def close(self) -> None:
         """Closes the file."""

@@ -110,7 +110,9 @@ class Trained:
     target: states.State
     state: states.State
 
-    def evaluator(self, rows: Rows, examples: int, place: Path, how: Any = "float32") -> Evaluator:
+    def evaluator(
+        self, rows: Rows, examples: int, place: Path, how: Any = "float32", **more: Any
+    ) -> Evaluator:
         batches = ValidationBatches(
             rows,
             self.rule.mesh,
@@ -120,7 +122,7 @@ class Trained:
             threads=2,
             quarantine=Quarantine(place / "quarantine.jsonl"),
         )
-        return Evaluator(self.definition, self.rule, how, self.target, batches)
+        return Evaluator(self.definition, self.rule, how, self.target, batches, **more)
 
 
 def trained(model: Any) -> Trained:
@@ -196,15 +198,33 @@ def test_it_computes_in_the_precision_of_the_run(judge: Trained, tmp_path: Path)
 
 def test_samples_are_pictures_of_the_first_batch(tmp_path: Path) -> None:
     painter = trained(_Painter)
-    pictures = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, Never()).pictures
+    pictures = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, Never()).samples
     painted = [0.0 if index == BROKEN else row(index)["x"][0] for index in spread(16, 40)[:BATCH]]
     expected = np.clip(100 + 10 * np.asarray(painted), 0, 255).astype(np.uint8)
     assert {name: picture.dtype for name, picture in pictures.items()} == {"rows": np.uint8}
     np.testing.assert_array_equal(pictures["rows"], np.tile(expected[None, :, None], (2, 1, 3)))
 
 
-def test_a_model_without_samples_has_no_pictures(judge: Trained, tmp_path: Path) -> None:
-    assert judge.evaluator(Rows(40), 16, tmp_path)(judge.state, Never()).pictures == {}
+class _Speller(_Judge):
+    """Gives two texts as ids; the second row is no example."""
+
+    def samples(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        first = jnp.full((1, 1), batch["weight"].sum().astype(jnp.int32))
+        row = jnp.concatenate([first, jnp.array([[7, -1, 9]], jnp.int32)], axis=1)
+        return {"text": jnp.concatenate([row, jnp.full_like(row, -1)])}
+
+
+def test_samples_of_ids_become_texts(tmp_path: Path) -> None:
+    speller = trained(_Speller)
+    plain = speller.evaluator(Rows(40), 16, tmp_path)(speller.state, Never()).samples
+    page = "===== 1: the text begins\n{}\n===== 1: the model goes on\n{}\n"
+    assert plain == {"text": page.format("7 7", "9")}  # one of eight rows is broken
+    said = speller.evaluator(Rows(40), 16, tmp_path, decode=lambda ids: f"{len(ids)} words")
+    assert said(speller.state, Never()).samples == {"text": page.format("2 words", "1 words")}
+
+
+def test_a_model_without_samples_shows_nothing(judge: Trained, tmp_path: Path) -> None:
+    assert judge.evaluator(Rows(40), 16, tmp_path)(judge.state, Never()).samples == {}
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3])

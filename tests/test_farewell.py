@@ -14,20 +14,20 @@ DIRECTORY = Path("/runs/my run")
 
 def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]:
     lines: list[str] = []
-    values: dict[str, Any] = {"first": {}, "last": {}, "pictures": [], "stopped_early": False}
+    values: dict[str, Any] = {"first": {}, "last": {}, "samples": [], "stopped_early": False}
     values["processes"] = 1
     farewell.farewell(run, PYTHON, arguments, DIRECTORY, **(values | how), say=lines.append)
     return lines
 
 
-PICTURES = [Path(f"samples/{name}") for name in ("a_2.png", "b_2.mp4", "a_20.png", "b_20.mp4")]
+SAMPLES = [Path(f"samples/{name}") for name in ("a_2.png", "b_2.mp4", "a_20.png", "b_20.mp4")]
 
 
 def test_it_says_what_was_reached() -> None:
     first = {"val/loss": 2.0, "train/loss": 8.0, "train/mfu": 0.1}
-    lines = said(first=first, last=first | {"train/loss": 0.5}, pictures=PICTURES)
+    lines = said(first=first, last=first | {"train/loss": 0.5}, samples=SAMPLES)
     assert lines[:3] == ["train/loss: 8 -> 0.5", "val/loss: 2", lines[2]]
-    assert lines[2] == "pictures: samples/a_20.png, samples/b_20.mp4"  # those of the end
+    assert lines[2] == "samples: samples/a_20.png, samples/b_20.mp4"  # those of the end
     assert lines[3:5] == [
         "checkpoints: /runs/my run/checkpoints",
         "curves: tensorboard --logdir /runs/my run/tensorboard (pip install tensorboard)",

@@ -150,7 +150,7 @@ def test_a_fresh_run_purges_nothing(tmp_path: Path) -> None:
 def test_pictures(tmp_path: Path) -> None:
     recorder = metrics.Recorder(tmp_path, 0, 1)
     picture = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
-    path = recorder.image(40, "reconstruction", picture)
+    path = recorder.sample(40, "reconstruction", picture)
     recorder.close()
     assert path == tmp_path / "samples" / "reconstruction_40.png"
     np.testing.assert_array_equal(np.asarray(Image.open(path)), picture)
@@ -159,9 +159,21 @@ def test_pictures(tmp_path: Path) -> None:
     assert (value.tag, value.image.height, value.image.width) == ("reconstruction", 6, 8)
     assert value.image.encoded_image_string == path.read_bytes()
     with pytest.raises(ValueError, match=r"picture x is float64 \[2, 2\], not uint8 \[H, W, 3\]"):
-        recorder.image(1, "x", np.zeros((2, 2)))
-    with pytest.raises(ValueError, match="picture name"):
-        recorder.image(1, "../x", picture)
+        recorder.sample(1, "x", np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="sample name"):
+        recorder.sample(1, "../x", picture)
+
+
+def test_texts(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    path = recorder.sample(40, "text", "# one\n*two* größer\n")
+    recorder.close()
+    assert path == tmp_path / "samples" / "text_40.txt"
+    assert path.read_text() == "# one\n*two* größer\n"
+    (value,) = events(tmp_path)[-1].summary.value
+    assert (value.tag, value.metadata.plugin_data.plugin_name) == ("text", "text")
+    (shown,) = value.tensor.string_val  # as code, or Markdown would change it
+    assert shown.decode() == "    # one\n    *two* größer\n    \n"
 
 
 def test_each_process_logs_and_only_the_first_speaks(
@@ -171,7 +183,7 @@ def test_each_process_logs_and_only_the_first_speaks(
         recorder = metrics.Recorder(tmp_path, process, 3)
         recorder.say(f"one from {process}\ntwo")
         recorder.record(1, {"train/loss": float(process)})
-        assert (recorder.image(1, "x", np.zeros((2, 2, 3), np.uint8)) is None) == (process != 0)
+        assert (recorder.sample(1, "x", np.zeros((2, 2, 3), np.uint8)) is None) == (process != 0)
         recorder.rewind(0 if process else 1, 0)
         recorder.close()
     assert capsys.readouterr().out == "one from 0\ntwo\n"

@@ -268,6 +268,8 @@ def test_a_validation_is_recorded_and_its_pictures_kept(story: Story, said: Any)
     assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in said()
     kept = [story.directory / "samples" / f"reconstruction_{step}.png" for step in (2, 4)]
     assert all(path.is_file() for path in kept)
-    assert story.progress.pictures == kept
+    assert story.progress.samples == kept
+    story.progress.validated(6, Validation({"val/psnr": 22.0}, {"text": "a\n"}))
+    assert story.progress.samples[-1].read_text() == "a\n"
     assert story.progress.first == {"val/psnr": 20.0, "val/loss": 0.5}
     assert story.progress.last == {"val/psnr": 22.0, "val/loss": 0.25}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sample_videos
 from program import records, train, write_corpus
+from tensorboard_events import events
 
 pytestmark = pytest.mark.slow
 
@@ -56,3 +57,22 @@ def test_the_masked_language_model_on_eight_devices(tmp_path: Path) -> None:
     assert sorted(found) == [1, 2, 3]
     assert 0 < found[3]["val/loss"] < 7  # log(300) is 5.7
     assert (tmp_path / "run/checkpoints/3/tokenizer.json").is_file()
+
+
+def test_the_gpt_on_eight_devices_writes_texts(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path)
+    said = three_steps(
+        tmp_path,
+        "demo_gpt",
+        8,
+        *("--data.path", str(corpus), "--mesh.fsdp", 8, "--mesh.shard", "params"),
+        *("--model.depth", 2, "--model.width", 32, "--model.heads", 4, "--model.vocab_size", 300),
+        *("--model.sequence_length", 32, "--data.workers", 1, "--mesh.min_shard_elements", 64),
+    )
+    page = (tmp_path / "run/samples/text_3.txt").read_text()
+    assert "samples/text_3.txt" in said
+    assert page.count("the text begins\n") == page.count("the model goes on\n") == 2
+    begun = page.split("the text begins\n")[1].split("\n=====")[0]
+    assert any(begun.removeprefix("<|bos|>")[:20] in file.read_text() for file in corpus.iterdir())
+    shown = [value for event in events(tmp_path / "run") for value in event.summary.value]
+    assert [value.tag for value in shown if value.HasField("tensor")] == ["text"]

@@ -203,6 +203,20 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
             raise InputError(f"{kind} turns {part!r} into {back!r}; {cure}")
 
 
+def as_bytes(tokenizer: tokenizers.Tokenizer) -> list[bytes | None]:
+    """The bytes of UTF-8 text that each id stands for; None for special and for absent ids.
+
+    A token may begin or end inside a character.
+    """
+    byte_of = {character: byte for byte, character in enumerate(CHARACTERS)}
+    found: list[bytes | None] = [None] * (1 + max(tokenizer.get_vocab().values()))
+    for entry, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
+        found[token_id] = bytes(byte_of[character] for character in entry)
+    for token_id, token in tokenizer.get_added_tokens_decoder().items():
+        found[token_id] = None if token.special else token.content.encode()
+    return found
+
+
 def lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     """Bytes of UTF-8 text that each id stands for, int32 [ids]; 0 for special tokens."""
     vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)

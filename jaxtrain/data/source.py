@@ -5,7 +5,7 @@ them. Order, epochs, batches, workers and substitutes belong to :mod:`jaxtrain.d
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +34,11 @@ class Source(Protocol):
         """
 
 
+def as_numbers(ids: Sequence[int]) -> str:
+    """What ids stand for in data that is no text: themselves."""
+    return " ".join(map(str, ids))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sources:
     """What a data config opens.
@@ -46,6 +51,7 @@ class Sources:
         summary: one line for the console.
         files_to_keep: name -> content of what each checkpoint is to hold, so that the model can be
             used without the data: a tokenizer.
+        decode: ids of tokens -> the text that they stand for.
     """
 
     train: Source
@@ -54,3 +60,4 @@ class Sources:
     bad: tuple[BadExample, ...]
     summary: str
     files_to_keep: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    decode: Callable[[Sequence[int]], str] = as_numbers

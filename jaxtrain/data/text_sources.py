@@ -6,6 +6,7 @@ told in :mod:`jaxtrain.data.documents`; what examples are made of the tokens, in
 """
 
 import dataclasses
+import functools
 import glob
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -193,6 +194,7 @@ class Text:
             bad=prepared.bad,
             summary=summary,
             files_to_keep={tokenizer.NAME: prepared.tokenizer.read_bytes()},
+            decode=functools.partial(tokenizer.decode, prepared.tokenizer),
         )
 
     def with_tokenizer_of(self, model: Any, say: Callable[[str], None]) -> "Text":

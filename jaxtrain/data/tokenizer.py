@@ -18,8 +18,9 @@ One is for causal language models and begins with <|bos|> 0 and the others of
   (:mod:`jaxtrain.data.byte_level`).
 """
 
+import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -261,6 +262,16 @@ def check_travels(source: Path) -> None:
             f"{source} is a file of weights, which has no tokenizer: name the checkpoint, the run "
             "or the folder that it comes from"
         )
+
+
+def decode(path: Path, ids: Sequence[int]) -> str:
+    """The text that ids of a ``tokenizer.json`` stand for, with the special tokens written out."""
+    return str(_read(path).decode(list(ids), skip_special_tokens=False))
+
+
+@functools.cache
+def _read(path: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(path))
 
 
 def of_source(source: Path) -> tokenizers.Tokenizer:

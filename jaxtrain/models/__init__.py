@@ -43,7 +43,17 @@ The module that ``build`` returns:
   of squares, asks for ``NAME_std`` beside ``NAME``. ``"loss"`` is always among the names.
 - ``derived(means) -> {name: value}``, optional and static: what follows from the means of
   ``evaluate`` over all examples, as a perplexity.
-- ``samples(batch) -> {name: picture}``, optional: uint8 [H, W, 3] each, or [T, H, W, 3] for a clip.
+- ``samples(batch) -> {name: sample}``, optional: uint8 [H, W, 3] for a picture, [T, H, W, 3] for a
+  clip, int32 [R, T] for R texts as ids of tokens: those that were given, a -1, and those that the
+  model has written. Which text the ids stand for is known to the data
+  (:class:`jaxtrain.data.source.Sources`), not to the model.
+- ``cache(rows, length) -> cache`` and ``continued(tokens_BS, count, cache, start) -> (logits_BV,
+  cache)``, optional: what writes texts (:mod:`jaxtrain.writing`). A cache is a tree of arrays that
+  keeps what later positions need of earlier ones, in the dtype of the parameters. ``continued``
+  takes the tokens of the positions from ``start`` on, all of which fit into the cache, and gives
+  the float32 logits of the word after the first ``count`` of them; ``count`` and ``start`` are
+  int32 scalars. Those behind only fill the array up: they change nothing, and the next call, with
+  ``start + count``, replaces them. The logits are those of the whole sequence at once, to rounding.
 
 Sums are float32 scalars over the whole batch given, rows weighted by ``batch["weight"]``; whoever
 calls divides, once, after all microbatches and devices. So the sums of two halves of a batch add up

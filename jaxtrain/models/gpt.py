@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import causal, config
+from jaxtrain import causal, config, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, remat
 from jaxtrain.models import gpt_weights
@@ -236,19 +236,39 @@ class Block(nnx.Module):
 
     def __call__(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
         """[B, S, D] -> the same shape; a position sees itself and those before it."""
-        x_BSD = x_BSD + self._attend(rms_norm(x_BSD), cos_SI, sin_SI)
+        heads = self._heads(rms_norm(x_BSD), cos_SI, sin_SI)
+        return self._onward(x_BSD, causal.attend(*heads))
+
+    def continued(
+        self,
+        x_BSD: jax.Array,
+        cos_SI: jax.Array,
+        sin_SI: jax.Array,
+        cache: causal.Cache,
+        start: int | jax.Array,
+    ) -> tuple[jax.Array, causal.Cache]:
+        """The same for positions from `start` on, which also see those in the cache."""
+        heads = self._heads(rms_norm(x_BSD), cos_SI, sin_SI)
+        seen_BSNK, cache = causal.attend_cached(*heads, cache, start)
+        return self._onward(x_BSD, seen_BSNK), cache
+
+    def _onward(self, x_BSD: jax.Array, seen_BSNK: jax.Array) -> jax.Array:
+        x_BSD = x_BSD + seen_BSNK.reshape(x_BSD.shape) @ self.out[...]
         h_BSF = jnp.square(jax.nn.relu(rms_norm(x_BSD) @ self.up[...]))
         return x_BSD + h_BSF @ self.down[...]
 
-    def _attend(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
-        b, s, d = x_BSD.shape
+    def _heads(
+        self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, S, N, K], keys and values [B, S, H, K]."""
+        b, s, _ = x_BSD.shape
         q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.heads, -1)
         k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.shared_heads, -1)
         v_BSHK = (x_BSD @ self.v[...]).reshape(b, s, self.shared_heads, -1)
         q_BSNK, k_BSHK = (
             rms_norm(causal.rotate(x, cos_SI, sin_SI)).astype(x.dtype) for x in (q_BSNK, k_BSHK)
         )
-        return causal.attend(q_BSNK, k_BSHK, v_BSHK).reshape(b, s, d) @ self.out[...]
+        return q_BSNK, k_BSHK, v_BSHK
 
 
 class Head(nnx.Module):
@@ -278,6 +298,7 @@ class GPT(nnx.Module):
         self.wte = Embedding(config, rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.depth)])
         self.lm_head = Head(config)
+        self.shared_heads = config.shared_heads
         self.head_width = config.head_width
         self.remat = config.remat
 
@@ -293,6 +314,33 @@ class GPT(nnx.Module):
     def logits(self, tokens_BS: jax.Array) -> jax.Array:
         """float32 logits [B, S, V] of the words that follow each token: for short sequences."""
         return remat(Head.logits, self.remat)(self.lm_head, self.encode(tokens_BS))
+
+    def cache(self, rows: int, length: int) -> list[causal.Cache]:
+        """Room for `length` positions of `rows` sequences, for :meth:`continued`."""
+        shape = rows, length, self.shared_heads, self.head_width
+        dtype = self.lm_head.words[...].dtype
+        return [causal.empty_cache(*shape, dtype) for _ in self.blocks]
+
+    def continued(
+        self,
+        tokens_BS: jax.Array,
+        count: int | jax.Array,
+        cache: list[causal.Cache],
+        start: int | jax.Array,
+    ) -> tuple[jax.Array, list[causal.Cache]]:
+        """Logits after the first `count` of these tokens; see :mod:`jaxtrain.models`."""
+        length = tokens_BS.shape[1]
+        cos_SI, sin_SI = causal.rotary(length, self.head_width, _ROTARY_BASE, start)
+        x_BSD, kept = self.wte(tokens_BS), []
+        for block, before in zip(self.blocks, cache, strict=True):
+            x_BSD, after = block.continued(x_BSD, cos_SI, sin_SI, before, start)
+            kept.append(after)
+        last_B1D = jax.lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1)
+        return self.lm_head.logits(last_B1D)[:, 0], kept
+
+    def samples(self, batch: Batch) -> dict[str, jax.Array]:
+        """How the model goes on with the beginnings of the first examples."""
+        return {"text": writing.samples(self, batch)}
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Cross-entropy in nats, over targets; `accuracy` beside it. Nothing is drawn."""

@@ -1,0 +1,229 @@
+"""A trained causal language model at work on a text: it goes on with it, token by token.
+
+Shapes: B texts at a time, P tokens of a prompt, N tokens of a window, V words.
+"""
+
+import codecs
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain import compiling, processes, state, weights, writing
+from jaxtrain.data import byte_level, cache, specials, tokenizer
+from jaxtrain.errors import InputError
+from jaxtrain.models import mlm
+from jaxtrain.sampling import Choice
+
+_LEAST_ROOM = 64  # positions of a cache
+_LARGEST_SEED = 2**32 - 1
+
+
+class CausalModel:
+    """A model, its parameters on the first device, and its tokenizer.
+
+    Args:
+        source: a checkpoint, a run's directory, or a folder with weights and a ``tokenizer.json``.
+        precision: of the computation.
+
+    Raises:
+        InputError: there is none, or of another kind; or jax does not see the GPU.
+    """
+
+    def __init__(self, source: Path, precision: str = "float32") -> None:
+        processes.check_accelerator(os.environ)
+        compiling.use_cache(os.environ, cache.root(None) / "compiled")
+        found = weights.load(source, None)
+        self.source = found.source
+        self.model = found.model
+        definition = state.Definition(self.model.build)
+        if not definition.has("continued"):
+            cure = "; jaxtrain fill finds its [MASK]s" if isinstance(self.model, mlm.Config) else ""
+            raise InputError(
+                f"{self.source} holds a model of {type(self.model).__module__}, which cannot go on "
+                f"with a text: name a causal language model, as jaxtrain.models.gpt{cure}"
+            )
+        words = tokenizer.of_source(source)
+        tokenizer.check_size(words, self.model.vocab_size, str(source))
+        byte_level.check(words, str(source))
+        self.begin = specials.begin(words, str(source))
+        self.tokenizer = specials.plain(words)
+        self.bytes_of: list[bytes | None] = byte_level.as_bytes(self.tokenizer)
+        self._arrays = {
+            name: jnp.asarray(found.params[name], jnp.dtype(precision))
+            for name in definition.params
+        }
+        special = specials.marked(self.tokenizer)
+        known_V = np.zeros(self.model.vocab_size, bool)
+        known_V[[i for i, one in enumerate(self.bytes_of) if one is not None or i in special]] = 1
+
+        def chosen(
+            logits_BV: jax.Array, choice: Choice, keys_B: jax.Array, number: jax.Array
+        ) -> jax.Array:
+            # The model may have more words than the tokenizer; those it has never seen.
+            known_BV = jnp.broadcast_to(known_V[None], logits_BV.shape)
+            return writing.choose(choice, jnp.where(known_BV, logits_BV, -jnp.inf), keys_B, number)
+
+        def read(
+            arrays: state.Arrays,
+            tokens_BN: jax.Array,
+            count: jax.Array,
+            keys_B: jax.Array,
+            number: jax.Array,
+            room: int,
+            choice: Choice,
+        ) -> tuple[jax.Array, Any]:
+            module = definition.module(arrays, {})
+            empty = module.cache(tokens_BN.shape[0], room)
+            logits_BV, kept = module.continued(tokens_BN, count, empty, 0)
+            return chosen(logits_BV, choice, keys_B, number), kept
+
+        def follow(
+            arrays: state.Arrays,
+            kept: Any,
+            ids_B: jax.Array,
+            start: jax.Array,
+            keys_B: jax.Array,
+            number: jax.Array,
+            choice: Choice,
+        ) -> tuple[jax.Array, Any]:
+            module = definition.module(arrays, {})
+            logits_BV, kept = module.continued(ids_B[:, None], 1, kept, start)
+            return chosen(logits_BV, choice, keys_B, number), kept
+
+        options = compiling.options(jax.default_backend())
+        self._read: Callable[..., tuple[jax.Array, Any]] = jax.jit(
+            read, static_argnames=("room", "choice"), compiler_options=options
+        )
+        self._follow: Callable[..., tuple[jax.Array, Any]] = jax.jit(
+            follow, static_argnames="choice", donate_argnums=1, compiler_options=options
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the model sees at once."""
+        return int(self.model.sequence_length)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The token that begins a document, and those of a text.
+
+        Raises:
+            InputError: no text, or more than the model sees at once.
+        """
+        if not prompt:
+            raise InputError("the text is empty: give the model a beginning, a word will do")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise InputError("the text is not UTF-8: convert it, as with iconv") from None
+        ids = [self.begin, *self.tokenizer.encode(prompt, add_special_tokens=False).ids]
+        if len(ids) > self.longest:
+            raise InputError(
+                f"the text has {len(ids)} tokens with the one that begins it, the model sees "
+                f"{self.longest}: give its last part alone"
+            )
+        return ids
+
+    def ids(
+        self,
+        prompt: list[int],
+        *,
+        tokens: int,
+        choice: Choice,
+        seed: int = 0,
+        samples: int = 1,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[np.ndarray]:
+        """The tokens that follow, int32 [B] for each in turn; text b does not depend on B.
+
+        Past the end of what the model sees at once it begins anew with the last half of that: so it
+        always sees the last half, at least. Nothing is stretched, and nothing older is remembered.
+
+        Args:
+            prompt: what :meth:`encode` gave.
+            tokens: how many; the iterator may be left before.
+            choice: how each is chosen.
+            seed: of what is drawn.
+            samples: B, texts that go on with the prompt, each in its way.
+            say: told once where the model begins anew.
+
+        Raises:
+            InputError: a number that means nothing.
+        """
+        self._check(tokens, choice, samples, seed)
+        keys_B = writing.keys_of_rows(seed, samples)
+        window = [np.full(samples, one, np.int32) for one in prompt]
+        most = min(len(prompt) + tokens, self.longest)
+        room, half = padded(most, self.longest), max(1, self.longest // 2)
+
+        def begun(number: int) -> tuple[jax.Array, Any]:
+            tokens_BN = np.zeros((samples, padded(len(window), room)), np.int32)
+            tokens_BN[:, : len(window)] = np.stack(window, axis=1)
+            return self._read(
+                self._arrays, tokens_BN, len(window), keys_B, number, room=room, choice=choice
+            )
+
+        ids_B, kept = begun(0)
+        for number in range(1, tokens + 1):
+            drawn_B = ids_B
+            if number < tokens and len(window) < self.longest:
+                # Before anybody waits for the token that it goes on with.
+                ids_B, kept = self._follow(
+                    self._arrays, kept, drawn_B, len(window), keys_B, number, choice=choice
+                )
+                window.append(np.asarray(drawn_B))
+            elif number < tokens:
+                if number == self.longest - len(prompt) + 1:  # the first time
+                    say(
+                        f"the model sees {self.longest} tokens at once: from here on the last "
+                        f"{half} to {self.longest}, and nothing before"
+                    )
+                window = [*window, np.asarray(drawn_B)][-half:]
+                ids_B, kept = begun(number)
+            yield np.asarray(drawn_B)
+
+    def texts(self, ids: Iterator[np.ndarray]) -> Iterator[list[str]]:
+        """What the texts grow by, token by token: whole characters, "" where none is whole yet.
+
+        A text ends where the model draws a special token, as the one that begins the next document;
+        the iterator ends where all have.
+
+        Args:
+            ids: of :meth:`ids`.
+        """
+        decoders: list[Any] | None = None
+        ended: list[bool] = []
+        for ids_B in ids:
+            if decoders is None:
+                make = codecs.getincrementaldecoder("utf-8")
+                decoders, ended = [make("replace") for _ in ids_B], [False] * len(ids_B)
+            grown = []
+            for row, token_id in enumerate(ids_B.tolist()):
+                piece = self.bytes_of[token_id]
+                ended[row] |= piece is None
+                grown.append("" if ended[row] or piece is None else decoders[row].decode(piece))
+            yield grown
+            if all(ended):
+                return
+
+    def _check(self, tokens: int, choice: Choice, samples: int, seed: int) -> None:
+        for name, value in (("--tokens", tokens), ("--samples", samples)):
+            if value < 1:
+                raise InputError(f"{name} {value}: use at least 1")
+        if not 0 <= seed <= _LARGEST_SEED:
+            raise InputError(f"--seed {seed}: use a number from 0 to {_LARGEST_SEED}")
+        words = self.model.vocab_size
+        if choice.top_k is not None and choice.top_k > words:
+            raise InputError(f"--top-k {choice.top_k}: use a number from 1 to {words}, its words")
+
+
+def padded(count: int, most: int) -> int:
+    """Room for ``count`` positions: a power of two from 64 on, and ``most`` at most.
+
+    So prompts of all lengths share a few compiled programs.
+    """
+    return min(most, max(_LEAST_ROOM, 1 << (count - 1).bit_length()))

@@ -1,0 +1,129 @@
+"""A causal language model goes on with a text, which is printed as it comes.
+
+SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a folder with
+weights and a tokenizer.json; without it output/latest is taken. A text ends after --tokens, or
+where the model ends the document. Past the length that it was trained with the model begins anew
+with the last half of what it saw, and says so.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxtrain import rundir
+from jaxtrain.causal_text import CausalModel
+from jaxtrain.commands import command_line, video_flags
+from jaxtrain.errors import InputError
+from jaxtrain.sampling import Choice
+
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+# What a terminal would obey, as the pictures that Unicode has of it; not tab and line feed.
+_SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
+_SHOWN |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or no such model.
+    """
+    flags = command_line.parse_all(_parser(), arguments)
+    if flags is None:
+        return 0
+    source = flags.source
+    if source is None:
+        source = rundir.ROOT / "latest"
+        if Path(flags.text).expanduser().exists():
+            raise InputError(f"TEXT is missing: what shall the model at {flags.text} go on with?")
+    choice = Choice(temperature=flags.temperature, top_k=flags.top_k, top_p=flags.top_p)
+    model = CausalModel(source, flags.precision)
+    texts = model.texts(
+        model.ids(
+            model.encode(flags.text),
+            tokens=flags.tokens,
+            choice=choice,
+            seed=flags.seed,
+            samples=flags.samples,
+            say=_note,
+        )
+    )
+    _print(flags.text, texts, flags.samples)
+    return 0
+
+
+def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
+    """The first text as it comes, the others, which are written beside it, after it."""
+    terminal = sys.stdout.isatty()
+
+    def show(text: str) -> None:
+        print(text.translate(_SHOWN) if terminal else text, end="", flush=True)
+
+    def begin(number: int) -> None:
+        if samples > 1:
+            print(f"===== {number} of {samples}")
+        if terminal:
+            print(_BOLD, end="")
+        show(prompt)
+        if terminal:
+            print(_PLAIN, end="", flush=True)
+
+    later = [""] * samples
+    times: list[float] = []
+    for grown in texts:
+        times.append(time.monotonic())
+        if len(times) == 1:  # nothing is wrong with the use
+            begin(1)
+        show(grown[0])
+        later = [before + more for before, more in zip(later, grown, strict=True)]
+    print()
+    for number, text in enumerate(later[1:], 2):
+        begin(number)
+        show(text)
+        print()
+    if terminal and len(times) > 2:  # the first two wait for the compiler
+        rate = samples * (len(times) - 2) / (times[-1] - times[1])
+        _note(f"{len(times):,} tokens, {rate:.1f} tokens/s (measured)")
+
+
+def _note(text: str) -> None:
+    sys.stdout.flush()
+    print(f"\nnote: {text}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = (
+        'jaxtrain generate [SOURCE] "Once upon a time" [--tokens N] [--temperature T] [--top-k K] '
+        "[--top-p P] [--seed N] [--samples N]"
+    )
+    parser = command_line.bare_parser("generate", usage, __doc__)
+    add = parser.add_argument
+    add(
+        "source",
+        metavar="SOURCE",
+        type=command_line.named_file,
+        nargs="?",
+        help="a causal language model (output/latest)",
+    )
+    add("text", metavar="TEXT", help="what it goes on with")
+    add("--tokens", metavar="N", type=int, default=200, help="tokens to write, at most (200)")
+    add(
+        "--temperature",
+        metavar="T",
+        type=float,
+        default=0.8,
+        help="below 1 likely words become likelier (0.8); 0 always takes the likeliest",
+    )
+    add("--top-k", metavar="K", type=int, help="draw from the K likeliest words (all)")
+    add(
+        "--top-p",
+        metavar="P",
+        type=float,
+        help="draw from the fewest words that together have this probability, 0 to 1 (all)",
+    )
+    add("--seed", metavar="N", type=int, default=0, help="of what is drawn (0)")
+    add("--samples", metavar="N", type=int, default=1, help="texts to write (1)")
+    video_flags.add_precision(parser)
+    return parser
