@@ -149,8 +149,8 @@ class Recorder:
         if not self._first:
             return None
         made = None if isinstance(shown, str) else pictures.encode(name, shown)
-        ending, content = (made.ending, made.file) if made else (".txt", shown)
-        path = self._directory / "samples" / f"{name}_{step}{ending}"
+        content = made.file if made else str(shown)
+        path = self._directory / "samples" / f"{name}_{step}{made.ending if made else '.txt'}"
 
         def keep() -> None:
             path.parent.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jaxtrain import rundir
 from jaxtrain.causal_text import CausalModel
-from jaxtrain.commands import command_line, video_flags
+from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 from jaxtrain.sampling import Choice
 
@@ -125,5 +125,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--seed", metavar="N", type=int, default=0, help="of what is drawn (0)")
     add("--samples", metavar="N", type=int, default=1, help="texts to write (1)")
-    video_flags.add_precision(parser)
+    command_line.add_precision(parser)
     return parser

@@ -245,7 +245,7 @@ class Text:
             f"data.max_examples {numbers.readable(self.max_examples)}: uses "
             f"{sum(map(min, quotas, counts)):,} of {sum(counts):,} documents"
         )
-        return quotas
+        return list(quotas)
 
     def _corpus(
         self, files: list[documents.Scanned], path: str, quota: int | None
