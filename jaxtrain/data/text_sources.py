@@ -8,7 +8,7 @@ told in :mod:`jaxtrain.data.documents`; what examples are made of the tokens, in
 import dataclasses
 import functools
 import glob
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +234,7 @@ class Text:
     def _field(self, path: str) -> str | None:
         return hub.FIELD if hub.is_named(path) else self.text_field
 
-    def _quotas(self, counts: list[int], say: Callable[[str], None]) -> list[int | None]:
+    def _quotas(self, counts: list[int], say: Callable[[str], None]) -> Sequence[int | None]:
         """Documents to use of each source, in proportion to what they have."""
         if self.max_examples is None:
             return [None] * len(counts)
