@@ -270,7 +270,7 @@ def capped(logits: jax.Array, cap: float | None) -> jax.Array:
 
 def sums(
     found: Predictions, batch: dict[str, jax.Array], weight_BS: jax.Array
-) -> dict[str, tuple[jax.Array, jax.Array]]:
+) -> dict[str, tuple[jax.Array, ...]]:
     """`accuracy` over targets and `bits_per_byte` over the text that they stand for.
 
     Bits per byte does not depend on the tokenizer: the cost of all targets that stand for text,

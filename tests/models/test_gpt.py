@@ -118,7 +118,8 @@ def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
         graph = nnx.graphdef(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
         loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEYS)[0])
         results.append(jax.jit(loss)(parts[1]))
-    assert_same(*results)
+    for none, block in zip(*map(jax.tree.leaves, results), strict=True):
+        assert np.linalg.norm(none - block) < 1e-5 * np.linalg.norm(none)
 
 
 # ---- the dial -----------------------------------------------------------------------------------
