@@ -148,9 +148,12 @@ class Recorder:
             raise ValueError(f"sample name {name!r} is not of lower-case letters, digits and _")
         if not self._first:
             return None
-        made = None if isinstance(shown, str) else pictures.encode(name, shown)
-        content = made.file if made else str(shown)
-        path = self._directory / "samples" / f"{name}_{step}{made.ending if made else '.txt'}"
+        if isinstance(shown, str):
+            made, ending, content = None, ".txt", shown.encode()
+        else:
+            made = pictures.encode(name, shown)
+            ending, content = made.ending, made.file
+        path = self._directory / "samples" / f"{name}_{step}{ending}"
 
         def keep() -> None:
             path.parent.mkdir(exist_ok=True)

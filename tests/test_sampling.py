@@ -29,6 +29,11 @@ def drawn(choice: Choice, of: np.ndarray, draws: int = 40, seed: int = 0) -> np.
     return np.asarray(jax.jit(jax.vmap(choice, (None, 0)))(jnp.asarray(of), keys))
 
 
+def kept_of(choice: Choice, of: np.ndarray) -> np.ndarray:
+    """Which words are drawn from, bool [rows, words]."""
+    return np.isfinite(np.asarray(jax.jit(choice.kept)(jnp.asarray(of))))
+
+
 def chances(of: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     scaled = of.astype(np.float64) / temperature
     weights = np.exp(scaled - scaled.max(-1, keepdims=True))
@@ -37,7 +42,7 @@ def chances(of: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, WORDS, 100])
 def test_top_k_never_leaves_the_k_likeliest(top_k: int) -> None:
-    kept = np.isfinite(np.asarray(Choice(top_k=top_k).kept(jnp.asarray(logits()))))
+    kept = kept_of(Choice(top_k=top_k), logits())
     assert (kept.sum(-1) == min(top_k, WORDS)).all()  # exactly, also among equals
     lowest_kept = np.where(kept, logits(), np.inf).min(-1)
     highest_left = np.where(kept, -np.inf, logits()).max(-1)
@@ -50,8 +55,7 @@ def test_top_k_never_leaves_the_k_likeliest(top_k: int) -> None:
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, temperature: float) -> None:
     choice = Choice(temperature=temperature, top_p=top_p)
-    scaled = jnp.asarray(logits() / temperature)
-    kept = np.isfinite(np.asarray(choice.kept(scaled)))
+    kept = kept_of(choice, (logits() - logits().max(-1, keepdims=True)) / temperature)
     share = chances(logits(), temperature)
     inside = np.where(kept, share, 0.0)
     assert (inside.sum(-1) >= top_p - 1e-6).all()
@@ -64,7 +68,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, temperature:
 def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
     row = np.log(np.array([[0.4, 0.3, 0.2, 0.1]], np.float32))
     kept = [
-        np.isfinite(np.asarray(Choice(**how).kept(jnp.asarray(row)))).sum()
+        kept_of(Choice(**how), row).sum()
         for how in ({"top_p": 0.5}, {"top_p": 0.5, "top_k": 2}, {"top_p": 0.8}, {"top_k": 3})
     ]
     assert kept == [2, 1, 3, 3]
@@ -93,8 +97,8 @@ def test_seeds_repeat_and_rows_are_on_their_own() -> None:
     np.testing.assert_array_equal(drawn(choice, logits(), seed=3), first)
     assert (drawn(choice, logits(), seed=4) != first).any()
     keys = jax.random.split(jax.random.key(0), ROWS)
-    together = choice(jnp.asarray(logits()), keys)
-    alone = choice(jnp.asarray(logits()[40:41]), keys[40:41])
+    together = jax.jit(choice)(jnp.asarray(logits()), keys)
+    alone = jax.jit(choice)(jnp.asarray(logits()[40:41]), keys[40:41])
     assert together[40] == alone[0]
 
 

@@ -98,18 +98,18 @@ def test_a_cache_has_the_dtype_of_the_parameters(small: Small, tokens: jax.Array
 def by_hand(small: Small, prompt: Any, count: int, choice: Choice, keys: Any) -> np.ndarray:
     """Without a cache: the whole sequence anew for each token."""
     padded = jnp.zeros((len(prompt), LENGTH), jnp.int32).at[:, : prompt.shape[1]].set(prompt)
+    next_of = small.jit(
+        lambda model, tokens, end, number: writing.choose(
+            choice, model.logits(tokens)[:, end - 1], keys, number
+        )
+    )
     for number in range(count):
         end = prompt.shape[1] + number
-        logits = small.logits(padded)[:, end - 1]
-        padded = padded.at[:, end].set(writing.choose(choice, logits, keys, number))
+        padded = padded.at[:, end].set(next_of(padded, end, number))
     return np.asarray(padded[:, prompt.shape[1] : prompt.shape[1] + count])
 
 
-CHOICES = (
-    Choice(temperature=0.0),
-    Choice(temperature=0.9, top_k=20),
-    Choice(temperature=1.0, top_p=0.8),
-)
+CHOICES = (Choice(temperature=0.0), Choice(temperature=0.9, top_k=20, top_p=0.9))
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
@@ -138,8 +138,7 @@ def test_samples_begin_as_the_examples_do(small: Small) -> None:
     assert page == "===== 1: the text begins\n<8>\n===== 1: the model goes on\n<8>\n"
 
 
-@pytest.mark.parametrize("shard", ["params", "optimizer"])
-def test_samples_are_the_same_in_shards(shard: Any) -> None:
+def test_samples_are_the_same_in_shards() -> None:
     model = dataclasses.replace(gpt.Config.tiny(), sequence_length=32)
     definition = states.Definition(model.build)
     rng = np.random.default_rng(0)
@@ -153,7 +152,7 @@ def test_samples_are_the_same_in_shards(shard: Any) -> None:
     }
     found = []
     for data, fsdp in ((1, 1), (2, 4)):
-        settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=16)
+        settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=16)
         rule = meshes.Rule(toy.mesh_of(data, fsdp), settings)
         step = steps.build_eval_step(definition, rule, precision="float32", method="samples")
         placed = {name: jax.device_put(array, rule(array)) for name, array in params.items()}
