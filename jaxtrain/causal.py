@@ -1,4 +1,4 @@
-"""What causal language models share: rotary positions, attention, and the loss in pieces.
+"""What causal language models share: batches, norm, positions, attention, and the loss in pieces.
 
 Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values (H divides
 N), K width of a head, V words, P tokens of a piece of the sequence.
@@ -22,6 +22,38 @@ IGNORED = -1
 _LARGEST_HEAD = 128
 _HEAD_UNIT = 8
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, ...]]
+
+
+def batch_spec(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """`tokens`, and the `targets` that follow each, int32 [B, S]; -1 is not predicted.
+
+    `target_bytes` int32 [B, S]: bytes of text that each target stands for, 0 for a special token.
+    `weight` float32 [B].
+    """
+    tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+    return {
+        **dict.fromkeys(("tokens", "targets", "target_bytes"), tokens),
+        "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+    }
+
+
+def rms_norm(x: jax.Array, eps: float, scale: jax.Array | None = None) -> jax.Array:
+    """Divides by the root of the mean square over the last dimension; float32 inside.
+
+    Args:
+        x: [..., D].
+        eps: added to the mean square.
+        scale: [D], what the result is multiplied by; None is ones.
+    """
+    wide = x.astype(jnp.float32)
+    normal = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+    if scale is not None:
+        normal = normal * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+    return normal.astype(x.dtype)
 
 
 def rotary(length: int, width: int, base: float) -> tuple[jax.Array, jax.Array]:
@@ -228,9 +260,25 @@ def capped(logits: jax.Array, cap: float | None) -> jax.Array:
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def sums(
-    found: Predictions, batch: dict[str, jax.Array], weight_BS: jax.Array
-) -> dict[str, tuple[jax.Array, jax.Array]]:
+def target_weights(batch: Batch) -> jax.Array:
+    """What each target counts, float32 [B, S]: its row's weight, or 0 where there is none."""
+    return (batch["targets"] != IGNORED) * batch["weight"][:, None]
+
+
+def loss_sums(found: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array, Sums]:
+    """What a model's `loss` returns: nats over targets, and `accuracy` beside them."""
+    weight_BS = target_weights(batch)
+    accuracy = sums(found, batch, weight_BS)["accuracy"]
+    return found.total, weight_BS.sum(), {"accuracy": accuracy}
+
+
+def evaluation_sums(found: Predictions, batch: Batch) -> Sums:
+    """What a model's `evaluate` returns: `loss`, and what :func:`sums` gives."""
+    weight_BS = target_weights(batch)
+    return {"loss": (found.total, weight_BS.sum())} | sums(found, batch, weight_BS)
+
+
+def sums(found: Predictions, batch: Batch, weight_BS: jax.Array) -> Sums:
     """`accuracy` over targets and `bits_per_byte` over the text that they stand for.
 
     Bits per byte does not depend on the tokenizer: the cost of all targets that stand for text,

@@ -139,7 +139,9 @@ def params_for(
         InputError: they do not fit the model; names those that do not.
     """
     if hf_folder.is_one(source):
-        _check_family(model, type(hf_folder.model(source)), str(source))
+        theirs = hf_folder.model(source)
+        _check_family(model, type(theirs), str(source))
+        _check_unseen(model, vars(theirs), source)
         path, found = source, model.from_weights(hf_folder.tensors(source), str(source))
     elif source.is_dir():
         path = _checkpoint(source)
@@ -153,10 +155,8 @@ def params_for(
     else:
         path, (tensors, about) = source, tensor_files.read(source)
         found = model.from_weights(tensors, str(source))
-        theirs = (
-            json.loads(about[ABOUT]) if ABOUT in about else vars(model.guess(tensors, str(path)))
-        )
-        _check_unseen(model, theirs, path)
+        told = json.loads(about[ABOUT]) if ABOUT in about else None
+        _check_unseen(model, told or vars(model.guess(tensors, str(path))), path)
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
     apart = tuple(group.prefix for group in parameter_groups.apart(groups).values())
     fitting = {
