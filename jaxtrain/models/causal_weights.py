@@ -17,6 +17,7 @@ from jaxtrain.errors import InputError
 Tensors = Mapping[str, np.ndarray]
 _LISTED = 4
 _FULL = "full_attention"
+_BASE = "rope_theta"
 _ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 
 
@@ -158,8 +159,8 @@ class Shape:
             "intermediate_size": self.ff,
             "max_position_embeddings": self.sequence_length,
             "rms_norm_eps": self.norm_eps,
-            "rope_theta": self.rotary_base,  # read by transformers 4
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rotary_base},  # by 5
+            _BASE: self.rotary_base,  # read by transformers 4
+            "rope_parameters": {"rope_type": "default", _BASE: self.rotary_base},  # by 5
             "dtype": "float32",
             **fixed,
         }
@@ -191,7 +192,7 @@ class Shape:
                 kv_heads=heads if kv_heads is None else kv_heads,
                 ff=content["intermediate_size"],
                 norm_eps=content.get("rms_norm_eps", 1e-6),
-                rotary_base=float(_rotary(content).get("rope_theta", 10_000.0)),
+                rotary_base=float(_rotary(content).get(_BASE, 10_000.0)),
             )
         except KeyError as error:
             raise InputError(f"{source}: {error} is missing") from error
@@ -204,9 +205,9 @@ class Shape:
         if width is not None and width * heads != hidden:
             other.append(f"head_dim={width} (here hidden_size / num_attention_heads)")
         other += [
-            f"{name}={value!r} of its rotary positions (here {_ROTARY[name]!r})"
+            f"{name}={value!r} of its rotary positions (here {_ROTARY.get(name)!r})"
             for name, value in _rotary(content).items()
-            if name in _ROTARY and value not in (None, _ROTARY[name])
+            if name != _BASE and value not in (None, _ROTARY.get(name))
         ]
         other += [
             f"{name}={content[name]!r} (here None)"
@@ -230,7 +231,7 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
     """Entries on rotary positions, where transformers 4 and 5 put them."""
-    names = ("rope_theta", "partial_rotary_factor")
+    names = (_BASE, "partial_rotary_factor")
     found = {name: content[name] for name in names if name in content}
     for name in ("rope_scaling", "rope_parameters"):
         found |= content.get(name) or {}
