@@ -88,8 +88,10 @@ def computed(kind: str) -> dict[str, np.ndarray]:
     )
     loss.backward()
     parameters = dict(model.named_parameters())
+    settings = json.loads(model.config.to_json_string(use_diff=True))
+    del settings["transformers_version"]
     return {
-        "settings": np.array(model.config.to_json_string(use_diff=True)),
+        "settings": np.array(json.dumps(settings)),
         "params": np.array(json.dumps({n: list(p.shape) for n, p in parameters.items()})),
         "tokens": tokens.astype(np.int32),
         "logits": found.logits.detach().numpy(),
