@@ -5,15 +5,15 @@ N), K width of a head, V words, P tokens of a piece of the sequence.
 """
 
 import functools
-import importlib.util
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtrain.layers import cross_entropy, einsum_float32
+from jaxtrain.errors import InputError
+from jaxtrain.layers import cross_entropy, einsum_float32, platform
 
 IGNORED = -1
 """The target of a position that is not to be predicted."""
@@ -21,7 +21,6 @@ IGNORED = -1
 # Heads that cuDNN's attention takes on every GPU since A100.
 _LARGEST_HEAD = 128
 _HEAD_UNIT = 8
-_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
 Batch = dict[str, jax.Array]
@@ -39,6 +38,25 @@ def batch_spec(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         **dict.fromkeys(("tokens", "targets", "target_bytes"), tokens),
         "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
     }
+
+
+def check_piece(piece: int, length: int) -> None:
+    """Holds that pieces of the loss divide a sequence.
+
+    Raises:
+        InputError: names the largest one that does.
+    """
+    if length % min(piece, length):
+        raise InputError(
+            f"model.loss_piece={piece} must divide model.sequence_length={length}: use "
+            f"{fitting_piece(piece, length)}"
+        )
+
+
+def fitting_piece(most: int, length: int) -> int:
+    """`most`, or where it does not divide a sequence the largest piece below that does (tokens)."""
+    fits = (n for n in range(min(most, length), 0, -1) if length % n == 0)
+    return most if length % min(most, length) == 0 else next(fits)
 
 
 def rms_norm(x: jax.Array, eps: float, scale: jax.Array | None = None) -> jax.Array:
@@ -86,27 +104,15 @@ def attend(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array
     Returns:
         [B, S, N, K], of the dtype of the queries.
     """
-    if not _cudnn_takes(q_BSNK):
-        return _attend_plainly(q_BSNK, k_BSHK, v_BSHK)
-    return cast(
-        jax.Array,
-        lax.platform_dependent(
-            q_BSNK, k_BSHK, v_BSHK, cuda=_attend_by_cudnn, default=_attend_plainly
-        ),
-    )
+    attend_here = _attend_by_cudnn if _cudnn_takes(q_BSNK) else _attend_plainly
+    return attend_here(q_BSNK, k_BSHK, v_BSHK)
 
 
 def _cudnn_takes(q_BSNK: jax.Array) -> bool:
     width = q_BSNK.shape[-1]
     short = q_BSNK.dtype in (jnp.bfloat16, jnp.float16)
     fits = width % _HEAD_UNIT == 0 and width <= _LARGEST_HEAD
-    return short and fits and _compiles_for_gpus()
-
-
-@functools.cache
-def _compiles_for_gpus() -> bool:
-    """Without jax's part for GPUs no program is one for GPUs, and tracing cuDNN's call fails."""
-    return any(importlib.util.find_spec(name) for name in _PLUGINS)
+    return short and fits and platform() in ("gpu", "cuda")
 
 
 def _attend_by_cudnn(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array:
@@ -196,9 +202,9 @@ def _predict_forward(
     targets_BS: jax.Array,
     weight_BS: jax.Array,
 ) -> tuple[Predictions, tuple[jax.Array, jax.Array]]:
-    Carry = tuple[jax.Array, jax.Array]
-
-    def body(carry: Carry, number: jax.Array) -> tuple[Carry, tuple[jax.Array, ...]]:
+    def body(
+        carry: tuple[jax.Array, jax.Array], number: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
         x_BPD, targets_BP, weight_BP = _piece(number, size, x_BSD, targets_BS, weight_BS)
 
         def total_of(x: jax.Array, words: jax.Array) -> tuple[jax.Array, Predictions]:
@@ -221,11 +227,9 @@ def _predict_forward(
 def _predict_backward(
     cap: float | None, size: int, kept: tuple[jax.Array, jax.Array], grads: Predictions
 ) -> tuple[Any, ...]:
-    grad_x, grad_words = kept
-    factor = grads.total
-    scaled = ((grad.astype(jnp.float32) * factor).astype(grad.dtype) for grad in kept)
-    del cap, size, grad_x, grad_words
-    return (*scaled, None, None)
+    del cap, size
+    wide = (grad.astype(jnp.float32) * grads.total for grad in kept)
+    return (*(grad.astype(kept[0].dtype) for grad in wide), None, None)
 
 
 _predict.defvjp(_predict_forward, _predict_backward)

@@ -4,9 +4,11 @@ Shapes: N images, H height, W width, I input and O output channels; `_pad` marks
 B rows of a batch, V words.
 """
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar, cast
 
 import jax
@@ -79,6 +81,28 @@ def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
     return not constrained and params.get("name") != GATHERED
 
 
+_traced_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("traced_for", default=None)
+
+
+def platform() -> str:
+    """What the program that is being traced is for: "cpu", or "gpu" or "cuda".
+
+    For operations whose choice reaches into the backward pass. `lax.platform_dependent` decides
+    later, but what its other branch would keep is then kept too, as zeros.
+    """
+    return _traced_for.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def tracing_for(name: str) -> Iterator[None]:
+    """Has :func:`platform` name another one than the machine's: for programs that only compile."""
+    token = _traced_for.set(name)
+    try:
+        yield
+    finally:
+        _traced_for.reset(token)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """`jnp.einsum` of two arrays of one dtype, summed and returned in float32: for logits.
@@ -99,8 +123,11 @@ def _einsum_forward(
 def _einsum_backward(
     subscripts: str, kept: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    _, pull = jax.vjp(functools.partial(jnp.einsum, subscripts), *kept)
-    return cast(tuple[jax.Array, jax.Array], pull(grad.astype(kept[0].dtype)))
+    x, y = kept
+    low = grad.astype(x.dtype)
+    (grad_x,) = jax.linear_transpose(lambda x: jnp.einsum(subscripts, x, y), x)(low)
+    (grad_y,) = jax.linear_transpose(lambda y: jnp.einsum(subscripts, x, y), y)(low)
+    return grad_x, grad_y
 
 
 einsum_float32.defvjp(_einsum_forward, _einsum_backward)

@@ -38,11 +38,11 @@ class MuonState(NamedTuple):
     """State of :func:`muon`.
 
     Attributes:
-        count: completed updates, int32 [].
+        updates: so far, int32 [].
         momentum: dotted name -> float32 array, of the parameter's shape.
     """
 
-    count: jax.Array
+    updates: jax.Array
     momentum: Any
 
 
@@ -67,7 +67,7 @@ def muon(
 
     def update(grads: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         del params
-        beta = momentum_at(settings, state.count)
+        beta = momentum_at(settings, state.updates)
         momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, grads)
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, momentum, grads)  # Nesterov
         there = {
@@ -75,13 +75,13 @@ def muon(
             for name, one in ahead.items()
             if isinstance(one, jax.Array)
         }
-        learning_rate = rate(state.count)
+        learning_rate = rate(state.updates)
         updates = dict(ahead)
         for name, one in orthogonal(there, rule).items():
             inputs, outputs = one.shape
             factor = math.sqrt(max(1.0, outputs / inputs))
             updates[name] = -learning_rate * factor * one.astype(jnp.float32)
-        return updates, MuonState(optax.safe_increment(state.count), momentum)
+        return updates, MuonState(optax.safe_increment(state.updates), momentum)
 
     return optax.GradientTransformation(init, update)
 

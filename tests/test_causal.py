@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain import causal
+from jaxtrain import causal, layers
 from jaxtrain.planning import work
 
 CAP = 15.0
@@ -70,13 +70,15 @@ def test_shared_heads_are_repeated_heads(heads: int) -> None:
         np.testing.assert_allclose(found[row], want, atol=1e-5)
 
 
-def test_programs_for_gpus_get_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causal, "_compiles_for_gpus", lambda: True)
+def test_programs_for_gpus_get_fused_attention() -> None:
     q = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
-    assert causal._cudnn_takes(q)
-    assert not causal._cudnn_takes(q.astype(jnp.float32))
-    assert not causal._cudnn_takes(q[..., :60])
-    assert not causal._cudnn_takes(jnp.zeros((1, 8, 2, 136), jnp.bfloat16))
+    assert not causal._cudnn_takes(q)
+    with layers.tracing_for("cuda"):
+        assert causal._cudnn_takes(q)
+        assert not causal._cudnn_takes(q.astype(jnp.float32))
+        assert not causal._cudnn_takes(q[..., :60])
+        assert not causal._cudnn_takes(jnp.zeros((1, 8, 2, 136), jnp.bfloat16))
+    assert not causal._cudnn_takes(q)
 
 
 # ---- the loss ---------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_three_updates_are_muons(precision: config.Precision, tolerance: float) 
             error = np.linalg.norm(updates[name] - want) / np.linalg.norm(want)
             assert error < tolerance, (step, name)
             np.testing.assert_allclose(state.momentum[name], mean[name], atol=1e-6)
-    assert int(state.count) == 3
+    assert int(state.updates) == 3
 
 
 def test_momentum_warms_up() -> None:

@@ -7,6 +7,8 @@ bytes of a word are merged. So a token stands for a known number of bytes, also 
 a character, and bits per byte compare models with different tokenizers.
 """
 
+import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -27,7 +29,8 @@ _BYTES = 256
 # No word goes on over a space that follows something else, and what follows decides nothing in
 # it. Python's white space is a superset of the rule's, so a cut here is a cut there.
 _SURE_CUT = re.compile(r"(?<=\S)(?= )")
-_LONGEST = 100  # characters of a word that is learned from
+_LONGEST = 100  # characters of a word that is learned from, and of a stretch that is remembered
+_MOST_KNOWN = 1 << 18  # stretches between sure cuts; some 60 MB
 
 # What a text that is not given back as it was betrays itself by.
 _PROBE = (
@@ -84,9 +87,7 @@ def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
         word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
     )
     tokenizer = tokenizers.Tokenizer(learner.model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [_splitter(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    tokenizer.pre_tokenizer = _pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(specials.CAUSAL))
     begin = specials.CAUSAL[0]
@@ -96,6 +97,12 @@ def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
         special_tokens=[(begin, tokenizer.token_to_id(begin))],
     )
     return tokenizer
+
+
+def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [_splitter(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 def _splitter() -> pre_tokenizers.PreTokenizer:
@@ -124,6 +131,49 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
     for stretch, times in stretches.items():
         count(stretch, times)
     return words
+
+
+class Encoder:
+    """Gives the ids of texts, remembering those of frequent stretches: most of a text is known.
+
+    Args:
+        tokenizer: a plain one (:func:`jaxtrain.data.specials.plain`). Where it cuts words by
+            another rule than ours, or changes text, nothing is remembered.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        ours = tokenizers.Tokenizer(models.BPE())
+        ours.pre_tokenizer = _pre_tokenizer()
+        described, wanted = json.loads(tokenizer.to_str()), json.loads(ours.to_str())
+        self._cuts = all(
+            described[part] == wanted[part] for part in ("normalizer", "pre_tokenizer")
+        )
+        self._cuts &= all(token["special"] for token in described["added_tokens"])
+        self._known: dict[str, list[int]] = {}
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, without special tokens."""
+        if not self._cuts:
+            return self._encode(texts)
+        cut = [_SURE_CUT.split(text) for text in texts]
+        known = self._known
+        unknown = list({one: None for stretches in cut for one in stretches if one not in known})
+        known.update(zip(unknown, self._encode(unknown), strict=True))
+        ids = [
+            list(itertools.chain.from_iterable(map(known.__getitem__, stretches)))
+            for stretches in cut
+        ]
+        for one in unknown:
+            if len(one) > _LONGEST:
+                del known[one]
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        return ids
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [one.ids for one in encoded]
 
 
 def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:

@@ -54,8 +54,8 @@ def _words(path: str) -> tokenizers.Tokenizer:
 
 
 @functools.lru_cache(maxsize=1)
-def _lengths(path: str) -> np.ndarray:
-    return byte_level.lengths(_words(path))
+def _exact(path: str) -> tuple[byte_level.Encoder, np.ndarray]:
+    return byte_level.Encoder(_words(path)), byte_level.lengths(_words(path))
 
 
 def encode(piece: Piece, path: str, dtype: str, form: Form, mark: int) -> tuple[int, list[Part]]:
@@ -118,10 +118,9 @@ def _add_sentences(
 def _add_whole(
     texts: list[str], path: str, begin: int, ids: "array.array[int]", ends: "array.array[int]"
 ) -> None:
-    lengths_V = _lengths(path)
-    encoded = _words(path).encode_batch_fast(texts, add_special_tokens=False)
-    for text, one in zip(texts, encoded, strict=True):
-        found, wanted = int(lengths_V[one.ids].sum()), len(text.encode())
+    encoder, lengths_V = _exact(path)
+    for text, of_text in zip(texts, encoder(texts), strict=True):
+        found, wanted = int(lengths_V[of_text].sum()), len(text.encode())
         if found != wanted:
             raise InputError(
                 f"the tokenizer loses text: of the {wanted:,} bytes of the document that begins "
@@ -129,5 +128,5 @@ def _add_whole(
                 "--data.tokenizer, or leave it out to learn one"
             )
         ids.append(begin)
-        ids.extend(one.ids)
+        ids.extend(of_text)
         ends.append(len(ids))

@@ -77,6 +77,7 @@ class Config:
             raise InputError(
                 f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
             )
+        causal.check_piece(self.loss_piece, self.sequence_length)
         if n % h:
             raise InputError(
                 f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "
@@ -217,7 +218,9 @@ class Config:
             "heads": math.ceil(width / _HEAD),
             "kv_heads": heads,
         }
-        return cls(**fields | {name: None for name in dial if fields[name] == dial[name]})
+        fields |= {name: None for name in dial if fields[name] == dial[name]}
+        piece = causal.fitting_piece(cls.loss_piece, fields["sequence_length"])
+        return cls(loss_piece=piece, **fields)
 
     @classmethod
     def tiny(cls) -> "Config":

@@ -112,7 +112,7 @@ def from_either(
 
 
 def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str, Any]:
-    """Fields of the model that the shapes tell; heads are `head` wide.
+    """Fields of the model that the shapes tell, if heads are as many as the width gives.
 
     Raises:
         InputError: no weights of this model.
@@ -128,7 +128,6 @@ def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str
         "sequence_length": 2048,
         "depth": names.layers(tensors),
         "width": width,
-        "heads": heads,
         "kv_heads": tensors[key].shape[0] * heads // width,
     }
 

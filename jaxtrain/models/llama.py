@@ -83,6 +83,7 @@ class Config:
                 f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}: use "
                 f"{max(fits)}"
             )
+        causal.check_piece(self.loss_piece, self.sequence_length)
         if not 0 <= self.dropout < 1:
             raise InputError(f"model.dropout={self.dropout}: use a share from 0 to below 1")
         for name in ("norm_eps", "rotary_base"):
@@ -164,7 +165,9 @@ class Config:
         Raises:
             InputError: another network.
         """
-        return cls(dropout=0.0, **dataclasses.asdict(llama_weights.shape(content, source)))
+        shape = dataclasses.asdict(llama_weights.shape(content, source))
+        piece = causal.fitting_piece(cls.loss_piece, shape["sequence_length"])
+        return cls(dropout=0.0, loss_piece=piece, **shape)
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":

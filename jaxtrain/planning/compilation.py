@@ -9,7 +9,7 @@ import jax
 import jaxlib
 from jax.experimental import topologies
 
-from jaxtrain import building, config, program
+from jaxtrain import building, config, layers, program
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain.planning import buffers, cards, traffic, work
@@ -41,8 +41,9 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     card = cards.card(request["gpu"])
     mesh = meshes.make(run.mesh, _devices(request, run, card))
     built = building.build_without_data(run, mesh)
-    traced = built.trace_step()
     platform = "cpu" if request["estimate"] else "cuda"
+    with layers.tracing_for(platform):
+        traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
     text = compiled.as_text()
     of_gpu = _nothing() if request["estimate"] else _of_gpu(request, run, card, text)

@@ -4,6 +4,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+# cuDNN's fused attention, by jax's names: how many products of all queries and keys it stands for.
+# The backward pass computes the scores again.
+_ATTENTION_PRODUCTS = {
+    "dot_product_attention_fwd_wrapper": 2,
+    "dot_product_attention_bwd_wrapper": 5,
+}
+
 
 def product_flops(jaxpr: Any) -> float:
     """Operations of all matrix products and convolutions, a multiplication and an addition each.
@@ -22,6 +29,8 @@ def product_flops(jaxpr: Any) -> float:
             total += _dot(equation)
         elif name == "conv_general_dilated":
             total += _convolution(equation)
+        elif name in _ATTENTION_PRODUCTS:
+            total += _ATTENTION_PRODUCTS[name] * _attention_product(equation)
         else:
             inner = [product_flops(one) for one in _inner(equation.params)]
             if name == "cond":
@@ -44,6 +53,12 @@ def _dot(equation: Any) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
     depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * depth
+
+
+def _attention_product(equation: Any) -> float:
+    """Masked scores count: causal attention is counted in full."""
+    batch, queries, heads, width = equation.invars[0].aval.shape
+    return 2.0 * batch * heads * queries * equation.invars[1].aval.shape[1] * width
 
 
 def _convolution(equation: Any) -> float:

@@ -120,8 +120,8 @@ def test_the_tokenizer_of_a_model_is_found_beside_it(
         tokenizer.of_source(tmp_path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_the_special_tokens_in_place(kind: tokenizer.Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte_bpe"])
+def test_every_masked_kind_has_the_special_tokens_in_place(kind: tokenizer.Kind) -> None:
     words = tokenizer.train([TEXT], 300, kind)
     assert specials.find(words, "it") == specials.Specials()
     vocab = words.get_vocab()

@@ -227,4 +227,4 @@ def test_one_file_of_arrays(kind: str, folder: Path) -> None:
             weights.load(path, llama.Config)
     else:
         model = weights.load(path, gpt.Config).model
-        assert (model.depth, model.hidden, model.heads) == (2, 16, 1)
+        assert (model.depth, model.hidden, model.query_heads) == (2, 16, 1)

@@ -118,7 +118,8 @@ def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
         graph = nnx.graphdef(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
         loss = jax.value_and_grad(lambda p, graph=graph: nnx.merge(graph, p).loss(batch(), KEYS)[0])
         results.append(jax.jit(loss)(parts[1]))
-    assert_same(*results)
+    for none, block in zip(*map(jax.tree.leaves, results), strict=True):
+        assert np.linalg.norm(none - block) < 1e-5 * np.linalg.norm(none)
 
 
 # ---- the dial -----------------------------------------------------------------------------------
@@ -190,6 +191,7 @@ def test_flops_are_those_of_the_program() -> None:
         ({"width": 0}, r"model.width=0: use at least 1, or None"),
         ({"depth": 0}, r"model.depth=0"),
         ({"loss_piece": 0}, r"model.loss_piece=0"),
+        ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -302,11 +304,11 @@ def test_weights_go_out_and_come_back(reference: Reference) -> None:
     for name, array in reference.weights.items():
         np.testing.assert_array_equal(found[name], array)
     guessed = gpt.Config.guess(reference.weights, "x")
-    assert (guessed.depth, guessed.hidden, guessed.vocab_size, guessed.heads) == (2, 64, 199, 1)
+    assert (guessed.depth, guessed.hidden, guessed.vocab_size, guessed.heads) == (2, 64, 199, None)
     wide = dataclasses.replace(TINY, depth=1, width=256, heads=2, kv_heads=1)
     params = {n: np.zeros(a.shape) for n, a in state.Definition(wide.build).params.items()}
     guessed = gpt.Config.guess(wide.to_weights(params), "x")
-    assert (guessed.heads, guessed.kv_heads, guessed.hidden) == (2, 1, 256)
+    assert (guessed.query_heads, guessed.kv_heads, guessed.hidden) == (2, 1, 256)
 
 
 def test_weights_that_do_not_fit_are_named(reference: Reference) -> None:

@@ -1,0 +1,69 @@
+"""Three updates of the GPT with Muon, on one device and in shards on eight."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toy
+
+from jaxtrain import config, optim, program, state
+from jaxtrain import mesh as meshes
+from jaxtrain.models import gpt
+
+MODEL = dataclasses.replace(gpt.Config.tiny(), depth=1, width=32, kv_heads=1)
+SETTINGS = dataclasses.replace(
+    toy.OPTIM, b1=0.8, b2=0.95, eps=1e-10, weight_decay=0.0, muon=config.Muon()
+)
+
+
+def optimizer(data: int, fsdp: int) -> optax.GradientTransformation:
+    settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=1)
+    rule = meshes.Rule(toy.mesh_of(data, fsdp), settings)
+    params = state.Definition(MODEL.build).params
+    return optim.make(SETTINGS, 100, params, MODEL.optimizer_groups(), rule, "float32")
+
+
+def batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shape = (16, MODEL.sequence_length)
+    names = ("tokens", "targets", "target_bytes")
+    drawn = {name: rng.integers(0, MODEL.vocab_size, shape).astype(np.int32) for name in names}
+    return drawn | {"weight": np.ones(16, np.float32)}
+
+
+def trained(data: int, fsdp: int) -> tuple[dict[str, np.ndarray], toy.Stepper]:
+    """How far each parameter went in three updates, and what made it go."""
+    stepper = toy.stepper(MODEL, data=data, fsdp=fsdp, optimizer=optimizer(data, fsdp))
+    before = stepper.params()
+    for _ in range(3):
+        stepper(batch())
+    return {name: array - before[name] for name, array in stepper.params().items()}, stepper
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, np.ndarray]:
+    return trained(1, 1)[0]
+
+
+def test_eight_devices_go_where_one_goes(alone: dict[str, np.ndarray]) -> None:
+    moved, stepper = trained(2, 4)
+    for name, want in alone.items():
+        error = np.linalg.norm(moved[name] - want) / np.linalg.norm(want)
+        assert error < 1e-3, (name, error)
+    found = program.collectives(stepper.compiled.as_text(), 8)
+    assert "all-to-all" in {one.kind for one in found}  # whole matrices go to one device each
+    state_bytes = state.bytes_per_device(stepper.target)
+    analysis = stepper.compiled.memory_analysis()
+    assert analysis.alias_size_in_bytes == state_bytes
+
+
+def test_a_state_is_one_buffer_for_matrices_and_two_for_the_rest() -> None:
+    definition = state.Definition(MODEL.build)
+    rule = meshes.Rule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
+    target = state.abstract(definition, optimizer(1, 8), rule)
+    elements = {name: int(np.prod(array.shape)) for name, array in definition.params.items()}
+    matrices = sum(size for name, size in elements.items() if name.startswith("blocks."))
+    floats = [leaf for leaf in jax.tree.leaves(target.opt) if leaf.dtype == np.float32]
+    assert sum(leaf.size for leaf in floats) == 2 * sum(elements.values()) - matrices
