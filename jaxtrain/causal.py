@@ -170,7 +170,7 @@ def predict(
         piece: of the divisors of S the largest one up to here is taken.
     """
     length = x_BSD.shape[1]
-    size = max(n for n in range(1, min(piece, length) + 1) if length % n == 0)
+    size = min(fitting_piece(piece, length), length)
     found = _predict(cap, size, x_BSD, words_VD, targets_BS, weight_BS)
     return Predictions(found.total, lax.stop_gradient(found.cost), found.right)
 

@@ -47,6 +47,11 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
+def logits_of(definition: state.Definition, params: Any) -> jax.Array:
+    found: jax.Array = jax.jit(lambda p: definition.module(p, {}).logits(BATCH["tokens"]))(params)
+    return found
+
+
 def test_the_medium_model_has_its_parameters() -> None:
     params = state.Definition(config.load("a6000_medium").model.build).params
     # Table; queries and outputs, keys and values, feed-forward, two norms a layer; the last norm.
@@ -90,8 +95,7 @@ def test_heads_of_a_group_share_keys_and_values(parts: tuple[Any, Any]) -> None:
         ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(parts[1])
     }
     wide = {name: copied(name, array) for name, array in params.items()}
-    tokens = BATCH["tokens"]
-    assert_same(few.module(params, {}).logits(tokens), many.module(wide, {}).logits(tokens))
+    assert_same(logits_of(few, params), logits_of(many, wide))
 
 
 def test_the_table_is_embedding_and_output_layer(parts: tuple[Any, Any]) -> None:
@@ -139,7 +143,8 @@ def test_four_places_drop() -> None:
         for name in ("out", "down"):
             kernel = kernels.get(name, jnp.zeros_like(getattr(layer, name)[...]))
             setattr(layer, name, nnx.Param(kernel))
-        return zeros(layer(x, *module.angles(16), KEYS) - x)
+        added = jax.jit(lambda x: nnx.merge(*nnx.split(layer))(x, *module.angles(16), KEYS) - x)
+        return zeros(added(x))
 
     def zeros(found: jax.Array) -> float:
         return float((found == 0).mean())
@@ -237,6 +242,7 @@ def test_flops_are_those_of_the_program() -> None:
         ({"dropout": 1.0}, r"model.dropout=1.0: use a share"),
         ({"norm_eps": 0.0}, r"model.norm_eps=0.0: use a number above 0"),
         ({"ff": 0}, r"model.ff=0: use at least 1"),
+        ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
