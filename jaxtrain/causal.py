@@ -1,4 +1,4 @@
-"""What causal language models share: rotary positions, attention, and the loss in pieces.
+"""What causal language models share: batches, norm, positions, attention, and the loss in pieces.
 
 Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values (H divides
 N), K width of a head, V words, P tokens of a piece of the sequence.
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxtrain.errors import InputError
 from jaxtrain.layers import cross_entropy, einsum_float32, platform
 
 IGNORED = -1
@@ -20,6 +21,57 @@ IGNORED = -1
 # Heads that cuDNN's attention takes on every GPU since A100.
 _LARGEST_HEAD = 128
 _HEAD_UNIT = 8
+
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, ...]]
+
+
+def batch_spec(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """`tokens`, and the `targets` that follow each, int32 [B, S]; -1 is not predicted.
+
+    `target_bytes` int32 [B, S]: bytes of text that each target stands for, 0 for a special token.
+    `weight` float32 [B].
+    """
+    tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+    return {
+        **dict.fromkeys(("tokens", "targets", "target_bytes"), tokens),
+        "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+    }
+
+
+def check_piece(piece: int, length: int) -> None:
+    """Holds that pieces of the loss divide a sequence.
+
+    Raises:
+        InputError: names the largest one that does.
+    """
+    if length % min(piece, length):
+        raise InputError(
+            f"model.loss_piece={piece} must divide model.sequence_length={length}: use "
+            f"{fitting_piece(piece, length)}"
+        )
+
+
+def fitting_piece(most: int, length: int) -> int:
+    """`most`, or where it does not divide a sequence the largest piece below that does (tokens)."""
+    fits = (n for n in range(min(most, length), 0, -1) if length % n == 0)
+    return most if length % min(most, length) == 0 else next(fits)
+
+
+def rms_norm(x: jax.Array, eps: float, scale: jax.Array | None = None) -> jax.Array:
+    """Divides by the root of the mean square over the last dimension; float32 inside.
+
+    Args:
+        x: [..., D].
+        eps: added to the mean square.
+        scale: [D], what the result is multiplied by; None is ones.
+    """
+    wide = x.astype(jnp.float32)
+    normal = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+    if scale is not None:
+        normal = normal * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+    return normal.astype(x.dtype)
 
 
 def rotary(
@@ -174,7 +226,7 @@ def predict(
         piece: of the divisors of S the largest one up to here is taken.
     """
     length = x_BSD.shape[1]
-    size = max(n for n in range(1, min(piece, length) + 1) if length % n == 0)
+    size = min(fitting_piece(piece, length), length)
     found = _predict(cap, size, x_BSD, words_VD, targets_BS, weight_BS)
     return Predictions(found.total, lax.stop_gradient(found.cost), found.right)
 
@@ -268,9 +320,25 @@ def capped(logits: jax.Array, cap: float | None) -> jax.Array:
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def sums(
-    found: Predictions, batch: dict[str, jax.Array], weight_BS: jax.Array
-) -> dict[str, tuple[jax.Array, ...]]:
+def target_weights(batch: Batch) -> jax.Array:
+    """What each target counts, float32 [B, S]: its row's weight, or 0 where there is none."""
+    return (batch["targets"] != IGNORED) * batch["weight"][:, None]
+
+
+def loss_sums(found: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array, Sums]:
+    """What a model's `loss` returns: nats over targets, and `accuracy` beside them."""
+    weight_BS = target_weights(batch)
+    accuracy = sums(found, batch, weight_BS)["accuracy"]
+    return found.total, weight_BS.sum(), {"accuracy": accuracy}
+
+
+def evaluation_sums(found: Predictions, batch: Batch) -> Sums:
+    """What a model's `evaluate` returns: `loss`, and what :func:`sums` gives."""
+    weight_BS = target_weights(batch)
+    return {"loss": (found.total, weight_BS.sum())} | sums(found, batch, weight_BS)
+
+
+def sums(found: Predictions, batch: Batch, weight_BS: jax.Array) -> Sums:
     """`accuracy` over targets and `bits_per_byte` over the text that they stand for.
 
     Bits per byte does not depend on the tokenizer: the cost of all targets that stand for text,

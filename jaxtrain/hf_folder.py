@@ -1,7 +1,7 @@
 """Folders as transformers saves and loads them: config.json, model.safetensors, a tokenizer.
 
-``AutoModelForMaskedLM.from_pretrained`` and ``AutoTokenizer.from_pretrained`` load what
-:func:`write` writes; what they save is read here.
+``AutoModelForMaskedLM.from_pretrained`` or ``AutoModelForCausalLM.from_pretrained``, and
+``AutoTokenizer.from_pretrained``, load what :func:`write` writes; what they save is read here.
 """
 
 import importlib
@@ -21,7 +21,12 @@ _ARRAYS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PYTORCH = "pytorch_model.bin"
 _WRITTEN = {SETTINGS, _DESCRIBED, _TOKENS, _ARRAYS, "tokenizer.json"}
-_MODELS = {"bert": "jaxtrain.models.mlm"}
+_MODELS = {
+    "bert": "jaxtrain.models.mlm",
+    "llama": "jaxtrain.models.llama",
+    "nanochat": "jaxtrain.models.gpt",
+}
+_CAUSAL = "ForCausalLM"  # how architectures end whose tokenizers mark beginnings alone
 
 
 def is_one(path: Path) -> bool:
@@ -101,18 +106,18 @@ def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer:
         How many numbers were written.
 
     Raises:
-        InputError: the tokenizer has more words than the model, or other padding.
+        InputError: the tokenizer has more words than the model, other padding, or lacks a special
+            token.
     """
-    from jaxtrain.data import specials
     from jaxtrain.data import tokenizer as tokenizers
 
     tokenizers.check_size(tokenizer, model.vocab_size, "the tokenizer")
-    special = specials.find(tokenizer, "the tokenizer")
-    specials.check_padding(special, model.pad_id, "the tokenizer")
-    tokens = {
-        f"{name}_token": tokenizer.id_to_token(getattr(special, name))
-        for name in ("pad", "unk", "cls", "sep", "mask")
-    }
+    settings = model.to_settings()
+    causal = settings["architectures"][0].endswith(_CAUSAL)
+    ids = _special_ids(tokenizer, None if causal else model.pad_id)
+    tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in ids.items()}
+    if causal:
+        settings |= {"pad_token_id": None} | {f"{n}_token_id": number for n, number in ids.items()}
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.sequence_length,
@@ -121,13 +126,30 @@ def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SETTINGS).unlink(missing_ok=True)
-    tensors = model.to_weights(params)
+    tensors = getattr(model, "to_transformers", model.to_weights)(params)
     tensor_files.write(folder / _ARRAYS, tensors, {})
     files.write_whole(folder / tokenizers.NAME, tokenizer.to_str())
     for name, content in (
         (_DESCRIBED, described),
         (_TOKENS, tokens),
-        (SETTINGS, model.to_settings()),
+        (SETTINGS, settings),
     ):
         files.write_whole(folder / name, json.dumps(content, indent=2) + "\n")
     return sum(tensor.size for tensor in tensors.values())
+
+
+def _special_ids(tokenizer: Any, pad_id: int | None) -> dict[str, int]:
+    """Special tokens by what transformers calls them.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        pad_id: the model's padding; None for a causal model, in whose text only what begins a
+            document is marked, and the next one ends it.
+    """
+    from jaxtrain.data import specials
+
+    if pad_id is None:
+        return dict.fromkeys(("bos", "eos"), specials.begin(tokenizer, "the tokenizer"))
+    found = specials.find(tokenizer, "the tokenizer")
+    specials.check_padding(found, pad_id, "the tokenizer")
+    return {name: getattr(found, name) for name in ("pad", "unk", "cls", "sep", "mask")}

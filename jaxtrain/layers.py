@@ -271,6 +271,13 @@ def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
     return jnp.where(kept, x * (1 / (1 - rate)), jnp.zeros((), x.dtype))
 
 
+def split_keys(keys_B: jax.Array | None, count: int) -> list[jax.Array] | list[None]:
+    """For each row's key `count` new ones: a list of keys [B]; of None a list of None."""
+    if keys_B is None:
+        return [None] * count
+    return list(jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys_B))
+
+
 def random_bits(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """uint32 [B, *shape]: a hash of each row's key and of the element's number in the row.
 

@@ -17,6 +17,7 @@ GPT = (
     *("gpt_32gb_conservative", "gpt_32gb_medium", "gpt_32gb_high"),
     *("gpt_h200_1", "gpt_h100_8"),
 )
+LLAMA = ("a6000_medium",)
 DEMOS = ("demo", "demo_mlm", "demo_gpt")
 
 # Typed from the tables that the configs come from, not read from the configs: batch a device,
@@ -38,6 +39,7 @@ LAYOUT = {
     "gpt_32gb_high": ((14, 2, 28), (1, 1, "optimizer"), (4, 2)),
     "gpt_h200_1": ((64, 4, 256), (1, 1, "optimizer"), (8, 2)),
     "gpt_h100_8": ((16, 2, 256), (1, 8, "params"), (8, 2)),
+    "a6000_medium": ((32, 4, 128), (1, 1, "optimizer"), (8, 4)),
 }
 # Depth, tokens of a sequence, tokens of a batch.
 GPT_SIZES = {
@@ -64,7 +66,7 @@ def runs() -> dict[str, config.Run]:
 
 
 def test_what_ships(runs: dict[str, config.Run]) -> None:
-    assert set(VIDEO + MLM + BERT + GPT + DEMOS) <= set(runs)
+    assert set(VIDEO + MLM + BERT + GPT + LLAMA + DEMOS) <= set(runs)
 
 
 @pytest.mark.parametrize("name", LAYOUT)
@@ -159,6 +161,22 @@ def test_gpt_configs(runs: dict[str, config.Run], name: str) -> None:
     muon = optim.muon
     assert (muon.peak_lr, muon.embedding_lr, muon.unembedding_lr) == (0.02, 0.2, 0.004)
     assert (muon.first_momentum, muon.momentum, muon.momentum_steps) == (0.85, 0.95, 300)
+
+
+def test_the_llama_config(runs: dict[str, config.Run]) -> None:
+    run = runs["a6000_medium"]
+    model, optim, loop, checkpoint = run.model, run.optim, run.loop, run.checkpoint
+    shape = (model.layers, model.heads, model.kv_heads, model.hidden, model.ff)
+    assert shape == (16, 16, 4, 512, 1536)
+    assert (model.vocab_size, model.sequence_length, model.dropout) == (20_000, 2048, 0.1)
+    assert (model.norm_eps, model.rotary_base) == (1e-6, 10_000)
+    assert (loop.steps, optim.peak_lr, optim.schedule) == (100_000, 3e-4, "cosine")
+    assert (optim.warmup_steps, optim.b1, optim.b2, optim.eps) == (4000, 0.9, 0.95, 1e-8)
+    assert (optim.weight_decay, optim.max_grad_norm, optim.muon) == (1e-2, 1.0, None)
+    assert (loop.log_every, loop.eval_every, checkpoint.every, checkpoint.keep) == (
+        *(50, 2000, 5000),
+        3,
+    )
 
 
 @pytest.mark.parametrize("name", DEMOS)

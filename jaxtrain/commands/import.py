@@ -3,9 +3,9 @@
 The file that is written also says which model it belongs to, so that every command and
 --model.init_from take it as it is. A .pth needs PyTorch: pip install -e '.[interop]'.
 
-IN may also be a folder of transformers' BertForMaskedLM with its tokenizer. OUT is then such a
-folder too, with what this model has; the pooler and the next-sentence head of BertForPreTraining
-are left out.
+IN may also be a folder of transformers' BertForMaskedLM, LlamaForCausalLM or NanoChatForCausalLM
+with its tokenizer. OUT is then such a folder too, with what our model has; the pooler and the
+next-sentence head of BertForPreTraining are left out.
 """
 
 import argparse
@@ -67,10 +67,11 @@ def _folder(flags: argparse.Namespace) -> int:
     words = tokenizer.of_source(flags.source)
     hf_folder.check_target(flags.target)
     hf_folder.write(flags.target, found.model, found.params, words)
-    model = found.model
+    size = found.model.to_settings()
     print(
-        f"{flags.source}: masked language model of {model.layers} layers, {model.heads} heads, "
-        f"width {model.hidden}, {model.vocab_size:,} words, {model.sequence_length} positions; "
+        f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "
+        f"{size['num_attention_heads']} heads, width {size['hidden_size']}, "
+        f"{size['vocab_size']:,} words, {size['max_position_embeddings']} positions; "
         f"{state.parameter_count(found.params):,} parameters\nwritten to {flags.target}"
     )
     return 0

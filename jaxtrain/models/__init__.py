@@ -31,7 +31,8 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
   ``guess(tensors, source) -> Config``, a class method: what such a file asks for; and ``UNSEEN``,
   the fields that no array's shape tells: a run starts only from parameters trained with the same.
 - ``to_settings() -> dict`` and ``from_settings(dict, source) -> Config``, a class method, optional:
-  the config.json of transformers (:mod:`jaxtrain.hf_folder`), and the way back.
+  the config.json of transformers (:mod:`jaxtrain.hf_folder`), and the way back. Where transformers
+  has other names than ``to_weights``: ``to_transformers(params)``; ``from_weights`` takes both.
 
 The module that ``build`` returns:
 

@@ -12,6 +12,7 @@ a head, V words, I half of K.
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from flax import nnx
 from jaxtrain import causal, config, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, remat
-from jaxtrain.models import gpt_weights
+from jaxtrain.models import causal_weights, gpt_weights
 
 _ASPECT = 64  # width of a layer for each layer
 _HEAD = 128  # largest width of a head
@@ -30,9 +31,6 @@ _CAP = 15.0
 _FF = 4  # feed-forward width / width
 # Optimizer rates hold for this width (that of depth 12) and fall with the root of another's.
 _RATE_WIDTH = 768
-
-Batch = dict[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,13 +52,15 @@ class Config:
     remat: Remat = "none"
     """block: the backward pass computes each layer again and keeps only what goes into it; none: it
     keeps everything."""
+    norm_eps: float = float(jnp.finfo(jnp.float32).eps)
+    """Added to the mean square in each norm."""
     loss_piece: int = 128
     """Positions of a sequence whose logits exist at a time (tokens); their memory falls with it."""
     init_from: str | None = None
     """Where a new run takes its parameters from: a checkpoint, a run's directory or a weights
     file."""
 
-    UNSEEN = ("heads",)
+    UNSEEN = ("heads", "norm_eps")
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "sequence_length", "depth", "loss_piece"):
@@ -77,12 +77,7 @@ class Config:
             raise InputError(
                 f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
             )
-        length, piece = self.sequence_length, min(self.loss_piece, self.sequence_length)
-        if length % piece:
-            raise InputError(
-                f"model.loss_piece={piece} must divide model.sequence_length={length}: use "
-                f"{max(m for m in range(1, piece) if length % m == 0)}"
-            )
+        causal.check_piece(self.loss_piece, self.sequence_length)
         if n % h:
             raise InputError(
                 f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "
@@ -137,16 +132,8 @@ class Config:
         return GPT(self, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """`tokens`, and the `targets` that follow each, int32 [B, S]; -1 is not predicted.
-
-        `target_bytes` int32 [B, S]: bytes of text that each target stands for, 0 for a special
-        token. `weight` float32 [B].
-        """
-        tokens = jax.ShapeDtypeStruct((batch_size, self.sequence_length), jnp.int32)
-        return {
-            **dict.fromkeys(("tokens", "targets", "target_bytes"), tokens),
-            "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
-        }
+        """See :func:`jaxtrain.causal.batch_spec`."""
+        return causal.batch_spec(batch_size, self.sequence_length)
 
     def index_limits(self) -> dict[str, int]:
         """How many values each index in a batch can have."""
@@ -177,27 +164,63 @@ class Config:
 
     def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Parameters by dotted path -> nanochat's state dict."""
-        return gpt_weights.to_nanochat(params)
+        return gpt_weights.NANOCHAT.outward(params)
+
+    def to_transformers(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Parameters by dotted path -> the state dict of transformers' `NanoChatForCausalLM`."""
+        return gpt_weights.TRANSFORMERS.outward(params)
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """The way back.
+        """The way back from either.
 
         Raises:
             InputError: names every array that is missing, extra or misshapen.
         """
-        module = nnx.eval_shape(lambda: self.build(nnx.Rngs(0)))
-        paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
-        expected = {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
-        return gpt_weights.from_nanochat(tensors, expected, source)
+        return gpt_weights.from_either(tensors, causal_weights.shapes(self), source)
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """The model that nanochat's weights are of, with as many heads as its depth dial gives.
+        """The model that such weights are of, with as many heads as its depth dial gives.
 
         Raises:
             InputError: no weights of this model.
         """
         return cls(**gpt_weights.sizes(tensors, source, _HEAD))
+
+    def to_settings(self) -> dict[str, Any]:
+        """The `config.json` of transformers."""
+        shape = causal_weights.Shape(
+            vocab_size=self.vocab_size,
+            sequence_length=self.sequence_length,
+            hidden=self.hidden,
+            layers=self.depth,
+            heads=self.query_heads,
+            kv_heads=self.shared_heads,
+            ff=_FF * self.hidden,
+            norm_eps=self.norm_eps,
+            rotary_base=_ROTARY_BASE,
+        )
+        return gpt_weights.settings(shape, _CAP)
+
+    @classmethod
+    def from_settings(cls, content: Mapping[str, Any], source: str) -> "Config":
+        """What a `config.json` of transformers describes; None stays where the dial gives the same.
+
+        Raises:
+            InputError: another network.
+        """
+        fields = gpt_weights.fields(
+            content, source, cap=_CAP, ff_factor=_FF, rotary_base=_ROTARY_BASE
+        )
+        width, heads = fields["width"], fields["heads"]
+        dial = {
+            "width": _ASPECT * fields["depth"],
+            "heads": math.ceil(width / _HEAD),
+            "kv_heads": heads,
+        }
+        fields |= {name: None for name in dial if fields[name] == dial[name]}
+        piece = causal.fitting_piece(cls.loss_piece, fields["sequence_length"])
+        return cls(loss_piece=piece, **fields)
 
     @classmethod
     def tiny(cls) -> "Config":
@@ -210,10 +233,11 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.table = _normal(rngs, (config.vocab_size, config.hidden), 1.0)
+        self.norm_eps = config.norm_eps
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
         """Ids -> [B, S, D], normalised."""
-        return rms_norm(jnp.take(self.table[...], tokens_BS, axis=0))
+        return causal.rms_norm(jnp.take(self.table[...], tokens_BS, axis=0), self.norm_eps)
 
 
 class Block(nnx.Module):
@@ -233,10 +257,11 @@ class Block(nnx.Module):
         self.down = nnx.Param(jnp.zeros((_FF * d, d)))
         self.heads = config.query_heads
         self.shared_heads = config.shared_heads
+        self.norm_eps = config.norm_eps
 
     def __call__(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
         """[B, S, D] -> the same shape; a position sees itself and those before it."""
-        heads = self._heads(rms_norm(x_BSD), cos_SI, sin_SI)
+        heads = self._heads(self._norm(x_BSD), cos_SI, sin_SI)
         return self._onward(x_BSD, causal.attend(*heads))
 
     def continued(
@@ -248,13 +273,13 @@ class Block(nnx.Module):
         start: int | jax.Array,
     ) -> tuple[jax.Array, causal.Cache]:
         """The same for positions from `start` on, which also see those in the cache."""
-        heads = self._heads(rms_norm(x_BSD), cos_SI, sin_SI)
+        heads = self._heads(self._norm(x_BSD), cos_SI, sin_SI)
         seen_BSNK, cache = causal.attend_cached(*heads, cache, start)
         return self._onward(x_BSD, seen_BSNK), cache
 
     def _onward(self, x_BSD: jax.Array, seen_BSNK: jax.Array) -> jax.Array:
         x_BSD = x_BSD + seen_BSNK.reshape(x_BSD.shape) @ self.out[...]
-        h_BSF = jnp.square(jax.nn.relu(rms_norm(x_BSD) @ self.up[...]))
+        h_BSF = jnp.square(jax.nn.relu(self._norm(x_BSD) @ self.up[...]))
         return x_BSD + h_BSF @ self.down[...]
 
     def _heads(
@@ -266,9 +291,12 @@ class Block(nnx.Module):
         k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.shared_heads, -1)
         v_BSHK = (x_BSD @ self.v[...]).reshape(b, s, self.shared_heads, -1)
         q_BSNK, k_BSHK = (
-            rms_norm(causal.rotate(x, cos_SI, sin_SI)).astype(x.dtype) for x in (q_BSNK, k_BSHK)
+            self._norm(causal.rotate(x, cos_SI, sin_SI)).astype(x.dtype) for x in (q_BSNK, k_BSHK)
         )
         return q_BSNK, k_BSHK, v_BSHK
+
+    def _norm(self, x: jax.Array) -> jax.Array:
+        return causal.rms_norm(x, self.norm_eps)
 
 
 class Head(nnx.Module):
@@ -277,17 +305,19 @@ class Head(nnx.Module):
     def __init__(self, config: Config) -> None:
         self.words = nnx.Param(jnp.zeros((config.vocab_size, config.hidden)))
         self.piece = config.loss_piece
+        self.norm_eps = config.norm_eps
 
     def __call__(
         self, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
     ) -> causal.Predictions:
         """The cost of the targets; see :func:`jaxtrain.causal.predict`."""
-        x_BSD, words = rms_norm(x_BSD), self.words[...]
+        x_BSD, words = causal.rms_norm(x_BSD, self.norm_eps), self.words[...]
         return causal.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=self.piece)
 
     def logits(self, x_BSD: jax.Array) -> jax.Array:
         """float32 [B, S, V], all at once."""
-        logits_BSV = causal.einsum_float32("bsd,vd->bsv", rms_norm(x_BSD), self.words[...])
+        x_BSD = causal.rms_norm(x_BSD, self.norm_eps)
+        logits_BSV = causal.einsum_float32("bsd,vd->bsv", x_BSD, self.words[...])
         return causal.capped(logits_BSV, _CAP)
 
 
@@ -338,37 +368,26 @@ class GPT(nnx.Module):
         last_B1D = jax.lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1)
         return self.lm_head.logits(last_B1D)[:, 0], kept
 
-    def samples(self, batch: Batch) -> dict[str, jax.Array]:
+    def samples(self, batch: causal.Batch) -> dict[str, jax.Array]:
         """How the model goes on with the beginnings of the first examples."""
         return {"text": writing.samples(self, batch)}
 
-    def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+    def loss(
+        self, batch: causal.Batch, keys_B: jax.Array
+    ) -> tuple[jax.Array, jax.Array, causal.Sums]:
         """Cross-entropy in nats, over targets; `accuracy` beside it. Nothing is drawn."""
         del keys_B
-        found, weight_BS = self._predict(batch)
-        measured = causal.sums(found, batch, weight_BS)
-        return found.total, weight_BS.sum(), {"accuracy": measured["accuracy"]}
+        return causal.loss_sums(self._predict(batch), batch)
 
-    def evaluate(self, batch: Batch) -> Sums:
+    def evaluate(self, batch: causal.Batch) -> causal.Sums:
         """`loss` and `accuracy` over targets, and `bits_per_byte` of the text they stand for."""
-        found, weight_BS = self._predict(batch)
-        loss = {"loss": (found.total, weight_BS.sum())}
-        return loss | causal.sums(found, batch, weight_BS)
+        return causal.evaluation_sums(self._predict(batch), batch)
 
-    def _predict(self, batch: Batch) -> tuple[causal.Predictions, jax.Array]:
-        targets_BS = batch["targets"]
-        weight_BS = (targets_BS != causal.IGNORED) * batch["weight"][:, None]
+    def _predict(self, batch: causal.Batch) -> causal.Predictions:
         x_BSD = self.encode(batch["tokens"])
         # Not through remat: the loss keeps its gradient and no gathered parameter, and would
         # compute the one again and gather the other.
-        return self.lm_head(x_BSD, targets_BS, weight_BS), weight_BS
-
-
-def rms_norm(x: jax.Array) -> jax.Array:
-    """Divides by the root of the mean square over the last dimension; float32 inside."""
-    wide = x.astype(jnp.float32)
-    square = jnp.square(wide).mean(-1, keepdims=True)
-    return (wide * jax.lax.rsqrt(square + jnp.finfo(jnp.float32).eps)).astype(x.dtype)
+        return self.lm_head(x_BSD, batch["targets"], causal.target_weights(batch))
 
 
 def _reading(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:

@@ -1,72 +1,114 @@
-"""The parameters of :mod:`jaxtrain.models.gpt` under nanochat's names, and back.
+"""The parameters of :mod:`jaxtrain.models.gpt` under other programs' names, and back.
 
-nanochat's linear layers are [out, in], ours [in, out]; embedding and output layer are [V, D] in
-both.
+nanochat's own, and those of transformers' `NanoChatForCausalLM`, which computes the same.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxtrain.errors import InputError
+from jaxtrain.models import causal_weights
 
-_WHOLE = {"wte.table": "transformer.wte.weight", "lm_head.words": "lm_head.weight"}
-_OF_BLOCK = {
-    "q": "attn.c_q",
-    "k": "attn.c_k",
-    "v": "attn.c_v",
-    "out": "attn.c_proj",
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-}
-_LAYER = re.compile(r"transformer\.h\.(\d+)\.")
-_LISTED = 4
+MODEL_TYPE, ARCHITECTURE = "nanochat", "NanoChatForCausalLM"
+_OUTPUT = "lm_head.weight"
+_LEFT_OUT = {"final_logit_softcapping": 15.0}  # transformers' default where a file does not say
+NANOCHAT = causal_weights.Names(
+    ours="blocks",
+    theirs="transformer.h",
+    whole={"wte.table": "transformer.wte.weight", "lm_head.words": _OUTPUT},
+    of_block={
+        "q": "attn.c_q",
+        "k": "attn.c_k",
+        "v": "attn.c_v",
+        "out": "attn.c_proj",
+        "up": "mlp.c_fc",
+        "down": "mlp.c_proj",
+    },
+)
+TRANSFORMERS = causal_weights.Names(
+    ours="blocks",
+    theirs="model.layers",
+    whole={"wte.table": "model.embed_tokens.weight", "lm_head.words": _OUTPUT},
+    of_block={
+        "q": "self_attn.q_proj",
+        "k": "self_attn.k_proj",
+        "v": "self_attn.v_proj",
+        "out": "self_attn.o_proj",
+        "up": "mlp.fc1",
+        "down": "mlp.fc2",
+    },
+    unused=("rotary_emb.inv_freq",),
+)
 
 
-def to_nanochat(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Parameters by dotted path -> nanochat's state dict."""
+def settings(shape: causal_weights.Shape, cap: float) -> dict[str, Any]:
+    """The config.json of a model whose logits are capped."""
+    return shape.to_settings(MODEL_TYPE, ARCHITECTURE, _fixed(cap))
+
+
+def fields(
+    content: Mapping[str, Any], source: str, *, cap: float, ff_factor: int, rotary_base: float
+) -> dict[str, Any]:
+    """Fields of our config that a config.json asks for.
+
+    Args:
+        content: of the config.json.
+        source: the file, for messages.
+        cap: of our logits.
+        ff_factor: our feed-forward width / width.
+        rotary_base: of our rotary positions.
+
+    Raises:
+        InputError: it lacks an entry, or describes another network.
+    """
+    theirs = _LEFT_OUT | dict(content)
+    shape = causal_weights.Shape.from_settings(theirs, _fixed(cap), source)
+    for name, found, ours in (
+        ("intermediate_size", shape.ff, ff_factor * shape.hidden),
+        ("rope_theta", shape.rotary_base, rotary_base),
+    ):
+        if found != ours:
+            raise InputError(
+                f"{source}: this network is not computed here: {name}={found} (here {ours})"
+            )
     return {
-        _name(path): np.asarray(array) if path in _WHOLE else np.ascontiguousarray(array.T)
-        for path, array in params.items()
+        "vocab_size": shape.vocab_size,
+        "sequence_length": shape.sequence_length,
+        "depth": shape.layers,
+        "width": shape.hidden,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "norm_eps": shape.norm_eps,
     }
 
 
-def from_nanochat(
+def _fixed(cap: float) -> dict[str, Any]:
+    """What this network is, whatever its size."""
+    return {
+        "hidden_act": "relu2",
+        "attention_bias": False,
+        "final_logit_softcapping": cap,
+        "tie_word_embeddings": False,
+    }
+
+
+def from_either(
     tensors: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]], source: str
 ) -> dict[str, np.ndarray]:
-    """The way back, in float32.
+    """Parameters by dotted path, float32, from either program's state dict.
 
     Args:
-        tensors: nanochat's state dict.
+        tensors: the state dict.
         expected: dotted path -> shape of each of the model's parameters.
         source: of the tensors, for messages.
 
     Raises:
         InputError: names the arrays that are missing, extra or misshapen.
     """
-    wanted = {
-        _name(path): shape if path in _WHOLE else shape[::-1] for path, shape in expected.items()
-    }
-    wrong = [f"{name} is not there" for name in wanted if name not in tensors]
-    wrong += [f"{name} is not of this model" for name in tensors if name not in wanted]
-    wrong += [
-        f"{name} has shape {tensors[name].shape} there and {shape} in the model"
-        for name, shape in wanted.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
-    if wrong:
-        more = f", and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
-        raise InputError(
-            f"{source} does not fit this model: {'; '.join(wrong[:_LISTED])}{more}: set "
-            "--model.depth and --model.vocab_size to those that it was trained with"
-        )
-    found = {path: np.asarray(tensors[_name(path)], np.float32) for path in expected}
-    return {
-        path: array if path in _WHOLE else np.ascontiguousarray(array.T)
-        for path, array in found.items()
-    }
+    cure = "set --model.depth and --model.vocab_size to those that it was trained with"
+    return _names(tensors).inward(tensors, expected, source, cure)
 
 
 def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str, Any]:
@@ -75,8 +117,8 @@ def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str
     Raises:
         InputError: no weights of this model.
     """
-    word, key = _WHOLE["lm_head.words"], "transformer.h.0.attn.c_k.weight"
-    layers = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
+    names = _names(tensors)
+    word, key = names.whole["lm_head.words"], f"{names.theirs}.0.{names.of_block['k']}.weight"
     if word not in tensors or key not in tensors:
         raise InputError(f"{source} holds no {word if word not in tensors else key}: no such GPT")
     vocab, width = tensors[word].shape
@@ -84,14 +126,12 @@ def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str
     return {
         "vocab_size": vocab,
         "sequence_length": 2048,
-        "depth": len(layers),
+        "depth": names.layers(tensors),
         "width": width,
         "kv_heads": tensors[key].shape[0] * heads // width,
     }
 
 
-def _name(path: str) -> str:
-    if path in _WHOLE:
-        return _WHOLE[path]
-    _, number, part = path.split(".")
-    return f"transformer.h.{number}.{_OF_BLOCK[part]}.weight"
+def _names(tensors: Mapping[str, np.ndarray]) -> causal_weights.Names:
+    theirs = any(name.startswith("model.") for name in tensors)
+    return TRANSFORMERS if theirs else NANOCHAT

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.errors import InputError
-from jaxtrain.layers import Remat, cross_entropy, dropout, einsum_float32, gelu, remat
+from jaxtrain.layers import Remat, cross_entropy, dropout, einsum_float32, gelu, remat, split_keys
 from jaxtrain.models import bert_weights
 
 PAD = 0
@@ -372,13 +372,6 @@ class MaskedLanguageModel(nnx.Module):
             weight,
             {"accuracy": ((right_BM * weight_BM).sum(), weight)},
         )
-
-
-def split_keys(keys_B: jax.Array | None, count: int) -> list[jax.Array] | list[None]:
-    """For each row's key `count` new ones: a list of keys [B]; of None a list of None."""
-    if keys_B is None:
-        return [None] * count
-    return list(jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys_B))
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Param[jax.Array]:

@@ -1,0 +1,238 @@
+"""Causal language models as other programs name them, and the config.json that transformers reads.
+
+A program's linear layers are [out, in], ours [in, out]; embedding, output layer and norms are laid
+out alike.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jaxtrain.errors import InputError
+
+Tensors = Mapping[str, np.ndarray]
+_LISTED = 4
+_FULL = "full_attention"
+_BASE = "rope_theta"
+_ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Names:
+    """A program's names for the parameters of a model.
+
+    Attributes:
+        ours: our name of the list of blocks.
+        theirs: theirs.
+        whole: our dotted paths outside the blocks -> their names.
+        of_block: our names in a block -> theirs.
+        unused: parts of names of arrays that hold no parameter, as tables of angles.
+        tied: their further names of an array that has one of the names above.
+    """
+
+    ours: str
+    theirs: str
+    whole: Mapping[str, str]
+    of_block: Mapping[str, str]
+    unused: tuple[str, ...] = ()
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def outward(self, params: Tensors) -> dict[str, np.ndarray]:
+        """Parameters by dotted path -> their state dict."""
+        return {self._name(path): self._turned(path, array) for path, array in params.items()}
+
+    def inward(
+        self, tensors: Tensors, expected: Mapping[str, tuple[int, ...]], source: str, cure: str
+    ) -> dict[str, np.ndarray]:
+        """The way back, in float32.
+
+        Args:
+            tensors: their state dict.
+            expected: dotted path -> shape of each of the model's parameters.
+            source: of the tensors, for messages.
+            cure: what to do where they do not fit, for messages.
+
+        Raises:
+            InputError: names the arrays that are missing, extra or misshapen.
+        """
+        given = self._once(tensors, source)
+        wanted = {
+            self._name(path): shape if path in self.whole else shape[::-1]
+            for path, shape in expected.items()
+        }
+        wrong = [f"{name} is not there" for name in wanted if name not in given]
+        wrong += [f"{name} is not of this model" for name in given if name not in wanted]
+        wrong += [
+            f"{name} has shape {given[name].shape} there and {shape} in the model"
+            for name, shape in wanted.items()
+            if name in given and given[name].shape != shape
+        ]
+        if wrong:
+            more = f", and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+            raise InputError(
+                f"{source} does not fit this model: {'; '.join(wrong[:_LISTED])}{more}: {cure}"
+            )
+        return {
+            path: self._turned(path, np.asarray(given[self._name(path)], np.float32))
+            for path in expected
+        }
+
+    def layers(self, tensors: Tensors) -> int:
+        """How many blocks a state dict has."""
+        number = re.compile(rf"{re.escape(self.theirs)}\.(\d+)\.")
+        return len({match[1] for name in tensors if (match := number.match(name))})
+
+    def _once(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
+        """Without what is not used, each array under one name."""
+        found = {
+            name: array
+            for name, array in tensors.items()
+            if name not in self.tied and not any(part in name for part in self.unused)
+        }
+        for name, own in self.tied.items():
+            if name in tensors and own in found and not np.array_equal(found[own], tensors[name]):
+                raise InputError(
+                    f"{source}: {name} differs from {own}: this model has one array for both "
+                    "(tie_word_embeddings)"
+                )
+        return found
+
+    def _name(self, path: str) -> str:
+        if path in self.whole:
+            return self.whole[path]
+        number, _, part = path.removeprefix(f"{self.ours}.").partition(".")
+        return f"{self.theirs}.{number}.{self.of_block[part]}.weight"
+
+    def _turned(self, path: str, array: np.ndarray) -> np.ndarray:
+        return np.asarray(array) if path in self.whole else np.ascontiguousarray(array.T)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a config.json of transformers says of a causal language model.
+
+    Attributes:
+        vocab_size: words.
+        sequence_length: positions that the model was trained for.
+        hidden: width of a token's vector.
+        layers: blocks.
+        heads: heads of queries; they share `hidden` evenly.
+        kv_heads: heads of keys and values.
+        ff: width of the feed-forward layers.
+        norm_eps: added to the mean square in each norm.
+        rotary_base: of the angles of rotary positions.
+    """
+
+    vocab_size: int
+    sequence_length: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ff: int
+    norm_eps: float
+    rotary_base: float
+
+    def to_settings(
+        self, model_type: str, architecture: str, fixed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The config.json; the ids of special tokens are the tokenizer's (:mod:`hf_folder`).
+
+        Args:
+            model_type: of transformers.
+            architecture: likewise.
+            fixed: what the network is, whatever its size.
+        """
+        return {
+            "architectures": [architecture],
+            "model_type": model_type,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.hidden // self.heads,
+            "intermediate_size": self.ff,
+            "max_position_embeddings": self.sequence_length,
+            "rms_norm_eps": self.norm_eps,
+            _BASE: self.rotary_base,  # read by transformers 4
+            "rope_parameters": {"rope_type": "default", _BASE: self.rotary_base},  # by 5
+            "dtype": "float32",
+            **fixed,
+        }
+
+    @classmethod
+    def from_settings(
+        cls, content: Mapping[str, Any], fixed: Mapping[str, Any], source: str
+    ) -> "Shape":
+        """The way back. What matters to training alone, as `attention_dropout`, is not looked at.
+
+        Args:
+            content: of the config.json, with transformers' default of each entry of `fixed` that
+                the file leaves out.
+            fixed: what our network is, whatever its size.
+            source: the file, for messages.
+
+        Raises:
+            InputError: it lacks an entry, or describes a network that ours is not.
+        """
+        try:
+            hidden, heads = content["hidden_size"], content["num_attention_heads"]
+            kv_heads = content.get("num_key_value_heads")
+            shape = cls(
+                vocab_size=content["vocab_size"],
+                sequence_length=content["max_position_embeddings"],
+                hidden=hidden,
+                layers=content["num_hidden_layers"],
+                heads=heads,
+                kv_heads=heads if kv_heads is None else kv_heads,
+                ff=content["intermediate_size"],
+                norm_eps=content.get("rms_norm_eps", 1e-6),
+                rotary_base=float(_rotary(content).get(_BASE, 10_000.0)),
+            )
+        except KeyError as error:
+            raise InputError(f"{source}: {error} is missing") from error
+        other = [
+            f"{name}={content[name]!r} (here {wanted!r})"
+            for name, wanted in fixed.items()
+            if content.get(name, wanted) != wanted
+        ]
+        width = content.get("head_dim")
+        if width is not None and width * heads != hidden:
+            other.append(f"head_dim={width} (here hidden_size / num_attention_heads)")
+        other += [
+            f"{name}={value!r} of its rotary positions (here {_ROTARY.get(name)!r})"
+            for name, value in _rotary(content).items()
+            if name != _BASE and value not in (None, _ROTARY.get(name))
+        ]
+        other += [
+            f"{name}={content[name]!r} (here None)"
+            for name in ("sliding_window", "quantization_config")
+            if content.get(name) is not None
+        ]
+        kinds = sorted(set(content.get("layer_types") or ()) - {_FULL})
+        if kinds:
+            other.append(f"layer_types with {', '.join(kinds)} (here {_FULL} alone)")
+        if other:
+            raise InputError(f"{source}: this network is not computed here: {'; '.join(other)}")
+        return shape
+
+
+def shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Dotted path -> shape of each parameter of a model, from its config."""
+    module = nnx.eval_shape(lambda: model.build(nnx.Rngs(0)))
+    paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
+
+
+def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries on rotary positions, where transformers 4 and 5 put them."""
+    names = (_BASE, "partial_rotary_factor")
+    found = {name: content[name] for name in names if name in content}
+    for name in ("rope_scaling", "rope_parameters"):
+        found |= content.get(name) or {}
+    return found

@@ -1,0 +1,335 @@
+"""A Llama-style language model.
+
+RMS norms with a weight before attention, before the feed-forward layer and at the end, rotary
+positions, grouped-query attention, SwiGLU, and the embedding as output layer; no biases. Parameters
+map one to one onto transformers' `LlamaForCausalLM`.
+
+Dropout is applied to the embedding, inside SwiGLU, and to what attention and feed-forward layer
+add. Not to attention's probabilities: with it attention has no fused kernel with masks that belong
+to a row, and its scores would be stored (8 GiB a layer for 32 sequences of 2048 with 16 heads). So
+attention runs through :func:`jaxtrain.causal.attend` in training too.
+
+Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values, K width of
+a head, F feed-forward width, V words, I half of K.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxtrain import causal, config
+from jaxtrain.errors import InputError
+from jaxtrain.layers import Remat, dropout, remat, split_keys
+from jaxtrain.models import causal_weights, llama_weights
+
+_INIT_STD = 0.02
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The Llama-style language model."""
+
+    vocab_size: int
+    """Words, with the special ones (rows of the embedding)."""
+    sequence_length: int
+    """Tokens of a sequence."""
+    hidden: int
+    """Width of a token's vector."""
+    layers: int
+    """Attention and feed-forward pairs."""
+    heads: int
+    """Query heads; they share `hidden` evenly."""
+    kv_heads: int
+    """Heads of keys and values, each for as many query heads."""
+    ff: int
+    """Width of the feed-forward layers."""
+    dropout: float = 0.1
+    """Share that is zeroed of embeddings, inside SwiGLU, and of the output of each layer."""
+    norm_eps: float = 1e-6
+    """Added to the mean square in each norm."""
+    rotary_base: float = 10_000.0
+    """Pair i of a head of width K turns by the position / rotary_base^(2 i / K) (radians)."""
+    remat: Remat = "none"
+    """block: the backward pass computes each layer again and keeps only what goes into it; none: it
+    keeps everything."""
+    loss_piece: int = 128
+    """Positions of a sequence whose logits exist at a time (tokens); their memory falls with it."""
+    init_from: str | None = None
+    """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
+    transformers' LlamaForCausalLM."""
+
+    UNSEEN = ("heads", "norm_eps", "rotary_base")
+
+    def __post_init__(self) -> None:
+        positive = ("vocab_size", "sequence_length", "hidden", "layers", "heads", "kv_heads", "ff")
+        for name in (*positive, "loss_piece"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name}={getattr(self, name)}: use at least 1")
+        if self.hidden % (2 * self.heads):
+            fits = [m for m in range(1, self.hidden + 1) if self.hidden % (2 * m) == 0]
+            near = min(fits, key=lambda m: abs(m - self.heads)) if fits else "none"
+            raise InputError(
+                f"model.heads={self.heads} heads of model.hidden={self.hidden} need an even, whole "
+                f"width each: the nearest number of heads that fits is {near}"
+            )
+        if self.heads % self.kv_heads:
+            fits = [m for m in range(1, self.kv_heads) if self.heads % m == 0]
+            raise InputError(
+                f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}: use "
+                f"{max(fits)}"
+            )
+        causal.check_piece(self.loss_piece, self.sequence_length)
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"model.dropout={self.dropout}: use a share from 0 to below 1")
+        for name in ("norm_eps", "rotary_base"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"model.{name}={getattr(self, name)}: use a number above 0")
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head."""
+        return self.hidden // self.heads
+
+    def build(self, rngs: nnx.Rngs) -> "Llama":
+        """The module, with fresh float32 parameters."""
+        return Llama(self, rngs)
+
+    def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """See :func:`jaxtrain.causal.batch_spec`."""
+        return causal.batch_spec(batch_size, self.sequence_length)
+
+    def index_limits(self) -> dict[str, int]:
+        """How many values each index in a batch can have."""
+        return {"tokens": self.vocab_size, "targets": self.vocab_size}
+
+    def flops_per_example(self) -> float:
+        """Forward and backward pass of a sequence: 3 x forward, matrix products only.
+
+        Forward: `layers x (4 S D (D + H K) + 6 S D F + 4 S^2 D) + 2 S D V`: projections,
+        feed-forward, attention (in full, though half of it is masked), output layer.
+        """
+        s, d = self.sequence_length, self.hidden
+        of_projections = 4 * s * d * (d + self.kv_heads * self.head_width)
+        layer = of_projections + 6 * s * d * self.ff + 4 * s * s * d
+        return 3.0 * (self.layers * layer + 2 * s * d * self.vocab_size)
+
+    def tokens_per_example(self) -> int:
+        """Tokens of a sequence."""
+        return self.sequence_length
+
+    def optimizer_groups(self) -> Mapping[str, config.Group | config.Role]:
+        """What `optim.muon` does with each parameter.
+
+        The table is embedding and output layer: it takes the output layer's rate, as that of an
+        embedding, 50 times as large, would throw the logits about.
+        """
+        return {
+            "matrices": config.Role(prefix="layers.", role="matrix"),
+            "embedding": config.Role(prefix="embedding.", role="unembedding"),
+        }
+
+    def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Parameters by dotted path -> the state dict of transformers' `LlamaForCausalLM`."""
+        return llama_weights.NAMES.outward(params)
+
+    def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+        """The way back.
+
+        Raises:
+            InputError: names every array that is missing, extra or misshapen.
+        """
+        cure = (
+            "set --model.vocab_size, --model.hidden, --model.layers, --model.heads, "
+            "--model.kv_heads and --model.ff to what it was trained with"
+        )
+        expected = causal_weights.shapes(self)
+        return llama_weights.NAMES.inward(tensors, expected, source, cure)
+
+    def to_settings(self) -> dict[str, Any]:
+        """The `config.json` of transformers."""
+        shape = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(causal_weights.Shape)
+        }
+        return llama_weights.settings(causal_weights.Shape(**shape))
+
+    @classmethod
+    def from_settings(cls, content: Mapping[str, Any], source: str) -> "Config":
+        """What a `config.json` of transformers describes; it knows no dropout of this kind.
+
+        Raises:
+            InputError: another network.
+        """
+        shape = dataclasses.asdict(llama_weights.shape(content, source))
+        piece = causal.fitting_piece(cls.loss_piece, shape["sequence_length"])
+        return cls(dropout=0.0, loss_piece=piece, **shape)
+
+    @classmethod
+    def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
+        """Refuses weights alone.
+
+        Raises:
+            InputError: always: no array tells the number of heads.
+        """
+        raise InputError(
+            f"{source}: {len(tensors)} arrays do not tell the number of attention heads; name the "
+            "folder that holds them with their config.json"
+        )
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        """Two layers of width 16, four heads in two groups, sequences of 16 tokens, 50 words."""
+        return cls(
+            vocab_size=50,
+            sequence_length=16,
+            hidden=16,
+            layers=2,
+            heads=4,
+            kv_heads=2,
+            ff=24,
+            loss_piece=4,
+        )
+
+
+class Embedding(nnx.Module):
+    """Word vectors, which are the output layer too."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        self.table = _normal(rngs, config.vocab_size, config.hidden)
+        self.dropout = config.dropout
+
+    def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
+        """Ids -> [B, S, D]."""
+        return dropout(jnp.take(self.table[...], tokens_BS, axis=0), self.dropout, keys_B)
+
+
+class Layer(nnx.Module):
+    """Attention and feed-forward, each added to what came in; kernels are [in, out]."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        d, shared, ff = config.hidden, config.kv_heads * config.head_width, config.ff
+        self.attention_norm = nnx.Param(jnp.ones((d,)))
+        self.q = _normal(rngs, d, d)
+        self.k = _normal(rngs, d, shared)
+        self.v = _normal(rngs, d, shared)
+        self.out = _normal(rngs, d, d)
+        self.ff_norm = nnx.Param(jnp.ones((d,)))
+        self.gate = _normal(rngs, d, ff)
+        self.up = _normal(rngs, d, ff)
+        self.down = _normal(rngs, ff, d)
+        self.heads = config.heads
+        self.kv_heads = config.kv_heads
+        self.norm_eps = config.norm_eps
+        self.dropout = config.dropout
+
+    def __call__(
+        self,
+        x_BSD: jax.Array,
+        cos_SI: jax.Array,
+        sin_SI: jax.Array,
+        keys_B: jax.Array | None = None,
+    ) -> jax.Array:
+        """[B, S, D] -> the same shape; a position sees itself and those before it."""
+        of_attention, of_gate, of_ff = split_keys(keys_B, 3)
+        h_BSD = causal.rms_norm(x_BSD, self.norm_eps, self.attention_norm[...])
+        h_BSD = self._attend(h_BSD, cos_SI, sin_SI)
+        x_BSD = x_BSD + dropout(h_BSD, self.dropout, of_attention)
+        h_BSD = causal.rms_norm(x_BSD, self.norm_eps, self.ff_norm[...])
+        h_BSF = jax.nn.silu(h_BSD @ self.gate[...]) * (h_BSD @ self.up[...])
+        h_BSD = dropout(h_BSF, self.dropout, of_gate) @ self.down[...]
+        return x_BSD + dropout(h_BSD, self.dropout, of_ff)
+
+    def _attend(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
+        b, s, d = x_BSD.shape
+        q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.heads, -1)
+        k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.kv_heads, -1)
+        v_BSHK = (x_BSD @ self.v[...]).reshape(b, s, self.kv_heads, -1)
+        q_BSNK, k_BSHK = (
+            causal.rotate(x, cos_SI, sin_SI).astype(x.dtype) for x in (q_BSNK, k_BSHK)
+        )
+        return causal.attend(q_BSNK, k_BSHK, v_BSHK).reshape(b, s, d) @ self.out[...]
+
+
+class Head(nnx.Module):
+    """The last norm, and the output layer, which is the embedding."""
+
+    def __init__(self, config: Config) -> None:
+        self.norm = nnx.Param(jnp.ones((config.hidden,)))
+        self.norm_eps = config.norm_eps
+        self.piece = config.loss_piece
+
+    def __call__(
+        self,
+        embedding: Embedding,
+        x_BSD: jax.Array,
+        targets_BS: jax.Array,
+        weight_BS: jax.Array,
+    ) -> causal.Predictions:
+        """The cost of the targets; see :func:`jaxtrain.causal.predict`."""
+        x_BSD, words = self._normalised(x_BSD), embedding.table[...]
+        return causal.predict(x_BSD, words, targets_BS, weight_BS, cap=None, piece=self.piece)
+
+    def logits(self, embedding: Embedding, x_BSD: jax.Array) -> jax.Array:
+        """float32 [B, S, V], all at once."""
+        return causal.einsum_float32("bsd,vd->bsv", self._normalised(x_BSD), embedding.table[...])
+
+    def _normalised(self, x_BSD: jax.Array) -> jax.Array:
+        return causal.rms_norm(x_BSD, self.norm_eps, self.norm[...])
+
+
+class Llama(nnx.Module):
+    """Embedding, layers and head, and what training asks of them."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        self.embedding = Embedding(config, rngs)
+        self.layers = nnx.List([Layer(config, rngs) for _ in range(config.layers)])
+        self.head = Head(config)
+        self.head_width = config.head_width
+        self.rotary_base = config.rotary_base
+        self.remat = config.remat
+
+    def angles(self, length: int) -> tuple[jax.Array, jax.Array]:
+        """Cosines and sines for :func:`jaxtrain.causal.rotate`, float32 [S, I] each.
+
+        Llama turns the other way round than nanochat does, hence the sign.
+        """
+        cos_SI, sin_SI = causal.rotary(length, self.head_width, self.rotary_base)
+        return cos_SI, -sin_SI
+
+    def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
+        """Ids -> vectors [B, S, D] before the last norm; without keys nothing is dropped."""
+        of_embedding, *of_layers = split_keys(keys_B, 1 + len(self.layers))
+        cos_SI, sin_SI = self.angles(tokens_BS.shape[1])
+        x_BSD = remat(Embedding.__call__, self.remat)(self.embedding, tokens_BS, of_embedding)
+        layer_of = remat(Layer.__call__, self.remat)
+        for layer, of_layer in zip(self.layers, of_layers, strict=True):
+            x_BSD = layer_of(layer, x_BSD, cos_SI, sin_SI, of_layer)
+        return x_BSD
+
+    def logits(self, tokens_BS: jax.Array) -> jax.Array:
+        """float32 logits [B, S, V] of the words that follow each token: for short sequences."""
+        return self.head.logits(self.embedding, self.encode(tokens_BS))
+
+    def loss(
+        self, batch: causal.Batch, keys_B: jax.Array
+    ) -> tuple[jax.Array, jax.Array, causal.Sums]:
+        """Cross-entropy in nats, over targets; `accuracy` beside it."""
+        return causal.loss_sums(self._predict(batch, keys_B), batch)
+
+    def evaluate(self, batch: causal.Batch) -> causal.Sums:
+        """`loss`, `accuracy` and `bits_per_byte` as the GPT's; nothing is dropped."""
+        return causal.evaluation_sums(self._predict(batch, None), batch)
+
+    def _predict(self, batch: causal.Batch, keys_B: jax.Array | None) -> causal.Predictions:
+        x_BSD = self.encode(batch["tokens"], keys_B)
+        # Not through remat: the loss keeps its gradient, and would compute it again.
+        return self.head(self.embedding, x_BSD, batch["targets"], causal.target_weights(batch))
+
+
+def _normal(rngs: nnx.Rngs, rows: int, columns: int) -> nnx.Param[jax.Array]:
+    return nnx.Param(_INIT_STD * jax.random.normal(rngs.params(), (rows, columns), jnp.float32))

@@ -1,0 +1,217 @@
+"""Causal language models to and from transformers; run by name, as that is an optional extra.
+
+    python -m pytest tests/interop/transformers_causal.py
+
+The arrays of `tests/fixtures/hf_*.npz`, which the ordinary suite compares with, are made by
+
+    python tests/interop/transformers_causal.py
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import program
+import small_causal
+
+from jaxtrain import hf_folder, main, state, weights
+from jaxtrain.data import tokenizer
+from jaxtrain.models import gpt, llama
+
+pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CORPUS = ("It was the best of times, it was the worst of times; 1775!\n" * 20 + "\n\n") * 5
+TEXTS = ("It was  the age\tof \u00dcbel\r\n\r\n 12345", "", "worst of times \U0001f642", " a")
+SIZES = {"vocab_size": 300, "sequence_length": 32}
+MODELS: dict[str, Any] = {
+    "llama": llama.Config(**SIZES, hidden=48, layers=3, heads=6, kv_heads=2, ff=56),
+    "nanochat": gpt.Config(**SIZES, depth=3, width=48, heads=6, kv_heads=2),
+}
+SMALL: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 24,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+SAVED = {  # as transformers makes them: not our defaults where that is possible
+    "llama": transformers.LlamaConfig(
+        **SMALL,
+        tie_word_embeddings=True,
+        intermediate_size=40,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    ),
+    "nanochat": transformers.NanoChatConfig(**SMALL, intermediate_size=128),
+}
+PARTS = {
+    "llama": ("embed_tokens", "layers.1.self_attn.k_proj", "layers.0.mlp.up_proj", "norm"),
+    "nanochat": (
+        "embed_tokens",
+        "layers.1.self_attn.k_proj",
+        "layers.0.mlp.fc1",
+        "layers.1.mlp.fc2",
+    ),
+}
+
+
+def theirs(kind: str) -> Any:
+    """A model of transformers with weights that anyone can draw again."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(SAVED[kind]).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(small_causal.drawn(name, tuple(parameter.shape))))
+    return model
+
+
+def computed(kind: str) -> dict[str, np.ndarray]:
+    """What a fixture holds."""
+    model = theirs(kind)
+    tokens = np.random.default_rng(1).integers(0, 60, (2, 24))
+    found = model(input_ids=torch.from_numpy(tokens))
+    loss = torch.nn.functional.cross_entropy(
+        found.logits[:, :-1].flatten(0, 1), torch.from_numpy(tokens[:, 1:]).flatten()
+    )
+    loss.backward()
+    parameters = dict(model.named_parameters())
+    settings = json.loads(model.config.to_json_string(use_diff=True))
+    del settings["transformers_version"]
+    return {
+        "settings": np.array(json.dumps(settings)),
+        "params": np.array(json.dumps({n: list(p.shape) for n, p in parameters.items()})),
+        "tokens": tokens.astype(np.int32),
+        "logits": found.logits.detach().numpy(),
+        "loss": loss.detach().numpy(),
+    } | {f"grad/model.{n}": parameters[f"model.{n}.weight"].grad.numpy() for n in PARTS[kind]}
+
+
+def ours_of(folder: Path, ids: np.ndarray) -> np.ndarray:
+    found = weights.load(folder, None)
+    module = state.Definition(found.model.build).module(found.params, {})
+    return np.asarray(jax.jit(type(module).logits)(module, ids))
+
+
+def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        found: np.ndarray = model.eval()(input_ids=torch.from_numpy(ids.astype(np.int64))).logits
+    return np.asarray(found)
+
+
+def random_params(model: Any) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.normal("norm" in name, 0.2, leaf.shape).astype(np.float32)
+        for name, leaf in state.Definition(model.build).params.items()
+    }
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_stored_arrays_are_those_of_transformers(kind: str) -> None:
+    stored = np.load(FIXTURES / f"hf_{kind}.npz")
+    found = computed(kind)
+    assert set(found) == set(stored.files)
+    for name, array in found.items():
+        if array.dtype.kind == "U":
+            assert str(array) == str(stored[name]), name
+        else:
+            np.testing.assert_allclose(array, stored[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_transformers_loads_what_is_exported(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, own = MODELS[kind], tokenizer.train([CORPUS], 300, "byte_bpe")
+    hf_folder.write(tmp_path / "hf", model, random_params(model), own)
+    capfd.readouterr()
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
+    said = capfd.readouterr()
+    assert type(loaded).__name__ == model.to_settings()["architectures"][0]
+    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert "MISSING" not in said.out + said.err
+    ids = np.random.default_rng(0).integers(0, 300, (2, 32))
+    wanted = logits_of(loaded, ids)
+    assert np.std(wanted) > 0.5
+    np.testing.assert_allclose(ours_of(tmp_path / "hf", ids), wanted, atol=1e-4)
+
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    for text in TEXTS:
+        assert words(text)["input_ids"] == own.encode(text).ids
+        assert words.decode(words(text)["input_ids"], skip_special_tokens=True) == text
+    assert (words.bos_token, words.bos_token_id, words.eos_token_id) == ("<|bos|>", 0, 0)
+    assert words.model_max_length == 32
+    assert (loaded.config.bos_token_id, loaded.generation_config.eos_token_id) == (0, 0)
+    written = loaded.generate(**words("It was", return_tensors="pt"), max_new_tokens=4)
+    assert words.decode(written[0], skip_special_tokens=True).startswith("It was")
+
+
+@pytest.mark.parametrize("shard", ["50GB", "20KB"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_transformers_saves_is_read(kind: str, shard: str, tmp_path: Path) -> None:
+    """As it saves a model of its own, and one of ours after it was loaded there."""
+    model = theirs(kind)
+    model.save_pretrained(tmp_path / "own", max_shard_size=shard)
+    assert (tmp_path / "own/model.safetensors.index.json").exists() == (shard == "20KB")
+    ids = np.random.default_rng(0).integers(0, 60, (1, 24))
+    np.testing.assert_allclose(ours_of(tmp_path / "own", ids), logits_of(model, ids), atol=1e-4)
+
+    ours, words = MODELS[kind], tokenizer.train([CORPUS], 300, "byte_bpe")
+    params = random_params(ours)
+    hf_folder.write(tmp_path / "first", ours, params, words)
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        auto.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "again")
+    assert main.main(["import", str(tmp_path / "again"), str(tmp_path / "in")]) == 0
+    found = weights.load(tmp_path / "in", None)
+    wanted = dataclasses.replace(ours, dropout=0.0) if kind == "llama" else ours
+    assert found.model == wanted
+    for name, array in params.items():
+        np.testing.assert_array_equal(found.params[name], array)
+    again = tokenizer.of_source(tmp_path / "in")
+    for text in TEXTS:
+        assert again.encode(text).ids == words.encode(text).ids
+
+
+def test_training_goes_on_from_what_transformers_saved(tmp_path: Path) -> None:
+    ours = dataclasses.replace(MODELS["llama"], layers=1)
+    corpus = program.write_corpus(tmp_path)
+    words = tokenizer.train([path.read_text() for path in corpus.rglob("*.txt")], 300, "byte_bpe")
+    hf_folder.write(tmp_path / "first", ours, random_params(ours), words)
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        auto.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "hf")
+    said = program.train(
+        tmp_path,
+        *("--config", "a6000_medium", "--data.path", str(corpus), "--output-dir", "run"),
+        *(f"--model.{f}={getattr(ours, f)}" for f in ("vocab_size", "sequence_length", "hidden")),
+        *(f"--model.{f}={getattr(ours, f)}" for f in ("layers", "heads", "kv_heads", "ff")),
+        *("--model.init_from", "hf", "--optim.peak_lr", 1e-6, "--optim.warmup_steps", 0),
+        *("--data.batch_size", 8, "--data.workers", 0, "--loop.steps", 2, "--loop.eval_every", 2),
+        *("--loop.eval_examples", 8, "--checkpoint.every", 2, "--precision", "float32"),
+    )
+    assert "tokenizer of model.init_from: hf/tokenizer.json" in said
+    out = str(tmp_path / "out")
+    assert main.main(["export", str(tmp_path / "run"), out, "--format", "hf"]) == 0
+    before, after = (weights.load(tmp_path / name, None) for name in ("hf", "out"))
+    for name, array in before.params.items():
+        assert 0 < np.abs(after.params[name] - array).max() < 1e-4, name
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+if __name__ == "__main__":
+    for kind in SAVED:
+        np.savez_compressed(FIXTURES / f"hf_{kind}.npz", **computed(kind))

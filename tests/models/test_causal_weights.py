@@ -1,0 +1,230 @@
+"""Causal language models in transformers' folders, against arrays that transformers gave.
+
+`tests/interop/transformers_causal.py` says how they were made, and asks transformers itself.
+"""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from small_causal import Stored
+
+from jaxtrain import hf_folder, main, state, weights
+from jaxtrain.data import specials, tokenizer
+from jaxtrain.errors import InputError
+from jaxtrain.models import gpt, llama
+
+FAMILIES: dict[str, Any] = {"llama": llama.Config, "nanochat": gpt.Config}
+CORPUS = "It was the best of times, it was the worst of times.\n" * 20
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def stored(kind: str, checkout: Path) -> Stored:
+    return Stored(checkout / f"tests/fixtures/hf_{kind}.npz")
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of ours as it is exported."""
+    path = tmp_path_factory.mktemp("export") / "hf"
+    model = dataclasses.replace(FAMILIES[kind].tiny(), vocab_size=300)
+    hf_folder.write(path, model, params_of(model), tokenizer.train([CORPUS], 300, "byte_bpe"))
+    return path
+
+
+def params_of(model: Any) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.normal(0, 0.3, leaf.shape).astype(np.float32)
+        for name, leaf in state.Definition(model.build).params.items()
+    }
+
+
+def test_logits_loss_and_gradients_are_transformers(kind: str, stored: Stored) -> None:
+    model = FAMILIES[kind].from_settings(stored.settings, "config.json")
+    definition = state.Definition(model.build)
+    params = model.from_weights(stored.weights, "its arrays")
+    tokens = jnp.asarray(stored.arrays["tokens"])
+    targets = jnp.full_like(tokens, -1).at[:, :-1].set(tokens[:, 1:])
+    batch = {"tokens": tokens, "targets": targets, "target_bytes": targets, "weight": jnp.ones(2)}
+
+    def found_of(params: Any) -> Any:
+        module = definition.module(params, {})
+        total, weight = module.evaluate(batch)["loss"]
+        return total / weight, module.logits(tokens)
+
+    (loss, logits), grads = jax.jit(jax.value_and_grad(found_of, has_aux=True))(params)
+    np.testing.assert_allclose(logits, stored.arrays["logits"], rtol=0, atol=2e-5)
+    assert float(loss) == pytest.approx(float(stored.arrays["loss"]), abs=2e-5)
+    outward = getattr(model, "to_transformers", model.to_weights)
+    theirs = outward(jax.device_get(grads))
+    names = [name for name in stored.arrays.files if name.startswith("grad/")]
+    assert len(names) == 4
+    for name in names:
+        want = stored.arrays[name]
+        error = np.abs(theirs[f"{name.removeprefix('grad/')}.weight"] - want).max()
+        assert error < 2e-5 * max(1, np.abs(want).max()), name
+    assert outward(params).keys() == stored.weights.keys()
+
+
+def test_a_folder_gives_back_what_was_written(kind: str, folder: Path) -> None:
+    found = weights.load(folder, FAMILIES[kind])
+    tiny = dataclasses.replace(FAMILIES[kind].tiny(), vocab_size=300)
+    assert found.model.to_settings() == tiny.to_settings()
+    params = params_of(tiny)
+    assert found.params.keys() == params.keys()
+    for name, array in params.items():
+        np.testing.assert_array_equal(found.params[name], array)
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    assert (told["bos_token"], told["eos_token"]) == (specials.CAUSAL[0],) * 2
+    assert not {"cls_token", "mask_token", "pad_token"} & told.keys()
+    settings = json.loads((folder / "config.json").read_text())
+    assert [settings[f"{n}_token_id"] for n in ("bos", "eos", "pad")] == [0, 0, None]
+
+
+def test_import_and_export_change_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["import", str(folder), str(tmp_path / "in")]) == 0
+    assert "ForCausalLM of 2 layers" in capsys.readouterr().out
+    out = str(tmp_path / "out")
+    assert main.main(["export", str(tmp_path / "in"), out, "--format", "hf"]) == 0
+    for path in folder.iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_tokenizer_that_marks_no_beginning_is_refused(kind: str, tmp_path: Path) -> None:
+    words = tokenizer.wordpiece({word: i for i, word in enumerate([*specials.NAMES, "paris"])})
+    model = FAMILIES[kind].tiny()
+    with pytest.raises(InputError, match=r"no special token that begins a document"):
+        hf_folder.write(tmp_path / "hf", model, params_of(model), words)
+
+
+def test_a_run_starts_only_as_the_parameters_were_trained(kind: str, folder: Path) -> None:
+    model = weights.load(folder, FAMILIES[kind]).model
+    expected = state.Definition(model.build).params
+    params, notes = weights.params_for(folder, model, expected)
+    assert params.keys() == expected.keys()
+    assert notes == []
+    other = dataclasses.replace(model, norm_eps=0.5)
+    with pytest.raises(InputError, match=r"trained with model.norm_eps=.* set --model.norm_eps"):
+        weights.params_for(folder, other, expected)
+    other = dataclasses.replace(model, heads=4 if kind == "nanochat" else 2)
+    with pytest.raises(InputError, match=r"trained with model.heads="):
+        weights.params_for(folder, other, expected)
+
+
+# ---- other networks -----------------------------------------------------------------------------
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
+BY_LAYER = {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}
+OTHERS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "both": [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"type='linear' of its rotary"),
+        ({"rope_parameters": LLAMA3}, r"rope_type='llama3' of its rotary .*; factor=8.0"),
+        ({"rope_parameters": BY_LAYER}, r"full_attention=\{'rope_type'"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0.5"),
+        ({"attention_bias": True}, r"attention_bias=True \(here False\)"),
+        ({"hidden_act": "gelu"}, r"hidden_act='gelu' \(here '(silu|relu2)'\)"),
+        ({"sliding_window": 512}, r"sliding_window=512 \(here None\)"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"with sliding_attention"),
+        ({"head_dim": 16}, r"head_dim=16 \(here hidden_size / num_attention_heads\)"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config="),
+        ({"hidden_size": None}, r"'hidden_size' is missing"),
+    ],
+    "llama": [
+        ({"mlp_bias": True}, r"mlp_bias=True"),
+        ({"tie_word_embeddings": False}, r"tie_word_embeddings=False \(here True\)"),
+        ({"tie_word_embeddings": None}, r"tie_word_embeddings=False \(here True\)"),
+    ],
+    "nanochat": [
+        ({"tie_word_embeddings": True}, r"tie_word_embeddings=True"),
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30.0 \(here 15.0\)"),
+        ({"rope_parameters": {"rope_theta": 100_000.0}}, r"rope_theta=100000.0 \(here 10000.0\)"),
+        ({"intermediate_size": 100}, r"intermediate_size=100 \(here 128\)"),
+    ],
+}
+
+
+def test_what_is_not_computed_here_is_refused_by_name(kind: str, stored: Stored) -> None:
+    for changes, message in OTHERS["both"] + OTHERS[kind]:
+        content = {n: v for n, v in stored.settings.items() if changes.get(n, v) is not None}
+        content |= {n: v for n, v in changes.items() if v is not None}
+        with pytest.raises(InputError, match=rf"there/config.json: .*{message}"):
+            FAMILIES[kind].from_settings(content, "there/config.json")
+
+
+def test_settings_of_older_versions_are_read(stored: Stored, kind: str) -> None:
+    content = {n: v for n, v in stored.settings.items() if n not in ("rope_parameters", "head_dim")}
+    base = 10_000.0 if kind == "nanochat" else 777.0
+    older = content | {"rope_theta": base, "rope_scaling": None, "num_key_value_heads": None}
+    model = FAMILIES[kind].from_settings(older, "config.json")
+    settings = model.to_settings()
+    assert (settings["rope_theta"], settings["num_key_value_heads"]) == (base, 4)
+
+
+def test_fields_that_the_dial_gives_stay_free() -> None:
+    model = gpt.Config(vocab_size=300, sequence_length=16, depth=2)
+    assert gpt.Config.from_settings(model.to_settings(), "x") == model
+    model = dataclasses.replace(model, width=96, heads=3, kv_heads=1)
+    assert gpt.Config.from_settings(model.to_settings(), "x") == model
+
+
+# ---- arrays -------------------------------------------------------------------------------------
+
+
+def changed(folder: Path, to: Path, **arrays: Any) -> Path:
+    """A copy with other arrays; None takes one away."""
+    shutil.copytree(folder, to)
+    found: dict[str, Any] = safetensors.numpy.load_file(folder / "model.safetensors") | arrays
+    kept = {name: array for name, array in found.items() if array is not None}
+    safetensors.numpy.save_file(kept, to / "model.safetensors")
+    return to
+
+
+def test_arrays_that_do_not_fit_are_named(folder: Path, tmp_path: Path) -> None:
+    q = "model.layers.1.self_attn.q_proj"
+    changes = {f"{q}.weight": None, f"{q}.bias": np.zeros(16, np.float32)}
+    other = changed(folder, tmp_path / "other", **changes)
+    with pytest.raises(InputError, match="does not fit this model") as caught:
+        weights.load(other, None)
+    for words in (str(other), f"{q}.weight is not there", f"{q}.bias is not of this model"):
+        assert words in str(caught.value)
+
+
+def test_tables_of_angles_and_a_second_name_of_the_words_are_left_out(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    angles = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
+    words = safetensors.numpy.load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    tied = {"lm_head.weight": words} if kind == "llama" else {}
+    found = weights.load(changed(folder, tmp_path / "more", **angles, **tied), None).params
+    for name, array in weights.load(folder, None).params.items():
+        np.testing.assert_array_equal(found[name], array)
+    if kind == "llama":
+        other = changed(folder, tmp_path / "untied", **{"lm_head.weight": words + 1})
+        with pytest.raises(InputError, match=r"lm_head.weight differs from model.embed_tokens"):
+            weights.load(other, None)
+
+
+def test_one_file_of_arrays(kind: str, folder: Path) -> None:
+    """NanoChat's tell its size, with heads of 128; a Llama's do not tell its heads."""
+    path = folder / "model.safetensors"
+    if kind == "llama":
+        with pytest.raises(InputError, match=r"do not tell the number of attention heads"):
+            weights.load(path, llama.Config)
+    else:
+        model = weights.load(path, gpt.Config).model
+        assert (model.depth, model.hidden, model.query_heads) == (2, 16, 1)

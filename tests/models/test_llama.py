@@ -1,0 +1,260 @@
+"""The Llama-style model: its size, what it may see, what dropout does, and its optimizers."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from flax import nnx
+from small_causal import batch, rows_of
+
+from jaxtrain import config, optim, state
+from jaxtrain.errors import InputError
+from jaxtrain.models import llama
+
+TINY = llama.Config.tiny()
+BATCH = batch(TINY)
+KEYS = jax.random.split(jax.random.key(7), 4)
+Function = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def fresh() -> tuple[Any, Any]:
+    """Graph and parameters as training starts."""
+    graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
+    return graph, params
+
+
+@pytest.fixture(scope="module")
+def parts(fresh: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Graph and parameters that moved."""
+    return fresh[0], toy.stirred(toy.stirred(fresh[1]))
+
+
+@pytest.fixture(scope="module")
+def slope(parts: tuple[Any, Any]) -> Function:
+    """The loss and its gradient."""
+    graph, params = parts
+    run = jax.jit(jax.value_and_grad(lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0]))
+    return lambda b: run(params, b)
+
+
+@pytest.fixture(scope="module")
+def loss(parts: tuple[Any, Any]) -> Function:
+    graph, params = parts
+    run = jax.jit(lambda p, b, k: nnx.merge(graph, p).loss(b, k))
+    return lambda b, k: run(params, b, k)
+
+
+@pytest.fixture(scope="module")
+def evaluate(parts: tuple[Any, Any]) -> Function:
+    graph, params = parts
+    run = jax.jit(lambda p, b: nnx.merge(graph, p).evaluate(b))
+    return lambda b: run(params, b)
+
+
+def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
+
+
+def logits_of(definition: state.Definition, params: Any) -> jax.Array:
+    found: jax.Array = jax.jit(lambda p: definition.module(p, {}).logits(BATCH["tokens"]))(params)
+    return found
+
+
+def test_the_medium_model_has_its_parameters() -> None:
+    params = state.Definition(config.load("a6000_medium").model.build).params
+    # Table; queries and outputs, keys and values, feed-forward, two norms a layer; the last norm.
+    layer = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1536 + 2 * 512
+    assert state.parameter_count(params) == 20_000 * 512 + 16 * layer + 512 == 58_491_392
+
+
+def test_a_position_sees_itself_and_those_before_it(parts: tuple[Any, Any]) -> None:
+    """By gradient: of each position's output with respect to each position's input."""
+    graph, params = parts
+
+    def through(x_BSD: jax.Array) -> jax.Array:
+        module = nnx.merge(graph, params)
+        cos, sin = module.angles(x_BSD.shape[1])
+        for layer in module.layers:
+            x_BSD = layer(x_BSD, cos, sin)
+        return module.head.logits(module.embedding, x_BSD)[0, :, :5]
+
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((1, TINY.sequence_length, TINY.hidden)), jnp.float32)
+    slopes = np.abs(jax.jit(jax.jacrev(through))(x)[:, :, 0]).max((1, 3))
+    allowed = np.tril(np.ones_like(slopes, bool))
+    assert (slopes[allowed] > 1e-8).all()
+    assert (slopes[~allowed] == 0).all()
+
+
+def test_heads_of_a_group_share_keys_and_values(parts: tuple[Any, Any]) -> None:
+    """As if each query head had its own copy."""
+    width, groups = TINY.head_width, TINY.heads // TINY.kv_heads
+
+    def copied(name: str, array: np.ndarray) -> np.ndarray:
+        if name.rpartition(".")[2] not in ("k", "v"):
+            return array
+        heads = np.asarray(array).reshape(TINY.hidden, TINY.kv_heads, width)
+        return heads.repeat(groups, axis=1).reshape(TINY.hidden, -1)
+
+    few = state.Definition(TINY.build)
+    many = state.Definition(dataclasses.replace(TINY, kv_heads=TINY.heads).build)
+    assert few.params["layers.0.k"].shape == (16, 8)
+    params = {
+        ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(parts[1])
+    }
+    wide = {name: copied(name, array) for name, array in params.items()}
+    assert_same(logits_of(few, params), logits_of(many, wide))
+
+
+def test_the_table_is_embedding_and_output_layer(slope: Function) -> None:
+    assert [n for n in state.Definition(TINY.build).params if "layers" not in n] == [
+        "embedding.table",
+        "head.norm",
+    ]
+    _, grads = slope({**BATCH, "tokens": jnp.zeros_like(BATCH["tokens"])})
+    rows = np.abs(grads["embedding"]["table"][...]).max(1)
+    assert (rows > 0).all()  # as output layer all words, though only word 0 is read
+
+
+# ---- dropout ------------------------------------------------------------------------------------
+
+
+def test_dropout_follows_the_keys(loss: Function) -> None:
+    first, again, other = (float(loss(BATCH, keys)[0]) for keys in (KEYS, KEYS, KEYS[::-1]))
+    assert first == again != other
+
+
+def test_the_keys_of_a_row_are_its_own(loss: Function) -> None:
+    halves = [loss(rows_of(BATCH, part), KEYS[part]) for part in (slice(2), slice(2, 4))]
+    assert_same(loss(BATCH, KEYS), jax.tree.map(jnp.add, *halves))
+
+
+def test_nothing_is_dropped_in_validation(evaluate: Function) -> None:
+    plain = dataclasses.replace(TINY, dropout=0.0)
+    graph, params = nnx.split(plain.build(nnx.Rngs(0)))
+    params = toy.stirred(toy.stirred(params))
+    total, weight, metrics = jax.jit(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS))(params)
+    found = evaluate(BATCH)
+    assert_same((total, weight), found["loss"])
+    assert_same(metrics["accuracy"], found["accuracy"])
+
+
+def test_four_places_drop() -> None:
+    """The embedding, and in a layer: what attention adds, inside SwiGLU, what the latter adds."""
+    module = dataclasses.replace(TINY, dropout=0.5).build(nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 16, 16)), jnp.float32)
+    cos, sin = module.angles(16)
+    graph, kernels = nnx.split(module.layers[0])
+
+    @jax.jit
+    def zeros_of_layer(out: jax.Array, down: jax.Array) -> jax.Array:
+        layer = nnx.merge(graph, kernels)
+        layer.out, layer.down = nnx.Param(out), nnx.Param(down)
+        return (layer(x, cos, sin, KEYS) - x == 0).mean()
+
+    silent = jnp.zeros((16, 16)), jnp.zeros((TINY.ff, 16))
+    half, three_quarters = (pytest.approx(share, abs=0.06) for share in (0.5, 0.75))
+    assert float((module.embedding(BATCH["tokens"], KEYS) == 0).mean()) == half
+    assert float(zeros_of_layer(*silent)) == 1
+    assert float(zeros_of_layer(jnp.eye(16), silent[1])) == half
+    assert float(zeros_of_layer(silent[0], jnp.ones((TINY.ff, 16)))) == half
+    # What a row of the feed-forward layer gives, dropped there and again on its way out.
+    assert float(zeros_of_layer(silent[0], jnp.eye(TINY.ff, 16))) == three_quarters
+
+
+# ---- as every model -----------------------------------------------------------------------------
+
+
+def test_the_batch_is_what_the_spec_says() -> None:
+    assert {name: (a.shape, a.dtype) for name, a in BATCH.items()} == {
+        name: (a.shape, a.dtype) for name, a in TINY.batch_spec(4).items()
+    }
+
+
+def test_sums_of_parts_add_up(evaluate: Function) -> None:
+    whole = {**BATCH, "weight": jnp.array([1.0, 2, 0.5, 0])}
+    halves = [evaluate(rows_of(whole, part)) for part in (slice(2), slice(2, 4))]
+    assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
+    assert set(evaluate(whole)) == {"loss", "accuracy", "bits_per_byte"}
+
+
+def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None:
+    graph, params = parts
+    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+
+    def dtypes(function: Function) -> set[Any]:
+        return {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(function, low))}
+
+    assert dtypes(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)) == {jnp.dtype("float32")}
+    slope = jax.grad(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)[0])
+    assert dtypes(slope) == {jnp.dtype("bfloat16")}
+    assert dtypes(lambda p: nnx.merge(graph, p).encode(BATCH["tokens"], KEYS)) == dtypes(slope)
+
+
+def test_remat_changes_no_number(parts: tuple[Any, Any], slope: Function) -> None:
+    graph = nnx.graphdef(dataclasses.replace(TINY, remat="block").build(nnx.Rngs(0)))
+    again = jax.jit(jax.value_and_grad(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)[0]))
+    assert_same(slope(BATCH), again(parts[1]))
+
+
+def test_initial_values(fresh: tuple[Any, Any]) -> None:
+    matrices = []
+    for path, leaf in nnx.to_flat_state(fresh[1]):
+        if "norm" in str(path[-1]):
+            np.testing.assert_array_equal(leaf.get_value(), 1.0)
+        else:
+            matrices.append(np.ravel(leaf.get_value()))
+            assert np.std(matrices[-1]) == pytest.approx(0.02, rel=0.2), path
+    assert np.std(np.concatenate(matrices)) == pytest.approx(0.02, rel=0.05)
+
+
+def test_norms_do_not_decay_and_matrices_take_muon() -> None:
+    params = state.Definition(TINY.build).params
+    groups = optim.groups(params)
+    assert {name.rpartition(".")[2] for name in groups["no_decay"]} == {
+        *("attention_norm", "ff_norm", "norm"),
+    }
+    settings = dataclasses.replace(config.load("a6000_medium").optim, muon=config.Muon())
+    optimizer = optim.make(settings, 10_000, params, TINY.optimizer_groups())
+    arrays = {name: jnp.ones(array.shape) for name, array in params.items()}
+    updates, _ = jax.eval_shape(optimizer.update, arrays, optimizer.init(arrays), arrays)
+    assert {name: array.shape for name, array in updates.items()} == {
+        name: array.shape for name, array in params.items()
+    }
+
+
+def test_flops_are_those_of_the_program() -> None:
+    """Within 5% of XLA's count of forward and backward, where products dominate."""
+    model = dataclasses.replace(
+        dataclasses.replace(TINY, vocab_size=4000, sequence_length=64, hidden=256, ff=512),
+        dropout=0.0,
+        loss_piece=64,
+    )
+    graph, params = nnx.split(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))))
+    gradient = jax.jit(jax.grad(lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0]))
+    counts = gradient.lower(params, model.batch_spec(3)).cost_analysis()
+    assert counts is not None
+    assert 3 * model.flops_per_example() == pytest.approx(counts["flops"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, r"model.heads=3 heads of model.hidden=16 .* fits is 2"),
+        ({"kv_heads": 3}, r"model.kv_heads=3 must divide model.heads=4: use 2"),
+        ({"kv_heads": 8}, r"model.kv_heads=8 must divide model.heads=4: use 4"),
+        ({"dropout": 1.0}, r"model.dropout=1.0: use a share"),
+        ({"norm_eps": 0.0}, r"model.norm_eps=0.0: use a number above 0"),
+        ({"ff": 0}, r"model.ff=0: use at least 1"),
+        ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(TINY, **changes)
