@@ -15,10 +15,13 @@ from jaxtrain import config, writing
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain import step as steps
-from jaxtrain.models import gpt
+from jaxtrain.models import gpt, llama
 from jaxtrain.sampling import Choice
 
-MODELS = {"gpt": dataclasses.replace(gpt.Config.tiny(), heads=4, kv_heads=2)}
+MODELS = {
+    "gpt": dataclasses.replace(gpt.Config.tiny(), heads=4, kv_heads=2),
+    "llama": llama.Config.tiny(),
+}
 LENGTH, ROWS, WORDS = 16, 3, 50
 
 

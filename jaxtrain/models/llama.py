@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import causal, config
+from jaxtrain import causal, config, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, dropout, remat, split_keys
 from jaxtrain.models import causal_weights, llama_weights
@@ -235,24 +235,45 @@ class Layer(nnx.Module):
         keys_B: jax.Array | None = None,
     ) -> jax.Array:
         """[B, S, D] -> the same shape; a position sees itself and those before it."""
+        return self._onward(x_BSD, causal.attend(*self._heads(x_BSD, cos_SI, sin_SI)), keys_B)
+
+    def continued(
+        self,
+        x_BSD: jax.Array,
+        cos_SI: jax.Array,
+        sin_SI: jax.Array,
+        cache: causal.Cache,
+        start: int | jax.Array,
+    ) -> tuple[jax.Array, causal.Cache]:
+        """The same for positions from `start` on, which also see those in the cache."""
+        heads = self._heads(x_BSD, cos_SI, sin_SI)
+        seen_BSNK, cache = causal.attend_cached(*heads, cache, start)
+        return self._onward(x_BSD, seen_BSNK, None), cache
+
+    def _onward(
+        self, x_BSD: jax.Array, seen_BSNK: jax.Array, keys_B: jax.Array | None
+    ) -> jax.Array:
         of_attention, of_gate, of_ff = split_keys(keys_B, 3)
-        h_BSD = causal.rms_norm(x_BSD, self.norm_eps, self.attention_norm[...])
-        h_BSD = self._attend(h_BSD, cos_SI, sin_SI)
+        h_BSD = seen_BSNK.reshape(x_BSD.shape) @ self.out[...]
         x_BSD = x_BSD + dropout(h_BSD, self.dropout, of_attention)
         h_BSD = causal.rms_norm(x_BSD, self.norm_eps, self.ff_norm[...])
         h_BSF = jax.nn.silu(h_BSD @ self.gate[...]) * (h_BSD @ self.up[...])
         h_BSD = dropout(h_BSF, self.dropout, of_gate) @ self.down[...]
         return x_BSD + dropout(h_BSD, self.dropout, of_ff)
 
-    def _attend(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
-        b, s, d = x_BSD.shape
+    def _heads(
+        self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, S, N, K], keys and values [B, S, H, K]."""
+        b, s, _ = x_BSD.shape
+        x_BSD = causal.rms_norm(x_BSD, self.norm_eps, self.attention_norm[...])
         q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.heads, -1)
         k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.kv_heads, -1)
         v_BSHK = (x_BSD @ self.v[...]).reshape(b, s, self.kv_heads, -1)
         q_BSNK, k_BSHK = (
             causal.rotate(x, cos_SI, sin_SI).astype(x.dtype) for x in (q_BSNK, k_BSHK)
         )
-        return causal.attend(q_BSNK, k_BSHK, v_BSHK).reshape(b, s, d) @ self.out[...]
+        return q_BSNK, k_BSHK, v_BSHK
 
 
 class Head(nnx.Module):
@@ -290,15 +311,16 @@ class Llama(nnx.Module):
         self.layers = nnx.List([Layer(config, rngs) for _ in range(config.layers)])
         self.head = Head(config)
         self.head_width = config.head_width
+        self.kv_heads = config.kv_heads
         self.rotary_base = config.rotary_base
         self.remat = config.remat
 
-    def angles(self, length: int) -> tuple[jax.Array, jax.Array]:
+    def angles(self, length: int, start: int | jax.Array = 0) -> tuple[jax.Array, jax.Array]:
         """Cosines and sines for :func:`jaxtrain.causal.rotate`, float32 [S, I] each.
 
         Llama turns the other way round than nanochat does, hence the sign.
         """
-        cos_SI, sin_SI = causal.rotary(length, self.head_width, self.rotary_base)
+        cos_SI, sin_SI = causal.rotary(length, self.head_width, self.rotary_base, start)
         return cos_SI, -sin_SI
 
     def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
@@ -314,6 +336,32 @@ class Llama(nnx.Module):
     def logits(self, tokens_BS: jax.Array) -> jax.Array:
         """float32 logits [B, S, V] of the words that follow each token: for short sequences."""
         return self.head.logits(self.embedding, self.encode(tokens_BS))
+
+    def cache(self, rows: int, length: int) -> list[causal.Cache]:
+        """Room for `length` positions of `rows` sequences, for :meth:`continued`."""
+        shape = rows, length, self.kv_heads, self.head_width
+        dtype = self.embedding.table[...].dtype
+        return [causal.empty_cache(*shape, dtype) for _ in self.layers]
+
+    def continued(
+        self,
+        tokens_BS: jax.Array,
+        count: int | jax.Array,
+        cache: list[causal.Cache],
+        start: int | jax.Array,
+    ) -> tuple[jax.Array, list[causal.Cache]]:
+        """Logits after the first `count` of these tokens; see :mod:`jaxtrain.models`."""
+        cos_SI, sin_SI = self.angles(tokens_BS.shape[1], start)
+        x_BSD, kept = self.embedding(tokens_BS, None), []
+        for layer, before in zip(self.layers, cache, strict=True):
+            x_BSD, after = layer.continued(x_BSD, cos_SI, sin_SI, before, start)
+            kept.append(after)
+        last_B1D = jax.lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1)
+        return self.head.logits(self.embedding, last_B1D)[:, 0], kept
+
+    def samples(self, batch: causal.Batch) -> dict[str, jax.Array]:
+        """How the model goes on with the beginnings of the first examples."""
+        return {"text": writing.samples(self, batch)}
 
     def loss(
         self, batch: causal.Batch, keys_B: jax.Array
