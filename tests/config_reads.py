@@ -132,7 +132,8 @@ class Program:
             f"{name}.{field}"
             for name in wanted
             for field in self.classes[name].fields
-            if (name, field) not in self.read
+            # One that a class declares again, with another default, is read where its base is.
+            if not any((of, field) in self.read for of in (name, *self.lineage(name)))
         )
 
 

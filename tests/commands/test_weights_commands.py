@@ -131,7 +131,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("export", ours, tmp_path / "no" / "o.safetensors"), "is no folder; make it first"),
         (("export", tmp_path / "gone", out), "gone: nothing is there"),
         (("export", tmp_path, out), "is no checkpoint, and no run's directory with one"),
-        (("export", ours, out, "--format", "hf"), "no names in another program (to_settings)"),
+        (("export", ours, out, "--format", "hf"), "is a file of weights, which has no tokenizer"),
     ):
         assert words in error(capsys, *arguments)
         assert not out.exists()
