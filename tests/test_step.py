@@ -101,7 +101,10 @@ def example_of(name: str, rows: int = 16) -> tuple[Any, dict[str, np.ndarray]]:
     return model, batch(model.batch_spec(rows))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "video_ae" else name for name in MODELS],
+)
 def test_eight_devices_give_the_gradients_of_one(name: str) -> None:
     model, batch = example_of(name)
     assert_same_gradients(gradients(model, batch, fsdp=8), reference(name, 16))

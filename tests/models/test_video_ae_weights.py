@@ -112,6 +112,7 @@ def streamed(module: video_ae.VideoAutoencoder, video: np.ndarray) -> tuple[Any,
     return jnp.stack(code, axis=1), jnp.concatenate(frames, axis=1)
 
 
+@pytest.mark.slow
 def test_three_ways_give_the_references_numbers(reference: Reference) -> None:
     video, module = reference.arrays["video_nthwc"], reference.module
     latents, decoded = reference.arrays["latent_nthwc"], reference.arrays["decoded_nthwc"]
