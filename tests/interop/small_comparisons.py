@@ -13,10 +13,12 @@ TINY = (
     *("--model.layers", "1", "--model.heads", "2", "--data.batch_size", "4"),
 )
 
+ONCE = ("--rounds", "1", "--processes", "1")
+
 
 def test_a_comparison_runs() -> None:
     found = subprocess.run(
-        [sys.executable, "benchmarks/mlm_vs_transformers.py", "--rounds", "1", *TINY],
+        [sys.executable, "benchmarks/mlm_vs_transformers.py", *ONCE, *TINY],
         cwd=CHECKOUT,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
