@@ -21,11 +21,11 @@ run = dataclasses.replace(
     loop=dataclasses.replace(
         base.loop,
         tokens_per_param=None,
-        steps=300,
+        steps=200,
         log_every=20,
-        eval_every=150,
+        eval_every=100,
         eval_examples=64,
         hang_timeout_s=600.0,
     ),
-    checkpoint=dataclasses.replace(base.checkpoint, every=150, keep=2),
+    checkpoint=dataclasses.replace(base.checkpoint, every=100, keep=2),
 )
