@@ -118,7 +118,10 @@ class Program:
         return None
 
     def unread(self) -> list[str]:
-        """Fields of the config classes that no code reads, as ``module.Class.field``."""
+        """Fields of the config classes that no code reads, as ``module.Class.field``.
+
+        A field that a class inherits and defines anew is read where its parent's is.
+        """
         wanted = {name for names in self.any.values() for name in names} | {RUN}
         frontier = set(wanted)
         while frontier:  # sections, and what the configs inherit
@@ -132,7 +135,7 @@ class Program:
             f"{name}.{field}"
             for name in wanted
             for field in self.classes[name].fields
-            if (name, field) not in self.read
+            if not any((one, field) in self.read for one in self.lineage(name))
         )
 
 

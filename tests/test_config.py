@@ -380,9 +380,9 @@ def test_an_error_inside_the_program_keeps_its_traceback(folder: Path) -> None:
 def test_help_lists_each_field_with_help_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     config.print_help(RUN)
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for leaf in overrides.leaves(RUN):
-        section = leaf.name == "optim.average"  # its fields are listed, also while it is None
-        assert f"--{leaf.name}{'.decay' if section else ''} " in text
+    sections = {"optim.average": ".decay", "optim.muon": ".momentum"}
+    for leaf in overrides.leaves(RUN):  # a section's fields are listed, also while it is None
+        assert f"--{leaf.name}{sections.get(leaf.name, '')} " in text
     assert "Learning rate at the end of the warm-up. (default: 0.001)" in text
     assert "Channels of each stage (channels). (default: 64 32)" in text
     assert "Validation metric, such as val/psnr, whose best checkpoint is kept." in text
