@@ -1,12 +1,19 @@
 """The command line: ``python -m jaxtrain.main --config NAME`` trains; a command first does that.
 
-Grain's worker processes import this module again, so it imports nothing heavy until it knows what
-to do.
+Processes that load data import this module again, before anything else. So it imports nothing
+heavy until it knows what to do, and there it keeps jax away.
 """
 
 import importlib
+import multiprocessing
 import os
 import sys
+
+# A process that was spawned has its name before it imports this, and its parent only afterwards.
+if multiprocessing.current_process().name != "MainProcess":
+    from jaxtrain.data import workers
+
+    workers.begin_without_jax()
 
 from jaxtrain.commands import train
 from jaxtrain.errors import InputError, RunAgain

@@ -9,6 +9,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # with jax 0.12.0 it computes a wrong PSNR (by 0.04%). The level changes no shardings.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=1 " + os.environ.get("XLA_FLAGS", "")
 
+import signal
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,9 @@ _CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(
 jax.config.update("jax_compilation_cache_dir", _CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE  # for the programs that tests start
+
+# A shell ignores SIGINT in what it starts in the background, and what tests start would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if not absl.flags.FLAGS.is_parsed():
     absl.flags.FLAGS.mark_as_parsed()  # Grain's workers want them parsed

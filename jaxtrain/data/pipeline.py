@@ -7,9 +7,6 @@ processes, whole batches in turn; a thread puts the next batch on the devices wh
 import contextlib
 import gc
 import math
-import multiprocessing
-import multiprocessing.connection
-import os
 import queue
 import signal
 import threading
@@ -25,6 +22,7 @@ import numpy as np
 
 from jaxtrain import mesh as meshes
 from jaxtrain.data import order
+from jaxtrain.data import workers as processes
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.errors import InputError
@@ -315,7 +313,7 @@ def _read(
     data = grain.MapDataset.source(cast(Any, rows)).batch(batch).to_iter_dataset(read)
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
-        data = data.mp_prefetch(options, worker_init_fn=_prepare_worker)
+        data = data.mp_prefetch(options, worker_init_fn=processes.prepare)
         data = grain.experimental.WithOptionsIterDataset(
             data, grain.experimental.DatasetOptions(min_shm_size=_WORTH_SHARING_BYTES)
         )
@@ -331,23 +329,3 @@ def _await_freed_memory() -> None:
     thread = grain.multiprocessing.SharedMemoryArray._del_thread_pool  # no public way to wait
     if thread is not None:
         thread.apply(lambda: None)  # its only thread takes what it is given in turn
-
-
-def _prepare_worker(worker: int, workers: int) -> None:
-    """Signals are for the main process, which saves and then ends the workers.
-
-    Where the main process is killed and ends nobody, a worker ends itself. And Grain imports jax:
-    without the variables each worker could take memory of the accelerator.
-    """
-    del worker, workers
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker is started by multiprocessing"
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)

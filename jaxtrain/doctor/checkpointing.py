@@ -50,8 +50,9 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
         )
         return
     folder = _agreed_folder(subject)
-    subject.scratch(folder)
+    subject.scratch(folder)  # before it is there: this process may be ended at any time
     try:
+        _make(folder)
         try:
             yield from _tried(subject, folder, largest)
         except checkpoint.SaveFailed as error:
@@ -66,9 +67,12 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
 
 
 def _agreed_folder(subject: Subject) -> Path:
-    """The same new folder in all processes, beside what it is to stand for."""
+    """The same new name in all processes, beside what it is to stand for."""
     own = subject.base / f"{_PREFIX}{secrets.token_hex(6)}"
-    folder = Path(subject.exchange.all_say("checkpoint folder", str(own), ANSWER_S)[0])
+    return Path(subject.exchange.all_say("checkpoint folder", str(own), ANSWER_S)[0])
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -76,7 +80,6 @@ def _agreed_folder(subject: Subject) -> Path:
             f"no checkpoint can be written at {folder.parent} ({error.strerror}): give another "
             "--output-dir"
         ) from error
-    return folder
 
 
 def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:

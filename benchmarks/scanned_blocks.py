@@ -1,0 +1,121 @@
+"""Layers of the GPT written out, or one layer scanned over stacked parameters: what GPUs would get.
+
+    python benchmarks/scanned_blocks.py [--config gpt_h100_8] [--section.field value ...]
+
+Compiles the config's real training step (with AdamW alone) for the described GPUs in both forms,
+and prints one JSON object for each: seconds to trace and to compile, temporaries, bytes that pass
+memory, bytes sent. Takes the extra `cuda12`.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.planning import request
+
+_DUMP = tempfile.TemporaryDirectory()
+os.environ.update(request.environment(os.environ, Path(_DUMP.name)))  # before jax is imported
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxtrain import building, causal, config, layers, program, state
+from jaxtrain import mesh as meshes
+from jaxtrain.models import gpt
+from jaxtrain.planning import cards
+
+GIB = 2**30
+
+
+def main() -> None:
+    """Compiles both forms and prints what they take."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", default="gpt_h100_8")
+    parser.add_argument("--gpu", default="h100", choices=cards.CARDS)
+    flags, overrides = parser.parse_known_args()
+    run = config.load(flags.config, overrides)
+    run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, muon=None))
+    described = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=cards.target_config(cards.card(flags.gpu)),
+        topology=f"1x1x{run.mesh.devices}",
+    )
+    mesh = meshes.make(run.mesh, described.devices)
+    scanned = _ScannedConfig(**vars(run.model))
+    for name, model in (("written out", run.model), ("scanned", scanned)):
+        print(json.dumps({"blocks": name} | _compiled(run, model, mesh)), flush=True)
+
+
+def _compiled(run: config.Run, model: gpt.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    built = building.build_without_data(dataclasses.replace(run, model=model), mesh)
+    began = time.perf_counter()
+    with layers.tracing_for("cuda"):
+        lowered = built.trace_step().lower(lowering_platforms=("cuda",))
+    traced = time.perf_counter()
+    compiled = lowered.compile()
+    done = time.perf_counter()
+    text = compiled.as_text()
+    sent = sum(one.wire_bytes * one.times for one in program.collectives(text, run.mesh.devices))
+    return {
+        "config": run.name,
+        "layers": model.depth,
+        "trace_s": round(traced - began, 1),
+        "compile_s": round(done - traced, 1),
+        "temporaries_gib": round(compiled.memory_analysis().temp_size_in_bytes / GIB, 2),
+        "moved_gb": round(program.moved_bytes(text) / 1e9, 1),
+        "sent_mb": round(sent / 1e6, 1),
+        "jax": jax.__version__,
+    }
+
+
+class _ScannedConfig(gpt.Config):
+    """The same network over stacked parameters."""
+
+    def build(self, rngs: nnx.Rngs) -> "_ScannedGPT":  # type: ignore[override]
+        return _ScannedGPT(self, rngs)
+
+
+class _ScannedGPT(gpt.GPT):
+    """Holds one block, whose parameters have the layers as their first dimension."""
+
+    def __init__(self, config: gpt.Config, rngs: nnx.Rngs) -> None:
+        super().__init__(config, rngs)
+        graph, first, *_ = nnx.split(self.blocks[0], nnx.Param)
+        stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(self.blocks)), first)
+        self.blocks = nnx.merge(graph, stacked)  # type: ignore[assignment]
+
+    def encode(self, tokens_BS: jax.Array) -> jax.Array:
+        """Ids -> [B, S, D], a layer at a time from the stack."""
+        cos_SI, sin_SI = causal.rotary(tokens_BS.shape[1], self.head_width, gpt._ROTARY_BASE)
+        x_BSD = layers.remat(gpt.Embedding.__call__, self.remat)(self.wte, tokens_BS)
+        graph, variables = nnx.split(self.blocks)
+        flat = dict(nnx.to_flat_state(variables))
+        shards = {path: nnx.Param.get_value(leaf) for path, leaf in flat.items()}
+
+        def body(x_BSD: jax.Array, slices: Any) -> tuple[jax.Array, None]:
+            leaves = [(path, _of_layer(flat[path], slices[path])) for path in flat]
+            block = nnx.merge(graph, nnx.from_flat_state(leaves))
+            return layers.remat(gpt.Block.__call__, self.remat)(block, x_BSD, cos_SI, sin_SI), None
+
+        return jax.lax.scan(body, x_BSD, shards)[0]
+
+
+def _of_layer(stack: Any, shard: jax.Array) -> Any:
+    """One layer's variable, gathered inside the loop; the layers' own dimension is not sharded."""
+    stored: NamedSharding = stack.get_metadata()["stored"]
+    assert not stored.spec or stored.spec[0] is None, f"{stored}: the layers are sharded"
+    of_layer = NamedSharding(stored.mesh, PartitionSpec(*stored.spec[1:]))
+    return state.GatheredParam(shard, stored=of_layer)
+
+
+if __name__ == "__main__":
+    main()
