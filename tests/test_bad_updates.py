@@ -37,6 +37,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_bad_updates_are_left_out_and_taken_back(place: Path) -> None:
     log = (place / "straight" / "log.txt").read_text()
     assert "left out; bad_steps.jsonl names them" in log

@@ -17,9 +17,10 @@ from jaxtrain import checkpoint
 
 pytestmark = pytest.mark.slow
 
+STEPS = 24
 ARGUMENTS = [
     *TINY_MLM,
-    *["--data.path", "corpus", "--loop.steps", "12", "--checkpoint.every", "4"],
+    *["--data.path", "corpus", "--loop.steps", STEPS, "--checkpoint.every", "4"],
     *["--loop.eval_every", "4", "--loop.eval_examples", "64"],
 ]
 # An idle machine takes two seconds; the program promises a step, a batch of an evaluation, a save,
@@ -36,74 +37,93 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def listens(process: subprocess.Popen[str], directory: Path) -> bool:
-    """Whether the process has a handler for SIGTERM: it still imports most of the program."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    caught = int(re.findall(r"SigCgt:\s*(\w+)", status)[0], 16)
-    return bool(caught >> (signal.SIGTERM - 1) & 1)
+class Start:
+    """A run that starts or goes on in a directory, and how far it has come since."""
+
+    def __init__(self, place: Path, name: str, cache: dict[str, str]) -> None:
+        self._directory = place / name
+        self.done = done(self._directory)
+        self._logged = len(self._log())
+        self._saved = self._checkpoints()
+        self.process = subprocess.Popen(
+            command(*ARGUMENTS, "--output-dir", name, "--resume", "latest"),
+            cwd=place,
+            env=environment(place, **cache),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def listens(self) -> bool:
+        """Whether the process has a handler for SIGTERM: it still imports most of the program."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = int(re.findall(r"SigCgt:\s*(\w+)", status)[0], 16)
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+    def says(self, text: str) -> bool:
+        """Whether it has logged a line with this text."""
+        return text in self._log()[self._logged :]
+
+    def saves(self) -> bool:
+        """Whether it has begun to write a checkpoint."""
+        return self._checkpoints() != self._saved
+
+    def _log(self) -> str:
+        log = self._directory / "log.txt"
+        return log.read_text() if log.exists() else ""
+
+    def _checkpoints(self) -> set[str]:
+        return {path.name for path in (self._directory / "checkpoints").glob("*")}
 
 
-def says(text: str) -> Callable[[subprocess.Popen[str], Path], bool]:
-    """Whether the run has logged a line with this text."""
-
-    def said(process: subprocess.Popen[str], directory: Path) -> bool:
-        log = directory / "log.txt"
-        return log.exists() and text in log.read_text()
-
-    return said
+def done(directory: Path) -> int:
+    """The newest update on record."""
+    return max(losses(directory)) if (directory / "metrics.jsonl").exists() else 0
 
 
-def saves(process: subprocess.Popen[str], directory: Path) -> bool:
-    """Whether a checkpoint is being written."""
-    return any((directory / "checkpoints").glob("*"))
-
-
-MOMENTS = {
-    "imports": listens,
-    "data": says("run directory"),
-    "compilation": says("examples a step"),
-    "the first step": says("compiled in"),
-    "between steps": says("step 2/"),
-    "evaluation": says("step 4/12 | loss"),
-    "a save": saves,
-    "the last steps": says("step 11/"),
+# In the order in which one run is stopped, again and again.
+MOMENTS: dict[str, Callable[[Start], bool]] = {
+    "imports": Start.listens,
+    "data": lambda run: run.says("run directory"),
+    "compilation": lambda run: run.says("examples a step"),
+    "the first step": lambda run: run.says("compiled in"),
+    "between steps": lambda run: run.says(f"step {run.done + 1}/"),
+    "evaluation": lambda run: run.says(f"step {run.done // 4 * 4 + 4}/{STEPS} | loss"),
+    "a save": Start.saves,
+    "the last steps": lambda run: run.says(f"step {STEPS - 1}/"),
 }
+# An empty cache of programs where one is to be compiled: what was before would take no time.
+COLD = ("compilation", "evaluation")
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_sigterm_saves_what_is_done_and_the_run_goes_on(place: Path, moment: str) -> None:
-    name = f"stopped in {moment}".replace(" ", "-")
-    arguments = [*ARGUMENTS, "--output-dir", name, "--resume", "latest"]
-    # An empty cache of programs where one is to be compiled: what was before would take no time.
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(place / f"{name}-compiled")}
-    process = subprocess.Popen(
-        command(*arguments),
-        cwd=place,
-        env=environment(place, **(cache if moment in ("compilation", "evaluation") else {})),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def test_sigterm_saves_what_is_done_and_the_run_goes_on(place: Path) -> None:
+    for moment, reached in MOMENTS.items():
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(place / f"{moment}-compiled")}
+        started = Start(place, "stopped", cache if moment in COLD else {})
+        stop_when(started, reached, moment)
+        folder, last = place / "stopped" / "checkpoints", done(place / "stopped")
+        assert checkpoint.steps(folder)[-1:] == ([last] if last else []), moment
+        assert not [path for path in folder.glob("*") if not path.name.isdigit()], moment
+    train(place, *ARGUMENTS, "--output-dir", "stopped", "--resume", "latest")
+    assert losses(place / "stopped") == losses(place / "undisturbed")
+    assert validations(place / "stopped") == validations(place / "undisturbed")
+
+
+def stop_when(started: Start, reached: Callable[[Start], bool], moment: str) -> None:
+    """Sends SIGTERM at the moment, and holds that it ends as it should."""
+    process = started.process
     deadline = time.monotonic() + 200
-    while process.poll() is None and not MOMENTS[moment](process, place / name):
-        assert time.monotonic() < deadline
+    while process.poll() is None and not reached(started):
+        assert time.monotonic() < deadline, moment
         time.sleep(0.002)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=200)
     took_s = time.monotonic() - began
-    assert process.returncode == 75, output
-    assert took_s < ENDS_WITHIN_S, output
+    assert process.returncode == 75, f"{moment}: {output}"
+    assert took_s < ENDS_WITHIN_S, f"{moment}: {output}"
     assert "Traceback" not in output
     assert "leaked" not in output
-    folder = place / name / "checkpoints"
-    done = max(losses(place / name)) if (place / name / "metrics.jsonl").exists() else 0
-    assert checkpoint.steps(folder)[-1:] == ([done] if done else [])
-    assert not [path for path in folder.glob("*") if not path.name.isdigit()]
-
-    train(place, *arguments)
-    assert losses(place / name) == losses(place / "undisturbed")
-    assert validations(place / name) == validations(place / "undisturbed")
 
 
 def validations(directory: Path) -> dict[int, float]:
@@ -115,7 +135,7 @@ def validations(directory: Path) -> dict[int, float]:
 
 
 def test_the_validations_are_those_of_the_cadence(place: Path) -> None:
-    assert sorted(validations(place / "undisturbed")) == [4, 8, 12]
+    assert sorted(validations(place / "undisturbed")) == [4, 8, 12, 16, 20, 24]
 
 
 def test_ctrl_c_before_the_first_update_leaves_nothing_behind(place: Path) -> None:
@@ -128,7 +148,8 @@ def test_ctrl_c_before_the_first_update_leaves_nothing_behind(place: Path) -> No
         text=True,
         start_new_session=True,
     )
-    while process.poll() is None and not says("run directory")(process, place / "interrupted"):
+    log = place / "interrupted" / "log.txt"
+    while process.poll() is None and not (log.exists() and "run directory" in log.read_text()):
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=200)

@@ -24,6 +24,8 @@ SMALL_TEXT = (
 )
 
 
+@pytest.mark.long
+@pytest.mark.long
 def three_steps(directory: Path, config: str, devices: int, *overrides: object) -> str:
     return train(
         directory,

@@ -103,7 +103,12 @@ def example_of(name: str, rows: int = 16) -> tuple[Any, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name == "video_ae" else name for name in MODELS],
+    [
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long])
+        if name == "video_ae"
+        else name
+        for name in MODELS
+    ],
 )
 def test_eight_devices_give_the_gradients_of_one(name: str) -> None:
     model, batch = example_of(name)

@@ -148,7 +148,7 @@ NOT_A_BYTE = (0, resource.RLIM_INFINITY)
 OFTEN = ["--loop.steps", 1_000_000, "--checkpoint.every", 8, "--loop.eval_every", "None"]
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int) -> None:
     """None is left waiting for the other; the next save works in both, or both end."""
     run = place / f"fails-in-{number}"

@@ -16,7 +16,7 @@ from program import arrays, command, environment, losses, records, train
 from jaxtrain import weights
 from jaxtrain.models import video_ae
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 CLIPS = (
     *("--config", "demo", "--data.path", "videos", "--data.workers", 0, "--data.windows", "fixed"),

@@ -20,11 +20,10 @@ from jaxtrain import state as states
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import Subject, size
-from jaxtrain.doctor.system import free_bytes
+from jaxtrain.doctor.system import PREFIX, free_bytes
 from jaxtrain.errors import InputError
 
 LARGEST = 256 * 2**20  # bytes of the trial, so that it ends in seconds
-_PREFIX = ".jaxtrain-doctor-"
 
 
 def checks(subject: Subject) -> dict[str, Check]:
@@ -68,7 +67,7 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
 
 def _agreed_folder(subject: Subject) -> Path:
     """The same new name in all processes, beside what it is to stand for."""
-    own = subject.base / f"{_PREFIX}{secrets.token_hex(6)}"
+    own = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
     return Path(subject.exchange.all_say("checkpoint folder", str(own), ANSWER_S)[0])
 
 

@@ -4,6 +4,8 @@ import math
 import os
 import re
 import resource
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,9 @@ from pathlib import Path
 from jaxtrain.config import Run
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject, counted, size
+
+PREFIX = ".jaxtrain-doctor-"
+"""Of the folders that it makes beside the output directory, and removes."""
 
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
@@ -172,12 +177,16 @@ def writable(subject: Subject) -> Iterator[Finding]:
         yield problem(f"{output} cannot be made: {base} is a file", "give another --output-dir")
         return
     try:
-        with tempfile.TemporaryDirectory(dir=base, prefix=".jaxtrain-doctor-") as folder:
-            subject.scratch(Path(folder))
+        folder = base / f"{PREFIX}{secrets.token_hex(6)}"
+        subject.scratch(folder)  # before it is there: this process may be ended at any time
+        try:
+            folder.mkdir()
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"x")
                 file.flush()
                 os.fsync(file.fileno())
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         yield problem(f"cannot write in {base} ({error.strerror})", cure)
         return

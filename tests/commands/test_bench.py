@@ -63,6 +63,7 @@ def test_wrong_use_is_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_part_that_fails_costs_only_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

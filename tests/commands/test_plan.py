@@ -43,6 +43,7 @@ def test_an_estimate_is_labelled_and_its_state_is_exact(
     assert found["run"]["updates"] == 50
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_other_ways_are_compiled_and_ranked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -46,6 +46,7 @@ def _main(*arguments: Any) -> int:
     return main.main([str(argument) for argument in arguments])
 
 
+@pytest.mark.long
 @pytest.mark.slow  # compiles the teacher, the step and a validation
 def test_clips_then_latents_then_training(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

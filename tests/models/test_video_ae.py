@@ -192,6 +192,7 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None
     assert float(found[0]) == pytest.approx(want, rel=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
     """Single runs of both precisions part by more than precision does: benchmarks compare many."""
@@ -211,6 +212,7 @@ def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
     assert cosine > 0.99  # about thirty layers, each rounding to 8 bits
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_remat_changes_no_number() -> None:
     results = []

@@ -1,0 +1,39 @@
+import subprocess
+import sys
+from pathlib import Path
+
+from program import environment
+
+PROGRAM = """
+import multiprocessing
+import sys
+
+from jaxtrain.main import console
+
+
+def look(_):
+    import grain
+
+    own = [(name, sys.modules.get(name) is not None) for name in ("jax", "orbax")]
+    return own, list(grain.MapDataset.source([3, 4]).batch(2)[0].tolist()
+
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(look, [0])[0])
+    import jax
+"""
+
+
+def test_what_loads_data_starts_without_jax_and_says_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ended = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "([('jax', False), ('orbax', False)], [3, 4])\n"
