@@ -37,7 +37,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.long
 def test_bad_updates_are_left_out_and_taken_back(place: Path) -> None:
     log = (place / "straight" / "log.txt").read_text()
     assert "left out; bad_steps.jsonl names them" in log
@@ -54,6 +53,7 @@ def test_bad_updates_are_left_out_and_taken_back(place: Path) -> None:
     assert all(len(line["ids"]) == 8 for line in examples + bad)
 
 
+@pytest.mark.long
 def test_a_stopped_run_leaves_out_the_same(place: Path) -> None:
     arguments = [*ARGUMENTS, "--output-dir", "stopped", "--resume", "latest"]
     stops = 0

@@ -40,7 +40,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.long
 def test_devices_processes_workers_sharding_and_accumulation_may_change(place: Path) -> None:
     for number, shape in enumerate(SHAPES):
         more = ["--loop.steps", STEPS * (number + 1), "--output-dir", "chain", "--resume", "latest"]
@@ -57,6 +56,7 @@ def test_devices_processes_workers_sharding_and_accumulation_may_change(place: P
         assert chain[step] == pytest.approx(loss, rel=1e-5), step
 
 
+@pytest.mark.long
 def test_the_global_batch_may_change(place: Path) -> None:
     """Examples seen are the position: the order goes on where the other batch ended."""
     done = 0

@@ -24,8 +24,6 @@ SMALL_TEXT = (
 )
 
 
-@pytest.mark.long
-@pytest.mark.long
 def three_steps(directory: Path, config: str, devices: int, *overrides: object) -> str:
     return train(
         directory,
@@ -34,6 +32,7 @@ def three_steps(directory: Path, config: str, devices: int, *overrides: object) 
     )
 
 
+@pytest.mark.long
 def test_the_video_autoencoder_on_sixteen_devices(tmp_path: Path) -> None:
     for number in range(4):
         sample_videos.write(tmp_path / f"videos/{number}.mp4", 20 + number)
@@ -51,6 +50,7 @@ def test_the_video_autoencoder_on_sixteen_devices(tmp_path: Path) -> None:
     assert (tmp_path / "run/best/3").is_dir()
 
 
+@pytest.mark.long
 def test_the_masked_language_model_on_eight_devices(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path)
     said = three_steps(tmp_path, "mlm_h200_8", 8, "--data.path", str(corpus), *SMALL_TEXT)
