@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -20,6 +21,8 @@ CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGINT": INTERRUPTED}
 # Before the first update: time for the main thread to close files and workers. It cannot while it
 # compiles, and then the process ends without it.
 UNWIND_S = 5.0
+# Until a stop that fell into a finalizer is raised again.
+_AGAIN_S = 0.02
 # After a second Ctrl-C: the same, where a step or a save may hold it.
 AT_ONCE_S = 1.0
 
@@ -81,6 +84,7 @@ class StopSignals:
         self._then: Callable[[], None] = lambda: None
         self._held = False
         self._at_once = False
+        self._swallowed = False
         self._left = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -91,6 +95,8 @@ class StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.getsignal(number)
             signal.signal(number, self._on_signal)
+        self._hook_before = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -105,6 +111,7 @@ class StopSignals:
             # None: it was installed from outside Python, and cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_before)
+        sys.unraisablehook = self._hook_before
         if self._at_once and kind is KeyboardInterrupt:
             return  # the interpreter waits for threads, as those of a save; the listener does not
         self._left.set()
@@ -128,6 +135,10 @@ class StopSignals:
             then()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._swallowed:
+            assert self.requested is not None, "a signal was heard and raised"
+            self._swallowed = False
+            raise Stopped(self.requested)
         if self.requested is not None:
             if number == signal.SIGTERM:  # launchers repeat it
                 return
@@ -136,6 +147,15 @@ class StopSignals:
         self.requested = _wish(number)
         if not self._held:
             raise Stopped(self.requested)
+
+    def _on_unraisable(self, found: "sys.UnraisableHookArgs") -> None:
+        """Raises again what Python drops where a handler runs in a finalizer or in a collection."""
+        if not isinstance(found.exc_value, Stopped):
+            self._hook_before(found)
+            return
+        self._swallowed = True
+        # Not at once: it would be raised, and dropped, in here. SIGINT would be a second Ctrl-C.
+        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
     def _listen(self) -> None:
         while number := self._ear.recv(1):

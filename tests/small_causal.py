@@ -47,7 +47,8 @@ class Stored:
     """
 
     def __init__(self, path: Path) -> None:
-        self.arrays = np.load(path)
+        with np.load(path) as stored:
+            self.arrays = dict(stored)
         self.settings = json.loads(str(self.arrays["settings"]))
         shapes = json.loads(str(self.arrays["params"]))
         self.weights = {name: drawn(name, tuple(shape)) for name, shape in shapes.items()}

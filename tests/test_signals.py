@@ -1,5 +1,6 @@
 """Stop signals, sent to this very process, and to processes that are busy in a long call."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -47,6 +48,30 @@ def test_while_nothing_is_to_be_saved_a_signal_ends_the_run(
         send(number)
     assert stopped.value.code == code
     assert f"{number.name}: stopping; nothing to save" in capfd.readouterr().err
+
+
+def test_a_stop_that_falls_into_a_collection_is_not_lost(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Python drops what a handler raises in there, and jax collects in a callback of its own."""
+    left = [signal.SIGINT]
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        if left:
+            send(left.pop())
+
+    def collect() -> None:
+        gc.collect()
+        time.sleep(5)
+
+    gc.callbacks.append(callback)
+    try:
+        with StopSignals() as signals, pytest.raises(Stopped) as stopped:
+            collect()
+    finally:
+        gc.callbacks.remove(callback)
+    assert (signals.requested, stopped.value.code) == ("SIGINT", INTERRUPTED)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

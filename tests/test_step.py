@@ -115,10 +115,9 @@ def test_eight_devices_give_the_gradients_of_one(name: str) -> None:
     assert_same_gradients(gradients(model, batch, fsdp=8), reference(name, 16))
 
 
-@pytest.mark.parametrize("name", ["mlm", "toy"])
-def test_eight_devices_give_the_parameters_of_one(name: str) -> None:
+def test_eight_devices_give_the_parameters_of_one() -> None:
     """After one update, to a hundredth of the learning rate (AdamW divides by tiny gradients)."""
-    model, batch = example_of(name)
+    model, batch = example_of("toy")
     one, eight = toy.stepper(model), toy.stepper(model, fsdp=8)
     one(batch)
     eight(batch)

@@ -8,7 +8,7 @@ import pytest
 
 HARNESS = Path(__file__).parent
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +20,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("processes", "faults"),
     [
-        pytest.param(
-            1,
-            ["kill-all@save", "damage-rest@evaluation", "full@steps"],
-            marks=pytest.mark.long,
-            id="one process",
-        ),
-        pytest.param(2, ["kill-one@evaluation:1"], id="two processes"),
+        (1, ["kill-all@save", "damage-rest@evaluation", "full@steps"]),
+        (2, ["kill-one@evaluation:1"]),
     ],
+    ids=["one process", "two processes"],
 )
 def test_nothing_is_lost(processes: int, faults: list[str], work: Path) -> None:
     """Two devices sum two numbers: in one process or in two, every digit is the same."""

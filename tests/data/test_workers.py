@@ -15,7 +15,7 @@ def look(_):
     import grain
 
     own = [(name, sys.modules.get(name) is not None) for name in ("jax", "orbax")]
-    return own, list(grain.MapDataset.source([3, 4]).batch(2)[0].tolist()
+    return own, grain.MapDataset.source([3, 4]).batch(2)[0].tolist()
 
 
 if __name__ == "__main__":
