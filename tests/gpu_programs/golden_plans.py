@@ -41,9 +41,6 @@ CONFIGS = {
     # The tied embedding has two gradients: XLA adds the head's to the rows' scatter, so it is
     # summed over the devices whole before, and once more in shards (benchmarks/RESULTS.md).
     "mlm_h200_8": Allowed(ZERO, 1, 1.55),  # once a step
-    # In two microbatches; devices share Muon's matrices out.
-    "gpt_h100_8": Allowed(ZERO | {"all-to-all"}, 4, 1.1),
-    "gpt_32gb_high": Allowed(frozenset(), 0, 0.0),  # one GPU
 }
 PLANS = Path(__file__).resolve().parent.parent / "fixtures" / "plans"
 MEMORY = ("parameters", "optimizer", "batch", "gradients", "temporaries", "outputs")
