@@ -70,7 +70,7 @@ def test_logits_loss_and_gradients_are_transformers(kind: str, stored: Stored) -
     assert float(loss) == pytest.approx(float(stored.arrays["loss"]), abs=2e-5)
     outward = getattr(model, "to_transformers", model.to_weights)
     theirs = outward(jax.device_get(grads))
-    names = [name for name in stored.arrays.files if name.startswith("grad/")]
+    names = [name for name in stored.arrays if name.startswith("grad/")]
     assert len(names) == 4
     for name in names:
         want = stored.arrays[name]
