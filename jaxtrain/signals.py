@@ -84,7 +84,7 @@ class StopSignals:
         self._then: Callable[[], None] = lambda: None
         self._held = False
         self._at_once = False
-        self._swallowed = False
+        self._again: threading.Timer | None = None
         self._left = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -107,6 +107,8 @@ class StopSignals:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._again is not None:
+            self._again.cancel()
         for number, handler in self._before.items():
             # None: it was installed from outside Python, and cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -135,9 +137,10 @@ class StopSignals:
             then()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._swallowed:
-            assert self.requested is not None, "a signal was heard and raised"
-            self._swallowed = False
+        if self._again is not None and self.requested is not None:
+            self._again = None
+            if self._held:
+                return  # meanwhile there is something to save: the loop reads what is requested
             raise Stopped(self.requested)
         if self.requested is not None:
             if number == signal.SIGTERM:  # launchers repeat it
@@ -153,9 +156,9 @@ class StopSignals:
         if not isinstance(found.exc_value, Stopped):
             self._hook_before(found)
             return
-        self._swallowed = True
         # Not at once: it would be raised, and dropped, in here. SIGINT would be a second Ctrl-C.
-        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        self._again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
+        self._again.start()
 
     def _listen(self) -> None:
         while number := self._ear.recv(1):

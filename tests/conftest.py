@@ -30,8 +30,8 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE  # for the programs that tests 
 # A shell ignores SIGINT in what it starts in the background, and what tests start would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tracing makes many objects, among the many that jax has made when it was imported: in their usual
-# rhythm, collections take a tenth of the suite's time.
+# Tracing makes many objects, among the many that jax has made when it was imported: collections in
+# their usual rhythm were a third of the main thread's samples while a small model was compiled.
 gc.freeze()
 gc.set_threshold(50_000, 20, 20)
 

@@ -27,7 +27,7 @@ SHAPES = [
     on(1, "--mesh.shard", "none", "--optim.accumulate", 4),
     on(8, "--mesh.data", 2, "--mesh.fsdp", 4, "--data.workers", 1),
 ]
-TWO_PROCESSES = 3  # run that one
+TWO_PROCESSES = 3  # the shape that is run by two
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +60,13 @@ def test_devices_processes_workers_sharding_and_accumulation_may_change(place: P
 def test_the_global_batch_may_change(place: Path) -> None:
     """Examples seen are the position: the order goes on where the other batch ended."""
     done = 0
-    for batch, steps in ((8, 3), (4, 4)):
+    for batch, steps in ((8, 3), (16, 2), (4, 4)):
         done += steps
         more = ["--data.batch_size", batch, "--loop.steps", done, "--output-dir", "batches"]
         train(place, *RUN, *on(1), *more, "--resume", "latest")
     seen = [one for _, ids in example_ids(place / "batches").values() for one in ids]
     straight = [one for _, ids in example_ids(place / "straight").values() for one in ids]
-    assert len(seen) == 8 * 3 + 4 * 4
+    assert len(seen) == 8 * 3 + 16 * 2 + 4 * 4
     assert seen == straight[: len(seen)]
     positions = [position for position, _ in example_ids(place / "batches").values()]
-    assert positions == [0, 8, 16, 24, 28, 32, 36]
+    assert positions == [0, 8, 16, 24, 40, 56, 60, 64, 68]
