@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -50,28 +51,43 @@ def test_while_nothing_is_to_be_saved_a_signal_ends_the_run(
     assert f"{number.name}: stopping; nothing to save" in capfd.readouterr().err
 
 
-def test_a_stop_that_falls_into_a_collection_is_not_lost(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """Python drops what a handler raises in there, and jax collects in a callback of its own."""
+@pytest.fixture
+def signal_in_a_collection() -> Iterator[None]:
+    """The next collection is hit by Ctrl-C; jax, too, collects in a callback of its own."""
     left = [signal.SIGINT]
 
     def callback(phase: str, info: dict[str, int]) -> None:
         if left:
             send(left.pop())
 
+    gc.callbacks.append(callback)
+    yield
+    gc.callbacks.remove(callback)
+
+
+@pytest.mark.usefixtures("signal_in_a_collection")
+def test_a_stop_that_falls_into_a_collection_is_not_lost(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Python drops what a handler raises in there."""
+
     def collect() -> None:
         gc.collect()
         time.sleep(5)
 
-    gc.callbacks.append(callback)
-    try:
-        with StopSignals() as signals, pytest.raises(Stopped) as stopped:
-            collect()
-    finally:
-        gc.callbacks.remove(callback)
+    with StopSignals() as signals, pytest.raises(Stopped) as stopped:
+        collect()
     assert (signals.requested, stopped.value.code) == ("SIGINT", INTERRUPTED)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("signal_in_a_collection")
+def test_a_stop_that_was_dropped_waits_where_there_is_something_to_save() -> None:
+    with StopSignals() as signals:
+        gc.collect()
+        signals.hold()
+        time.sleep(0.2)
+    assert signals.requested == "SIGINT"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
