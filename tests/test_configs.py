@@ -266,6 +266,7 @@ def test_every_field_is_read(runs: dict[str, config.Run], checkout: Path) -> Non
     assert unread(runs, sources(checkout)) == [], "config fields that no code reads: wire or drop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["jaxtrain.config", "jaxtrain.models.mlm", "jaxtrain.data.text"])
 def test_a_field_that_nothing_reads_is_found(
     runs: dict[str, config.Run], checkout: Path, module: str

@@ -33,6 +33,7 @@ def _load(path: Path | str, **more: Any) -> Any:
     return teachers.load(str(path), video_ae.Config, **settings)
 
 
+@pytest.mark.slow
 def test_our_own_encoder_teaches(made: tuple[Path, Any]) -> None:
     path, module = made
     said: list[str] = []

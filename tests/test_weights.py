@@ -92,6 +92,7 @@ def test_a_run_starts_from_what_fits(tmp_path: Path) -> None:
     assert notes == ["24 parameters there are not taken, as adversary.discriminator.layers.0.head"]
 
 
+@pytest.mark.slow
 def test_what_no_shape_tells_has_to_be_the_same(tmp_path: Path) -> None:
     """Which frame belongs to which latent, with weights for CogVideoX."""
     other = dataclasses.replace(MODEL, trim="odd_latents")

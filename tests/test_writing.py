@@ -141,6 +141,7 @@ def test_samples_begin_as_the_examples_do(small: Small) -> None:
     assert page == "===== 1: the text begins\n<8>\n===== 1: the model goes on\n<8>\n"
 
 
+@pytest.mark.slow
 def test_samples_are_the_same_in_shards() -> None:
     model = dataclasses.replace(gpt.Config.tiny(), sequence_length=32)
     definition = states.Definition(model.build)

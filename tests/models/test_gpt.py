@@ -112,6 +112,7 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluat
     assert float(plain[0]) == pytest.approx(float(evaluate(batch())["loss"][0]), rel=0.03)
 
 
+@pytest.mark.slow
 def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
     results = []
     for mode in ("none", "block"):

@@ -47,6 +47,7 @@ def alone() -> dict[str, np.ndarray]:
     return trained(1, 1)[0]
 
 
+@pytest.mark.slow
 def test_eight_devices_go_where_one_goes(alone: dict[str, np.ndarray]) -> None:
     moved, stepper = trained(2, 4)
     for name, want in alone.items():

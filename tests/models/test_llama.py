@@ -197,6 +197,7 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None
     assert dtypes(lambda p: nnx.merge(graph, p).encode(BATCH["tokens"], KEYS)) == dtypes(slope)
 
 
+@pytest.mark.slow
 def test_remat_changes_no_number(parts: tuple[Any, Any], slope: Function) -> None:
     graph = nnx.graphdef(dataclasses.replace(TINY, remat="block").build(nnx.Rngs(0)))
     again = jax.jit(jax.value_and_grad(lambda p: nnx.merge(graph, p).loss(BATCH, KEYS)[0]))

@@ -47,6 +47,7 @@ def test_a_distance(distance: Any) -> None:
     assert (np.asarray(near) < 0.2 * np.asarray(distance(one, other))).all()
 
 
+@pytest.mark.slow
 def test_black_frames_have_a_gradient(distance: Any) -> None:
     grad = jax.grad(lambda x: distance(x, frames(1)).sum())(jnp.zeros((3, 48, 40, 3)))
     assert np.isfinite(grad).all()
@@ -117,6 +118,7 @@ def test_it_is_a_loss_and_a_metric_and_trains_nothing_of_its_own(weights: Path) 
     assert made.flops_per_example() > without.flops_per_example()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode", [False, True])
 def test_a_teacher_is_learned_from(weights: Path, decode: bool) -> None:
     made = dataclasses.replace(

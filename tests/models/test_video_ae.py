@@ -67,6 +67,7 @@ def test_a_memory_block_sees_this_frame_and_the_one_before() -> None:
     assert (seen > 0).tolist() == [False, True, True, False, False]
 
 
+@pytest.mark.slow
 def test_a_latent_sees_no_later_group_of_frames(parts: tuple[Any, Any]) -> None:
     encode = functools.partial(jitted("encode", parts[0]), parts[1])
     seen = influence(encode, jax.random.uniform(jax.random.key(1), (1, 12, 16, 16, 3)), 1)
@@ -123,6 +124,7 @@ def test_clips_do_not_mix(parts: tuple[Any, Any]) -> None:
     np.testing.assert_array_equal(run(params, video)[0], run(params, other)[0])
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_weighted_error_of_frame_against_frame(parts: tuple[Any, Any]) -> None:
     """Frame i against frame i, not clamped; with numbers that augment nothing."""
     graph, params = parts

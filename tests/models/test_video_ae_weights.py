@@ -162,6 +162,7 @@ def test_published_parameter_counts(fields: dict[str, Any], count: int) -> None:
     assert encoder == 1_470_928 or fields
 
 
+@pytest.mark.slow
 def test_fresh_weights_start_as_ours_do(base: Reference) -> None:
     ours = base.config.to_weights(
         {k: np.asarray(v) for k, v in flat(base.config.build(nnx.Rngs(0))).items()}
