@@ -19,8 +19,7 @@ def masked(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray
         count: batches.
     """
     rng = np.random.default_rng(0)
-    shares = 1 / np.arange(1, model.vocab_size - len(NAMES) + 1)
-    shares /= shares.sum()
+    shares = _shares(model.vocab_size - len(NAMES))
 
     def example() -> dict[str, np.ndarray]:
         words = rng.choice(len(shares), model.sequence_length, p=shares) + len(NAMES)
@@ -44,3 +43,34 @@ def masked(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray
         return stacked | {"weight": np.ones(batch_size, np.float32)}
 
     return [batch() for _ in range(count)]
+
+
+def following(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
+    """Words of the same distribution, each the target of the one before: for causal models.
+
+    Args:
+        model: ``jaxtrain.models.gpt.Config`` or ``llama.Config``.
+        batch_size: rows of a batch.
+        count: batches.
+    """
+    rng = np.random.default_rng(0)
+    shares = _shares(model.vocab_size)
+
+    def batch() -> dict[str, np.ndarray]:
+        size = (batch_size, model.sequence_length + 1)
+        words = rng.choice(len(shares), size, p=shares).astype(np.int32)
+        targets = words[:, 1:]
+        return {
+            "tokens": words[:, :-1],
+            "targets": targets,
+            "target_bytes": np.ones_like(targets),
+            "weight": np.ones(batch_size, np.float32),
+        }
+
+    return [batch() for _ in range(count)]
+
+
+def _shares(count: int) -> np.ndarray:
+    """Of each word, by Zipf's law."""
+    shares = 1 / np.arange(1, count + 1)
+    return shares / shares.sum()

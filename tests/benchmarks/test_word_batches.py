@@ -4,7 +4,7 @@ import numpy as np
 import word_batches
 
 from jaxtrain.data.specials import NAMES
-from jaxtrain.models import mlm
+from jaxtrain.models import gpt, mlm
 
 
 def test_masked_words_fit_the_model() -> None:
@@ -20,3 +20,14 @@ def test_masked_words_fit_the_model() -> None:
         labels = np.zeros(batch["tokens"].shape, np.int32)
         np.put_along_axis(labels, batch["positions"], batch["targets"], axis=1)
         assert (labels > 0).sum() == batch["target_weights"].sum()
+
+
+def test_words_that_follow_fit_the_model() -> None:
+    model = gpt.Config.tiny()
+    for batch in word_batches.following(model, batch_size=3, count=2):
+        spec = model.batch_spec(3)
+        assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
+            name: (one.shape, one.dtype) for name, one in spec.items()
+        }
+        np.testing.assert_array_equal(batch["targets"][:, :-1], batch["tokens"][:, 1:])
+        assert 0 <= batch["tokens"].min() <= batch["targets"].max() < model.vocab_size

@@ -29,6 +29,6 @@ def test_a_comparison_runs() -> None:
     assert "times as fast" in found.stdout
 
 
-@pytest.mark.parametrize("name", ["mlm_vs_transformers", "video_ae_vs_torch"])
+@pytest.mark.parametrize("name", ["gpt_vs_torch", "mlm_vs_transformers", "video_ae_vs_torch"])
 def test_the_others_find_what_they_import(name: str) -> None:
     assert callable(importlib.import_module(name).main)

@@ -1,0 +1,107 @@
+"""The GPT's training step, depth 12, against the same network in PyTorch.
+
+    python benchmarks/gpt_vs_torch.py [--rounds N] [--section.field value ...]
+
+Same weights, same batches, AdamW on both sides (Muon is a matter of the optimizer, not of the
+network). On a GPU PyTorch runs in bfloat16 with SDPA and torch.compile, 32 x 2048 tokens; on a CPU
+both compute 256 tokens in float32.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import common_start
+
+os.environ.update(common_start.SHARED_GPU)
+
+import numpy as np
+import ours
+import results
+import side_by_side
+import torch
+import torch_gpt
+import torch_training
+import word_batches
+
+from jaxtrain import config
+
+ADAMW = ("--optim.muon", "None", "--optim.peak_lr", "3e-4")
+ON_GPU = ("gpt_h200_1", *ADAMW, "--data.batch_size", "32")
+ON_CPU = (
+    *("gpt_h200_1", *ADAMW, "--precision", "float32"),
+    *("--data.batch_size", "1", "--model.sequence_length", "256"),
+)
+CURVE_STEPS = 8
+
+
+def main() -> None:
+    """Compares, prints a row, and writes it down."""
+    flags, overrides = results.arguments(__doc__)
+    if results.repeated(flags):
+        return
+    device = results.device()
+    name, *chosen = ON_GPU if device == "cuda" else ON_CPU
+    single = ["--mesh.data", "1", "--mesh.fsdp", "1", "--optim.accumulate", "1"]
+    run = ours.on_one_device(config.load(name, [*chosen, *single, *overrides]))
+    batches = word_batches.following(run.model, run.data.batch_size, CURVE_STEPS)
+
+    left, right = ours.Training(run), _Theirs(run, device)
+    right.module.load(left.params())
+    curve = left.losses(batches)
+    other = [float(right.training.step(right.place(batch))) for batch in batches]
+
+    batch, same = left.place(batches[0]), right.place(batches[0])
+    on_gpu = device == "cuda"
+    compared = side_by_side.alternate(
+        side_by_side.Side(lambda: left.step(batch), left.finish),
+        side_by_side.Side(
+            lambda: right.training.step(same), lambda: torch_training.synchronize(device)
+        ),
+        rounds=flags.rounds,
+        steps=10 if on_gpu else 1,
+        warm_up=5 if on_gpu else 2,
+    )
+    model = run.model
+    what = (
+        f"gpt of depth {model.depth}, V {model.vocab_size}, batch {run.data.batch_size} x "
+        f"{model.sequence_length}, {run.precision}, against PyTorch {torch.__version__}"
+    )
+    results.record_comparison(
+        flags,
+        what,
+        compared,
+        examples=run.data.batch_size * model.sequence_length,
+        unit="tokens/s",
+        same_work=results.of_losses(curve, other),
+    )
+
+
+class _Theirs:
+    def __init__(self, run: config.Run, device: str) -> None:
+        model = run.model
+        self.module = torch_gpt.GPT(
+            model.vocab_size,
+            model.sequence_length,
+            model.depth,
+            model.hidden,
+            model.query_heads,
+            model.shared_heads,
+        ).to(device)
+        called: Any = torch.compile(self.module) if device == "cuda" else self.module
+        self.training = torch_training.Training(
+            self.module,
+            lambda batch: called(batch["tokens"], batch["targets"]),
+            run.optim,
+            autocast=device == "cuda",
+        )
+        self._device = device
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Tokens and targets as PyTorch indexes with them."""
+        wide = {name: batch[name].astype(np.int64) for name in ("tokens", "targets")}
+        return torch_training.to_torch(wide, self._device)
+
+
+if __name__ == "__main__":
+    main()
