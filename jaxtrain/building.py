@@ -104,6 +104,8 @@ def build(
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
     optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
+    if run.optim.muon is not None:
+        say(optim.muon_sentence(run.optim.muon, definition.params, _groups(run)))
     return Built(
         run=run,
         definition=definition,

@@ -6,6 +6,7 @@ N), K width of a head, V words, P tokens of a piece of the sequence.
 
 import functools
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +39,16 @@ def batch_spec(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         **dict.fromkeys(("tokens", "targets", "target_bytes"), tokens),
         "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
     }
+
+
+def fewest_heads(width: int, most: int) -> int:
+    """The fewest heads, each up to `most` wide, that share a width evenly.
+
+    Multiples of eight first, which fused attention wants; even widths, which rotation wants, next.
+    """
+    least = math.ceil(width / most)
+    of = [n for step in (8, 2) for n in range(least, 2 * least) if width % (step * n) == 0]
+    return of[0] if of else least
 
 
 def check_piece(piece: int, length: int) -> None:
@@ -200,6 +211,34 @@ class Predictions(NamedTuple):
     total: jax.Array
     cost: jax.Array
     right: jax.Array
+
+
+def onward(
+    blocks: Iterable[Any],
+    x_BSD: jax.Array,
+    count: int | jax.Array,
+    angles: tuple[jax.Array, jax.Array],
+    caches: Sequence[Cache],
+    start: int | jax.Array,
+) -> tuple[jax.Array, list[Cache]]:
+    """Through blocks that see what is in their caches, and add to it.
+
+    Args:
+        blocks: each with ``continued(x_BSD, cos_SI, sin_SI, cache, start)``.
+        x_BSD: embedded tokens at the positions from `start` on; those from `count` on are filling.
+        count: S at most.
+        angles: of these positions, as :func:`rotary` gives them.
+        caches: one for each block.
+        start: how many positions the caches hold.
+
+    Returns:
+        The vector at position `count - 1`, [B, 1, D], and the caches with the new positions.
+    """
+    kept = []
+    for block, before in zip(blocks, caches, strict=True):
+        x_BSD, after = block.continued(x_BSD, *angles, before, start)
+        kept.append(after)
+    return lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1), kept
 
 
 def predict(

@@ -37,6 +37,7 @@ class CausalModel:
     def __init__(self, source: Path, precision: str = "float32") -> None:
         processes.check_accelerator(os.environ)
         compiling.use_cache(os.environ, cache.root(None) / "compiled")
+        tokenizer.check_travels(source)
         found = weights.load(source, None)
         self.source = found.source
         self.model = found.model
@@ -47,10 +48,10 @@ class CausalModel:
                 f"{self.source} holds a model of {type(self.model).__module__}, which cannot go on "
                 f"with a text: name a causal language model, as jaxtrain.models.gpt{cure}"
             )
-        words = tokenizer.of_source(source)
-        tokenizer.check_size(words, self.model.vocab_size, str(source))
-        byte_level.check(words, str(source))
-        self.begin = specials.begin(words, str(source))
+        words = tokenizer.of_source(Path(found.source))  # of these weights, not of others
+        tokenizer.check_size(words, self.model.vocab_size, found.source)
+        byte_level.check(words, found.source)
+        self.begin = specials.begin(words, found.source)
         self.tokenizer = specials.plain(words)
         self.bytes_of: list[bytes | None] = byte_level.as_bytes(self.tokenizer)
         self._arrays = {
@@ -190,7 +191,7 @@ class CausalModel:
         """What the texts grow by, token by token: whole characters, "" where none is whole yet.
 
         A text ends where the model draws a special token, as the one that begins the next document;
-        the iterator ends where all have.
+        the iterator ends where all have. A character that the end cuts off becomes U+FFFD.
 
         Args:
             ids: of :meth:`ids`.
@@ -203,12 +204,14 @@ class CausalModel:
                 decoders, ended = [make("replace") for _ in ids_B], [False] * len(ids_B)
             grown = []
             for row, token_id in enumerate(ids_B.tolist()):
-                piece = self.bytes_of[token_id]
-                ended[row] |= piece is None
-                grown.append("" if ended[row] or piece is None else decoders[row].decode(piece))
+                piece = None if ended[row] else self.bytes_of[token_id]
+                ended[row] = piece is None
+                grown.append(decoders[row].decode(piece or b"", final=ended[row]))
             yield grown
             if all(ended):
                 return
+        if decoders is not None and any(rest := [one.decode(b"", final=True) for one in decoders]):
+            yield rest
 
     def _check(self, tokens: int, choice: Choice, samples: int, seed: int) -> None:
         for name, value in (("--tokens", tokens), ("--samples", samples)):

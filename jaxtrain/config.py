@@ -62,6 +62,18 @@ class Muon:
     momentum_steps: int = 300
     """Length of that rise (updates)."""
 
+    def __post_init__(self) -> None:
+        for name in ("peak_lr", "embedding_lr", "unembedding_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"optim.muon.{name}={getattr(self, name)}: use a number above 0")
+        for name in ("momentum", "first_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(
+                    f"optim.muon.{name}={getattr(self, name)}: use a number from 0 to below 1"
+                )
+        if self.momentum_steps < 0:
+            raise InputError(f"optim.muon.momentum_steps={self.momentum_steps}: use 0 or more")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optim:

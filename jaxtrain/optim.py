@@ -182,21 +182,56 @@ def _main(
             "optim.muon is set, but this model names no matrices for it: set --optim.muon None"
         )
     for label, one in roles.items():
-        members = {name for name in params if name.startswith(one.prefix)}
-        if one.role == "matrix":
-            # Vectors among a block's parameters, such as norms, keep AdamW.
-            members = {name for name in members if len(params[name].shape) == 2}
-            peak = schedule(settings, total_steps, one.scale * settings.muon.peak_lr)
-            transforms[label] = of_matrices(settings.muon, peak)
-        else:
-            embedding = one.role == "embedding"
-            peak_lr = settings.muon.embedding_lr if embedding else settings.muon.unembedding_lr
-            peak = schedule(settings, total_steps, one.scale * peak_lr)
-            transforms[label] = _adamw(settings, peak, settings.weight_decay)
+        members = _members(one, params)
+        if not members:
+            raise ValueError(f"the model names {one.prefix!r} as {label}: there are none")
+        peak = schedule(settings, total_steps, _peak(one, settings.muon))
+        transforms[label] = (
+            of_matrices(settings.muon, peak)
+            if one.role == "matrix"
+            else _adamw(settings, peak, settings.weight_decay)
+        )
         labels |= dict.fromkeys(members, label)
     found = {label: frozenset(n for n in labels if labels[n] == label) for label in transforms}
     check_partition(params, found)
     return transforms, labels
+
+
+def muon_sentence(
+    settings: config.Muon, params: Mapping[str, HasShape], others: parameter_groups.Groups
+) -> str:
+    """The peak rate of each role, and which parameters take ``optim.peak_lr``.
+
+    Args:
+        settings: of Muon.
+        params: dotted name -> array.
+        others: groups that the model names.
+    """
+    roles = parameter_groups.roles(others)
+    rates = [f"{label} {_peak(one, settings):.4g}" for label, one in roles.items()]
+    taken = set().union(*(_members(one, params) for one in roles.values()))
+    apart = parameter_groups.apart(others)
+    left = [name for name in params if name not in taken and _owner(name, apart) is None]
+    rest = f"{len(left)} parameters, as {min(left)}, take" if left else "no parameter takes"
+    return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
+
+
+def _members(one: config.Role, params: Mapping[str, HasShape]) -> set[str]:
+    """Vectors among a block's parameters, such as norms, are no matrices and keep AdamW."""
+    return {
+        name
+        for name, array in params.items()
+        if name.startswith(one.prefix) and (one.role != "matrix" or len(array.shape) == 2)
+    }
+
+
+def _peak(one: config.Role, settings: config.Muon) -> float:
+    rates = {
+        "matrix": settings.peak_lr,
+        "embedding": settings.embedding_lr,
+        "unembedding": settings.unembedding_lr,
+    }
+    return one.scale * rates[one.role]
 
 
 def _owner(name: str, apart: Mapping[str, parameter_groups.Group]) -> str | None:

@@ -34,6 +34,7 @@ def first_state(
         return _first_values(built, say)
     saved = checkpoint.read_meta(start_from)
     check_resume(saved, meta, start_from, say)
+    weights.check_unseen(built.run.model, saved["config"]["model"], start_from)
     state = checkpoint.restore(start_from, built.target, verified=True)
     meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
     meta["evaluation_due"] = saved["evaluation_due"] and built.run.loop.eval_every is not None

@@ -37,7 +37,7 @@ class Choice:
         if not 0 <= self.temperature < math.inf or cold:
             raise InputError(
                 f"--temperature {self.temperature:g}: use 0 for the likeliest word each time, or "
-                "a number above, as 0.8; 1 leaves the model's own probabilities"
+                f"at least {_COLDEST:g}, as 0.8; 1 leaves the model's own probabilities"
             )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"--top-k {self.top_k}: use at least 1, or leave it out for all words")

@@ -150,15 +150,16 @@ def params_for(
     Raises:
         InputError: they do not fit the model; names those that do not.
     """
+    notes: list[str] = []
     if hf_folder.is_one(source):
         theirs = hf_folder.model(source)
         _check_family(model, type(theirs), str(source))
-        _check_unseen(model, vars(theirs), source)
+        check_unseen(model, vars(theirs), source)
         path, found = source, model.from_weights(hf_folder.tensors(source), str(source))
     elif source.is_dir():
         path = _checkpoint(source)
         found = _of_checkpoint(path)
-        _check_unseen(model, checkpoint.read_meta(path)["config"]["model"], path)
+        check_unseen(model, checkpoint.read_meta(path)["config"]["model"], path)
     elif not hasattr(model, "from_weights"):
         raise InputError(
             f"{source}: this model starts from checkpoints and runs' directories only, not from "
@@ -167,8 +168,10 @@ def params_for(
     else:
         path, (tensors, about) = source, tensor_files.read(source)
         found = model.from_weights(tensors, str(source))
-        told = json.loads(about[ABOUT]) if ABOUT in about else None
-        _check_unseen(model, told or vars(model.guess(tensors, str(path))), path)
+        if ABOUT in about:
+            check_unseen(model, json.loads(about[ABOUT]), path)
+        else:
+            notes += _check_guess(model, model.guess(tensors, str(path)), path)
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
     apart = tuple(group.prefix for group in parameter_groups.apart(groups).values())
     fitting = {
@@ -189,7 +192,7 @@ def params_for(
             f"{path} does not fit this model: {'; '.join(wrong[:_LISTED])}{more}: take the model "
             "that it was trained as"
         )
-    notes = [
+    notes += [
         f"{len(names)} parameters {what}, as {min(names)}"
         for what, names in (
             ("of the model start fresh", set(expected) - set(fitting)),
@@ -236,15 +239,47 @@ def model_from(saved: Mapping[str, Any], source: str) -> Any:
         ) from error
 
 
-def _check_unseen(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
-    """Holds that what no array's shape tells is as the parameters were trained with."""
-    for field in getattr(model, "UNSEEN", ()):
-        ours = getattr(model, field)
-        if theirs.get(field, ours) != ours:
+def check_unseen(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
+    """Holds that what no array's shape tells is as the parameters were trained with.
+
+    Args:
+        model: this run's config, with ``UNSEEN`` (:mod:`jaxtrain.models`).
+        theirs: fields of the model that the parameters belong to, those that are known.
+        source: of the parameters, for messages.
+
+    Raises:
+        InputError: names the first field that differs.
+    """
+    for field, held in getattr(model, "UNSEEN", ()):
+        try:
+            other = dataclasses.replace(model, **{field: theirs.get(field, getattr(model, field))})
+        except InputError:
+            continue  # not of these sizes: the shapes will differ
+        ours, there = getattr(model, held), getattr(other, held)
+        if ours != there:
             raise InputError(
-                f"{source} was trained with model.{field}={theirs[field]}, and this model has "
-                f"{ours}: set --model.{field} {theirs[field]}"
+                f"{source} was trained with model.{field}={there}, and this model has {ours}: set "
+                f"--model.{field} {there}"
             )
+
+
+def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
+    """The same for weights that nobody has described; says what they do not tell.
+
+    A guess knows what it sets, and does not know what it leaves as it is by default.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(guess)}
+    known = {
+        field: getattr(guess, field)
+        for field, _ in getattr(model, "UNSEEN", ())
+        if getattr(guess, field) != defaults[field]
+    }
+    check_unseen(model, known, source)
+    return [
+        f"it does not tell model.{field}, {getattr(model, held)} is taken"
+        for field, held in getattr(model, "UNSEEN", ())
+        if field not in known
+    ]
 
 
 def _check_family(model: Any, family: type[Any] | None, source: str) -> None:

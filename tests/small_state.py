@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxtrain import checkpoint
+from jaxtrain import checkpoint, muon
 
 
 @functools.partial(
@@ -84,3 +84,13 @@ def save(saver: checkpoint.Checkpoints, *steps: int) -> None:
     for step in steps:
         saver.save(make_state(step), meta_of(step))
     saver.wait()
+
+
+def found_momentum(state: object) -> dict[str, jax.Array]:
+    """Muon's momentum in an optimizer's state, by parameter."""
+    (one,) = (
+        part
+        for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, muon.MuonState))
+        if isinstance(part, muon.MuonState)
+    )
+    return {n: m for n, m in one.momentum.items() if isinstance(m, jax.Array)}

@@ -9,10 +9,12 @@ import numpy as np
 import optax
 import pytest
 import toy
+from small_state import found_momentum
 
-from jaxtrain import config, groups, muon, optim
+from jaxtrain import config, groups, muon, optim, state
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError
+from jaxtrain.models import gpt, llama
 from jaxtrain.program import collectives
 
 # Three square ones, which no mesh divides evenly, and eight flat and tall ones.
@@ -192,15 +194,6 @@ def test_rates_are_those_of_the_roles_and_the_clip_is_that_of_all() -> None:
     assert 0.5 < np.median(values) / (0.5 * 0.02 * 2) < 1.35
 
 
-def found_momentum(state: object) -> dict[str, jax.Array]:
-    (one,) = (
-        part
-        for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, muon.MuonState))
-        if isinstance(part, muon.MuonState)
-    )
-    return {n: m for n, m in one.momentum.items() if isinstance(m, jax.Array)}
-
-
 def test_the_schedule_is_shared_and_the_matrices_rate_is_recorded() -> None:
     some = settings(schedule="trapezoid", warmdown_fraction=0.5, peak_lr=0.3)
     recorded = optim.recorded_schedule(some, 10)
@@ -231,3 +224,33 @@ def test_groups_apart_stay_apart() -> None:
     updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
     np.testing.assert_allclose(np.abs(updates["extra.kernel"]), 0.5, rtol=1e-3)
     np.testing.assert_allclose(np.abs(updates["wte"]), 0.4, rtol=1e-3)
+
+
+def test_the_rates_are_said() -> None:
+    model = gpt.Config.tiny()
+    names = state.Definition(model.build).params
+    said = optim.muon_sentence(config.Muon(peak_lr=0.03), names, model.optimizer_groups())
+    scale = (16 / 768) ** -0.5
+    assert f"matrices 0.03, wte {0.2 * scale:.4g}, lm_head {0.004 * scale:.4g}" in said
+    assert said.endswith("; no parameter takes optim.peak_lr")
+    norms = llama.Config.tiny()
+    said = optim.muon_sentence(
+        config.Muon(), state.Definition(norms.build).params, norms.optimizer_groups()
+    )
+    assert "; 5 parameters, as head.norm, take optim.peak_lr" in said
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "cure"),
+    [
+        ("peak_lr", 0.0, "above 0"),
+        ("embedding_lr", -1.0, "above 0"),
+        ("unembedding_lr", math.inf, "above 0"),
+        ("momentum", 1.0, "from 0 to below 1"),
+        ("first_momentum", -0.1, "from 0 to below 1"),
+        ("momentum_steps", -1, "use 0 or more"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_named(field: str, value: float, cure: str) -> None:
+    with pytest.raises(InputError, match=rf"optim.muon.{field}={value}: .*{cure}"):
+        config.Muon(**{field: value})

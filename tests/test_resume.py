@@ -155,6 +155,7 @@ def test_what_cannot_be_gone_on_with_is_refused(place: Path) -> None:
     for other, said in (
         (["--seed", 7], "seed"),
         (["--model.hidden", 64], "another model"),
+        (["--model.heads", 1], "was trained with model.heads"),
         (["--data.path", str(write_corpus(place / "cache", seed=5))], "fingerprint"),
     ):
         refused = run(place, *resume, *other)

@@ -12,7 +12,7 @@ from small_state import State
 from jaxtrain import checkpoint, config, resuming, tensor_files, weights
 from jaxtrain import state as states
 from jaxtrain.errors import InputError
-from jaxtrain.models import mlm, video_ae
+from jaxtrain.models import gpt, mlm, video_ae
 
 MODEL = video_ae.Config.tiny()
 WITH = dataclasses.replace(
@@ -108,6 +108,23 @@ def test_what_no_shape_tells_has_to_be_the_same(tmp_path: Path) -> None:
     folder.mkdir()
     tensor_files.write(folder / "x.safetensors", MODEL.to_weights(drawn(MODEL)), {})
     weights.params_for(folder / "x.safetensors", MODEL, shapes)
+
+
+def test_a_guess_holds_for_what_it_knows(tmp_path: Path) -> None:
+    """A GPT's bare weights do not tell its heads; None and what it comes to are the same."""
+    model = dataclasses.replace(gpt.Config.tiny(), width=16, heads=2)
+    shapes = states.Definition(model.build).params
+    params = drawn(model)
+    tensor_files.write(tmp_path / "bare.safetensors", model.to_weights(params), {})
+    found, notes = weights.params_for(tmp_path / "bare.safetensors", model, shapes)
+    same(found, params)
+    assert "it does not tell model.heads, 2 is taken" in notes
+    one = dataclasses.replace(model, heads=1)
+    dial = dataclasses.replace(model, heads=None)
+    weights.save(tmp_path / "one.safetensors", one, params)
+    assert weights.params_for(tmp_path / "one.safetensors", dial, shapes)[1] == []
+    with pytest.raises(InputError, match=r"with model.heads=1, and this model has 2: set --model"):
+        weights.params_for(tmp_path / "one.safetensors", model, shapes)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

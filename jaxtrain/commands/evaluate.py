@@ -18,7 +18,7 @@ from jaxtrain.comparing import Comparison, Measure
 from jaxtrain.data import video_clips
 from jaxtrain.errors import InputError
 from jaxtrain.intervals import Difference, Estimate
-from jaxtrain.models import mlm
+from jaxtrain.models import mlm, video_ae
 from jaxtrain.models.video_ae import lpips
 
 _MOST_SOURCES = 3
@@ -34,8 +34,14 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or nothing that can be measured.
     """
-    if _is_of_text(arguments):
+    kinds = _kinds(arguments)
+    if mlm.Config in kinds:
         return evaluate_text.main(arguments)
+    for other in kinds - {video_ae.Config, type(None)}:
+        raise InputError(
+            "evaluate measures video autoencoders and masked language models, not one of "
+            f"{other.__module__}: look at val/ in its run's metrics.jsonl"
+        )
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
@@ -84,10 +90,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _is_of_text(arguments: list[str]) -> bool:
-    """Whether one of the arguments is a masked language model."""
+def _kinds(arguments: list[str]) -> set[type[Any]]:
+    """Classes of the models among the arguments; NoneType of what is none."""
     paths = [command_line.named_file(text) for text in arguments if not text.startswith("-")]
-    return any(isinstance(weights.model_at(path), mlm.Config) for path in paths)
+    return {type(weights.model_at(path)) for path in paths}
 
 
 def _check(flags: argparse.Namespace) -> None:

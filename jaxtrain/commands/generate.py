@@ -7,12 +7,13 @@ with the last half of what it saw, and says so.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain import rundir
+from jaxtrain import rundir, weights
 from jaxtrain.causal_text import CausalModel
 from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     source = flags.source
     if source is None:
         source = rundir.ROOT / "latest"
-        if Path(flags.text).expanduser().exists():
+        if _is_model(flags.text):
             raise InputError(f"TEXT is missing: what shall the model at {flags.text} go on with?")
     choice = Choice(temperature=flags.temperature, top_k=flags.top_k, top_p=flags.top_p)
     model = CausalModel(source, flags.precision)
@@ -52,6 +53,13 @@ def main(arguments: list[str]) -> int:
     )
     _print(flags.text, texts, flags.samples)
     return 0
+
+
+def _is_model(text: str) -> bool:
+    """Whether a text is the name of a model, and so what to go on with is missing."""
+    # Not pathlib's, which raise where there is no such user and where a name is too long.
+    name = os.path.expanduser(text)
+    return os.path.lexists(name) and weights.model_at(Path(name)) is not None
 
 
 def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:

@@ -103,7 +103,9 @@ class Causal(Text):
     """Windows of a token stream for causal language modelling.
 
     Each document begins with <|bos|>, and nothing in it is changed: of a .txt or .md file the line
-    ends are read as one line feed each, a .jsonl or .parquet document is taken as it is.
+    ends are read as one line feed each, a .jsonl or .parquet document is taken as it is. A .txt or
+    .md file of more than 32,000 characters is several documents, cut at blank lines after 16,000
+    characters, which the split shares out: a book has passages on both sides.
     """
 
     tokenizer_kind: TokenizerKind = "byte_bpe"

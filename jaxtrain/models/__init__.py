@@ -29,7 +29,8 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
   the parameters under the names of the program that the model comes from, and the way back, which
   raises ``InputError`` for every array that is missing, extra or misshapen. With them
   ``guess(tensors, source) -> Config``, a class method: what such a file asks for; and ``UNSEEN``,
-  the fields that no array's shape tells: a run starts only from parameters trained with the same.
+  pairs (field, attribute that holds what it comes to) of what no array's shape tells: a run starts
+  and goes on only from parameters trained with the same.
 - ``to_settings() -> dict`` and ``from_settings(dict, source) -> Config``, a class method, optional:
   the config.json of transformers (:mod:`jaxtrain.hf_folder`), and the way back. Where transformers
   has other names than ``to_weights``: ``to_transformers(params)``; ``from_weights`` takes both.

@@ -46,7 +46,7 @@ class Config:
     width: int | None = None
     """Width of a token's vector. None is 64 x depth."""
     heads: int | None = None
-    """Query heads; they share the width evenly. None is width / 128, rounded up."""
+    """Query heads; they share the width evenly. None is width / 128, rounded up to a divisor."""
     kv_heads: int | None = None
     """Heads of keys and values, each for as many query heads. None is one for each."""
     remat: Remat = "none"
@@ -60,7 +60,7 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory or a weights
     file."""
 
-    UNSEEN = ("heads", "norm_eps")
+    UNSEEN = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "sequence_length", "depth", "loss_piece"):
@@ -72,7 +72,7 @@ class Config:
                 raise InputError(f"model.{name}={value}: use at least 1, or None")
         d, n, h = self.hidden, self.query_heads, self.shared_heads
         if d % (2 * n):
-            fits = [m for m in range(1, d + 1) if d % (2 * m) == 0]
+            fits = [m for m in range(1, d + 1) if d % (2 * m) == 0 and d // m <= _HEAD]
             near = f"the nearest is {min(fits, key=lambda m: abs(m - n))}" if fits else "none fits"
             raise InputError(
                 f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
@@ -92,7 +92,7 @@ class Config:
     @property
     def query_heads(self) -> int:
         """Heads of queries."""
-        return math.ceil(self.hidden / _HEAD) if self.heads is None else self.heads
+        return causal.fewest_heads(self.hidden, _HEAD) if self.heads is None else self.heads
 
     @property
     def shared_heads(self) -> int:
@@ -119,8 +119,8 @@ class Config:
         layer = 2 * d * (d + h * self.head_width) + 2 * _FF * d * d
         return [
             f"depth {self.depth}: width {d} ({origin(self.width, f'{_ASPECT} x depth')}), "
-            f"{n} heads ({origin(self.heads, f'width / {_HEAD}, rounded up')}) of {self.head_width}"
-            f", {h} of keys and values ({origin(self.kv_heads, 'as many')})",
+            f"{n} heads ({origin(self.heads, f'width / {_HEAD}, up to a divisor')}) of "
+            f"{self.head_width}, {h} of keys and values ({origin(self.kv_heads, 'as many')})",
             f"parameters {2 * v * d + self.depth * layer:,} (2 x {v} words x {d} + {self.depth} x "
             f"{layer:,} a layer)",
             f"with optim.muon: rates of embedding and output layer x {self.rate_scale:.4g} "
@@ -215,7 +215,7 @@ class Config:
         width, heads = fields["width"], fields["heads"]
         dial = {
             "width": _ASPECT * fields["depth"],
-            "heads": math.ceil(width / _HEAD),
+            "heads": causal.fewest_heads(width, _HEAD),
             "kv_heads": heads,
         }
         fields |= {name: None for name in dial if fields[name] == dial[name]}
@@ -361,11 +361,10 @@ class GPT(nnx.Module):
         """Logits after the first `count` of these tokens; see :mod:`jaxtrain.models`."""
         length = tokens_BS.shape[1]
         cos_SI, sin_SI = causal.rotary(length, self.head_width, _ROTARY_BASE, start)
-        x_BSD, kept = self.wte(tokens_BS), []
-        for block, before in zip(self.blocks, cache, strict=True):
-            x_BSD, after = block.continued(x_BSD, cos_SI, sin_SI, before, start)
-            kept.append(after)
-        last_B1D = jax.lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1)
+        angles = cos_SI, sin_SI
+        last_B1D, kept = causal.onward(
+            self.blocks, self.wte(tokens_BS), count, angles, cache, start
+        )
         return self.lm_head.logits(last_B1D)[:, 0], kept
 
     def samples(self, batch: causal.Batch) -> dict[str, jax.Array]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain import causal
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights
 
@@ -122,7 +123,7 @@ def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str
     if word not in tensors or key not in tensors:
         raise InputError(f"{source} holds no {word if word not in tensors else key}: no such GPT")
     vocab, width = tensors[word].shape
-    heads = -(-width // head)
+    heads = causal.fewest_heads(width, head)
     return {
         "vocab_size": vocab,
         "sequence_length": 2048,

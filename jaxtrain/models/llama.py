@@ -63,7 +63,7 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
     transformers' LlamaForCausalLM."""
 
-    UNSEEN = ("heads", "norm_eps", "rotary_base")
+    UNSEEN = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
 
     def __post_init__(self) -> None:
         positive = ("vocab_size", "sequence_length", "hidden", "layers", "heads", "kv_heads", "ff")
@@ -351,12 +351,8 @@ class Llama(nnx.Module):
         start: int | jax.Array,
     ) -> tuple[jax.Array, list[causal.Cache]]:
         """Logits after the first `count` of these tokens; see :mod:`jaxtrain.models`."""
-        cos_SI, sin_SI = self.angles(tokens_BS.shape[1], start)
-        x_BSD, kept = self.embedding(tokens_BS, None), []
-        for layer, before in zip(self.layers, cache, strict=True):
-            x_BSD, after = layer.continued(x_BSD, cos_SI, sin_SI, before, start)
-            kept.append(after)
-        last_B1D = jax.lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1)
+        x_BSD, angles = self.embedding(tokens_BS, None), self.angles(tokens_BS.shape[1], start)
+        last_B1D, kept = causal.onward(self.layers, x_BSD, count, angles, cache, start)
         return self.head.logits(self.embedding, last_B1D)[:, 0], kept
 
     def samples(self, batch: causal.Batch) -> dict[str, jax.Array]:

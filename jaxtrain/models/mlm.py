@@ -33,7 +33,7 @@ Sums = dict[str, tuple[jax.Array, ...]]
 class Config:
     """The masked language model."""
 
-    UNSEEN = ("heads",)  # what no array's shape tells (:mod:`jaxtrain.weights`)
+    UNSEEN = (("heads", "heads"),)  # what no array's shape tells (:mod:`jaxtrain.weights`)
 
     vocab_size: int
     """Words, with the five special ones (rows of the embedding)."""

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import sample_videos
 import small_autoencoder
+from small_state import make_state, meta_of
 
-from jaxtrain import autoencoding, comparing, intervals, main, weights
+from jaxtrain import autoencoding, checkpoint, comparing, config, intervals, main, weights
 from jaxtrain.commands import evaluate as command
 from jaxtrain.data import video_clips, video_decode, video_frames, video_packets
 from jaxtrain.errors import InputError
+from jaxtrain.models import gpt
 from jaxtrain.models.video_ae import quality
 
 METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")
@@ -306,6 +308,16 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             command.main([str(one) for one in arguments])
     assert run("--help") == 0
+
+
+def test_a_causal_model_is_named(place: Path, tmp_path: Path) -> None:
+    config_of = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(gpt.Config.tiny())}}
+    checkpoints = checkpoint.Checkpoints(tmp_path / "run/checkpoints", 3, lambda line: None)
+    checkpoints.save(make_state(3), config_of)
+    checkpoints.close()
+    arguments = [str(tmp_path / "run"), "--data", str(place / "videos")]
+    with pytest.raises(InputError, match=r"not one of jaxtrain.models.gpt: look at val/"):
+        command.main(arguments)
 
 
 def test_lpips_is_measured_where_weights_are_given(

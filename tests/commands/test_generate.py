@@ -149,6 +149,8 @@ def test_characters_come_whole(model: causal_text.CausalModel) -> None:
 
     assert written(model, spelled("aé🙂\n".encode())) == ["a", "", "é", "", "", "", "🙂", "\n"]
     assert written(model, spelled(b"\xf0\x9fa")) == ["", "", "\ufffda"]  # no character begins so
+    assert written(model, spelled(b"a\xf0")) == ["a", "", "\ufffd"]  # the text ends inside one
+    assert written(model, [*spelled(b"a\xf0"), model.begin]) == ["a", "", "\ufffd"]
     ids = model.tokenizer.encode("größer, once", add_special_tokens=False).ids
     assert "".join(written(model, ids)) == "größer, once"
 
@@ -213,6 +215,10 @@ def test_without_a_source_it_takes_the_latest_run(
     assert capsys.readouterr().out == expected(model, "once") + "\n"
     assert run("generate", "output/latest") == 2
     assert "TEXT is missing: what shall the model at output/latest" in capsys.readouterr().err
+    for text in ("output", "~nobody went"):  # no names of models
+        assert run("generate", text, "--tokens", 2) == 0
+    assert run("generate", "x" * 2000) == 2
+    assert "tokens with the one that begins it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -225,6 +231,7 @@ def test_without_a_source_it_takes_the_latest_run(
         (["RUN", "a", "--samples", "0"], "--samples 0: use at least 1"),
         (["RUN", "a", "--seed", "-1"], "--seed -1: use a number from 0 to 4294967295"),
         (["RUN", "a", "--temperature", "-0.5"], "--temperature -0.5: use 0 for the likeliest"),
+        (["RUN", "a", "--temperature", "1e-7"], "word each time, or at least 1e-06, as 0.8"),
         (["RUN", "a", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
         (["RUN", "a", "--top-k", "0"], "--top-k 0: use at least 1"),
         (["RUN", "a", "--top-k", "291"], "--top-k 291: use a number from 1 to 290"),
@@ -233,6 +240,7 @@ def test_without_a_source_it_takes_the_latest_run(
         (["nowhere", "a"], "nowhere: nothing is there"),
         (["MASKED", "a"], "cannot go on with a text: name a causal language model, as"),
         (["BARE", "a"], "no tokenizer.json in it"),
+        ([__file__, "a"], "is a file of weights, which has no tokenizer"),
     ],
 )
 def test_wrong_use_is_said_in_one_line(

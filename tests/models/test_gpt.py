@@ -142,6 +142,14 @@ def test_depth_sets_the_size(depth: int, width: int, heads: int, millions: float
         assert words in said
 
 
+@pytest.mark.parametrize("depth", range(1, 40))
+def test_every_depth_has_heads_that_fused_attention_takes(depth: int) -> None:
+    model = gpt.Config(vocab_size=50, sequence_length=128, depth=depth)
+    assert model.query_heads * model.head_width == model.hidden
+    assert model.head_width % 8 == 0
+    assert model.head_width <= 128
+
+
 def test_each_derived_number_can_be_given_and_the_lines_say_so() -> None:
     model = dataclasses.replace(TINY, width=48, heads=4, kv_heads=2)
     assert (model.hidden, model.query_heads, model.shared_heads, model.head_width) == (48, 4, 2, 12)

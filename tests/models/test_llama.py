@@ -11,6 +11,7 @@ import pytest
 import toy
 from flax import nnx
 from small_causal import batch, rows_of
+from small_state import found_momentum
 
 from jaxtrain import config, optim, state
 from jaxtrain.errors import InputError
@@ -224,10 +225,14 @@ def test_norms_do_not_decay_and_matrices_take_muon() -> None:
     settings = dataclasses.replace(config.load("a6000_medium").optim, muon=config.Muon())
     optimizer = optim.make(settings, 10_000, params, TINY.optimizer_groups())
     arrays = {name: jnp.ones(array.shape) for name, array in params.items()}
-    updates, _ = jax.eval_shape(optimizer.update, arrays, optimizer.init(arrays), arrays)
-    assert {name: array.shape for name, array in updates.items()} == {
-        name: array.shape for name, array in params.items()
+    matrices = {
+        name for name in params if name.startswith("layers.") and len(params[name].shape) == 2
     }
+    assert len(matrices) == 7 * TINY.layers
+    assert set(found_momentum(optimizer.init(arrays))) == matrices
+    misnamed = {"matrices": config.Role(prefix="nowhere.", role="matrix")}
+    with pytest.raises(ValueError, match=r"names .nowhere\.. as matrices: there are none"):
+        optim.make(settings, 10_000, params, misnamed)
 
 
 def test_flops_are_those_of_the_program() -> None:

@@ -42,7 +42,7 @@ _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
 class Config:
     """The video autoencoder."""
 
-    UNSEEN = ("trim",)  # what no array's shape tells (:mod:`jaxtrain.weights`)
+    UNSEEN = (("trim", "trim"),)  # what no array's shape tells (:mod:`jaxtrain.weights`)
 
     frames: int
     """Frames of a clip."""
