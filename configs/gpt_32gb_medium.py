@@ -12,6 +12,6 @@ from jaxtrain import config
 base = config.named("gpt_32gb_conservative")
 run = dataclasses.replace(
     base,
-    model=dataclasses.replace(base.model, depth=16, sequence_length=2048, remat="block"),
+    model=dataclasses.replace(base.model, depth=16, sequence_length=2048),
     data=dataclasses.replace(base.data, batch_size=24),  # 49,152 tokens: 12 sequences x 2
 )

@@ -34,6 +34,7 @@ _MESH = re.compile(
     r"replica_groups=mesh\[([^\]]*)\]"
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{([^}]*)\}"
 )
+_ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha\w+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -157,6 +158,20 @@ def moved_bytes(text: str) -> float:
             read = sum(sizes.get(word, 0) for word in re.findall(r"%([\w.\-]+)", operands))
             total += count * (sizes[match[1]] + read)
     return total
+
+
+def attention_calls(text: str) -> dict[str, int]:
+    """How often a step calls cuDNN's attention: ``forward`` and ``backward``.
+
+    Args:
+        text: ``compiled.as_text()``.
+    """
+    computations = dict(_computations(text))
+    found = {"forward": 0, "backward": 0}
+    for name, count in _times(text, computations).items():
+        for target in _ATTENTION.findall("\n".join(computations.get(name, ()))):
+            found["backward" if target.endswith("Backward") else "forward"] += count
+    return found
 
 
 def _opcode(line: str) -> str:

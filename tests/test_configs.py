@@ -36,7 +36,7 @@ LAYOUT = {
     "bert_large_h200_8": ((32, 1, 256), (1, 8, "optimizer"), (8, 2)),
     "gpt_32gb_conservative": ((8, 2, 16), (1, 1, "optimizer"), (4, 2)),
     "gpt_32gb_medium": ((12, 2, 24), (1, 1, "optimizer"), (4, 2)),
-    "gpt_32gb_high": ((14, 2, 28), (1, 1, "optimizer"), (4, 2)),
+    "gpt_32gb_high": ((7, 4, 28), (1, 1, "optimizer"), (4, 2)),
     "gpt_h200_1": ((64, 4, 256), (1, 1, "optimizer"), (8, 2)),
     "gpt_h100_8": ((16, 2, 256), (1, 8, "params"), (8, 2)),
     "a6000_medium": ((32, 4, 128), (1, 1, "optimizer"), (8, 4)),

@@ -103,3 +103,22 @@ def test_a_started_all_reduce_sends_its_operands_once(shape: str) -> None:
     found = program._collective(line, 4, times=1)
     assert found is not None
     assert found.wire_bytes == 2 * 16 * 3 / 4
+
+
+def test_calls_of_attention_count_their_loops() -> None:
+    text = """HloModule m
+
+body (p: f32[2]) -> f32[2] {
+  %p = f32[2]{0} parameter(0)
+  %a = (f32[2]{0}, u8[0]{0}) custom-call(%p), custom_call_target="__cudnn$fmhaSoftmax"
+  ROOT %b = (f32[2]{0}, u8[0]{0}) custom-call(%p), custom_call_target="__cudnn$fmhaSoftmaxBackward"
+}
+
+ENTRY main (x: f32[2]) -> f32[2] {
+  %x = f32[2]{0} parameter(0)
+  %other = f32[2]{0} custom-call(%x), custom_call_target="__cublas$gemm"
+  %once = f32[2]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"
+  ROOT %w = f32[2]{0} while(%x), condition=cond, body=body, backend_config={LOOP}
+}
+""".replace("LOOP", '"known_trip_count":{"n":"3"}')
+    assert program.attention_calls(text) == {"forward": 4, "backward": 3}

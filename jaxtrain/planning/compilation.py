@@ -28,9 +28,9 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
         ``program``: bytes a device. ``largest``: temporaries. ``model_flops``, ``flops``: of a
         step, over all devices. ``moved_bytes``: a device a step; None in an estimate, as are
-        ``largest`` and ``traffic``. ``traffic``, ``formula_bytes``,
-        ``convolutions``, ``total`` (updates; None if that takes data), ``elements`` (of the
-        parameters), ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``, ``versions``,
+        ``largest``, ``traffic`` and ``attention`` (a step's calls of cuDNN's, by direction).
+        ``formula_bytes``, ``convolutions``, ``total`` (updates; None if that takes data),
+        ``elements`` (of the parameters), ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``, ``versions``,
         ``estimate``.
 
     Raises:
@@ -92,13 +92,14 @@ def _of_gpu(
     return {
         "largest": [dataclasses.asdict(one) for one in largest],
         "moved_bytes": program.moved_bytes(text),
+        "attention": program.attention_calls(text),
         "traffic": [dataclasses.asdict(row) for row in rows],
     }
 
 
 def _nothing() -> dict[str, Any]:
     """In place of :func:`_of_gpu`: a CPU's program has loops for products, and wider dtypes."""
-    return {"largest": None, "moved_bytes": None, "traffic": None}
+    return dict.fromkeys(("largest", "moved_bytes", "attention", "traffic"))
 
 
 def _memory(built: building.Built, analysis: Any) -> dict[str, int]:

@@ -125,6 +125,11 @@ def _work(plan: Plan) -> str:
             f"  {1000 * plan['time']['memory']:9.2f} ms at its bandwidth",
             f"  bound by {plan['time']['bound']}",
         ]
+        calls = compiled["attention"]
+        if any(calls.values()):
+            lines.append(
+                f"  attention by cuDNN: {calls['forward']} calls forward, {calls['backward']} back"
+            )
     return "\n".join(lines)
 
 

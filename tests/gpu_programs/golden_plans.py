@@ -26,24 +26,26 @@ class Allowed:
         kinds: collectives that carry parameters and gradients.
         gathers: how often it gathers all parameters.
         sent: times as much as the formula says.
+        attention: calls of cuDNN's attention in each direction, a step.
         in_readme: whether README says what the config needs.
     """
 
     kinds: frozenset[str]
     gathers: int
     sent: float
+    attention: int
     in_readme: bool = False
 
 
 ZERO = frozenset({"all-gather", "reduce-scatter"})
 CONFIGS = {
-    "h100_16": Allowed(ZERO, 2, 1.1, in_readme=True),  # forward and backward
+    "h100_16": Allowed(ZERO, 2, 1.1, 0, in_readme=True),  # forward and backward
     # The tied embedding has two gradients: XLA adds the head's to the rows' scatter, so it is
     # summed over the devices whole before, and once more in shards (benchmarks/RESULTS.md).
-    "mlm_h200_8": Allowed(ZERO, 1, 1.55),  # once a step
+    "mlm_h200_8": Allowed(ZERO, 1, 1.55, 0),  # once a step
     # In two microbatches; devices share Muon's matrices out.
-    "gpt_h100_8": Allowed(ZERO | {"all-to-all"}, 4, 1.1),
-    "gpt_32gb_high": Allowed(frozenset(), 0, 0.0),  # one GPU
+    "gpt_h100_8": Allowed(ZERO | {"all-to-all"}, 4, 1.1, 20 * 2),
+    "gpt_32gb_high": Allowed(frozenset(), 0, 0.0, 20 * 4),  # one GPU
 }
 PLANS = Path(__file__).resolve().parent.parent / "fixtures" / "plans"
 MEMORY = ("parameters", "optimizer", "batch", "gradients", "temporaries", "outputs")
@@ -64,6 +66,7 @@ def summary(name: str) -> dict[str, Any]:
         "memory": {row: compiled[row] for row in MEMORY},
         "traffic": [{field: row[field] for field in COLLECTIVE} for row in compiled["traffic"]],
         "formula_bytes": compiled["formula_bytes"],
+        "attention": compiled["attention"],
         "largest": [one["made_by"] for one in compiled["largest"]],
     }
 
@@ -107,6 +110,13 @@ def test_parameters_travel_in_bfloat16_and_no_activation_does(
     assert gathered <= 1.01 * allowed.gathers * 2 * found["elements"]  # bfloat16
     sent = sum(row["wire_bytes"] for row in found["traffic"])
     assert sent <= allowed.sent * found["formula_bytes"]
+
+
+def test_attention_is_fused(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Each layer's, in each microbatch, once in each direction."""
+    found, _ = pair
+    calls = CONFIGS[found["config"]].attention
+    assert found["attention"] == {"forward": calls, "backward": calls}
 
 
 def test_the_largest_temporaries_are_the_models_or_the_optimizers(

@@ -27,6 +27,7 @@ def findings(**more: Any) -> dict[str, Any]:
         "flops": 1e15,
         "convolutions": False,
         "moved_bytes": 1e11,
+        "attention": {"forward": 40, "backward": 20},
         "traffic": [
             {
                 "kind": "all-gather",
@@ -122,12 +123,15 @@ def test_the_text_holds_every_section() -> None:
         *("16 x NVIDIA H100 80GB HBM3 (2 nodes)", "not sharded: norm (7,)", "memory a device"),
         *("bound by", "all-gather", "crosses nodes", "times the formula's", "steps/s", "updates"),
         *("for all 16 GPUs at 1 a GPU and hour", "steps only"),
+        "attention by cuDNN: 40 calls forward, 20 back",
     ):
         assert words in said, words
 
 
 def test_an_estimate_says_so_first_and_leaves_out_what_it_cannot_know() -> None:
-    found = made(estimate=True, traffic=None, moved_bytes=None, largest=None, price=2.0)
+    found = made(
+        estimate=True, traffic=None, moved_bytes=None, attention=None, largest=None, price=2.0
+    )
     assert found["time"] is None
     assert found["run"]["money"] is None
     said = report.text(found)
