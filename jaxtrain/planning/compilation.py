@@ -30,8 +30,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         step, over all devices. ``moved_bytes``: a device a step; None in an estimate, as are
         ``largest``, ``traffic`` and ``attention`` (a step's calls of cuDNN's, by direction).
         ``formula_bytes``, ``convolutions``, ``total`` (updates; None if that takes data),
-        ``elements`` (of the parameters), ``unsharded`` (name -> shape), ``batch_of``, ``compile_s``, ``versions``,
-        ``estimate``.
+        ``elements`` (of the parameters), ``unsharded`` (name -> shape), ``batch_of``,
+        ``compile_s``, ``versions``, ``estimate``.
 
     Raises:
         InputError: the config cannot be built.
