@@ -53,6 +53,8 @@ def on_gpu(videos: str | None) -> list[Measurement]:
     clips = ("--data.path", videos) if videos else ("--data.demo", "True")
     video = ("--config", "h100_8", *sizes.ONE_GPU, "--data.batch_size", "8", *clips)
     text = ("--config", "mlm_h200_8", *sizes.ONE_GPU, *sizes.BERT_BASE, "--data.demo", "True")
+    gpt = ("--config", "gpt_h200_1", *sizes.ONE_GPU, "--data.demo", "True")
+    depth_20 = ("--model.depth", "20", "--data.batch_size", "16")
     short, once = ("--seconds", "5"), ("--processes", "1")
     return [
         _bench("ceilings"),
@@ -60,6 +62,9 @@ def on_gpu(videos: str | None) -> list[Measurement]:
         _bench("video_ae", *video, *short),
         _script("mlm_vs_transformers.py", "torch", "transformers", arguments=once),
         _bench("mlm base", *text, *short),
+        _script("gpt_vs_torch.py", "torch", arguments=once),
+        _bench("gpt of depth 12", *gpt, "--data.batch_size", "32", *short),
+        _bench("gpt of depth 20", *gpt, *depth_20, *short),
         _bench("video_ae, remat", *video, *short, "--sweep", "remat"),
         _bench("video_ae, batches", *video, *short, "--sweep", "batch"),
         _script("input_vs_dataloader.py", "torch", "av"),
@@ -73,8 +78,10 @@ def on_cpu(videos: str | None) -> list[Measurement]:
         _bench("ceilings"),
         _script("video_ae_vs_torch.py", "torch"),
         _script("mlm_vs_transformers.py", "torch", "transformers"),
+        _script("gpt_vs_torch.py", "torch"),
         _bench("demo", "--config", "demo", "--seconds", "10"),
         _bench("demo_mlm", "--config", "demo_mlm", "--seconds", "10"),
+        _bench("demo_gpt", "--config", "demo_gpt", "--seconds", "10"),
         _script("input_vs_dataloader.py", "torch", "av"),
     ]
     found += [

@@ -2,23 +2,26 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from program import CHECKOUT
 
-TINY = (
-    *("--model.vocab_size", "50", "--model.sequence_length", "16", "--model.hidden", "16"),
-    *("--model.layers", "1", "--model.heads", "2", "--data.batch_size", "4"),
-)
-
+WORDS = ("--model.vocab_size", "50", "--model.sequence_length", "16", "--data.batch_size", "4")
+TINY = {
+    "mlm_vs_transformers": "--model.hidden 16 --model.layers 1 --model.heads 2",
+    "gpt_vs_torch": "--model.depth 2 --model.width 16 --model.heads 4 --model.kv_heads 2 "
+    "--model.loss_piece 8",
+}
 ONCE = ("--rounds", "1", "--processes", "1")
 
 
-def test_a_comparison_runs() -> None:
+@pytest.mark.parametrize("name", TINY)
+def test_a_comparison_runs_and_both_sides_compute_the_same(name: str) -> None:
     found = subprocess.run(
-        [sys.executable, "benchmarks/mlm_vs_transformers.py", *ONCE, *TINY],
+        [sys.executable, f"benchmarks/{name}.py", *ONCE, *WORDS, *TINY[name].split()],
         cwd=CHECKOUT,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
@@ -27,8 +30,9 @@ def test_a_comparison_runs() -> None:
     )
     assert found.returncode == 0, found.stderr
     assert "times as fast" in found.stdout
+    (difference,) = re.findall(r"the losses differ by at most (\S+) ", found.stdout)
+    assert float(difference) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["gpt_vs_torch", "mlm_vs_transformers", "video_ae_vs_torch"])
-def test_the_others_find_what_they_import(name: str) -> None:
-    assert callable(importlib.import_module(name).main)
+def test_the_other_finds_what_it_imports() -> None:
+    assert callable(importlib.import_module("video_ae_vs_torch").main)
