@@ -39,6 +39,12 @@ if not absl.flags.FLAGS.is_parsed():
     absl.flags.FLAGS.mark_as_parsed()  # Grain's workers want them parsed
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: a file stays in one process, and a long one last holds all."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _eight_devices() -> None:
     assert jax.device_count() == 8, f"8 virtual devices wanted, {jax.device_count()} found"
