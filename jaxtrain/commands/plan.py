@@ -18,7 +18,6 @@ from jaxtrain.planning.request import Request, compile_step
 DOES_NOT_FIT = 3
 
 _GPUS_PER_NODE = 8
-_DEFAULT_CARD = "h100"
 _TIMEOUT_S = 1800.0
 _LONGEST_SEARCH_S = 7 * 24 * 3600.0
 _WAYS = 3
@@ -106,7 +105,7 @@ class Planner:
             )
         short = gpu or cards.card_of_config(self._run.name)
         if short is None:
-            short = _DEFAULT_CARD
+            short = cards.usual_card(self._run.name)
             self.said.append(f"{name} names no card: planned for {short} (--gpu)")
         self._short, self._card = short, cards.card(short)
 

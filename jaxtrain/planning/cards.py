@@ -128,6 +128,8 @@ CARDS = {
     ),
 }
 
+_OF_MEMORY = {"32gb": "rtx5090"}
+
 # By compute capability [P]: threads of a multiprocessor, its shared memory (bytes), the most that
 # one block may ask for (bytes), its float32 units.
 _LIMITS = {
@@ -152,6 +154,11 @@ def card(name: str) -> Card:
 def card_of_config(name: str) -> str | None:
     """The card that a shipped config is named after, as "h100" in "mlm_h100_8"."""
     return next((short for short in CARDS if short in name.split("_")), None)
+
+
+def usual_card(name: str) -> str:
+    """The card that a config is planned for whose name holds none: of the memory in it, or h100."""
+    return next((card for memory, card in _OF_MEMORY.items() if memory in name.split("_")), "h100")
 
 
 def target_config(card: Card) -> str:

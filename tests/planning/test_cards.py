@@ -3,6 +3,7 @@
 import pytest
 
 from jaxtrain import config_files
+from jaxtrain.devices import GIB
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards
 from jaxtrain.throughput import memory_bytes_per_second, peak_bf16_flops
@@ -32,3 +33,6 @@ def test_shipped_configs_name_their_card() -> None:
     assert found["a800_8"] == "a800"
     assert found["mlm_h200_8_small"] == "h200"
     assert found["demo"] is None
+    assert found["gpt_32gb_high"] is None
+    assert cards.card(cards.usual_card("gpt_32gb_high")).memory <= 32 * GIB
+    assert cards.usual_card("demo") == "h100"
