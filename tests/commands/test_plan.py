@@ -124,6 +124,7 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
             "flops": 1e15,
             "convolutions": False,
             "moved_bytes": 1e12,
+            "attention": {"forward": 0, "backward": 0},
             "formula_bytes": 1,
             "traffic": [],
             "largest": [],
