@@ -119,12 +119,13 @@ def test_attention_is_fused(pair: tuple[dict[str, Any], dict[str, Any]]) -> None
     assert found["attention"] == {"forward": calls, "backward": calls}
 
 
-def test_the_largest_temporaries_are_the_models_or_the_optimizers(
+def test_the_largest_temporaries_are_of_the_model_its_gradients_or_the_optimizer(
     pair: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     found, _ = pair
     assert len(found["largest"]) == 5
-    assert all(lines and lines[0].startswith(("models/", "muon.py")) for lines in found["largest"])
+    ours = ("models/", "muon.py", "step.py")  # step.py adds the microbatches' gradients up
+    assert all(lines and lines[0].startswith(ours) for lines in found["largest"])
 
 
 def test_the_readme_says_what_the_plan_says(
