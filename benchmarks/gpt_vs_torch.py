@@ -18,7 +18,6 @@ os.environ.update(common_start.SHARED_GPU)
 import numpy as np
 import ours
 import results
-import side_by_side
 import torch
 import torch_gpt
 import torch_training
@@ -49,28 +48,19 @@ def main() -> None:
     left, right = ours.Training(run), _Theirs(run, device)
     right.module.load(left.params())
     curve = left.losses(batches)
-    other = [float(right.training.step(right.place(batch))) for batch in batches]
-
-    batch, same = left.place(batches[0]), right.place(batches[0])
-    on_gpu = device == "cuda"
-    compared = side_by_side.alternate(
-        side_by_side.Side(lambda: left.step(batch), left.finish),
-        side_by_side.Side(
-            lambda: right.training.step(same), lambda: torch_training.synchronize(device)
-        ),
-        rounds=flags.rounds,
-        steps=10 if on_gpu else 1,
-        warm_up=5 if on_gpu else 2,
-    )
+    other = [float(right.step(right.place(batch))) for batch in batches]
     model = run.model
     what = (
         f"gpt of depth {model.depth}, V {model.vocab_size}, batch {run.data.batch_size} x "
         f"{model.sequence_length}, {run.precision}, against PyTorch {torch.__version__}"
     )
-    results.record_comparison(
+    torch_training.compare(
         flags,
         what,
-        compared,
+        left,
+        right,
+        batches[0],
+        device=device,
         examples=run.data.batch_size * model.sequence_length,
         unit="tokens/s",
         same_work=results.of_losses(curve, other),
@@ -89,7 +79,7 @@ class _Theirs:
             model.shared_heads,
         ).to(device)
         called: Any = torch.compile(self.module) if device == "cuda" else self.module
-        self.training = torch_training.Training(
+        self._training = torch_training.Training(
             self.module,
             lambda batch: called(batch["tokens"], batch["targets"]),
             run.optim,
@@ -101,6 +91,9 @@ class _Theirs:
         """Tokens and targets as PyTorch indexes with them."""
         wide = {name: batch[name].astype(np.int64) for name in ("tokens", "targets")}
         return torch_training.to_torch(wide, self._device)
+
+    def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._training.step(batch)
 
 
 if __name__ == "__main__":

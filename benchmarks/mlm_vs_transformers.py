@@ -18,7 +18,6 @@ os.environ.update(common_start.SHARED_GPU)
 import numpy as np
 import ours
 import results
-import side_by_side
 import sizes
 import torch
 import torch_training
@@ -59,16 +58,6 @@ def main() -> None:
 
     left, right = ours.Training(run), _Theirs(run, device)
     (timed,) = word_batches.masked(run.model, run.data.batch_size, 1)
-    batch, same = left.place(timed), right.place(timed)
-
-    on_gpu = device == "cuda"
-    compared = side_by_side.alternate(
-        side_by_side.Side(lambda: left.step(batch), left.finish),
-        side_by_side.Side(lambda: right.step(same), lambda: torch_training.synchronize(device)),
-        rounds=flags.rounds,
-        steps=10 if on_gpu else 1,
-        warm_up=5 if on_gpu else 3,
-    )
     model = run.model
     what = (
         f"mlm {model.layers}L/{model.heads}H/{model.hidden}D, V {model.vocab_size}, batch "
@@ -76,10 +65,13 @@ def main() -> None:
         f"{transformers.__version__}"
     )
     tokens = run.data.batch_size * model.sequence_length
-    results.record_comparison(
+    torch_training.compare(
         flags,
         what,
-        compared,
+        left,
+        right,
+        timed,
+        device=device,
         examples=tokens,
         unit="tokens/s",
         same_work=results.of_losses(curve, other),

@@ -1,8 +1,12 @@
 """A plain PyTorch training step with the optimizer of a jaxtrain config."""
 
+import argparse
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import ours
+import results
+import side_by_side
 import torch
 
 from jaxtrain import config
@@ -53,6 +57,43 @@ class Training:
             torch.nn.utils.clip_grad_norm_(self._params, self._clip)
         self._optimizer.step()
         return loss.detach()
+
+
+class Theirs(Protocol):
+    """A PyTorch program at the same work."""
+
+    def step(self, batch: Any) -> Any:
+        """One update with what :meth:`place` gave."""
+
+    def place(self, batch: Mapping[str, Any]) -> Any:
+        """A host batch as it takes one."""
+
+
+def compare(
+    flags: argparse.Namespace,
+    what: str,
+    left: ours.Training,
+    right: Theirs,
+    batch: Mapping[str, Any],
+    *,
+    device: str,
+    examples: int,
+    unit: str,
+    same_work: str,
+) -> None:
+    """Times both steps in turn and records them (:func:`results.record_comparison`)."""
+    placed, same = left.place(batch), right.place(batch)
+    on_gpu = device == "cuda"
+    compared = side_by_side.alternate(
+        side_by_side.Side(lambda: left.step(placed), left.finish),
+        side_by_side.Side(lambda: right.step(same), lambda: synchronize(device)),
+        rounds=flags.rounds,
+        steps=10 if on_gpu else 1,
+        warm_up=5 if on_gpu else 3,
+    )
+    results.record_comparison(
+        flags, what, compared, examples=examples, unit=unit, same_work=same_work
+    )
 
 
 def to_torch(batch: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:

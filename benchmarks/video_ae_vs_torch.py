@@ -17,7 +17,6 @@ os.environ.update(common_start.SHARED_GPU)
 import numpy as np
 import ours
 import results
-import side_by_side
 import torch
 import torch_training
 import torch_video_ae
@@ -59,29 +58,19 @@ def main() -> None:
     left, right = ours.Training(run), _theirs(run, device)
     torch_video_ae.load(right.module, left.params())
     curve = left.losses(batches)
-    other = [float(right.training.step(right.place(batch))) for batch in batches]
-
-    batch, same = left.place(batches[0]), right.place(batches[0])
-
-    on_gpu = device == "cuda"
-    compared = side_by_side.alternate(
-        side_by_side.Side(lambda: left.step(batch), left.finish),
-        side_by_side.Side(
-            lambda: right.training.step(same), lambda: torch_training.synchronize(device)
-        ),
-        rounds=flags.rounds,
-        steps=10 if on_gpu else 1,
-        warm_up=5 if on_gpu else 3,
-    )
+    other = [float(right.step(right.place(batch))) for batch in batches]
     model = run.model
     what = (
         f"video_ae {model.frames}x{model.height}x{model.width}, batch {run.data.batch_size}, "
         f"{run.precision}, against PyTorch {torch.__version__}"
     )
-    results.record_comparison(
+    torch_training.compare(
         flags,
         what,
-        compared,
+        left,
+        right,
+        batches[0],
+        device=device,
         examples=run.data.batch_size,
         unit="clips/s",
         same_work=results.of_losses(curve, other),
@@ -96,6 +85,9 @@ class _Theirs:
 
     def place(self, batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         return torch_training.to_torch({"video": batch["video"]}, self.device)
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.training.step(batch)
 
 
 def _theirs(run: config.Run, device: str) -> _Theirs:

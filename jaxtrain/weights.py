@@ -5,6 +5,7 @@ a model's config knows them (``to_weights`` and ``from_weights``, :mod:`jaxtrain
 that this program writes as ``.safetensors`` also say which config they belong to.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -251,11 +252,11 @@ def check_unseen(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
         InputError: names the first field that differs.
     """
     for field, held in getattr(model, "UNSEEN", ()):
-        try:
-            other = dataclasses.replace(model, **{field: theirs.get(field, getattr(model, field))})
-        except InputError:
-            continue  # not of these sizes: the shapes will differ
-        ours, there = getattr(model, held), getattr(other, held)
+        if field not in theirs:
+            continue
+        ours, there = getattr(model, held), theirs[field]
+        with contextlib.suppress(InputError):  # it does not go with the rest, and so differs
+            there = getattr(dataclasses.replace(model, **{field: there}), held)
         if ours != there:
             raise InputError(
                 f"{source} was trained with model.{field}={there}, and this model has {ours}: set "

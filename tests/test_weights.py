@@ -127,6 +127,16 @@ def test_a_guess_holds_for_what_it_knows(tmp_path: Path) -> None:
         weights.params_for(tmp_path / "one.safetensors", model, shapes)
 
 
+def test_heads_that_do_not_go_with_the_rest_are_refused_too() -> None:
+    """4 heads of 12 with 2 groups have the shapes of 6 heads of 8 with 3."""
+    four = dataclasses.replace(gpt.Config.tiny(), width=48, heads=4, kv_heads=2)
+    six = dataclasses.replace(four, heads=6, kv_heads=3)
+    left, right = (states.Definition(one.build).params for one in (four, six))
+    assert {n: a.shape for n, a in left.items()} == {n: a.shape for n, a in right.items()}
+    with pytest.raises(InputError, match=r"with model.heads=4, and this model has 6"):
+        weights.check_unseen(six, vars(four), Path("there"))
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
     wide = dataclasses.replace(MODEL, encoder_width=16)
