@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain import config
+from jaxtrain import config, overrides
 from jaxtrain import state as states
 from jaxtrain.devices import GIB
 from jaxtrain.errors import InputError
@@ -66,8 +66,10 @@ def _ways_out(run: config.Run) -> str:
         ways.append(
             f"--optim.accumulate {deeper[0]} (same batch, {per_device // deeper[0]} at once)"
         )
-    if getattr(run.model, "remat", None) == "none":
-        ways.append("--model.remat block (activations of a block are computed again)")
+    if hasattr(run.model, "remat"):
+        modes = overrides.choices(run.model, "remat")  # the more is computed again the later
+        for mode in modes[modes.index(run.model.remat) + 1 :]:
+            ways.append(f"--model.remat {mode} (more is computed again)")
     if run.mesh.fsdp == 1 and devices > 1:  # there is no axis to shard along
         ways.append(f"--mesh.data 1 --mesh.fsdp {devices} --mesh.shard params (ZeRO-3)")
     elif run.mesh.shard != "params" and devices > 1:

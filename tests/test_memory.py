@@ -76,6 +76,7 @@ def test_the_error_names_the_overrides_to_try() -> None:
     run = run_of("--mesh.shard", "optimizer", "--model.remat", "none")
     assert ways_out(run) == [
         ["--optim.accumulate", "2"],
+        ["--model.remat", "ends"],
         ["--model.remat", "block"],
         ["--mesh.shard", "params"],
         ["--data.batch_size", "32"],

@@ -105,10 +105,11 @@ class _EnoughError(Exception):
 def _needs_more(kind: Kind, parts: int, other: Kind, parts_of_other: int) -> bool:
     """Whether it needs at least as much memory as the other, whatever the model."""
     shards = ("params", "optimizer", "none")  # rising
+    remats = (None, "block", "ends", "none")  # rising; None is alone
     return (
         parts <= parts_of_other
         and shards.index(kind[0]) >= shards.index(other[0])
-        and (kind[1] == other[1] or kind[1] == "none")
+        and remats.index(kind[1]) >= remats.index(other[1])
     )
 
 

@@ -11,7 +11,7 @@ group in order (pooling: frame-major input channels; growing: frame-major output
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,10 @@ WIDE = 7
 """Side of the window in which a channel of the "super" decoder looks around."""
 Memory = list[jax.Array]
 """What the memory blocks of a part of the network keep of the frame before, in their order."""
+
+
+Remat = Literal["none", "ends", "block"]
+"""What the backward pass computes again: see ``Config.remat``."""
 
 
 class Remembering(Protocol):
@@ -53,11 +57,15 @@ def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return y, y
 
 
-def _relu_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+def relu_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+    """The gradient of what went in, from what came out and its gradient."""
+    # Without the barrier XLA compares what went in: it then keeps that too, and cannot have cuDNN
+    # do the rectifier in the convolution before it.
+    y = lax.optimization_barrier(y)
     return (jnp.where(y > 0, grad, jnp.zeros((), grad.dtype)),)
 
 
-relu.defvjp(_relu_forward, _relu_backward)
+relu.defvjp(_relu_forward, relu_backward)
 
 
 def previous(x_BTHWC: jax.Array) -> jax.Array:
@@ -85,6 +93,13 @@ def shuffle(x_BTHWC: jax.Array, side: int) -> jax.Array:
     return patches.transpose(0, 1, 2, 5, 3, 6, 4).reshape(b, t, h * side, w * side, -1)
 
 
+def grouped(x_BTHWC: jax.Array, count: int) -> jax.Array:
+    """Groups of successive frames become channels, frame-major: [B, T / N, H, W, N C]."""
+    if count == 1:
+        return x_BTHWC
+    return jnp.concatenate([x_BTHWC[:, first::count] for first in range(count)], axis=-1)
+
+
 def upsample(x_BTHWC: jax.Array) -> jax.Array:
     """Nearest neighbour, twice the height and width."""
     b, t, h, w, c = x_BTHWC.shape
@@ -108,9 +123,14 @@ def zeros(*shape: int) -> nnx.Param[jax.Array]:
     return nnx.Param(jnp.zeros(shape))
 
 
-def _conv_frames(x_BTHWC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+def conv_frames(
+    x_BTHWC: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, stride: int = 1
+) -> jax.Array:
+    """3x3 convolution of each frame, by a kernel and a bias of any dtype."""
     b, t, *hwc = x_BTHWC.shape
-    y = layers.conv(x_BTHWC.reshape(b * t, *hwc), kernel, stride)
+    y = layers.conv(x_BTHWC.reshape(b * t, *hwc), kernel.astype(x_BTHWC.dtype), stride)
+    if bias is not None:
+        y = y + bias.astype(x_BTHWC.dtype).reshape(1, 1, 1, -1)
     return y.reshape(b, t, *y.shape[1:])
 
 
@@ -130,8 +150,8 @@ class Conv(nnx.Module):
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, inputs] -> [B, T, H / stride, W / stride, outputs]."""
-        y = _conv_frames(x_BTHWC, self.kernel[...], self.stride)
-        return y if self.bias is None else _add_bias(y, self.bias)
+        bias = None if self.bias is None else self.bias[...]
+        return conv_frames(x_BTHWC, self.kernel[...], bias, self.stride)
 
 
 class MemoryConv(nnx.Module):
@@ -149,7 +169,7 @@ class MemoryConv(nnx.Module):
 
     def shares(self, x_BTHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[B, T, H, W, C] -> each frame's own share and what it leaves, of the same shape each."""
-        own, left = jnp.split(_conv_frames(x_BTHWC, self.kernel[...], 1), 2, axis=-1)
+        own, left = jnp.split(conv_frames(x_BTHWC, self.kernel[...]), 2, axis=-1)
         return own, left
 
     def joined(self, own_BTHWC: jax.Array, inherited_BTHWC: jax.Array) -> jax.Array:
@@ -232,16 +252,11 @@ class WideMemoryBlock(nnx.Module):
 
 
 class TimePool(nnx.Module):
-    """Joins groups of `stride` frames into one, linearly, pixel by pixel."""
+    """The matrix that joins a group of `stride` frames (:func:`grouped`), for each pixel."""
 
     def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
         self.kernel = kernel(rngs, (stride * channels, channels), stride * channels)
         self.stride = stride
-
-    def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] -> [B, T / stride, H, W, C]."""
-        groups = [x_BTHWC[:, first :: self.stride] for first in range(self.stride)]
-        return jnp.concatenate(groups, -1) @ self.kernel[...]
 
 
 class TimeGrow(nnx.Module):
@@ -251,6 +266,10 @@ class TimeGrow(nnx.Module):
         self.kernel = kernel(rngs, (channels, stride * channels), channels)
         self.stride = stride
 
+    def matrices(self) -> list[jax.Array]:
+        """[C, C] for each of the frames that one becomes."""
+        return jnp.split(self.kernel[...], self.stride, axis=-1)
+
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] -> [B, T * stride, H, W, C]."""
         b, t, h, w, c = x_BTHWC.shape
@@ -258,10 +277,11 @@ class TimeGrow(nnx.Module):
         return jnp.stack(grown, axis=2).reshape(b, t * self.stride, h, w, c)
 
 
-def run(blocks: Sequence[Remembering], x_BTHWC: jax.Array, remat: layers.Remat) -> jax.Array:
+def run(blocks: Sequence[Remembering], x_BTHWC: jax.Array, remat: Remat) -> jax.Array:
     """All frames of a clip through block after block."""
+    mode: layers.Remat = "none" if remat == "ends" else remat
     for block in blocks:
-        x_BTHWC = layers.remat(type(block).__call__, remat)(block, x_BTHWC)
+        x_BTHWC = layers.remat(type(block).__call__, mode)(block, x_BTHWC)
     return x_BTHWC
 
 

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import config, layers
+from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import (
     adversary,
     augment,
+    blocks,
     lpips,
     network,
     quality,
@@ -70,9 +71,11 @@ class Config:
     trim: timing.Trim = "always"
     """When the first three decoded frames are dropped: always; odd_latents: only where the number
     of latents is odd, as weights for CogVideoX (taecvx) want it."""
-    remat: layers.Remat = "none"
-    """block: the backward pass computes the memory blocks again and keeps only what goes into them,
-    which saves a third of the memory; none: it keeps everything."""
+    remat: blocks.Remat = "none"
+    """What the backward pass computes again. ends: what lies between the first layer and the first
+    halving, and between the last doubling and the last layer, which run frame after frame; they are
+    as large as the video, and hold half of the memory. block: that and the memory blocks, of which
+    only what goes in is kept. none: it keeps everything."""
     reconstruction_weight: float = 20.0
     """The loss has this times the mean squared error of a clip, colours from 0 to 1."""
     teacher: Teacher | None = None

@@ -8,19 +8,20 @@ left, so that a video of any length needs the memory of one group.
 Shapes: B clips, T frames, H height, W width, C channels; L latents in time. Layout BTHWC.
 """
 
+import math
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain import layers
-from jaxtrain.models.video_ae import blocks
+from jaxtrain.models.video_ae import blocks, folding, pairs
 from jaxtrain.models.video_ae.blocks import Memory, relu
 
 SPACE_FACTOR = 8
 """Pixels (or patches) of a side that a latent stands for."""
 MEMORY_BLOCKS = 3
 ENCODER_POOLS = (2, 2, 1)
-_SPACE_UP = 2
 
 
 class EncoderStage(nnx.Module):
@@ -31,13 +32,14 @@ class EncoderStage(nnx.Module):
         self.down = blocks.Conv(width, width, stride=2, use_bias=False, rngs=rngs)
         self.blocks = nnx.List([blocks.MemoryBlock(width, rngs=rngs) for _ in range(MEMORY_BLOCKS)])
 
-    def __call__(self, x_BTHWC: jax.Array, remat: layers.Remat) -> jax.Array:
-        """[B, T, H, W, C] -> [B, T / pool, H / 2, W / 2, C]."""
-        return blocks.run(self.blocks, self.down(self.pool(x_BTHWC)), remat)
+    def halved(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, C] -> [B, T / pool, H / 2, W / 2, C], which goes into the memory blocks."""
+        groups = blocks.grouped(x_BTHWC, self.pool.stride)
+        return blocks.conv_frames(groups, self.halving(), stride=2)
 
-    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
-        """The same for the next frames; T is a multiple of `pool`."""
-        return blocks.run_step(self.blocks, self.down(self.pool(x_BTHWC)), memory)
+    def halving(self) -> jax.Array:
+        """The kernel that makes of a group of frames one of half the height and width."""
+        return folding.after_matrix(self.pool.kernel[...], self.down.kernel[...])
 
 
 class Encoder(nnx.Module):
@@ -52,21 +54,35 @@ class Encoder(nnx.Module):
         self.stages = nnx.List([EncoderStage(width, pool, rngs=rngs) for pool in ENCODER_POOLS])
         self.tail = blocks.Conv(width, latent_channels, rngs=rngs)
 
-    def __call__(self, video_BTHW3: jax.Array, remat: layers.Remat) -> jax.Array:
+    def __call__(self, video_BTHW3: jax.Array, remat: blocks.Remat) -> jax.Array:
         """[B, T, H, W, 3] in [0, 1], T a multiple of 4 -> [B, T / 4, H / 8 P, W / 8 P, latents]."""
-        x = relu(self.head(blocks.unshuffle(video_BTHW3, self.patch_size)))
-        for stage in self.stages:
-            x = stage(x, remat)
+        x = blocks.run(self.stages[0].blocks, self._opened(video_BTHW3, remat), remat)
+        for stage in self.stages[1:]:
+            x = blocks.run(stage.blocks, stage.halved(x), remat)
         return self.tail(x)
 
     def step(self, video_BTHW3: jax.Array, memory: list[Memory]) -> tuple[jax.Array, list[Memory]]:
         """The next latents from the next frames."""
-        x = relu(self.head(blocks.unshuffle(video_BTHW3, self.patch_size)))
-        following: list[Memory] = []
-        for stage, of_stage in zip(self.stages, memory, strict=True):
-            x, left = stage.step(x, of_stage)
+        x, left = blocks.run_step(self.stages[0].blocks, self._opened(video_BTHW3), memory[0])
+        following = [left]
+        for stage, of_stage in zip(self.stages[1:], memory[1:], strict=True):
+            x, left = blocks.run_step(stage.blocks, stage.halved(x), of_stage)
             following.append(left)
         return self.tail(x), following
+
+    def _opened(self, video_BTHW3: jax.Array, remat: blocks.Remat = "none") -> jax.Array:
+        """What goes into the first memory blocks; only in here frames are as large as the video."""
+        first, bias = self.stages[0], self.head.bias
+        count = first.pool.stride
+        assert bias is not None
+        pair = pairs.Pair(
+            folding.side_by_side(self.head.kernel[...], count),
+            jnp.tile(bias[...].astype(jnp.float32), count),
+            first.halving(),
+            jnp.zeros(self.width),
+        )
+        pixels = blocks.grouped(blocks.unshuffle(video_BTHW3, self.patch_size), count)
+        return pairs.by_pair(pixels, pair, 2, remat)
 
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
         """What is remembered before the first frame of a video of this size (pixels): zeros."""
@@ -91,25 +107,21 @@ class DecoderStage(nnx.Module):
         self.width = width
         self.space_up = space_up
 
-    def __call__(self, x_BTHWC: jax.Array, remat: layers.Remat, first_frame: int) -> jax.Array:
-        """[B, T, H, W, C] -> [B, T * grow - first_frame, 2 H, 2 W, next_width].
+    def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, 2 H, 2 W, next_width]."""
+        if self.grow.stride == 1:
+            # The first stage: its frames are small and its kernel is large, and folded it would be
+            # four times as large; so would be its gradient, which devices sum up.
+            x = self.grow(x_BTHWC)
+            return self.out(x if self.space_up == 1 else blocks.upsample(x))
+        kernels = jnp.concatenate(self.enlarging(), axis=-1)
+        return _unfolded(blocks.conv_frames(x_BTHWC, kernels), self.grow.stride, self.space_up)
 
-        Frames before `first_frame` are not computed further.
-        """
-        return self._grown(blocks.run(self.blocks, x_BTHWC, remat), first_frame)
-
-    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
-        """The same for the next frames."""
-        x, left = blocks.run_step(self.blocks, x_BTHWC, memory)
-        return self._grown(x, 0), left
-
-    def _grown(self, x_BTHWC: jax.Array, first_frame: int) -> jax.Array:
-        """The reference enlarges before it grows.
-
-        Growing works pixel by pixel, so the order does not matter, and this one costs a quarter.
-        """
-        x = self.grow(x_BTHWC)[:, first_frame:]
-        return self.out(blocks.upsample(x) if self.space_up == _SPACE_UP else x)
+    def enlarging(self) -> list[jax.Array]:
+        """The kernel that makes each of the frames that one becomes: squares are channels."""
+        kernel = self.out.kernel[...]
+        kernels = [folding.after_matrix(matrix, kernel) for matrix in self.grow.matrices()]
+        return kernels if self.space_up == 1 else [folding.enlarged(kernel) for kernel in kernels]
 
 
 class WideStage(nnx.Module):
@@ -126,16 +138,8 @@ class WideStage(nnx.Module):
         self.width = width
         self.space_up = space_up
 
-    def __call__(self, x_BTHWC: jax.Array, remat: layers.Remat, first_frame: int) -> jax.Array:
-        """[B, T, H, W, C] -> [B, T * grow - first_frame, 2 H, 2 W, next_width]."""
-        return self._grown(blocks.run(self.blocks, x_BTHWC, remat))[:, first_frame:]
-
-    def step(self, x_BTHWC: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
-        """The same for the next frames."""
-        x, left = blocks.run_step(self.blocks, x_BTHWC, memory)
-        return self._grown(x), left
-
-    def _grown(self, x_BTHWC: jax.Array) -> jax.Array:
+    def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
+        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, 2 H, 2 W, next_width]."""
         return self.grow(blocks.shuffle(relu(self.out(x_BTHWC)), self.space_up))
 
 
@@ -156,8 +160,8 @@ class _AnyDecoder(nnx.Module):
     ) -> None:
         self.patch_size = patch_size
         self.head = self.first(latent_channels, widths[0], rngs)
-        pairs = zip(widths[:-1], widths[1:], grows, space_ups, strict=True)
-        self.stages = nnx.List([self.stage(*pair, rngs=rngs) for pair in pairs])
+        sizes = zip(widths[:-1], widths[1:], grows, space_ups, strict=True)
+        self.stages = nnx.List([self.stage(*pair, rngs=rngs) for pair in sizes])
         self.tail = _tail(widths[-1], patch_size, rngs)
 
     @staticmethod
@@ -166,14 +170,13 @@ class _AnyDecoder(nnx.Module):
         raise NotImplementedError
 
     def __call__(
-        self, latents_BLHWC: jax.Array, remat: layers.Remat, first_frame: int
+        self, latents_BLHWC: jax.Array, remat: blocks.Remat, first_frame: int
     ) -> jax.Array:
         """Latents -> [B, T, H, W, 3], not clamped; T of all latents' frames but the first ones."""
         x = self.opened(latents_BLHWC)
         for stage in self.stages[:-1]:
-            x = stage(x, remat, 0)
-        # The last layers look at one frame at a time: those dropped in the end are dropped here.
-        return self.closed(self.stages[-1](x, remat, first_frame))
+            x = stage.enlarged(blocks.run(stage.blocks, x, remat))
+        return self._frames(blocks.run(self.stages[-1].blocks, x, remat), remat, first_frame)
 
     def step(
         self, latents_BLHWC: jax.Array, memory: list[Memory]
@@ -181,10 +184,31 @@ class _AnyDecoder(nnx.Module):
         """All frames of the next latents."""
         x = self.opened(latents_BLHWC)
         following: list[Memory] = []
-        for stage, of_stage in zip(self.stages, memory, strict=True):
-            x, left = stage.step(x, of_stage)
+        for stage, of_stage in zip(self.stages[:-1], memory[:-1], strict=True):
+            x, left = blocks.run_step(stage.blocks, x, of_stage)
             following.append(left)
-        return self.closed(x), following
+            x = stage.enlarged(x)
+        x, left = blocks.run_step(self.stages[-1].blocks, x, memory[-1])
+        return self._frames(x, "none", 0), [*following, left]
+
+    def _frames(self, x_BTHWC: jax.Array, remat: blocks.Remat, first_frame: int) -> jax.Array:
+        """Frames from what the last memory block gives, without those before `first_frame`.
+
+        Only in here frames are as large as the video, and no layer looks at more than one: so those
+        that are dropped are not computed.
+        """
+        grow, up = self.stages[-1].grow.stride, self.stages[-1].space_up
+        skipped = [max(0, math.ceil((first_frame - number) / grow)) for number in range(grow)]
+        squares = pairs.interleaved(self.closed(x_BTHWC, remat, skipped), first_frame)
+        return blocks.shuffle(blocks.shuffle(squares, up), self.patch_size)
+
+    def _last_kernel(self, kernel_33IO: jax.Array) -> jax.Array:
+        up = self.stages[-1].space_up
+        return kernel_33IO.astype(jnp.float32) if up == 1 else folding.of_squares(kernel_33IO)
+
+    def _last_bias(self) -> jax.Array:
+        assert self.tail.bias is not None
+        return jnp.repeat(self.tail.bias[...].astype(jnp.float32), self.stages[-1].space_up ** 2)
 
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
         """What is remembered before the first of latents of this size: zeros."""
@@ -199,8 +223,20 @@ class _AnyDecoder(nnx.Module):
         """What goes into the first stage."""
         raise NotImplementedError
 
-    def closed(self, x_BTHWC: jax.Array) -> jax.Array:
-        """Frames from what comes out of the last stage."""
+    def closed(
+        self, x_BTHWC: jax.Array, remat: blocks.Remat, skipped: Sequence[int]
+    ) -> list[jax.Array]:
+        """Colours from what the last memory block gives.
+
+        Args:
+            x_BTHWC: small frames; each becomes several.
+            remat: what the backward pass computes again.
+            skipped: for each of the several: of how many small frames it is left out.
+
+        Returns:
+            For each of the several [B, T - skipped, H, W, 3 P P S], the pixels of a square of a
+            small pixel as channels.
+        """
         raise NotImplementedError
 
 
@@ -218,9 +254,16 @@ class Decoder(_AnyDecoder):
         """Latents, squeezed into (-3, 3), to the width of the first stage."""
         return relu(self.head(3 * jnp.tanh(latents_BLHWC / 3)))
 
-    def closed(self, x_BTHWC: jax.Array) -> jax.Array:
-        """Colours, and patches to pixels."""
-        return blocks.shuffle(self.tail(relu(x_BTHWC)), self.patch_size)
+    def closed(
+        self, x_BTHWC: jax.Array, remat: blocks.Remat, skipped: Sequence[int]
+    ) -> list[jax.Array]:
+        """See :meth:`_AnyDecoder.closed`."""
+        last, bias = self._last_kernel(self.tail.kernel[...]), self._last_bias()
+        found = []
+        for kernel, first in zip(self.stages[-1].enlarging(), skipped, strict=True):
+            pair = pairs.Pair(kernel, jnp.zeros(kernel.shape[-1]), last, bias)
+            found.append(pairs.by_pair(x_BTHWC[:, first:], pair, 1, remat))
+        return found
 
 
 class WideDecoder(_AnyDecoder):
@@ -237,9 +280,36 @@ class WideDecoder(_AnyDecoder):
         """Latents to the width of the first stage."""
         return self.head(latents_BLHWC)
 
-    def closed(self, x_BTHWC: jax.Array) -> jax.Array:
-        """Colours, and patches to pixels."""
-        return blocks.shuffle(self.tail(x_BTHWC), self.patch_size)
+    def closed(
+        self, x_BTHWC: jax.Array, remat: blocks.Remat, skipped: Sequence[int]
+    ) -> list[jax.Array]:
+        """See :meth:`_AnyDecoder.closed`."""
+        stage = self.stages[-1]
+        tail, least = self.tail.kernel[...], min(skipped)
+        of_frames = [
+            self._last_kernel(folding.after_matrix(matrix, tail))
+            for matrix in stage.grow.matrices()
+        ]
+        assert stage.out.bias is not None
+        out, out_bias = (
+            folding.square_major(array[...]) for array in (stage.out.kernel, stage.out.bias)
+        )
+        pair = pairs.Pair(
+            out,
+            out_bias,
+            jnp.concatenate(of_frames, axis=-1),
+            jnp.tile(self._last_bias(), len(of_frames)),
+        )
+        found = pairs.by_pair(x_BTHWC[:, least:], pair, 1, remat)
+        parts = jnp.split(found, len(of_frames), axis=-1)
+        return [part[:, first - least :] for part, first in zip(parts, skipped, strict=True)]
+
+
+def _unfolded(x_BTHWC: jax.Array, grow: int, up: int) -> jax.Array:
+    """Channels (frame, row, column, C) -> [B, T * grow, H * up, W * up, C]."""
+    b, t, h, w, _ = x_BTHWC.shape
+    pieces = x_BTHWC.reshape(b, t, h, w, grow, up, up, -1)
+    return pieces.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, t * grow, h * up, w * up, -1)
 
 
 def _tail(width: int, patch_size: int, rngs: nnx.Rngs) -> blocks.Conv:

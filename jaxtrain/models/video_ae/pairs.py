@@ -1,0 +1,130 @@
+"""Two convolutions of single frames, frame after frame: where frames are as large as the video.
+
+What lies between them is most of a step's memory, and neither sees the frame before. So it need
+not exist of all frames at a time.
+
+Shapes: B clips, T frames, H height, W width, C channels.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtrain.models.video_ae import blocks
+
+
+class Pair(NamedTuple):
+    """Kernels and biases of two convolutions with a rectifier between them, float32.
+
+    They are gathered and folded already, once for all frames.
+    """
+
+    kernel: jax.Array
+    bias: jax.Array
+    next_kernel: jax.Array
+    next_bias: jax.Array
+
+
+def by_pair(x_BTHWC: jax.Array, pair: Pair, stride: int, remat: blocks.Remat) -> jax.Array:
+    """A convolution, a rectifier, a convolution, each of single frames.
+
+    Args:
+        x_BTHWC: what goes in.
+        pair: of the two.
+        stride: of the second one.
+        remat: but for "none" one frame follows the other. The backward pass computes what lies
+            between the two of a frame again just before it needs it, so that it exists of few
+            frames at a time.
+    """
+    if remat == "none":
+        return _second(blocks.relu(_first(x_BTHWC, pair)), pair, stride)
+    return _in_turn(x_BTHWC, pair, stride)
+
+
+def _first(x_BTHWC: jax.Array, pair: Pair) -> jax.Array:
+    return blocks.conv_frames(x_BTHWC, pair.kernel, pair.bias)
+
+
+def _second(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
+    return blocks.conv_frames(x_BTHWC, pair.next_kernel, pair.next_bias, stride)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _in_turn(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
+    """As :func:`by_pair`; nothing but its arguments is kept.
+
+    Without the barriers the compiler, which sees room, works on all frames at the same time.
+    """
+    found: list[jax.Array] = []
+    for frame in _frames(x_BTHWC):
+        if found:
+            frame, found[-1] = lax.optimization_barrier((frame, found[-1]))
+        found.append(_second(blocks.relu(_first(frame, pair)), pair, stride))
+    return jnp.concatenate(found, axis=1)
+
+
+def _in_turn_forward(
+    x_BTHWC: jax.Array, pair: Pair, stride: int
+) -> tuple[jax.Array, tuple[jax.Array, Pair]]:
+    return _in_turn(x_BTHWC, pair, stride), (x_BTHWC, pair)
+
+
+def _in_turn_backward(
+    stride: int, kept: tuple[jax.Array, Pair], grad_BTHWC: jax.Array
+) -> tuple[jax.Array, Pair]:
+    x_BTHWC, pair = kept
+    x_BTHWC, grad_BTHWC = lax.optimization_barrier((x_BTHWC, grad_BTHWC))
+    total: Pair | None = None
+    grads: list[jax.Array] = []
+    waiting: tuple[jax.Array, Callable[..., tuple[jax.Array, Pair]]] | None = None
+
+    def finish() -> None:
+        nonlocal total
+        assert waiting is not None
+        before, back = waiting
+        grad_x, more = back(before)
+        grads.append(grad_x)
+        assert total is not None
+        total = jax.tree.map(jnp.add, total, more)
+
+    for frame, grad in zip(_frames(x_BTHWC), _frames(grad_BTHWC), strict=True):
+        if waiting is not None:
+            frame, grad, before = lax.optimization_barrier((frame, grad, waiting[0]))
+            waiting = (before, waiting[1])
+            finish()
+        y, back = jax.vjp(_first, frame, pair)
+        between = blocks.relu(y)
+        _, back_second = jax.vjp(lambda x, p: _second(x, p, stride), between, pair)
+        grad_between, more = back_second(grad)
+        total = more if total is None else jax.tree.map(jnp.add, total, more)
+        (grad_y,) = blocks.relu_backward(between, grad_between)
+        waiting = (grad_y, back)
+    finish()
+    assert total is not None
+    return jnp.concatenate(grads, axis=1), total
+
+
+_in_turn.defvjp(_in_turn_forward, _in_turn_backward)
+
+
+def _frames(x_BTHWC: jax.Array) -> list[jax.Array]:
+    return jnp.split(x_BTHWC, x_BTHWC.shape[1], axis=1)
+
+
+def interleaved(parts: Sequence[jax.Array], first: int) -> jax.Array:
+    """Frames in their order: frame i is the next one of part i modulo their number.
+
+    Args:
+        parts: [B, n, H, W, C] each.
+        first: the first frame that there is.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    following = [iter(jnp.split(part, part.shape[1], axis=1)) for part in parts]
+    count = sum(part.shape[1] for part in parts)
+    frames = [next(following[n % len(parts)]) for n in range(first, first + count)]
+    return jnp.concatenate(frames, axis=1)

@@ -1,0 +1,116 @@
+"""Convolutions of single frames: folded, and frame after frame; against the plain way."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtrain.models.video_ae import blocks, folding, pairs
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def pair(inputs: int, between: int, outputs: int) -> pairs.Pair:
+    return pairs.Pair(
+        normal(1, 3, 3, inputs, between),
+        normal(2, between),
+        normal(3, 3, 3, between, outputs),
+        normal(4, outputs),
+    )
+
+
+def close(left: Any, right: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), left, right)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_frame_after_frame_changes_no_number(stride: int) -> None:
+    x, weights = normal(0, 2, 3, 4, 6, 3), pair(3, 4, 2)
+    pull = normal(5, 2, 3, 4 // stride, 6 // stride, 2)
+
+    def result(remat: blocks.Remat) -> Any:
+        def loss(x: jax.Array, weights: pairs.Pair) -> tuple[jax.Array, jax.Array]:
+            found = pairs.by_pair(x, weights, stride, remat)
+            return (found * pull).sum(), found
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x, weights)
+
+    plain = result("none")
+    close(result("ends"), plain)
+    close(result("block"), plain)
+
+
+def test_what_lies_between_is_of_one_frame_at_a_time() -> None:
+    """Forward and backward: no array has the width of what lies between and all three frames."""
+    x, weights = normal(0, 1, 3, 4, 4, 2), pair(2, 17, 2)
+
+    def shapes(remat: blocks.Remat) -> set[tuple[int, ...]]:
+        loss = jax.grad(lambda w: pairs.by_pair(x, w, 1, remat).sum())
+        return {
+            output.aval.shape
+            for one in _programs(jax.make_jaxpr(loss)(weights).jaxpr)
+            for equation in one.eqns
+            for output in equation.outvars
+            if output.aval.shape[-1:] == (17,)
+        }
+
+    assert (1, 3, 4, 4, 17) in shapes("none")
+    assert (1, 1, 4, 4, 17) in shapes("ends")
+    assert not {(1, 3, 4, 4, 17), (3, 4, 4, 17)} & shapes("ends")
+
+
+def _programs(jaxpr: Any) -> Any:
+    """A program and those that its operations run."""
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for one in equation.params.values():
+            inner = getattr(one, "jaxpr", one)
+            if hasattr(inner, "eqns"):
+                yield from _programs(inner)
+
+
+def test_gradients_of_frames_add_up_in_float32() -> None:
+    x = normal(0, 1, 3, 4, 4, 2).astype(jnp.bfloat16)
+    loss = jax.jit(jax.grad(lambda w: pairs.by_pair(x, w, 1, "ends").astype(jnp.float32).sum()))
+    grads = loss(pair(2, 3, 2))
+    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}
+    assert (grads.kernel != grads.kernel.astype(jnp.bfloat16)).any()
+
+
+def test_enlarging_is_folded_into_the_kernel() -> None:
+    x, kernel = normal(0, 1, 2, 3, 4, 5), normal(1, 3, 3, 5, 2)
+    plain = blocks.conv_frames(blocks.upsample(x), kernel)
+    squares = blocks.conv_frames(x, folding.enlarged(kernel))
+    assert squares.shape == (1, 2, 3, 4, 4 * 2)
+    pixels = squares.reshape(1, 2, 3, 4, 2, 2, 2).transpose(0, 1, 2, 4, 3, 5, 6)
+    close(pixels.reshape(1, 2, 6, 8, 2), plain)
+
+
+def test_a_convolution_of_squares_is_that_of_the_frame() -> None:
+    frame, kernel = normal(0, 1, 2, 6, 8, 5), normal(1, 3, 3, 5, 3)
+    squares = folding.square_major(blocks.unshuffle(frame, 2))
+    found = blocks.conv_frames(squares, folding.of_squares(kernel))
+    close(blocks.shuffle(found, 2), blocks.conv_frames(frame, kernel))
+
+
+def test_a_matrix_before_a_convolution_is_folded_into_its_kernel() -> None:
+    x, matrix, kernel = normal(0, 1, 2, 4, 4, 5), normal(1, 5, 3), normal(2, 3, 3, 3, 2)
+    plain = blocks.conv_frames(x @ matrix, kernel, stride=2)
+    close(blocks.conv_frames(x, folding.after_matrix(matrix, kernel), stride=2), plain)
+
+
+def test_frames_side_by_side_are_convolved_alike() -> None:
+    x, kernel = normal(0, 1, 4, 4, 4, 3), normal(1, 3, 3, 3, 5)
+    found = blocks.conv_frames(blocks.grouped(x, 2), folding.side_by_side(kernel, 2))
+    close(found, blocks.grouped(blocks.conv_frames(x, kernel), 2))
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_frames_are_put_in_their_order(first: int) -> None:
+    frames = jnp.arange(float(first), 8).reshape(1, -1, 1, 1, 1)
+    even, odd = (frames[:, (parity - first) % 2 :: 2] for parity in (0, 1))
+    close(pairs.interleaved([even, odd], first), frames)
