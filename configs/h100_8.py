@@ -20,7 +20,7 @@ run = config.Run(
         latent_channels=16,
         encoder_width=64,
         decoder_widths=(256, 128, 64, 64),
-        remat="block",
+        remat="ends",
         reconstruction_weight=20.0,
     ),
     data=video.Config(

@@ -8,7 +8,7 @@ from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.planning import fit
 
-RUN = config.load("h100_16")  # 8 clips a device, remat block, shard params
+RUN = config.load("h100_16")  # 8 clips a device, remat ends, shard params
 
 
 def tried(changes: fit.Overrides, *, room: float) -> fit.Tried:
@@ -83,7 +83,7 @@ def test_candidates_keep_the_batch_and_are_valid_configs() -> None:
 
 
 def test_the_first_kind_is_the_configs_own() -> None:
-    assert next(fit.kinds(RUN)) == ("params", "block")
+    assert next(fit.kinds(RUN)) == ("params", "ends")
 
 
 @pytest.mark.parametrize(

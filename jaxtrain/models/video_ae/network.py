@@ -259,8 +259,9 @@ class Decoder(_AnyDecoder):
     ) -> list[jax.Array]:
         """See :meth:`_AnyDecoder.closed`."""
         last, bias = self._last_kernel(self.tail.kernel[...]), self._last_bias()
-        found = []
-        for kernel, first in zip(self.stages[-1].enlarging(), skipped, strict=True):
+        stage, found = self.stages[-1], []
+        assert isinstance(stage, DecoderStage)
+        for kernel, first in zip(stage.enlarging(), skipped, strict=True):
             pair = pairs.Pair(kernel, jnp.zeros(kernel.shape[-1]), last, bias)
             found.append(pairs.by_pair(x_BTHWC[:, first:], pair, 1, remat))
         return found
