@@ -40,7 +40,7 @@ def by_pair(x_BTHWC: jax.Array, pair: Pair, stride: int, remat: blocks.Remat) ->
             between the two of a frame again just before it needs it, so that it exists of few
             frames at a time.
     """
-    if remat == "none":
+    if remat == "none" or not x_BTHWC.shape[1]:
         return _second(blocks.relu(_first(x_BTHWC, pair)), pair, stride)
     return _in_turn(x_BTHWC, pair, stride)
 
@@ -112,7 +112,8 @@ _in_turn.defvjp(_in_turn_forward, _in_turn_backward)
 
 
 def _frames(x_BTHWC: jax.Array) -> list[jax.Array]:
-    return jnp.split(x_BTHWC, x_BTHWC.shape[1], axis=1)
+    frames = x_BTHWC.shape[1]
+    return jnp.split(x_BTHWC, frames, axis=1) if frames else []
 
 
 def interleaved(parts: Sequence[jax.Array], first: int) -> jax.Array:
@@ -124,7 +125,7 @@ def interleaved(parts: Sequence[jax.Array], first: int) -> jax.Array:
     """
     if len(parts) == 1:
         return parts[0]
-    following = [iter(jnp.split(part, part.shape[1], axis=1)) for part in parts]
+    following = [iter(_frames(part)) for part in parts]
     count = sum(part.shape[1] for part in parts)
     frames = [next(following[n % len(parts)]) for n in range(first, first + count)]
     return jnp.concatenate(frames, axis=1)
