@@ -190,8 +190,8 @@ def test_the_watchdogs_last_words_are_the_end(story: Story) -> None:
     said: list[str] = []
     written = story.begin()
     written.started(10)
-    written.said_last(said.append)("hung: no step ended")
-    assert said == ["hung: no step ended"]
+    written.said_last(said.append, lambda: said.append("closed"))("hung: no step ended")
+    assert said == ["hung: no step ended", "closed"]
     assert (story.records()[-1]["code"], story.records()[-1]["why"]) == (75, "hung: no step ended")
 
 
