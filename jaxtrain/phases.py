@@ -167,7 +167,8 @@ class Phases:
             now = self.clock()
             seconds, step = now - self._cut_at, self.now.step
             loop_itself = len(self._open) == 1 and step == self._from_step
-            if seconds > 0 and not (loop_itself and seconds < _SLIVER_S):
+            same = phases is not self._open and phases[-1][0] == self._open[-1][0]
+            if seconds > 0 and not same and not (loop_itself and seconds < _SLIVER_S):
                 piece = Piece(
                     self._open[-1][0], time.time(), seconds, self._from_step, step, self._waited_s
                 )

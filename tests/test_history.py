@@ -60,8 +60,10 @@ def story(tmp_path: Path) -> Iterator[Story]:
 
 
 def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
+    story.spend(0.25)
     with story.phases.within("start"):
-        story.spend(1.0)
+        story.spend(0.5)
+    story.spend(0.25)
     written = story.begin()
     with story.phases.within("data", None):
         story.spend(2.0)

@@ -256,12 +256,12 @@ def test_what_the_line_says_and_leaves_out() -> None:
     assert line_of(training, 102.0, 200) == f"training {'━' * 20}{'╌' * 20} {told}"
     assert line_of(training, 102.0, 79) == f"training {'━' * 6}{'╌' * 7} {told}"
     assert line_of(training, 102.0, 68) == f"training {told}"
-    assert line_of(training, 102.0, 40) == "training 30/60 | 0.25 steps/s"
+    assert line_of(training, 102.0, 40) == "training ━━━━━╌╌╌╌╌ 30/60 | 0.25 steps/s"
     assert line_of(training, 102.0, 5) == "train"
     slow = line_of(training, 225.0, 79)
     assert "30/60 | this step 2m05s | 0.25 steps/s | eta 0s" in slow
     first = Now("training", 0.0, 0, 60, 100.0, None, {})
-    assert line_of(first, 103.0, 30) == f"training {'╌' * 15} 0/60"
+    assert line_of(first, 103.0, 30) == f"training {'╌' * 16} 0/60"
     assert (
         line_of(Now("save", 90.0, 30, 60, 0.0, 4.0, VALUES), 102.0, 79) == "saving 12s | step 30/60"
     )
