@@ -241,3 +241,13 @@ def test_a_disk_that_fails_on_one_host_is_worth_another_start(
         patch.setattr(Path, "exists", fail)
         with pytest.raises(RunAgain, match=rf"process 0 cannot read there \({words}\)"):
             shared_by_two(patch, tmp_path)
+
+
+def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
+    for names, stays in ((["log.txt", "history.jsonl", ".lock"], False), (["metrics.jsonl"], True)):
+        directory = tmp_path / names[0]
+        directory.mkdir()
+        for name in names:
+            (directory / name).touch()
+        rundir.discard_unused(directory)
+        assert directory.exists() == stays
