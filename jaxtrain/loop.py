@@ -157,7 +157,9 @@ def train(
             run, recorder, watchdog, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
         )
         stack.callback(progress.close)
-        before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
+        train_step, before_step = stack.enter_context(
+            profiling.profiled(flags.profile, directory / "profile", train_step, say)
+        )
         rollback = Rollback(directory, run.checkpoint.every, built.target, say)
         stopping = Stopping(signals, bad_share, processes.Agreement(mesh))
 
@@ -185,7 +187,7 @@ def train(
                         state, back_to = rollback(state)
                         checkpoints.forget_after(back_to.done)
                         progress.rewind(back_to)
-                before_step(progress.done)
+                before_step(progress.done, state)
                 state, found = train_step(state, next(batches))
                 progress.push(found, batches.ids)  # looks at the step before this one
 
