@@ -133,9 +133,9 @@ def train(
             )
             return DONE
         profiling.check(flags.profile, position.done, total, say)
+        recorder.rewind(position.done, position.seen, validated=not evaluation_due)
         rundir.write_config(directory, meta["config"], say)
         rundir.link_latest(directory, say=say)
-        recorder.rewind(position.done, position.seen, validated=not evaluation_due)
 
         batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)
