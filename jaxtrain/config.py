@@ -307,7 +307,7 @@ def to_dict(section: Any) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What differs between two configs in :func:`to_dict` form: ``"seed: 1 -> 2"``, in order."""
-    left, right = _flat(before), _flat(after)
+    left, right = flat(before), flat(after)
     return [
         f"{name}: {left.get(name, '(absent)')} -> {right.get(name, '(absent)')}"
         for name in {**left, **right}
@@ -380,11 +380,12 @@ def _check_best(run: Run) -> None:
         )
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config in :func:`to_dict` form by full names, as ``"optim.peak_lr"``."""
+    found: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
+            found.update(flat(value, f"{prefix}{key}."))
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found

@@ -144,9 +144,9 @@ def train(
             history.end(DONE, nothing)
             return DONE
         profiling.check(flags.profile, position.done, total, say)
+        recorder.rewind(position.done, position.seen, validated=not evaluation_due)
         rundir.write_config(directory, meta["config"], say)
         rundir.link_latest(directory, say=say)
-        recorder.rewind(position.done, position.seen, validated=not evaluation_due)
 
         batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)
@@ -168,7 +168,9 @@ def train(
             run, recorder, phases, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
         )
         stack.callback(progress.close)
-        before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
+        train_step, before_step = stack.enter_context(
+            profiling.profiled(flags.profile, directory / "profile", train_step, say)
+        )
         rollback = Rollback(directory, run.checkpoint.every, built.target, say)
         stopping = Stopping(signals, bad_share, processes.Agreement(mesh))
 
@@ -197,7 +199,7 @@ def train(
                         state, back_to = rollback(state)
                         checkpoints.forget_after(back_to.done)
                         progress.rewind(back_to)
-                before_step(progress.done)
+                before_step(progress.done, state)
                 state, found = train_step(state, next(batches))
                 progress.push(found, batches.ids)  # looks at the step before this one
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import config, devices, metrics, processes, run_length
+from jaxtrain import config, devices, metrics, processes, run_length, vitals
 from jaxtrain import step as steps
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.errors import InputError
@@ -21,6 +20,8 @@ from jaxtrain.watchdog import PAUSE_ALLOWANCE_S
 
 # A run that waits for its input longer than this share of the time says so, and how to mend it.
 WAIT_SHARE_TO_MENTION = 0.05
+
+GPU_MEMORY = "train/gpu_memory_usage"
 
 
 class _Pending(NamedTuple):
@@ -89,9 +90,8 @@ class Progress:
         self._left_out = position.left_out
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
-        self._utilization = devices.Utilization(os.environ, mesh.devices.flat[0].platform)
-        self._most = processes.Agreement(mesh, jnp.nanmax)
-        self._mean = processes.Agreement(mesh, jnp.nanmean)
+        self._vitals = vitals.Vitals(os.environ, mesh.local_devices, recorder.say)
+        self._of_all = processes.Exchange(mesh, vitals.MEAN, (*vitals.LARGEST, GPU_MEMORY))
         self._waited_s = 0.0
         self._mentioned_wait = False
         self.first: dict[str, float] = {}
@@ -207,7 +207,7 @@ class Progress:
 
     def close(self) -> None:
         """Ends what measures in the background."""
-        self._utilization.close()
+        self._vitals.close()
 
     def _tell_bad(self, pending: "_Pending", values: dict[str, float]) -> None:
         """Says what is known of a bad update, and which examples were in it."""
@@ -231,14 +231,11 @@ class Progress:
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
-        # Of all hosts. Every process takes part, also one that cannot say (nan).
-        for name, agreement, value in (
-            ("train/gpu_memory_usage", self._most, devices.memory_gib()),
-            ("train/gpu_utilization", self._mean, self._utilization.share()),
-        ):
-            agreed = agreement.exchange(math.nan if value is None else value)
-            if agreed is not None and not math.isnan(agreed):
-                values[name] = agreed
+        found = self._vitals.window()
+        held = devices.memory_gib()
+        if held is not None:
+            found[GPU_MEMORY] = held
+        values |= self._of_all(found)
         starting = not self.first  # the first window waits for workers to start
         self.first = values | self.first
         self.last |= values

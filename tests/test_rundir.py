@@ -154,7 +154,8 @@ def test_config_is_written_whole(tmp_path: Path) -> None:
     rundir.write_config(tmp_path, {"seed": 1})
     rundir.write_config(tmp_path, {"seed": 2})
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 2}
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "tensorboard"}
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
     said: list[str] = []
     rundir.write_config(tmp_path / "gone", {}, said.append)
     assert re.fullmatch(r"warning: cannot write .*config.json \(No such file.*", said[0])

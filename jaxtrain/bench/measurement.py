@@ -28,10 +28,11 @@ from jaxtrain import (
     program,
     saving,
     throughput,
+    traces,
 )
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
-from jaxtrain.bench import ceilings, timing, trace
+from jaxtrain.bench import ceilings, timing
 from jaxtrain.building import Built
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
@@ -222,8 +223,8 @@ def _operations(session: _Session) -> list[dict[str, Any]]:
             for _ in range(_TRACED_STEPS):
                 metrics = session.once(session.batch)
             jax.block_until_ready(metrics)
-        operations = trace.top_operations(
-            Path(folder),
+        operations = traces.top_operations(
+            Path(folder).rglob("*.xplane.pb"),
             session.step.as_text(),
             steps=_TRACED_STEPS,
             devices=len(jax.local_devices()),
