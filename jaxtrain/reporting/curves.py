@@ -29,7 +29,8 @@ def charts(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], bool]:
     """A chart for each metric, of all runs, training and validation.
 
     Returns:
-        Charts, JSON-able: ``name``, ``title``, ``share`` (in percent), ``log`` (for a log scale),
+        Charts, JSON-able: ``name``, ``title``, ``share`` (in percent), ``zero`` (its axis
+        begins there), ``log`` (for a log scale),
         ``curves`` with ``run`` (its index), ``kind`` ("train" or "val"), ``step``, ``time``
         (seconds since the run began) and ``value`` (None: not finite). And whether a curve was
         thinned.
@@ -62,6 +63,7 @@ def charts(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], bool]:
                     "name": name,
                     "title": _TITLES.get(name, name.replace("_", " ")),
                     "share": formats.is_share(name),
+                    "zero": formats.is_share(name) or name in _RATES or "memory" in name,
                     "log": facts.smaller_is_better(name) or name == "grad_norm",
                     "curves": lines,
                 }

@@ -91,14 +91,14 @@ def span(run: Run) -> tuple[float, float] | None:
     return (min(ends), max(ends)) if ends else None
 
 
-def devices(run: Run) -> str:
-    """As ``8 x NVIDIA H100, 2 processes``; "" if nothing tells."""
+def devices(run: Run) -> tuple[str, str]:
+    """How many, and of which kind; both are "" if nothing tells."""
     start = run.last("start")
     if not start:
-        return ""
+        return "", ""
     processes = int(start.get("processes") or 1)
-    among = f", {processes} processes" if processes > 1 else ""
-    return f"{start.get('devices', '?')} x {start.get('device_kind', '?')}{among}"
+    among = f" in {processes} processes" if processes > 1 else ""
+    return f"{start.get('devices', '?')}{among}", str(start.get("device_kind", "?"))
 
 
 def smaller_is_better(name: str) -> bool:

@@ -149,6 +149,7 @@
     const log = state.log && chart.log;
     const y = { ...axis, type: log ? "log" : "linear", nticks: 6, automargin: true };
     if (chart.share) y.tickformat = "~%";
+    if (chart.zero) y.rangemode = "tozero";
     if (chart.name === "learning_rate") y.exponentformat = "e";
     const x = { ...axis, title: { text: title(), font: { color: quiet, size: 11.5 }, standoff: 6 } };
     x.nticks = 7;

@@ -103,7 +103,7 @@ def _facts(runs: Sequence[Run]) -> list[Row]:
         *rows,
         ("wall time", of_all(_wall)),
         ("spent on updates", of_all(_useful)),
-        ("devices", of_all(lambda run: facts.devices(run) or NOTHING)),
+        ("devices", of_all(_devices)),
         ("began", of_all(_began)),
     ]
 
@@ -132,7 +132,15 @@ def _wall(run: Run) -> object:
 
 def _began(run: Run) -> object:
     span = facts.span(run)
-    return NOTHING if span is None else formats.moment(span[0])
+    if span is None:
+        return NOTHING
+    day, _, clock = formats.moment(span[0]).partition(" ")
+    return joined([day, element("small", clock)])
+
+
+def _devices(run: Run) -> object:
+    count, kind = facts.devices(run)
+    return joined([count, element("small", kind)]) if count else NOTHING
 
 
 def _useful(run: Run) -> object:

@@ -53,7 +53,13 @@ def _figure(sample: Sample) -> Html:
         return element("figure", caption, element("p", words, class_="none"))
     if sample.kind == "video/mp4":
         shows = element(
-            "video", src=address, controls=True, loop=True, muted=True, playsinline=True
+            "video",
+            src=address,
+            controls=True,
+            loop=True,
+            muted=True,
+            playsinline=True,
+            preload="auto",
         )
         return element("figure", caption, shows)
     return element("figure", caption, element("img", src=address, alt=sample.name))
