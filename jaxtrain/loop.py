@@ -29,10 +29,12 @@ from jaxtrain import mesh as meshes
 from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.farewell import farewell, go_on, in_each
+from jaxtrain.history import History
 from jaxtrain.peers import Peers
+from jaxtrain.phases import Phases
 from jaxtrain.progress import Progress
 from jaxtrain.rollback import Rollback
-from jaxtrain.saving import Saver, describe, patience_over
+from jaxtrain.saving import Meta, Saver, describe, patience_over
 from jaxtrain.signals import DONE, StopSignals, stop_inside
 from jaxtrain.stopping import EXIT_CODES, GO_ON, REASONS, Stopping
 from jaxtrain.watchdog import Watchdog
@@ -84,17 +86,19 @@ def train(
 ) -> int:
     """One run from start to end."""
     damage: list[str] = []
-    with watchdog.pause("start"):  # which may read a whole checkpoint
-        mesh = meshes.make(run.mesh)
-        start_from = rundir.start_from(
-            run.name,
-            flags.resume,
-            flags.output_dir,
-            say=damage.append,
-            little=run.checkpoint.every,
-        )
-        directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
+    phases = Phases(watchdog)
     with contextlib.ExitStack() as stack:
+        with phases.within("start"):  # which may read a whole checkpoint
+            mesh = meshes.make(run.mesh)
+            start_from = rundir.start_from(
+                run.name,
+                flags.resume,
+                flags.output_dir,
+                say=damage.append,
+                little=run.checkpoint.every,
+            )
+            directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
+            position = preparation.position(start_from)
         if flags.output_dir is None:
             stack.callback(rundir.discard_unused, directory)
         recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count())
@@ -105,32 +109,30 @@ def train(
         stack.push(recorder.log_error)
         for line in damage:
             recorder.log(line)
-        watchdog.report_to(directory, say)
+        history = History(recorder, directory, phases, run, start_from, position, flags.arguments)
+        stack.push(history.failed)
+        watchdog.report_to(directory, history.said_last(say))
+        signals.before_exit = history.cut_off(peers.leave)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())
         if start_from is None and run.model.init_from is not None:
             weights.check_there(Path(run.model.init_from).expanduser())
-        with watchdog.pause("data", allowance_s=None):
+        with phases.within("data", allowance_s=None):
             sources = preparation.open_data(run, start_from, say)
         bad_share = preparation.quarantined(run, sources, quarantine)
 
-        position = preparation.position(start_from)
         built = building.build(run, mesh, len(sources.train), say, position)
         total = built.total
+        history.started(total)
         explained = functools.partial(memory.explained, run, built.target, built.spec, say)
         meta = describe(run, sources.train.fingerprint)
-        with watchdog.pause("restore"), explained():
+        with phases.within("restore"), explained():
             state = preparation.first_state(built, start_from, directory, meta, say)
         evaluation_due = meta["evaluation_due"]
-        if position.done >= total and not evaluation_due:
-            say(f"nothing to do: {position.done} updates are done, the run has {total}")
-            return DONE
-        if patience_over(run.loop, meta):
-            say(
-                f"nothing to do: early stopping ended this run after {position.done} updates; "
-                f"raise --loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
-            )
+        if nothing := _nothing_to_do(run, position.done, total, meta):
+            say(nothing)
+            history.end(DONE, nothing)
             return DONE
         profiling.check(flags.profile, position.done, total, say)
         rundir.write_config(directory, meta["config"], say)
@@ -140,8 +142,8 @@ def train(
         batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)
         evaluator = preparation.evaluator(built, sources, quarantine)
-        with watchdog.pause("compile"), explained():
-            train_step = preparation.compiled_step(built, flags.debug, say)
+        with phases.within("compile"), explained():
+            train_step = preparation.compiled_step(built, flags.debug, say, history)
 
         checkpoints = checkpoint.Checkpoints(
             directory / checkpoint.CHECKPOINTS,
@@ -154,7 +156,7 @@ def train(
         saver = Saver(run, checkpoints, meta, say)
         bad_in_a_row = int(state.guard["bad_in_a_row"])
         progress = Progress(
-            run, recorder, watchdog, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
+            run, recorder, phases, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
         )
         stack.callback(progress.close)
         before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
@@ -175,6 +177,7 @@ def train(
                 return saver.judge(progress.position(), found.values)
 
         signals.hold()
+        phases.training()
         with explained():
             if evaluation_due and validate():
                 saver.save(progress.position(), state, regular=False, best=True)
@@ -199,13 +202,15 @@ def train(
                 if stopping.decision or stopping.after_step():
                     break
             progress.flush()
+            phases.ending()
             jax.block_until_ready(state)  # on all devices: none needs the last batch any more
             batches.close()
             with progress.interrupted("save"):
                 saver.finish(progress.position(), state)
             peers.ending()
         stopped_early = patience_over(run.loop, meta)
-        say(_ending(run, progress.done, total, stopping.decision, stopped_early))
+        ending = _ending(run, progress.done, total, stopping.decision, stopped_early)
+        say(ending)
         if stopping.decision == GO_ON:
             farewell(
                 run,
@@ -222,11 +227,23 @@ def train(
         else:
             again = go_on(flags.program, flags.arguments, directory)
             say(f"go on{in_each(jax.process_count())} with: {again}")
+        history.end(EXIT_CODES[stopping.decision], ending)
         return EXIT_CODES[stopping.decision]
 
 
 def _due(done: int, every: int | None, total: int) -> bool:
     return every is not None and (done % every == 0 or done == total)
+
+
+def _nothing_to_do(run: config.Run, done: int, total: int, meta: Meta) -> str | None:
+    if done >= total and not meta["evaluation_due"]:
+        return f"nothing to do: {done} updates are done, the run has {total}"
+    if patience_over(run.loop, meta):
+        return (
+            f"nothing to do: early stopping ended this run after {done} updates; "
+            f"raise --loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
+        )
+    return None
 
 
 def _ending(run: config.Run, done: int, total: int, decision: int, stopped_early: bool) -> str:

@@ -9,9 +9,7 @@ import datetime
 import functools
 import json
 import math
-import os
 import re
-import sys
 import threading
 import time
 import traceback
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import pictures
+from jaxtrain import pictures, terminal
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import Appended, drop_torn_line, write_whole
 from jaxtrain.throughput import Window, peak_bf16_flops
@@ -54,13 +52,21 @@ class Recorder:
         process: number of this process. Process 0 has the console and the metrics; every process
             keeps a log (``log.txt``, ``log.<process>.txt``).
         process_count: processes of the run.
+        show: puts a line on the console.
     """
 
-    def __init__(self, directory: Path, process: int, process_count: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        process: int,
+        process_count: int,
+        show: Callable[[str], None] = terminal.plain,
+    ) -> None:
         if not 0 <= process < process_count:
             raise ValueError(f"process {process} is not one of {process_count} processes")
         self._directory = directory
         self._first = process == 0
+        self._show = show
         self._processes = process_count
         self._metrics = Appended(directory / "metrics.jsonl")
         self._log = Appended(directory / (LOG if self._first else f"log.{process}.txt"))
@@ -71,13 +77,13 @@ class Recorder:
         self._failing: set[str] = set()
         self._lock = threading.RLock()  # the watchdog speaks from its own thread
         if self._first and self._metrics.path.is_file():
-            self._guarded("metrics.jsonl", lambda: drop_torn_line(self._metrics.path))
+            self.guarded("metrics.jsonl", lambda: drop_torn_line(self._metrics.path))
 
     def say(self, text: str) -> None:
         """Prints a line (process 0) and logs it with the UTC time (every process)."""
         with self._lock:
             if self._first:
-                _print(text)
+                self._show(text)
             self.log(text)
 
     def log(self, text: str) -> None:
@@ -85,7 +91,7 @@ class Recorder:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         with self._lock:
             lines = "".join(f"{now} {line}\n" for line in text.splitlines() or [""])
-            self._guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
+            self.guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
 
     def log_error(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Logs the error that ends the run, which the command line prints. For an ExitStack."""
@@ -113,8 +119,8 @@ class Recorder:
         numbers = {name: float(value) for name, value in values.items()}
         with self._lock:
             line = _json_line(step, numbers).encode()
-            self._guarded("metrics.jsonl", lambda: self._metrics.append(line))
-            self._guarded("tensorboard", lambda: self._board().scalars(step, numbers))
+            self.guarded("metrics.jsonl", lambda: self._metrics.append(line))
+            self.guarded("tensorboard", lambda: self._board().scalars(step, numbers))
 
     def enlist(self, name: str, step: int, entry: Mapping[str, Any]) -> None:
         """Adds a line to this process's ``NAME.jsonl``.
@@ -127,7 +133,7 @@ class Recorder:
         line = json.dumps({"step": step, **entry}, allow_nan=False) + "\n"
         file = self._lists[name]
         with self._lock:
-            self._guarded(file.path.name, lambda: file.append(line.encode()))
+            self.guarded(file.path.name, lambda: file.append(line.encode()))
 
     def sample(self, step: int, name: str, shown: np.ndarray | str) -> Path | None:
         """Keeps a picture, a clip or a text in ``samples/`` and TensorBoard; process 0 only.
@@ -166,8 +172,8 @@ class Recorder:
                 self._board().image(step, name, made.shown, made.height, made.width)
 
         with self._lock:
-            kept = self._guarded("samples", keep)
-            self._guarded("tensorboard", show)
+            kept = self.guarded("samples", keep)
+            self.guarded("tensorboard", show)
         return path if kept else None
 
     def rewind(self, step: int, seen: int, *, validated: bool = True) -> None:
@@ -194,9 +200,9 @@ class Recorder:
             for path in paths:
                 key, last = ("position", seen - 1) if "bad_steps" in path.name else ("step", step)
                 if path.is_file():
-                    self._guarded(path.name, functools.partial(_rewind, path, key, last))
+                    self.guarded(path.name, functools.partial(_rewind, path, key, last))
             if self._first and not validated and self._metrics.path.is_file():
-                self._guarded("metrics.jsonl", lambda: _unvalidate(self._metrics.path, step))
+                self.guarded("metrics.jsonl", lambda: _unvalidate(self._metrics.path, step))
             if self._first and any((self._directory / "tensorboard").glob("*tfevents*")):
                 self._purge_step = step + 1
                 if self._events is not None:
@@ -217,14 +223,22 @@ class Recorder:
             self._events = Events(self._directory / "tensorboard", self._purge_step)
         return self._events
 
-    def _guarded(self, what: str, write: Callable[[], None]) -> bool:
-        """Runs a write; says on the console when it begins to fail and when it works again."""
+    def guarded(self, what: str, write: Callable[[], None]) -> bool:
+        """Runs a write; says on the console when it begins to fail and when it works again.
+
+        Args:
+            what: is written, as the console is to name it.
+            write: may raise ``OSError``.
+
+        Returns:
+            Whether it was written.
+        """
         try:
             write()
         except OSError as error:
             if what not in self._failing:
                 self._failing.add(what)
-                _print(
+                self._show(
                     f"warning: cannot write {what} in {self._directory} "
                     f"({error.strerror or error}): training goes on, and records wait in memory "
                     "until it can be written"
@@ -232,7 +246,7 @@ class Recorder:
             return False
         if what in self._failing:
             self._failing.remove(what)
-            _print(f"{what} in {self._directory} is written again")
+            self._show(f"{what} in {self._directory} is written again")
         return True
 
 
@@ -298,17 +312,6 @@ def _json_line(step: int, values: Mapping[str, float]) -> str:
     if nonfinite:
         record["nonfinite"] = nonfinite
     return json.dumps(record, allow_nan=False) + "\n"
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # whoever read the output has gone; the log has every line
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    except OSError:  # output into a file on a full disk; nothing is left to say it with
-        pass
 
 
 def finish(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from jaxtrain import clusters, config, rollcall, same_run
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.peers import Peers
-from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
+from jaxtrain.signals import StopSignals, exit_code
 
 T = TypeVar("T")
 
@@ -148,17 +148,11 @@ def leave(error: BaseException, peers: Peers) -> None:
     """
     if members().count == 1:
         return
-    if isinstance(error, Stopped):
-        code = error.code
-    elif isinstance(error, KeyboardInterrupt):
-        code = INTERRUPTED
-    elif isinstance(error, InputError | RunAgain):
-        code = WRONG_USE if isinstance(error, InputError) else RUN_AGAIN
+    if isinstance(error, InputError | RunAgain):
         print(f"error: {error}", file=sys.stderr)
-    else:
-        code = 1
+    elif exit_code(error) == 1:
         traceback.print_exception(error)
-    end(code, peers)
+    end(exit_code(error), peers)
 
 
 def end(code: int, peers: Peers) -> NoReturn:

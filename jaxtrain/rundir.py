@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint, directory_lock, metrics, processes
+from jaxtrain import checkpoint, directory_lock, history, metrics, processes
 from jaxtrain.disks import cure_of, disk_trouble
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
@@ -265,8 +265,9 @@ def discard_unused(directory: Path) -> None:
     """
     if jax.process_count() > 1:
         return
+    unused = {directory_lock.NAME, metrics.LOG, history.NAME}
     with contextlib.suppress(OSError):
-        if {path.name for path in directory.iterdir()} <= {directory_lock.NAME, metrics.LOG}:
+        if {path.name for path in directory.iterdir()} <= unused:
             shutil.rmtree(directory)
 
 
