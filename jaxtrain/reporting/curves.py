@@ -63,7 +63,10 @@ def charts(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], bool]:
                     "name": name,
                     "title": _TITLES.get(name, name.replace("_", " ")),
                     "share": formats.is_share(name),
-                    "zero": formats.is_share(name) or name in _RATES or "memory" in name,
+                    "zero": formats.is_share(name)
+                    or name in _RATES
+                    or "memory" in name
+                    or name == "learning_rate",
                     "log": facts.smaller_is_better(name) or name == "grad_norm",
                     "curves": lines,
                 }
@@ -151,7 +154,7 @@ def _rank(name: str) -> tuple[int, int, str]:
 def nonfinite(run: Run, found: Mapping[str, facts.Result]) -> list[str]:
     """A sentence for each metric that is not finite somewhere: its curve has a gap there."""
     return [
-        f"{name} is not finite in {one.nonfinite} of its records, first at step "
+        f"{run.label}: {name} is not finite in {one.nonfinite} of its records, first at step "
         f"{one.nonfinite_step:,}: its curve has gaps."
         for name, one in found.items()
         if one.nonfinite

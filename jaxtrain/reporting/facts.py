@@ -62,7 +62,7 @@ def ending(run: Run) -> Ending:
         )
     code, why = end.get("code"), str(end.get("why") or "")
     word = {0: "done", 75: "stopped", 130: "stopped"}.get(code, "failed")
-    return Ending(word=word, sentence=why or f"exit code {code}")
+    return Ending(word=word, sentence=why.removeprefix("done: ") or f"exit code {code}")
 
 
 def steps_done(run: Run) -> int | None:
@@ -76,7 +76,8 @@ def steps_done(run: Run) -> int | None:
 
 def steps_of_run(run: Run) -> int | None:
     """Updates that the run is to have; None if nothing tells."""
-    total = run.last("start").get("total")
+    totals = [start["total"] for start in run.starts if start.get("total") is not None]
+    total = totals[-1] if totals else None
     if total is None:
         total = run.config.get("loop", {}).get("steps")
     return None if total is None else int(total)

@@ -176,10 +176,17 @@ def _history(path: Path, missing: list[str]) -> list[dict[str, Any]]:
         )
         return []
     found = _lines(path, missing)
-    whole = [one for one in found if {"event", "time", "step"} <= one.keys()]
+    whole = [one for one in found if _is_event(one)]
     if len(whole) < len(found):
         missing.append(f"{len(found) - len(whole)} lines of {HISTORY} are no events.")
     return whole
+
+
+def _is_event(line: Mapping[str, Any]) -> bool:
+    numbers = [line.get("time"), line.get("step")]
+    if line.get("event") == "phase":
+        numbers.append(line.get("seconds"))
+    return "event" in line and all(isinstance(number, int | float) for number in numbers)
 
 
 def _quarantined(directory: Path, missing: list[str]) -> list[Quarantined]:

@@ -13,7 +13,7 @@ STEPS, INPUT, EVALUATION, SAVE, COMPILE, START, ROLLBACK, OTHER, AGAIN, DOWN = (
     "evaluation",
     "saving",
     "compiling",
-    "start, data and restore",
+    "start, data, restore, end",
     "going back to a checkpoint",
     "not accounted for",
     "trained again",
@@ -25,7 +25,7 @@ CATEGORIES = {
     EVALUATION: "validations and their samples",
     SAVE: "the part of the saves that held the loop",
     COMPILE: "XLA, also of the evaluation",
-    START: "imports, connecting, reading the data's index, restoring a checkpoint",
+    START: "imports, connecting, reading the data's index, restoring, the end",
     ROLLBACK: "after bad updates in a row",
     OTHER: "between the phases that were measured",
     AGAIN: "updates done twice, as the checkpoint that was resumed from was older",
@@ -38,6 +38,7 @@ _PHASES = {
     "compile": COMPILE,
     "rollback": ROLLBACK,
     "start": START,
+    "end": START,
     "data": START,
     "restore": START,
 }
@@ -157,7 +158,8 @@ def _kept_up_to(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 def _updates(event: Mapping[str, Any], kept: float) -> tuple[float, float]:
     """Updates of a training phase, and how many of them were done again."""
-    first, last = int(event.get("from_step", event["step"])), int(event["step"])
+    last = int(event["step"])
+    first = last if event.get("from_step") is None else int(event["from_step"])
     if last <= first:  # only bad updates, which leave the step where it was
         return 1.0, float(last > kept)
     return float(last - first), max(0.0, last - max(float(first), kept))
