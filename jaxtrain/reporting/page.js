@@ -19,6 +19,8 @@
   const state = { over: "step", log: false, smooth: 0, shown: data.runs.map(() => true) };
   const plots = data.charts.map(addChart);
   let following = false;
+  let drawing = false;
+  let wanted = false;
   prepareControls();
   for (const [index, plot] of plots.entries()) {
     await draw(index);
@@ -93,8 +95,16 @@
     drawAll();
   }
 
-  function drawAll() {
-    plots.forEach((_, index) => draw(index));
+  // One round at a time: a slider asks more often than many charts can be drawn.
+  async function drawAll() {
+    wanted = true;
+    if (drawing) return;
+    drawing = true;
+    while (wanted) {
+      wanted = false;
+      for (const index of plots.keys()) await draw(index);
+    }
+    drawing = false;
   }
 
   function draw(index) {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxtrain import versions
 from jaxtrain.files import write_whole
-from jaxtrain.reporting import curves, facts, formats, run_files, sections, settings
+from jaxtrain.reporting import costs, curves, facts, formats, run_files, sections, settings
 from jaxtrain.reporting.markup import Html, element, escaped, joined, json_text
 from jaxtrain.reporting.run_files import Run
 
@@ -54,8 +54,8 @@ def page(runs: Sequence[Run]) -> str:
     body = [
         sections.head(runs),
         sections.curves(runs, notes),
-        sections.where_time_went(runs),
-        element("div", sections.throughput(runs), sections.memory(runs), class_="pair"),
+        costs.where_time_went(runs),
+        element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
         settings.samples(runs),
         settings.configs(runs),
         settings.hardware(runs),

@@ -133,11 +133,18 @@ def hardware(runs: Sequence[Run]) -> Html:
         for run in runs
     ]
     rows.append(("parameters of the model", parameters))
+    versions: list[Row] = []
     packages = dict.fromkeys(name for start in starts for name in start.get("versions") or {})
     for name in packages:
-        versions: list[object] = [(one.get("versions") or {}).get(name, NOTHING) for one in starts]
-        rows.append((name, versions))
-    return section("Hardware and versions", side_by_side(runs, rows, mark=len(runs) > 1))
+        cells: list[object] = [(one.get("versions") or {}).get(name, NOTHING) for one in starts]
+        versions.append((name, cells))
+    several = len(runs) > 1
+    return element(
+        "div",
+        section("Hardware", side_by_side(runs, rows, mark=several)),
+        section("Versions", side_by_side(runs, versions, mark=several)),
+        class_="pair",
+    )
 
 
 def starts(runs: Sequence[Run]) -> Html:
