@@ -63,7 +63,8 @@ def where_time_went(runs: Sequence[Run]) -> Html:
 
 def _time(account: times.Account, seconds: float) -> Html:
     share = element("span", formats.share(seconds, account.whole_s), class_="share")
-    return joined([formats.seconds(seconds), " ", share])
+    took = element("span", formats.seconds(seconds), class_="took")
+    return joined([took, " ", share])
 
 
 def _time_notes(account: times.Account) -> list[str]:

@@ -56,7 +56,7 @@ def charts(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], bool]:
                 if any(value is not None for _, _, value in kept):
                     step, time, value = zip(*kept, strict=True)
                     line = {"run": index, "kind": kind, "step": step, "time": time}
-                    lines.append(line | {"value": value})
+                    lines.append(line | {"value": [_rounded(one) for one in value]})
         if lines:
             found.append(
                 {
@@ -129,15 +129,19 @@ def _points(run: Run, name: str) -> list[tuple[int, float, float | None]]:
     began = facts.span(run)
     start = began[0] if began else 0.0
     return [
-        (record["step"], round(record["time"] - start, 3), _rounded(record[name]))
+        (record["step"], round(record["time"] - start, 3), _finite(record[name]))
         for record in run.records
         if name in record
     ]
 
 
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _rounded(value: float | None) -> float | None:
-    """Seven digits, which is what float32 holds; None for what is not finite."""
-    return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None
+    """Seven digits, which is what float32 holds."""
+    return None if value is None else float(f"{value:.7g}")
 
 
 def _rank(name: str) -> tuple[int, int, str]:

@@ -61,7 +61,8 @@ def ending(run: Run) -> Ending:
             sentence=f"no end is recorded; last sign of life {formats.moment(found[-1].last)}",
         )
     code, why = end.get("code"), str(end.get("why") or "")
-    word = {0: "done", 75: "stopped", 130: "stopped"}.get(code, "failed")
+    words: dict[Any, str] = {0: "done", 75: "stopped", 130: "stopped"}
+    word = words.get(code, "failed")
     return Ending(word=word, sentence=why.removeprefix("done: ") or f"exit code {code}")
 
 

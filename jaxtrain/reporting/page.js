@@ -161,9 +161,11 @@
     if (chart.share) y.tickformat = "~%";
     if (chart.zero) y.rangemode = "tozero";
     if (chart.name === "learning_rate") y.exponentformat = "e";
-    const x = { ...axis, title: { text: title(), font: { color: quiet, size: 11.5 }, standoff: 6 } };
+    const words = { text: title(), font: { color: quiet, size: 11.5 }, standoff: 6 };
+    const x = { ...axis, title: words };
     x.nticks = 7;
     x.automargin = true;
+    x.autorangeoptions = { include: extent() }; // one stretch for all, so that they can be compared
     return {
       xaxis: x,
       yaxis: y,
@@ -181,7 +183,20 @@
   }
 
   function title() {
-    return state.over === "time" ? `wall time, ${timeUnit().name}` : state.over + (state.over === "step" ? "s" : "");
+    if (state.over === "time") return `wall time, ${timeUnit().name}`;
+    return state.over === "step" ? "steps" : state.over;
+  }
+
+  function extent() {
+    const ends = [];
+    for (const chart of data.charts) {
+      for (const curve of chart.curves) {
+        const x = positions(curve);
+        ends.push(x[0], x.at(-1));
+      }
+    }
+    const known = ends.filter((x) => x !== null);
+    return known.length ? [Math.min(...known), Math.max(...known)] : [];
   }
 
   // A line where a run went on from a checkpoint; with several runs nobody could tell whose.
@@ -216,7 +231,7 @@
     return longest < 7200 ? { name: "minutes", seconds: 60 } : { name: "hours", seconds: 3600 };
   }
 
-  // An exponential mean that does not begin at zero: each value weighs 1 / smooth of the one before.
+  // An exponential mean that does not begin at zero.
   function smoothed(values) {
     let sum = 0;
     let weight = 0;
@@ -238,9 +253,10 @@
 
   async function zoomAll(range, from = -1) {
     following = true;
-    const wanted = range ? { "xaxis.range": range } : { "xaxis.autorange": true, "yaxis.autorange": true };
+    const whole = { "xaxis.autorange": true, "yaxis.autorange": true };
     const others = plots.filter((plot, index) => index !== from && plot.layout);
-    await Promise.all(others.map((plot) => Plotly.relayout(plot, { ...wanted })));
+    const asked = () => (range ? { "xaxis.range": [...range] } : { ...whole });
+    await Promise.all(others.map((plot) => Plotly.relayout(plot, asked())));
     following = false;
   }
 

@@ -136,9 +136,9 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
             seconds[STEPS] += (took - waited) * (1 - share)
         seconds[OTHER] += max(0.0, attempt.last - attempt.began - inside)
     idle_s = 0.0
-    for before, after in itertools.pairwise(found):
-        gap = max(0.0, after.began - before.last)
-        if before.end is None or before.end.get("code") in _RUN_AGAIN_CODES:
+    for one, following in itertools.pairwise(found):
+        gap = max(0.0, following.began - one.last)
+        if one.end is None or one.end.get("code") in _RUN_AGAIN_CODES:
             seconds[DOWN] += gap
         else:
             idle_s += gap
