@@ -84,9 +84,10 @@ class History:
         """
         device = jax.devices()[0]
         self._started = True
+        from_where: dict[str, Any] = {"from": None if self._from is None else str(self._from)}
         self._write(
             "start",
-            **{"from": None if self._from is None else str(self._from)},
+            **from_where,
             began=began(),
             seen=self._position.seen,
             total=total,
@@ -173,12 +174,20 @@ class History:
 
         return end
 
-    def said_last(self, say: Callable[[str], None]) -> Callable[[str], None]:
-        """What takes the watchdog's last words: says them, and ends the history with them."""
+    def said_last(
+        self, say: Callable[[str], None], then: Callable[[], None]
+    ) -> Callable[[str], None]:
+        """What takes the watchdog's last words: says them, and ends the history with them.
+
+        Args:
+            say: takes a line.
+            then: called behind that.
+        """
 
         def speak(words: str) -> None:
             say(words)
             self.end(RUN_AGAIN, words)
+            then()
 
         return speak
 

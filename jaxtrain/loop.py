@@ -35,6 +35,7 @@ from jaxtrain.phases import Phases
 from jaxtrain.progress import Progress
 from jaxtrain.rollback import Rollback
 from jaxtrain.saving import Meta, Saver, describe, patience_over
+from jaxtrain.screen import Screen
 from jaxtrain.signals import DONE, StopSignals, stop_inside
 from jaxtrain.stopping import EXIT_CODES, GO_ON, REASONS, Stopping
 from jaxtrain.watchdog import Watchdog
@@ -88,6 +89,13 @@ def train(
     damage: list[str] = []
     phases = Phases(watchdog)
     with contextlib.ExitStack() as stack:
+        screen = stack.enter_context(Screen(phases, jax.process_index()))
+
+        def leave(code: int) -> None:
+            screen.close()
+            peers.leave(code)
+
+        signals.before_exit = leave
         with phases.within("start"):  # which may read a whole checkpoint
             mesh = meshes.make(run.mesh)
             start_from = rundir.start_from(
@@ -101,8 +109,9 @@ def train(
             position = preparation.position(start_from)
         if flags.output_dir is None:
             stack.callback(rundir.discard_unused, directory)
-        recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count())
+        recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count(), screen.say)
         stack.callback(recorder.close)
+        screen.report_to(recorder)
         say = recorder.say
         if jax.process_index() == 0:  # behind the last words of the history
             stack.push(lambda kind, error, trace: report(directory, say, error))
@@ -113,8 +122,8 @@ def train(
             recorder.log(line)
         history = History(recorder, directory, phases, run, start_from, position, flags.arguments)
         stack.push(history.failed)
-        watchdog.report_to(directory, history.said_last(say))
-        signals.before_exit = history.cut_off(peers.leave)
+        watchdog.report_to(directory, history.said_last(say, screen.close))
+        signals.before_exit = history.cut_off(leave)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())

@@ -31,6 +31,7 @@ __all__ = [
     "duration",
     "finish",
     "peak_bf16_flops",
+    "rate",
     "read",
 ]
 
@@ -356,8 +357,8 @@ def console_line(
         ("psnr", lambda value: f"psnr {value:.1f} dB"),
         ("accuracy", lambda value: f"acc {value:.1%}"),
         ("gpu_memory_usage", lambda value: f"gpu {value:.1f} GiB"),
-        ("steps_per_second", lambda value: f"{_rate(value, 2)} steps/s"),
-        ("samples_per_second", lambda value: f"{_rate(value, 0)} samples/s"),
+        ("steps_per_second", lambda value: f"{rate(value, 2)} steps/s"),
+        ("samples_per_second", lambda value: f"{rate(value, 0)} samples/s"),
         ("tokens_per_second", lambda value: f"{_thousands(value)} tokens/s"),
         ("data_wait_fraction", lambda value: f"data {value:.0%}"),
     )
@@ -382,8 +383,8 @@ def duration(seconds: float) -> str:
     return f"{hours // 24}d{hours % 24:02d}h"
 
 
-def _rate(value: float, digits: int) -> str:
-    """Fixed digits, or two significant ones where those would show less than that."""
+def rate(value: float, digits: int) -> str:
+    """Fixed ``digits``, or two significant ones where those would show less than that."""
     return f"{value:.{digits}f}" if value >= 10.0 ** (1 - digits) else f"{value:.2g}"
 
 
@@ -391,4 +392,4 @@ def _thousands(value: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size * 0.9995:
             return f"{value / size:.1f}{unit}"
-    return _rate(value, 0)
+    return rate(value, 0)

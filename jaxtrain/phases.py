@@ -17,6 +17,8 @@ START, TRAINING, END = "start", "training", "end"
 
 # Between two phases lies a little of the loop itself; less than this is counted to the next one.
 _SLIVER_S = 0.001
+# Share of the newest step in what a step took of late.
+_NEW_STEP_COUNTS = 0.1
 
 
 class Piece(NamedTuple):
@@ -48,6 +50,7 @@ class Now(NamedTuple):
         step: completed updates; None before that is known.
         total: updates of the whole run; None before that is known.
         step_began: when the last step ended, or the last phase that was none, seconds of the clock.
+        step_s: how long a step took of late; None before the second one has ended.
         values: the newest metrics by full name.
     """
 
@@ -56,6 +59,7 @@ class Now(NamedTuple):
     step: int | None
     total: int | None
     step_began: float
+    step_s: float | None
     values: Mapping[str, float]
 
 
@@ -81,7 +85,7 @@ class Phases:
         self._open = [(START, began)]
         self._from_step: int | None = None
         self._waited_s = 0.0
-        self.now = Now(START, began, None, None, began, {})
+        self.now = Now(START, began, None, None, began, None, {})
 
     def when_over(self, then: Callable[[Piece], None]) -> None:
         """Calls ``then`` with each piece of time when it is over; at once with those that are."""
@@ -136,8 +140,13 @@ class Phases:
         self._watchdog.beat(done)
         with self._lock:
             self._waited_s += waited_s
+            now, step_s = self.clock(), None
+            if "train/loss" in self.now.values:  # the first step waits for workers to start
+                lasted_s = now - self.now.step_began
+                before_s = lasted_s if self.now.step_s is None else self.now.step_s
+                step_s = before_s + _NEW_STEP_COUNTS * (lasted_s - before_s)
             values = {**self.now.values, **values}
-            self.now = self.now._replace(step=done, step_began=self.clock(), values=values)
+            self.now = self.now._replace(step=done, step_began=now, step_s=step_s, values=values)
 
     def logged(self, values: Mapping[str, float]) -> None:
         """A step was recorded: here the training is cut, so that its course can be seen later.
@@ -158,7 +167,8 @@ class Phases:
             now = self.clock()
             seconds, step = now - self._cut_at, self.now.step
             loop_itself = len(self._open) == 1 and step == self._from_step
-            if seconds > 0 and not (loop_itself and seconds < _SLIVER_S):
+            same = phases is not self._open and phases[-1][0] == self._open[-1][0]
+            if seconds > 0 and not same and not (loop_itself and seconds < _SLIVER_S):
                 piece = Piece(
                     self._open[-1][0], time.time(), seconds, self._from_step, step, self._waited_s
                 )

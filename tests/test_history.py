@@ -60,8 +60,10 @@ def story(tmp_path: Path) -> Iterator[Story]:
 
 
 def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
+    story.spend(0.25)
     with story.phases.within("start"):
-        story.spend(1.0)
+        story.spend(0.5)
+    story.spend(0.25)
     written = story.begin()
     with story.phases.within("data", None):
         story.spend(2.0)
@@ -190,8 +192,8 @@ def test_the_watchdogs_last_words_are_the_end(story: Story) -> None:
     said: list[str] = []
     written = story.begin()
     written.started(10)
-    written.said_last(said.append)("hung: no step ended")
-    assert said == ["hung: no step ended"]
+    written.said_last(said.append, lambda: said.append("closed"))("hung: no step ended")
+    assert said == ["hung: no step ended", "closed"]
     assert (story.records()[-1]["code"], story.records()[-1]["why"]) == (75, "hung: no step ended")
 
 
