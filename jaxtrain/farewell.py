@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxtrain import config
+from jaxtrain.errors import RunAgain
+from jaxtrain.signals import stop_inside
 
 # What the last lines of a run compare with its beginning.
 IN_SUMMARY = (
@@ -58,6 +60,35 @@ def farewell(
     if run.data.path is None:
         own = _typed(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
+
+
+def report(directory: Path, say: Callable[[str], None], error: BaseException | None) -> None:
+    """Writes ``report.html`` of a run that is over and has a record, and says where it lies.
+
+    It is not tried where there is no time (a stop that saves nothing), nor where a disk or another
+    process is gone. What keeps it from being written is a warning, and changes nothing else.
+
+    Args:
+        directory: of the run.
+        say: takes a line.
+        error: that ends the run; None of one that ends well, or after a stop that was heard.
+    """
+    if error is not None and (not isinstance(error, Exception) or stop_inside(error)):
+        return
+    if isinstance(error, RunAgain):
+        return
+    try:
+        from jaxtrain.reporting import page, run_files
+
+        if (directory / run_files.METRICS).is_file():
+            page.write([directory], directory / page.NAME, own=True)
+            say(f"report: {directory / page.NAME}")
+    except Exception as wrong:
+        why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
+        say(
+            f"warning: {directory / 'report.html'} was not written ({why}): "
+            f"`jaxtrain report {shlex.quote(str(directory))}` tries again"
+        )
 
 
 def in_each(processes: int) -> str:

@@ -28,7 +28,7 @@ from jaxtrain import (
 from jaxtrain import mesh as meshes
 from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.farewell import farewell, go_on, in_each
+from jaxtrain.farewell import farewell, go_on, in_each, report
 from jaxtrain.history import History
 from jaxtrain.peers import Peers
 from jaxtrain.phases import Phases
@@ -113,6 +113,8 @@ def train(
         stack.callback(recorder.close)
         screen.report_to(recorder)
         say = recorder.say
+        if jax.process_index() == 0:  # behind the last words of the history
+            stack.push(lambda kind, error, trace: report(directory, say, error))
         say(f"run directory {directory}")
         say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
         stack.push(recorder.log_error)

@@ -33,6 +33,7 @@ COMMANDS = {
     "import": "published weights in: checks them and says which model they are",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
     "prepare": "cut videos into pieces once; compute a teacher's latents once",
+    "report": "a run, or several side by side, as one HTML page",
     "reconstruct": "a video, any length, through an autoencoder and back",
 }
 

@@ -1,10 +1,17 @@
 """What a run says at its end."""
 
 import dataclasses
+import errno
 from pathlib import Path
 from typing import Any
 
+import pytest
+import written_run
+
 from jaxtrain import config, farewell
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.reporting import page
+from jaxtrain.signals import Stopped
 
 RUN = config.named("demo")
 PYTHON = "python -m jaxtrain.main"
@@ -63,3 +70,53 @@ def test_whoever_has_data_needs_no_hint_and_an_early_stop_asks_for_patience() ->
     *_, last = said(run, stopped_early=True)
     assert last.startswith("train on: ")
     assert last.endswith("--loop.early_stop_patience 6")
+
+
+def reported(directory: Path, error: BaseException | None = None) -> list[str]:
+    lines: list[str] = []
+    farewell.report(directory, lines.append, error)
+    return lines
+
+
+def test_a_run_that_ends_writes_its_report_and_says_where(tmp_path: Path) -> None:
+    assert reported(tmp_path) == []  # no record, as of a run that was stopped before the first
+    written_run.write(tmp_path, history=written_run.whole_history())
+    assert reported(tmp_path) == [f"report: {tmp_path / 'report.html'}"]
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [
+        (Stopped("SIGTERM"), False),
+        (KeyboardInterrupt(), False),
+        (RunAgain("the disk does not answer"), False),
+        (InputError("ten bad updates in a row"), True),
+    ],
+)
+def test_where_time_or_disk_are_gone_no_report_is_tried(
+    tmp_path: Path, error: BaseException, written: bool
+) -> None:
+    written_run.write(tmp_path)
+    reported(tmp_path, error)
+    assert (tmp_path / "report.html").exists() == written
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "(No space left on device)"),
+        (ZeroDivisionError("a mistake"), "(ZeroDivisionError: a mistake)"),
+    ],
+)
+def test_a_report_that_fails_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    def fail(*how: Any, **more: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(page, "write", fail)
+    (line,) = reported(written_run.write(tmp_path))
+    assert line.startswith("warning: ")
+    assert why in line
+    assert f"jaxtrain report {tmp_path}" in line
