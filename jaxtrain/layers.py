@@ -225,7 +225,7 @@ def _kernel_gradient_by_dots(
     wide = (x_right.size * inputs, grad_down.size * outputs)
     fitting = max(1, _NUMBERS_PER_PIECE // (images * width * sum(wide)))
     rows = max(size for size in range(1, min(fitting, height) + 1) if height % size == 0)
-    # Images side by side in a batch of products keep all cores busy; small ones make small products.
+    # A product for each image keeps all cores busy, unless the images are small.
     apart = rows * width >= _PIXELS_APART
 
     def copies(padded: jax.Array, down: jax.Array, right: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from jaxtrain import (
     checkpoint,
     compiling,
     config,
+    host_memory,
     memory,
     metrics,
     preparation,
@@ -59,6 +60,8 @@ class Flags:
 def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code."""
     compiling.reserve_memory(os.environ)
+    if processes.will_use_cpu(os.environ):
+        host_memory.keep_freed()
     processes.connect(os.environ, flags.simulate_devices)
     with processes.peers(signals) as peers, Watchdog(run.loop.hang_timeout_s, peers) as watchdog:
         signals.before_exit = peers.leave

@@ -24,6 +24,7 @@ from jaxtrain import (
     compiling,
     config,
     devices,
+    host_memory,
     processes,
     program,
     saving,
@@ -59,6 +60,8 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
     laps = _Laps(rows)
     run = config.load(request["config"], request["overrides"])
     compiling.reserve_memory(os.environ)
+    if processes.will_use_cpu(os.environ):
+        host_memory.keep_freed()
     processes.connect({}, request["simulate_devices"])
     processes.check_accelerator(os.environ)
     compiling.use_cache({}, Path(request["compiled"]))
