@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 
 from jaxtrain import (
+    allocator,
     building,
     checkpoint,
     compiling,
@@ -62,6 +63,8 @@ class Flags:
 def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code."""
     compiling.reserve_memory(os.environ)
+    if processes.will_use_cpu(os.environ):
+        allocator.keep_freed()
     processes.connect(os.environ, flags.simulate_devices)
     with processes.peers(signals) as peers, Watchdog(run.loop.hang_timeout_s, peers) as watchdog:
         signals.before_exit = peers.leave

@@ -30,6 +30,8 @@ _told = itertools.count()  # alike in all processes
 # After the roll call all are there: only the service itself has to start.
 _CONNECT_S = 120
 
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
 
 @dataclasses.dataclass(frozen=True)
 class Members:
@@ -122,18 +124,26 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
     Raises:
         InputError: an NVIDIA driver is present, jax uses the CPU, and nobody asked for that.
     """
-    asked_for_cpu = "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
     if (
-        asked_for_cpu
+        _asked_for_cpu(environment)
         or getattr(jax.config, "jax_platforms", None) == "cpu"
         or jax.default_backend() != "cpu"
     ):
         return
-    if Path("/proc/driver/nvidia/version").exists():
+    if _NVIDIA_DRIVER.exists():
         raise InputError(
             "this machine has an NVIDIA driver, but jax sees only the CPU: "
             "pip install -e '.[cuda12]', or set JAX_PLATFORMS=cpu to train on the CPU"
         )
+
+
+def will_use_cpu(environment: Mapping[str, str]) -> bool:
+    """Whether this process will compute on the CPU, before jax has looked for devices."""
+    return _asked_for_cpu(environment) or not _NVIDIA_DRIVER.exists()
+
+
+def _asked_for_cpu(environment: Mapping[str, str]) -> bool:
+    return "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
 
 
 def peers(signals: StopSignals) -> Peers:

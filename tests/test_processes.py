@@ -241,3 +241,14 @@ def test_every_process_is_told_what_process_zero_decides(
             told.append((type(error), str(error)))
     assert told[0] == told[1]
     assert told[0] == decide() if raised is None else told[0][0] is raised
+
+
+@pytest.mark.parametrize(
+    ("environment", "driver", "on_cpu"),
+    [({}, False, True), ({}, True, False), ({"JAX_PLATFORMS": "cpu"}, True, True)],
+)
+def test_a_driver_says_that_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], driver: bool, on_cpu: bool
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: driver)
+    assert processes.will_use_cpu(environment) is on_cpu

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import (
+    allocator,
     building,
     checkpoint,
     compiling,
@@ -60,6 +61,8 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
     laps = _Laps(rows)
     run = config.load(request["config"], request["overrides"])
     compiling.reserve_memory(os.environ)
+    if processes.will_use_cpu(os.environ):
+        allocator.keep_freed()
     processes.connect({}, request["simulate_devices"])
     processes.check_accelerator(os.environ)
     compiling.use_cache({}, Path(request["compiled"]))
