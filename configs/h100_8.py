@@ -25,6 +25,7 @@ run = config.Run(
     ),
     data=video.Config(
         batch_size=128,  # 8 clips on each of 8 GPUs, twice an update
+        clips_per_video=6,  # decoded together where keyframes are far apart
         workers=8,
         prefetch=2,
         train_split=0.95,

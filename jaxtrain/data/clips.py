@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 # Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
 IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
-# Keyframes are far apart where most of the frames that a clip alone costs are on the way to it: where
-# from one to the next there are more than this many times its frames.
+# Keyframes are far apart where there are more than this many times a clip's frames from one to the
+# next: then most of what is decoded for a clip alone is on the way to it.
 _FAR = 2
 _DRAWS = 12  # uniform numbers that a training example takes from its generator, always all of them
 

@@ -86,7 +86,11 @@ class GroupedOrder:
     def __call__(self, position: int) -> int:
         """The example at a position of the endless order."""
         place, member = self.place(position)
-        return self._groups(place) * self.group + member
+        return self.begin(place) + member
+
+    def begin(self, place: int) -> int:
+        """The first example of the group at a place."""
+        return self._groups(place) * self.group
 
     def place(self, position: int) -> tuple[int, int]:
         """The place in the order of groups, and the example's number in its group."""
@@ -201,12 +205,14 @@ class TrainingRows:
         if not isinstance(self.order, GroupedOrder):
             return {position: self._try(position, self.order(position)) for position in positions}
         assert isinstance(self.source, Grouped)
-        by_group: dict[int, list[int]] = {}
+        by_group: dict[int, dict[int, int]] = {}
         for position in positions:
-            by_group.setdefault(self.order.place(position)[0], []).append(position)
+            place, member = self.order.place(position)
+            by_group.setdefault(place, {})[position] = member
         made: dict[int, Tried] = {}
         for place, members in by_group.items():
-            indices = [self.order(position) for position in members]
+            begin = self.order.begin(place)
+            indices = [begin + member for member in members.values()]
             rngs = [generator(self.order.seed, position, 0) for position in members]
             # Three numbers, as two are those of an example's generator.
             shared = generator(self.order.seed, place, 0, 1)
