@@ -22,7 +22,9 @@ run = dataclasses.replace(
         decoder_widths=(64, 32, 16, 16),
         remat="none",
     ),
-    data=dataclasses.replace(base.data, demo=True, batch_size=4, workers=2, train_split=0.8),
+    data=dataclasses.replace(
+        base.data, demo=True, batch_size=4, clips_per_video=1, workers=2, train_split=0.8
+    ),
     optim=dataclasses.replace(
         base.optim, peak_lr=3e-3, warmup_steps=None, warmup_fraction=1 / 16, accumulate=1
     ),

@@ -19,6 +19,8 @@ from jaxtrain.data.order import TrainingRows
 
 Arrays = dict[str, np.ndarray]
 
+_IN_HAND = 3  # batches that the pipeline holds besides those that workers have ready
+
 
 def parts(rows: int, workers: int) -> int:
     """Into how many equal parts a process's rows of a batch are divided."""
@@ -33,6 +35,22 @@ def run_length(group: int, spread: int, batch_size: int) -> int:
 def buffered(prefetch: int, parts: int, length: int) -> int:
     """Elements that a worker holds ready, for about ``prefetch`` whole batches; at least one."""
     return max(1, prefetch * parts // length)
+
+
+def held(rows: int, group: int, workers: int, prefetch: int) -> float:
+    """Batches that lie in shared memory at most: ready, in the making, and in the main process.
+
+    Args:
+        rows: of a batch that the process loads.
+        group: examples of a group, spread over as many batches; 1 is without.
+        workers: of the process.
+        prefetch: batches that each of them holds ready.
+    """
+    if group == 1:
+        return workers * (prefetch + 1) + _IN_HAND
+    share = parts(rows, workers)
+    elements = workers * (buffered(prefetch, share, group) + 1)
+    return elements * group / share + group + _IN_HAND
 
 
 @dataclasses.dataclass(frozen=True)
