@@ -122,7 +122,7 @@ class Config:
         if self.windows == "fixed" and self.clips_per_video != 1:
             raise InputError(
                 f"data.clips_per_video={self.clips_per_video}: with data.windows=fixed an epoch "
-                "has each clip of a file once; leave it at 1"
+                "has each clip of a file once; set --data.clips_per_video 1"
             )
         if self.blur_sigma is not None and not (
             0 < self.blur_sigma[0] <= self.blur_sigma[1] <= LARGEST_SIGMA
