@@ -93,10 +93,10 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         say(f"no latents: {one}")
     if len(made.bad) > 5:
         say(f"no latents: {len(made.bad) - 5:,} windows more")
-    one = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
+    single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
     say(
         f"latents of {made.videos:,} videos in {target.folder}, {made.fresh:,} of them new "
-        f"({made.windows:,} windows); train with --data.windows fixed{one} --data.teacher "
+        f"({made.windows:,} windows); train with --data.windows fixed{single} --data.teacher "
         f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )
     return 0
