@@ -275,7 +275,7 @@ def test_a_resume_with_other_groups_of_clips_says_which_there_were(
     had: dict[str, Any], named: str
 ) -> None:
     """Of a checkpoint from before there were groups too."""
-    run = config.load("h100_8", [])
+    run = config.load("h100_8", ["--data.clips_per_video", "6"])
     now, saved = saving.describe(run, "now"), saving.describe(run, "then")
     data = {name: value for name, value in saved["config"]["data"].items() if "group" not in name}
     saved["config"] = saved["config"] | {"data": data | {"clips_per_video": 1} | had}
