@@ -95,9 +95,12 @@ class Gpus:
         except pynvml.NVMLError:
             nvml.nvmlShutdown()
             raise
-        if ordinals is not None and all(ordinal < len(seen) for ordinal in ordinals):
-            seen = [seen[ordinal] for ordinal in ordinals]
-        self._handles = seen
+        if ordinals is None:
+            self._handles = seen
+        elif all(ordinal < len(seen) for ordinal in ordinals):
+            self._handles = [seen[ordinal] for ordinal in ordinals]
+        else:  # those of others would be measured
+            self._handles = []
 
     def __len__(self) -> int:
         return len(self._handles)

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxtrain import config
-from jaxtrain.errors import RunAgain
-from jaxtrain.signals import stop_inside
 
 # What the last lines of a run compare with its beginning.
 IN_SUMMARY = (
@@ -62,21 +60,15 @@ def farewell(
         say(f"train on your own data{each}: {own}")
 
 
-def report(directory: Path, say: Callable[[str], None], error: BaseException | None) -> None:
-    """Writes ``report.html`` of a run that is over and has a record, and says where it lies.
+def report(directory: Path, say: Callable[[str], None]) -> None:
+    """Writes ``report.html`` of a run that is over, and says where it lies.
 
-    It is not tried where there is no time (a stop that saves nothing), nor where a disk or another
-    process is gone. What keeps it from being written is a warning, and changes nothing else.
+    What keeps it from being written is a warning, and changes nothing else.
 
     Args:
         directory: of the run.
         say: takes a line.
-        error: that ends the run; None of one that ends well, or after a stop that was heard.
     """
-    if error is not None and (not isinstance(error, Exception) or stop_inside(error)):
-        return
-    if isinstance(error, RunAgain):
-        return
     try:
         from jaxtrain.reporting import page, run_files
 
@@ -86,7 +78,7 @@ def report(directory: Path, say: Callable[[str], None], error: BaseException | N
     except Exception as wrong:
         why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
         say(
-            f"warning: {directory / 'report.html'} was not written ({why}): "
+            f"warning: {directory}/report.html was not written ({why}): "
             f"`jaxtrain report {shlex.quote(str(directory))}` tries again"
         )
 

@@ -70,6 +70,7 @@ class History:
         self._position = position
         self._arguments = arguments
         self._ended = False
+        self._ending = threading.Lock()
         self._started = False
         self._file = Appended(directory / NAME) if jax.process_index() == 0 else None
         if self._file is not None and self._file.path.is_file():
@@ -136,16 +137,17 @@ class History:
             code: exit code.
             why: in one line.
         """
-        if self._ended:
-            return
-        self._ended = True
+        with self._ending:
+            if self._ended:
+                return
+            self._ended = True
         if not self._started:
             self.started(None)
         self._phases.cut()
         self._phases.when_over(lambda piece: None)
         self._write("end", code=code, why=why)
         if self._file is not None:
-            self._file.close()
+            self._recorder.guarded(NAME, self._file.close)  # no other thread writes meanwhile
 
     def failed(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Writes the error or the signal that ends the run. For an ExitStack."""

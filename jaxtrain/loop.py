@@ -63,7 +63,7 @@ class Flags:
 def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code."""
     compiling.reserve_memory(os.environ)
-    if processes.will_use_cpu(os.environ):
+    if flags.simulate_devices or processes.will_use_cpu(os.environ):
         allocator.keep_freed()
     processes.connect(os.environ, flags.simulate_devices)
     with processes.peers(signals) as peers, Watchdog(run.loop.hang_timeout_s, peers) as watchdog:
@@ -116,8 +116,6 @@ def train(
         stack.callback(recorder.close)
         screen.report_to(recorder)
         say = recorder.say
-        if jax.process_index() == 0:  # behind the last words of the history
-            stack.push(lambda kind, error, trace: report(directory, say, error))
         say(f"run directory {directory}")
         say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
         stack.push(recorder.log_error)
@@ -174,7 +172,9 @@ def train(
         )
         stack.callback(progress.close)
         train_step, before_step = stack.enter_context(
-            profiling.profiled(flags.profile, directory / "profile", train_step, say)
+            profiling.profiled(
+                flags.profile, directory / "profile", train_step, say, progress.interrupted
+            )
         )
         rollback = Rollback(directory, run.checkpoint.every, built.target, say)
         stopping = Stopping(signals, bad_share, processes.Agreement(mesh))
@@ -244,6 +244,9 @@ def train(
             again = go_on(flags.program, flags.arguments, directory)
             say(f"go on{in_each(jax.process_count())} with: {again}")
         history.end(EXIT_CODES[stopping.decision], ending)
+        if stopping.decision == GO_ON and jax.process_index() == 0:
+            with phases.within("report"):  # which takes a minute where a run has many records
+                report(directory, say)
         return EXIT_CODES[stopping.decision]
 
 

@@ -234,21 +234,22 @@ class Recorder:
         Returns:
             Whether it was written.
         """
-        try:
-            write()
-        except OSError as error:
-            if what not in self._failing:
-                self._failing.add(what)
-                self._show(
-                    f"warning: cannot write {what} in {self._directory} "
-                    f"({error.strerror or error}): training goes on, and records wait in memory "
-                    "until it can be written"
-                )
-            return False
-        if what in self._failing:
-            self._failing.remove(what)
-            self._show(f"{what} in {self._directory} is written again")
-        return True
+        with self._lock:
+            try:
+                write()
+            except OSError as error:
+                if what not in self._failing:
+                    self._failing.add(what)
+                    self._show(
+                        f"warning: cannot write {what} in {self._directory} "
+                        f"({error.strerror or error}): training goes on, and records wait in "
+                        "memory until it can be written"
+                    )
+                return False
+            if what in self._failing:
+                self._failing.remove(what)
+                self._show(f"{what} in {self._directory} is written again")
+            return True
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

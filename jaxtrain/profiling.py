@@ -16,6 +16,8 @@ from jaxtrain.step import Batch, Metrics, TrainStep
 
 SUMMARY = "summary.txt"
 
+Phase = Callable[[str], contextlib.AbstractContextManager[None]]
+
 _LISTED, _SAID = 30, 5  # operations in the file, and on the console
 
 
@@ -59,12 +61,19 @@ class Profile:
         directory: ``profile/`` of the run.
         step: compiled.
         say: takes a line.
+        apart: opens a phase, by its name, whose time is no step's.
     """
 
     def __init__(
-        self, steps: tuple[int, int], directory: Path, step: TrainStep, say: Callable[[str], None]
+        self,
+        steps: tuple[int, int],
+        directory: Path,
+        step: TrainStep,
+        say: Callable[[str], None],
+        apart: Phase,
     ) -> None:
         self._steps = steps
+        self._apart = apart
         self._directory = directory
         self._step = step
         self._say = say
@@ -105,14 +114,15 @@ class Profile:
             return
         self._running = False
         took_s = time.perf_counter() - self._began_s
-        jax.profiler.stop_trace()
-        files = sorted(set(self._files()) - self._before)
-        if not (summarize and files and self._traced) or jax.process_index():
-            return
-        try:
-            self._summarize(files, took_s)
-        except OSError as error:  # a full disk
-            self._say(f"no {SUMMARY} of the trace: {error}")
+        with self._apart("profile"):
+            jax.profiler.stop_trace()
+            files = sorted(set(self._files()) - self._before)
+            if not (summarize and files and self._traced) or jax.process_index():
+                return
+            try:
+                self._summarize(files, took_s)
+            except Exception as error:  # a full disk, or a trace of another form: training goes on
+                self._say(f"no {SUMMARY} of the trace: {type(error).__name__}: {error}")
 
     def _summarize(self, files: list[Path], took_s: float) -> None:
         operations = traces.top_operations(
@@ -149,7 +159,11 @@ class Profile:
 
 @contextlib.contextmanager
 def profiled(
-    steps: tuple[int, int] | None, directory: Path, step: TrainStep, say: Callable[[str], None]
+    steps: tuple[int, int] | None,
+    directory: Path,
+    step: TrainStep,
+    say: Callable[[str], None],
+    apart: Phase,
 ) -> Iterator[tuple[TrainStep, Callable[[int, State], None]]]:
     """A step, and what to call before each; without ``steps`` they are the plain step and nothing.
 
@@ -158,11 +172,12 @@ def profiled(
         directory: ``profile/`` of the run.
         step: compiled.
         say: takes a line.
+        apart: opens a phase, by its name, whose time is no step's.
     """
     if steps is None:
         yield step, lambda done, state: None
         return
-    profile = Profile(steps, directory, step, say)
+    profile = Profile(steps, directory, step, say, apart)
     try:
         yield profile.step, profile.before_step
     except BaseException:  # whoever wants to stop now waits for no summary

@@ -215,7 +215,7 @@ def _same_groups(saved: Meta, meta: Meta) -> str:
     had = {"clips_per_video": old["clips_per_video"]}
     if had["clips_per_video"] > 1:
         had["clips_per_group"] = old.get("clips_per_group", 1)  # there were none before
-    if old["batch_size"] != new["batch_size"]:
+    if had["clips_per_video"] > 1 and old["batch_size"] != new["batch_size"]:
         had["group_spread"] = old.get("group_spread") or old["batch_size"]
     wanted = [f"--data.{name} {value}" for name, value in had.items() if value != new[name]]
     return f" and {' '.join(wanted)}" if wanted else ""

@@ -27,6 +27,8 @@ WORDS = {
     "evaluation": "validating",
     "save": "saving",
     "rollback": "going back to a checkpoint",
+    "profile": "reading the profile",
+    "report": "writing the report",
     END: "closing",
 }
 

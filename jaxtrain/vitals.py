@@ -74,6 +74,13 @@ class Vitals:
                 self._gpus = Gpus(environment, ordinals, nvml)
             except pynvml.NVMLError as error:
                 self._say(f"utilisation, power and temperature are not recorded: {error}")
+            else:
+                if not len(self._gpus):
+                    named = environment.get("CUDA_VISIBLE_DEVICES", "not set")
+                    self._say(
+                        "utilisation, power and temperature are not recorded: NVML does not find "
+                        f"this process's GPUs {ordinals} (CUDA_VISIBLE_DEVICES: {named})"
+                    )
         self._thread = threading.Thread(target=self._sample, name="vitals", daemon=True)
         self._thread.start()
 

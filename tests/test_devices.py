@@ -52,6 +52,7 @@ def test_the_gpus_are_those_that_cuda_sees(visible: str | None, found: list[floa
 
 def test_of_these_only_what_the_process_uses_is_asked() -> None:
     assert shares(Nvml(A, B, C), "2,1", [1]) == [0.9]
+    assert shares(Nvml(A, B, C), "2,1", [1, 2]) == []  # not those of others
 
 
 def test_what_a_gpu_cannot_say_has_no_value() -> None:

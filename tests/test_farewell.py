@@ -9,9 +9,7 @@ import pytest
 import written_run
 
 from jaxtrain import config, farewell
-from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.reporting import page
-from jaxtrain.signals import Stopped
 
 RUN = config.named("demo")
 PYTHON = "python -m jaxtrain.main"
@@ -72,34 +70,17 @@ def test_whoever_has_data_needs_no_hint_and_an_early_stop_asks_for_patience() ->
     assert last.endswith("--loop.early_stop_patience 6")
 
 
-def reported(directory: Path, error: BaseException | None = None) -> list[str]:
+def reported(directory: Path) -> list[str]:
     lines: list[str] = []
-    farewell.report(directory, lines.append, error)
+    farewell.report(directory, lines.append)
     return lines
 
 
 def test_a_run_that_ends_writes_its_report_and_says_where(tmp_path: Path) -> None:
-    assert reported(tmp_path) == []  # no record, as of a run that was stopped before the first
+    assert reported(tmp_path) == []  # nothing to report
     written_run.write(tmp_path, history=written_run.whole_history())
     assert reported(tmp_path) == [f"report: {tmp_path / 'report.html'}"]
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-
-
-@pytest.mark.parametrize(
-    ("error", "written"),
-    [
-        (Stopped("SIGTERM"), False),
-        (KeyboardInterrupt(), False),
-        (RunAgain("the disk does not answer"), False),
-        (InputError("ten bad updates in a row"), True),
-    ],
-)
-def test_where_time_or_disk_are_gone_no_report_is_tried(
-    tmp_path: Path, error: BaseException, written: bool
-) -> None:
-    written_run.write(tmp_path)
-    reported(tmp_path, error)
-    assert (tmp_path / "report.html").exists() == written
 
 
 @pytest.mark.parametrize(

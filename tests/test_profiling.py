@@ -1,10 +1,11 @@
 """A trace of some steps, and what is said of it."""
 
+import contextlib
 import gzip
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ def step() -> Any:
     return jax.jit(f).lower(x, x).compile()
 
 
+@contextlib.contextmanager
+def apart(phase: str) -> Iterator[None]:
+    assert phase == "profile"
+    yield
+
+
 def run(step: Any, before_step: Callable[[int, Any], None], steps: int) -> None:
     state = batch = jnp.ones((600, 600))
     for done in range(steps):
@@ -41,7 +48,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_trace_holds_its_steps_and_says_where_the_time_went(tmp_path: Path, step: Any) -> None:
     said: list[str] = []
-    with profiling.profiled((2, 5), tmp_path, step, said.append) as (traced, before_step):
+    with profiling.profiled((2, 5), tmp_path, step, said.append, apart) as (traced, before_step):
         run(traced, before_step, 8)
     found = events(tmp_path)
     ops = [one for one in found if "hlo_op" in one.get("args", {})]
@@ -60,14 +67,32 @@ def test_a_trace_holds_its_steps_and_says_where_the_time_went(tmp_path: Path, st
 
 
 def test_a_run_that_ends_inside_has_its_trace_too(tmp_path: Path, step: Any) -> None:
-    with profiling.profiled((1, 9), tmp_path, step, print) as (traced, before_step):
+    with profiling.profiled((1, 9), tmp_path, step, print, apart) as (traced, before_step):
         run(traced, before_step, 3)
     assert (tmp_path / "summary.txt").read_text().startswith("steps 1 to 3 took ")
 
 
+def test_a_trace_that_nobody_can_read_ends_no_run(
+    tmp_path: Path, step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    @contextlib.contextmanager
+    def counted(phase: str) -> Iterator[None]:
+        opened.append(phase)
+        yield
+
+    monkeypatch.setattr(profiling.traces, "top_operations", lambda *how, **more: 1 / 0)
+    said: list[str] = []
+    with profiling.profiled((0, 1), tmp_path, step, said.append, counted) as (traced, before_step):
+        run(traced, before_step, 2)
+    assert said == ["no summary.txt of the trace: ZeroDivisionError: division by zero"]
+    assert opened == ["profile"]  # its time is no step's
+
+
 def test_whoever_stops_a_run_waits_for_no_summary(tmp_path: Path, step: Any) -> None:
     def interrupted() -> None:
-        with profiling.profiled((0, 9), tmp_path, step, print) as (traced, before_step):
+        with profiling.profiled((0, 9), tmp_path, step, print, apart) as (traced, before_step):
             run(traced, before_step, 1)
             raise KeyboardInterrupt
 
@@ -81,7 +106,7 @@ def test_without_a_profile_the_step_is_the_step(tmp_path: Path) -> None:
     def plain(state: Any, batch: Any) -> Any:
         return state, batch
 
-    with profiling.profiled(None, tmp_path / "profile", plain, print) as (step, before_step):
+    with profiling.profiled(None, tmp_path / "profile", plain, print, apart) as (step, before_step):
         assert step is plain
         before_step(0, None)  # type: ignore[arg-type]
     assert not (tmp_path / "profile").exists()
@@ -102,7 +127,7 @@ def test_the_second_process_writes_elsewhere_and_nothing_of_its_own(
     tmp_path: Path, step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiling.jax, "process_index", lambda: 1)
-    with profiling.profiled((0, 1), tmp_path, step, pytest.fail) as (traced, before_step):
+    with profiling.profiled((0, 1), tmp_path, step, pytest.fail, apart) as (traced, before_step):
         run(traced, before_step, 2)
     assert events(tmp_path / "process-1")
     assert not (tmp_path / "summary.txt").exists()

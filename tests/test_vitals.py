@@ -148,3 +148,10 @@ def test_a_full_shared_memory_is_mentioned_once_with_sizes_and_cure(watch: Any) 
     assert "/dev/shm is 95% full (measured: 61 of 64 MiB)" in line
     for cure in ("--shm-size", "--data.prefetch", "--data.workers"):
         assert cure in line
+
+
+def test_gpus_that_nvml_does_not_find_are_named_once(watch: Any) -> None:
+    watched = watch(on_gpus(2), Nvml(card("GPU-1")), read_host=lambda: GIB)
+    assert watched.until(bool) == {"train/host_memory_gib": 1.0}
+    (line,) = watched.said
+    assert "NVML does not find this process's GPUs [0, 1] (CUDA_VISIBLE_DEVICES: not set)" in line

@@ -37,20 +37,20 @@ def buffered(prefetch: int, parts: int, length: int) -> int:
     return max(1, prefetch * parts // length)
 
 
-def held(rows: int, group: int, workers: int, prefetch: int) -> float:
+def held(rows: int, length: int, workers: int, prefetch: int) -> float:
     """Batches that lie in shared memory at most: ready, in the making, and in the main process.
 
     Args:
         rows: of a batch that the process loads.
-        group: examples of a group, spread over as many batches; 1 is without.
+        length: batches of a run; 1 is without groups.
         workers: of the process.
         prefetch: batches that each of them holds ready.
     """
-    if group == 1:
+    if length == 1:
         return workers * (prefetch + 1) + _IN_HAND
     share = parts(rows, workers)
-    elements = workers * (buffered(prefetch, share, group) + 1)
-    return elements * group / share + group + _IN_HAND
+    elements = workers * (buffered(prefetch, share, length) + 1)
+    return elements * length / share + length + _IN_HAND
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,10 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
 
 def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
     """That lie in shared memory at most; video files may have keyframes far apart."""
-    return runs.held(rows, getattr(run.data, "largest_group", 1), workers, prefetch)
+    group = getattr(run.data, "largest_group", 1)
+    spread = getattr(run.data, "group_spread", None) or run.data.batch_size
+    length = runs.run_length(group, spread, run.data.batch_size) if group > 1 else 1
+    return runs.held(rows, length, workers, prefetch)
 
 
 def _batch_bytes(run: Run, rows: int) -> int:

@@ -96,7 +96,7 @@ def memory(runs: Sequence[Run]) -> Html:
             for run in runs
             for record in run.records
             for name in record
-            if "memory" in name and name != "train/gpu_memory_usage"
+            if ("memory" in name or "shm" in name) and name != "train/gpu_memory_usage"
         }
     )
     measured: list[object] = [most(run, "train/gpu_memory_usage") for run in runs]

@@ -19,8 +19,13 @@ _TITLES = {
     "data_wait_fraction": "waiting for input",
     "gpu_memory_usage": "GPU memory, GiB",
     "gpu_utilization": "GPU utilization",
+    "gpu_power_w": "GPU power, W",
+    "gpu_temperature_c": "GPU temperature, \N{DEGREE SIGN}C",
+    "host_memory_gib": "host memory, GiB",
+    "shm_gib": "/dev/shm, GiB",
     "bits_per_byte": "bits per byte",
 }
+_OF_THE_MACHINE = ("gpu_", "host_", "shm_")
 # steps, samples and tokens a second are one curve: the first that is there is drawn.
 _RATES = ("tokens_per_second", "samples_per_second", "steps_per_second")
 
@@ -152,7 +157,7 @@ def _rank(name: str) -> tuple[int, int, str]:
         return 2, _LAST.index("throughput"), name
     if name in _LAST:
         return 2, _LAST.index(name), name
-    return (3 if name.startswith("gpu_") else 1), 0, name
+    return (3 if name.startswith(_OF_THE_MACHINE) else 1), 0, name
 
 
 def nonfinite(run: Run, found: Mapping[str, facts.Result]) -> list[str]:

@@ -11,7 +11,16 @@ from jaxtrain.reporting.run_files import Run
 
 # Smaller is better for these; for the others larger is.
 _SMALLER = ("loss", "lpips", "perplexity", "bits_per_byte", "distance", "flicker")
-_NO_RESULT = ("learning_rate", "grad_norm", "per_second", "mfu", "fraction", "gpu_", "memory")
+_NO_RESULT = (
+    "learning_rate",
+    "grad_norm",
+    "per_second",
+    "mfu",
+    "fraction",
+    "gpu_",
+    "memory",
+    "shm",
+)
 _PRECIOUS = ("loss", "psnr", "ssim", "lpips", "accuracy", "pseudo_perplexity", "bits_per_byte")
 
 

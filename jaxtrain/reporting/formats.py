@@ -6,6 +6,7 @@ import math
 from jaxtrain.metrics import duration
 
 _SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_UNITS = {"memory_usage": "GiB", "_gib": "GiB", "_w": "W", "_c": "\N{DEGREE SIGN}C"}
 _SHARES = ("accuracy", "mfu", "data_wait_fraction", "gpu_utilization")
 
 
@@ -58,8 +59,9 @@ def metric(name: str, value: float | None) -> str:
         return f"{value:.1%}"
     if last in ("psnr", "psnr_std"):
         return f"{value:.2f} dB"
-    if last.endswith("memory_usage"):
-        return f"{value:.1f} GiB"
+    for ending, unit in _UNITS.items():
+        if last.endswith(ending):
+            return f"{value:.1f} {unit}"
     return short(value)
 
 

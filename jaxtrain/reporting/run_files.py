@@ -9,6 +9,7 @@ from typing import Any
 from jaxtrain import directory_lock, metrics
 from jaxtrain.errors import InputError
 
+_PARTS = ("model", "data", "optim", "mesh", "loop", "checkpoint")
 CONFIG, METRICS, HISTORY = "config.json", "metrics.jsonl", "history.jsonl"
 
 
@@ -142,7 +143,12 @@ def _config(path: Path, missing: list[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         missing.append(f"{CONFIG} cannot be read ({error}): the config is unknown.")
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(one, {}), dict) for one in _PARTS
+    ):
+        missing.append(f"{CONFIG} is no config: the config is unknown.")
+        return {}
+    return found
 
 
 def _records(path: Path, missing: list[str]) -> list[dict[str, Any]]:
@@ -151,6 +157,8 @@ def _records(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     try:
         for record in metrics.read(path):
             record["step"], record["time"] = int(record["step"]), float(record["time"])
+            for name, value in record.items():
+                record[name] = None if value is None else value + 0  # TypeError: no number
             found.append(record)
     except FileNotFoundError:
         missing.append(f"{METRICS} is not there: no update was recorded.")
@@ -186,6 +194,8 @@ def _is_event(line: Mapping[str, Any]) -> bool:
     numbers = [line.get("time"), line.get("step")]
     if line.get("event") == "phase":
         numbers.append(line.get("seconds"))
+    if line.get("event") == "start":
+        numbers.append(line.get("began"))
     return "event" in line and all(isinstance(number, int | float) for number in numbers)
 
 

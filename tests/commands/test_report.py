@@ -1,5 +1,6 @@
 """``jaxtrain report``: the command line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,3 +60,11 @@ def test_it_needs_no_jax(tmp_path: Path, checkout: Path) -> None:
         f"assert main.main(['report', {str(run)!r}]) == 0; assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=checkout, check=True, timeout=60)
+
+
+def test_a_device_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, pipe = written_run.write(tmp_path / "run"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main.main(["report", str(run), "--out", str(pipe)]) == 2
+    assert f"--out {pipe} is a device or a pipe" in capsys.readouterr().err
+    assert pipe.is_fifo()

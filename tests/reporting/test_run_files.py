@@ -99,6 +99,21 @@ def test_what_is_no_run_is_refused_with_a_cure(tmp_path: Path) -> None:
 
 def test_config_that_is_no_json(tmp_path: Path) -> None:
     written_run.write(tmp_path)
-    for text in ("{", json.dumps([1])):
+    for text in ("{", json.dumps([1]), json.dumps({"loop": 3})):
         (tmp_path / "config.json").write_text(text)
-        assert run_files.read(tmp_path, "a").config == {}
+        run = run_files.read(tmp_path, "a")
+        assert run.config == {}
+        assert any(line.startswith("config.json ") for line in run.missing)
+
+
+def test_values_of_another_kind_are_no_records(tmp_path: Path) -> None:
+    starts = [event for event in written_run.whole_history() if event["event"] == "start"]
+    written_run.write(tmp_path, history=[starts[0] | {"began": None}])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 110, "time": 1.0, "train/loss": "oops"}\n')
+    run = run_files.read(tmp_path, "a")
+    assert not run.starts
+    assert run.records[-1]["step"] == 100
+    assert {line.rpartition(".jsonl")[0].split()[-1] for line in run.missing} == {
+        *("metrics", "history")
+    }
