@@ -52,6 +52,8 @@ def farewell(
         say(f"samples: {', '.join(newest)}")
     say(f"checkpoints: {directory / 'checkpoints'}")
     say(f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)")
+    if hasattr(run.model, "TRY"):
+        say(f"use it: {program} {run.model.TRY.format(run=shlex.quote(str(directory)))}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
     say(f"train on{each}: {go_on(program, arguments, directory, longer)}")

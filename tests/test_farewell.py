@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import written_run
 
-from jaxtrain import config, farewell
+from jaxtrain import config, farewell, main
 from jaxtrain.reporting import page
 
 RUN = config.named("demo")
@@ -37,6 +37,14 @@ def test_it_says_what_was_reached() -> None:
         "checkpoints: /runs/my run/checkpoints",
         "curves: tensorboard --logdir /runs/my run/tensorboard (pip install tensorboard)",
     ]
+
+
+@pytest.mark.parametrize("name", ["demo", "demo_mlm", "demo_gpt", "a6000_medium"])
+def test_it_says_how_to_use_the_model(name: str) -> None:
+    (line,) = (line for line in said(config.named(name)) if line.startswith("use it: "))
+    command, run = line.removeprefix(f"use it: {PYTHON} ").split(" ", 1)
+    assert command in main.COMMANDS
+    assert run.startswith("'/runs/my run' ")
 
 
 def test_what_to_type_next_names_each_flag_once() -> None:

@@ -100,7 +100,7 @@ def _teller() -> Callable[[int, int], None]:
         now = time.monotonic()
         if now - told >= _TELL_EVERY_S:
             told = now
-            print(f"{done / count:.0%} of the text", flush=True)
+            print(f"{done / count:.0%} measured", flush=True)
 
     return tell
 

@@ -60,6 +60,7 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory or a weights
     file."""
 
+    TRY = 'generate {run} "Once upon a time"'
     UNSEEN = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
 
     def __post_init__(self) -> None:

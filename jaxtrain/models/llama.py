@@ -63,6 +63,7 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
     transformers' LlamaForCausalLM."""
 
+    TRY = 'generate {run} "Once upon a time"'
     UNSEEN = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
 
     def __post_init__(self) -> None:

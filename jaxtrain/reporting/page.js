@@ -109,8 +109,7 @@
 
   function draw(index) {
     const chart = data.charts[index];
-    const options = { displaylogo: false, responsive: true, displayModeBar: "hover" };
-    options.modeBarButtonsToRemove = ["select2d", "lasso2d", "autoScale2d"];
+    const options = { displaylogo: false, responsive: true, displayModeBar: false };
     return Plotly.react(plots[index], traces(chart), layout(chart), options);
   }
 
