@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -225,18 +225,6 @@ def _why(error: BaseException) -> str:
         return "stopped at once by Ctrl-C, without saving"
     words = " ".join(str(error).split())
     return words if isinstance(error, InputError | RunAgain) else f"{type(error).__name__}: {words}"
-
-
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a ``history.jsonl`` in order.
-
-    A last line without an end, which a live or killed run may leave, is left out.
-    """
-    with path.open() as file:
-        for line in file:
-            if not line.endswith("\n"):
-                return
-            yield json.loads(line)
 
 
 _IMPORTED = time.time()

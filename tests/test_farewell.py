@@ -2,9 +2,12 @@
 
 import dataclasses
 import errno
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import program
 import pytest
 import written_run
 
@@ -109,3 +112,29 @@ def test_a_report_that_fails_is_one_warning(
     assert line.startswith("warning: ")
     assert why in line
     assert f"jaxtrain report {tmp_path}" in line
+
+
+SLOW_REPORT = """
+import sys, time
+from jaxtrain import main
+from jaxtrain.reporting import page
+
+page.write = lambda *how, **more: time.sleep(8)
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_report_is_no_hang(tmp_path: Path) -> None:
+    corpus = program.write_corpus(tmp_path)
+    given = [*program.TINY_MLM, "--data.path", corpus, "--output-dir", "run", "--loop.steps", 2]
+    ended = subprocess.run(
+        [sys.executable, "-c", SLOW_REPORT, *map(str, given), "--loop.hang_timeout_s", "5"],
+        cwd=tmp_path,
+        env=program.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1] == f"report: {tmp_path / 'run/report.html'}"
