@@ -194,8 +194,10 @@ class Clock:
     """One that the test moves."""
 
     now = 100.0
+    asked = 0
 
     def __call__(self) -> float:
+        self.asked += 1
         return self.now
 
 
@@ -213,7 +215,9 @@ def test_elsewhere_a_long_phase_says_that_it_is_there(
 
         def after(seconds: float) -> list[str]:
             clock.now += seconds
-            time.sleep(0.2)
+            asked = clock.asked
+            while clock.asked < asked + 2:  # once to see the new time; twice: what it says is said
+                time.sleep(0.01)
             return capsys.readouterr().out.splitlines()
 
         with phases.within("compile"):
