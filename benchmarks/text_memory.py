@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from jaxtrain import host_memory
+
 STEPS = 20
 _LOOK_EVERY_S = 0.1
 
@@ -41,13 +43,10 @@ def generate(path: Path, megabytes: float, seed: int = 0) -> None:
 
 def anonymous_gib(pid: int) -> float:
     """Anonymous memory of a process and its descendants, GiB; shared memory is not in it."""
-    total, waiting = 0, [pid]
-    while waiting:
-        one = waiting.pop()
+    total = 0
+    for one in host_memory.family(pid):
         try:
             status = Path(f"/proc/{one}/status").read_text()
-            for task in Path(f"/proc/{one}/task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
         except (FileNotFoundError, ProcessLookupError):
             continue
         for line in status.splitlines():

@@ -1,9 +1,11 @@
-"""A trained causal language model at work on a text: it goes on with it, token by token.
+"""A trained causal language model at work on a text: it goes on with it, or says what it costs.
 
-Shapes: B texts at a time, P tokens of a prompt, N tokens of a window, V words.
+Shapes: B texts at a time, P tokens of a prompt, N tokens of a window, R windows at a time, V words.
 """
 
 import codecs
+import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import compiling, processes, state, weights, writing
+from jaxtrain import causal, compiling, metrics, processes, state, weights, writing
 from jaxtrain.data import byte_level, cache, specials, tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.models import mlm
@@ -21,6 +23,30 @@ from jaxtrain.sampling import Choice
 
 _LEAST_ROOM = 64  # positions of a cache
 _LARGEST_SEED = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """How well a model foretells each token of a text from those before it.
+
+    Attributes:
+        tokens: that were foretold.
+        bytes: of UTF-8 that they stand for.
+        loss: mean cost of a token, nats.
+        accuracy: share of tokens that were the likeliest.
+        bits_per_byte: cost of the text / its bytes; comparable between tokenizers.
+    """
+
+    tokens: int
+    bytes: int
+    loss: float
+    accuracy: float
+    bits_per_byte: float
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean cost of a token; it depends on the tokenizer."""
+        return math.exp(self.loss)
 
 
 class CausalModel:
@@ -104,10 +130,21 @@ class CausalModel:
             follow, static_argnames="choice", donate_argnums=1, compiler_options=options
         )
 
+        def evaluate(arrays: state.Arrays, batch: causal.Batch) -> causal.Sums:
+            found: causal.Sums = definition.module(arrays, {}).evaluate(batch)
+            return found
+
+        self._evaluate: Callable[..., causal.Sums] = jax.jit(evaluate, compiler_options=options)
+
     @property
     def longest(self) -> int:
         """Tokens that the model sees at once."""
         return int(self.model.sequence_length)
+
+    @property
+    def _stride(self) -> int:
+        """Tokens by which windows of a long text lie apart."""
+        return max(1, self.longest // 2)
 
     def encode(self, prompt: str) -> list[int]:
         """The token that begins a document, and those of a text.
@@ -212,6 +249,68 @@ class CausalModel:
                 return
         if decoders is not None and any(rest := [one.decode(b"", final=True) for one in decoders]):
             yield rest
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def score(
+        self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
+    ) -> Score:
+        """Foretells each token of a text, taken as one document, from those before it.
+
+        The text goes through windows as long as the model sees at once, each half of that further
+        on, and a token counts in the first window that holds it: so it is foretold from half a
+        window at least, where the text has as much before it.
+
+        Args:
+            text: any length.
+            rows: windows at a time.
+            max_tokens: only so many first tokens are foretold; None is all.
+            each: called after each batch with how many windows are done, and are in all.
+
+        Raises:
+            InputError: the text has no token.
+        """
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids[:max_tokens]
+        if not ids:
+            raise InputError("there is no token in the text")
+        sizes = np.array([len(self.bytes_of[one] or b"") for one in ids], np.int32)
+        given = np.array([self.begin, *ids], np.int32)
+        starts = range(0, max(1, len(ids) - self.longest + self._stride), self._stride)
+        sums: dict[str, np.ndarray] = {}
+        for first in range(0, len(starts), rows):
+            batch = self._windows(given, sizes, list(starts[first : first + rows]), rows)
+            for name, parts in jax.device_get(self._evaluate(self._arrays, batch)).items():
+                sums[name] = sums.get(name, np.zeros(2)) + np.asarray(parts, np.float64)
+            each(min(first + rows, len(starts)), len(starts))
+        found = metrics.finish({name: tuple(parts) for name, parts in sums.items()})
+        return Score(
+            tokens=len(ids),
+            bytes=int(sizes.sum()),
+            loss=found["loss"],
+            accuracy=found["accuracy"],
+            bits_per_byte=found["bits_per_byte"],
+        )
+
+    def _windows(
+        self, given: np.ndarray, sizes: np.ndarray, starts: list[int], rows: int
+    ) -> dict[str, np.ndarray]:
+        """A batch of windows of a text; what a window before has counted is no target again."""
+        shape = rows, self.longest
+        batch = {
+            "tokens": np.full(shape, self.begin, np.int32),
+            "targets": np.full(shape, causal.IGNORED, np.int32),
+            "target_bytes": np.zeros(shape, np.int32),
+            "weight": np.ones(rows, np.float32),
+        }
+        for row, start in enumerate(starts):
+            there = min(self.longest, len(sizes) - start)
+            new = slice(self.longest - self._stride if start else 0, there)
+            batch["tokens"][row, :there] = given[start : start + there]
+            batch["targets"][row, new] = given[start + 1 : start + 1 + there][new]
+            batch["target_bytes"][row, new] = sizes[start : start + there][new]
+        return batch
 
     def _check(self, tokens: int, choice: Choice, samples: int, seed: int) -> None:
         for name, value in (("--tokens", tokens), ("--samples", samples)):

@@ -305,9 +305,20 @@ def to_dict(section: Any) -> dict[str, Any]:
     return result
 
 
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config in :func:`to_dict` form as ``{"optim.peak_lr": 0.003, ...}``, in order."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            found.update(flat(value, f"{prefix}{key}."))
+        else:
+            found[prefix + key] = value
+    return found
+
+
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What differs between two configs in :func:`to_dict` form: ``"seed: 1 -> 2"``, in order."""
-    left, right = _flat(before), _flat(after)
+    left, right = flat(before), flat(after)
     return [
         f"{name}: {left.get(name, '(absent)')} -> {right.get(name, '(absent)')}"
         for name in {**left, **right}
@@ -378,13 +389,3 @@ def _check_best(run: Run) -> None:
             f"loop.early_stop_patience {run.loop.early_stop_patience} needs a metric to watch: set "
             "--checkpoint.best_metric, or --loop.early_stop_patience None"
         )
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat

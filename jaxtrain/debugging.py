@@ -1,5 +1,7 @@
 """What `--debug` adds to a step."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -20,6 +22,7 @@ def checked(step: TrainStep) -> TrainStep:
         arrays = {f"train/{name}": value for name, value in metrics.items()} | following.params
         return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
 
+    @functools.wraps(step)  # a profile asks for the program inside
     def checked_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         # Before the step, which may take the state's memory; a bad update is not counted after it.
         first, number = int(state.examples_seen), int(state.step) + 1

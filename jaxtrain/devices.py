@@ -1,16 +1,25 @@
-"""What the GPUs of this host say about themselves while they work: memory held, time busy."""
+"""What the GPUs of this host say about themselves, by NVML, the library below nvidia-smi."""
 
 import contextlib
-import shutil
-import subprocess
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import pynvml
 
 GIB = 2**30
 
-_QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=1000")
+_CORE = pynvml.NVML_TEMPERATURE_GPU
+
+# Of one field of one GPU: the card has no such sensor, or a MIG device has no share of it. All
+# other errors mean that the driver has gone.
+_UNSUPPORTED = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # a driver older than the function
+    pynvml.NVML_ERROR_NO_DATA,
+}
 
 
 def memory_gib() -> float | None:
@@ -26,63 +35,134 @@ def memory_gib() -> float | None:
     return max(peaks) / GIB if peaks else None
 
 
-def driver_version() -> str | None:
-    """The NVIDIA driver's version; None where there is none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    query = [program, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    ended = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return ended.stdout.strip() or None
-
-
-class Utilization:
-    """Share of the time that this host's GPUs ran a kernel, sampled once a second by nvidia-smi.
-
-    Says nothing where there is no nvidia-smi.
+def driver_version(nvml: Any = pynvml) -> str | None:
+    """The NVIDIA driver's version; None where there is none, or it does not answer.
 
     Args:
-        environment: ``os.environ``; CUDA_VISIBLE_DEVICES in it limits what is sampled.
-        platform: of the run's devices; only "gpu" is sampled.
+        nvml: the module ``pynvml``, or what stands in for it.
+    """
+    try:
+        nvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return str(nvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+class Reading(NamedTuple):
+    """What one GPU says; None where it has no such sensor.
+
+    Attributes:
+        utilization: share of the last moments (up to a second) in which a kernel ran, in [0, 1].
+        power_w: watts.
+        temperature_c: degrees Celsius.
     """
 
-    def __init__(self, environment: Mapping[str, str], platform: str) -> None:
-        self._sum, self._count = 0.0, 0
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        program = shutil.which("nvidia-smi") if platform == "gpu" else None
-        if program is None:
-            return
-        visible = environment.get("CUDA_VISIBLE_DEVICES")
-        chosen = (f"--id={visible}",) if visible else ()
-        self._process = subprocess.Popen(
-            [program, *_QUERY, *chosen],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._thread = threading.Thread(target=self._listen, name="nvidia-smi", daemon=True)
-        self._thread.start()
+    utilization: float | None
+    power_w: float | None
+    temperature_c: float | None
 
-    def share(self) -> float | None:
-        """Mean over the GPUs and the time since the last call, in [0, 1]; None without a sample."""
-        with self._lock:
-            mean = self._sum / self._count / 100 if self._count else None
-            self._sum, self._count = 0.0, 0
-        return mean
+
+class Gpus:
+    """The GPUs that this process uses, as NVML sees them; close it when done.
+
+    Args:
+        environment: ``os.environ``; CUDA_VISIBLE_DEVICES in it says which GPUs CUDA sees: numbers,
+            ``GPU-...`` or ``MIG-...``, also the beginnings of such names. Numbers are taken in the
+            order of PCI addresses: that is CUDA's own where all cards are alike, or with
+            CUDA_DEVICE_ORDER=PCI_BUS_ID.
+        ordinals: of the GPUs of this process among those that CUDA sees; None takes all.
+        nvml: the module ``pynvml``, or what stands in for it.
+
+    Raises:
+        pynvml.NVMLError: there is no NVML here, or it does not answer.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        ordinals: Sequence[int] | None = None,
+        nvml: Any = pynvml,
+    ) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        try:
+            seen = list(self._visible(environment.get("CUDA_VISIBLE_DEVICES")))
+        except pynvml.NVMLError:
+            nvml.nvmlShutdown()
+            raise
+        if ordinals is None:
+            self._handles = seen
+        elif all(ordinal < len(seen) for ordinal in ordinals):
+            self._handles = [seen[ordinal] for ordinal in ordinals]
+        else:  # those of others would be measured
+            self._handles = []
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def read(self) -> list[Reading]:
+        """What each GPU says now.
+
+        Raises:
+            pynvml.NVMLError: the driver has gone, or a GPU has.
+        """
+        return [self._read(gpu) for gpu in self._handles]
 
     def close(self) -> None:
-        """Ends nvidia-smi."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._thread.join()
+        """Lets go of NVML."""
+        with contextlib.suppress(pynvml.NVMLError):  # the driver may have gone
+            self._nvml.nvmlShutdown()
 
-    def _listen(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError), self._lock:  # "[N/A]" on some cards
-                    self._sum += float(line)
-                    self._count += 1
+    def _read(self, gpu: Any) -> Reading:
+        nvml = self._nvml
+        return Reading(
+            _answer(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+            _answer(lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+            _answer(lambda: float(nvml.nvmlDeviceGetTemperature(gpu, _CORE))),
+        )
+
+    def _visible(self, named: str | None) -> Iterator[Any]:
+        """Handles in CUDA's order. As CUDA does, it stops at the first name that is none."""
+        nvml = self._nvml
+        count = nvml.nvmlDeviceGetCount()
+        whole = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(count)]
+        if named is None:
+            yield from whole
+            return
+        for name in (one.strip() for one in named.split(",")):
+            if name.isdecimal() and int(name) < count:
+                yield whole[int(name)]
+                continue
+            among = self._slices(whole) if name.startswith("MIG-") else whole
+            alike = [one for one in among if name and nvml.nvmlDeviceGetUUID(one).startswith(name)]
+            if len(alike) != 1:
+                return
+            yield alike[0]
+
+    def _slices(self, whole: Sequence[Any]) -> list[Any]:
+        """The MIG devices of all GPUs."""
+        nvml, found = self._nvml, []
+        for gpu in whole:
+            try:
+                most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
+            except pynvml.NVMLError_NotSupported:  # no card of this kind
+                continue
+            for number in range(most):
+                with contextlib.suppress(pynvml.NVMLError_NotFound):
+                    found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number))
+        return found
+
+
+def _answer(ask: Callable[[], float]) -> float | None:
+    """What NVML says; None where this GPU cannot."""
+    try:
+        return ask()
+    except pynvml.NVMLError as error:
+        if error.value in _UNSUPPORTED:
+            return None
+        raise

@@ -52,12 +52,37 @@ def farewell(
         say(f"samples: {', '.join(newest)}")
     say(f"checkpoints: {directory / 'checkpoints'}")
     say(f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)")
+    if hasattr(run.model, "TRY"):
+        say(f"use it: {program} {run.model.TRY.format(run=shlex.quote(str(directory)))}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
     say(f"train on{each}: {go_on(program, arguments, directory, longer)}")
     if run.data.path is None:
         own = _typed(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
+
+
+def report(directory: Path, say: Callable[[str], None]) -> None:
+    """Writes ``report.html`` of a run that is over, and says where it lies.
+
+    What keeps it from being written is a warning, and changes nothing else.
+
+    Args:
+        directory: of the run.
+        say: takes a line.
+    """
+    try:
+        from jaxtrain.reporting import page, run_files
+
+        if (directory / run_files.METRICS).is_file():
+            page.write([directory], directory / page.NAME, own=True)
+            say(f"report: {directory / page.NAME}")
+    except Exception as wrong:
+        why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
+        say(
+            f"warning: {directory}/report.html was not written ({why}): "
+            f"`jaxtrain report {shlex.quote(str(directory))}` tries again"
+        )
 
 
 def in_each(processes: int) -> str:

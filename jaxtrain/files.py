@@ -167,5 +167,7 @@ def check_writable(flag: str, path: Path | None) -> None:
         raise InputError(f"{flag} {path}: {folder} is no folder; make it first")
     if path.is_dir():
         raise InputError(f"{flag} {path} is a folder; name a file in it, as {path / 'found.json'}")
+    if path.exists() and not path.is_file():  # it would be replaced
+        raise InputError(f"{flag} {path} is a device or a pipe: name a file of your own")
     if not os.access(folder, os.W_OK):
         raise InputError(f"{flag} {path}: {folder} cannot be written to; name another folder")

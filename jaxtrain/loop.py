@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 
 from jaxtrain import (
+    allocator,
     building,
     checkpoint,
     compiling,
@@ -28,11 +29,14 @@ from jaxtrain import (
 from jaxtrain import mesh as meshes
 from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.farewell import farewell, go_on, in_each
+from jaxtrain.farewell import farewell, go_on, in_each, report
+from jaxtrain.history import History
 from jaxtrain.peers import Peers
+from jaxtrain.phases import Phases
 from jaxtrain.progress import Progress
 from jaxtrain.rollback import Rollback
-from jaxtrain.saving import Saver, describe, patience_over
+from jaxtrain.saving import Meta, Saver, describe, patience_over
+from jaxtrain.screen import Screen
 from jaxtrain.signals import DONE, StopSignals, stop_inside
 from jaxtrain.stopping import EXIT_CODES, GO_ON, REASONS, Stopping
 from jaxtrain.watchdog import Watchdog
@@ -59,6 +63,8 @@ class Flags:
 def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code."""
     compiling.reserve_memory(os.environ)
+    if flags.simulate_devices or processes.will_use_cpu(os.environ):
+        allocator.keep_freed()
     processes.connect(os.environ, flags.simulate_devices)
     with processes.peers(signals) as peers, Watchdog(run.loop.hang_timeout_s, peers) as watchdog:
         signals.before_exit = peers.leave
@@ -84,64 +90,72 @@ def train(
 ) -> int:
     """One run from start to end."""
     damage: list[str] = []
-    with watchdog.pause("start"):  # which may read a whole checkpoint
-        mesh = meshes.make(run.mesh)
-        start_from = rundir.start_from(
-            run.name,
-            flags.resume,
-            flags.output_dir,
-            say=damage.append,
-            little=run.checkpoint.every,
-        )
-        directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
+    phases = Phases(watchdog)
     with contextlib.ExitStack() as stack:
+        screen = stack.enter_context(Screen(phases, jax.process_index()))
+
+        def leave(code: int) -> None:
+            screen.close()
+            peers.leave(code)
+
+        signals.before_exit = leave
+        with phases.within("start"):  # which may read a whole checkpoint
+            mesh = meshes.make(run.mesh)
+            start_from = rundir.start_from(
+                run.name,
+                flags.resume,
+                flags.output_dir,
+                say=damage.append,
+                little=run.checkpoint.every,
+            )
+            directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
+            position = preparation.position(start_from)
         if flags.output_dir is None:
             stack.callback(rundir.discard_unused, directory)
-        recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count())
+        recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count(), screen.say)
         stack.callback(recorder.close)
+        screen.report_to(recorder)
         say = recorder.say
         say(f"run directory {directory}")
         say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
         stack.push(recorder.log_error)
         for line in damage:
             recorder.log(line)
-        watchdog.report_to(directory, say)
+        history = History(recorder, directory, phases, run, start_from, position, flags.arguments)
+        stack.push(history.failed)
+        watchdog.report_to(directory, history.said_last(say, screen.close))
+        signals.before_exit = history.cut_off(leave)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())
         if start_from is None and run.model.init_from is not None:
             weights.check_there(Path(run.model.init_from).expanduser())
-        with watchdog.pause("data", allowance_s=None):
+        with phases.within("data", allowance_s=None):
             sources = preparation.open_data(run, start_from, say)
         bad_share = preparation.quarantined(run, sources, quarantine)
 
-        position = preparation.position(start_from)
         built = building.build(run, mesh, len(sources.train), say, position)
         total = built.total
+        history.started(total)
         explained = functools.partial(memory.explained, run, built.target, built.spec, say)
         meta = describe(run, sources.train.fingerprint)
-        with watchdog.pause("restore"), explained():
+        with phases.within("restore"), explained():
             state = preparation.first_state(built, start_from, directory, meta, say)
         evaluation_due = meta["evaluation_due"]
-        if position.done >= total and not evaluation_due:
-            say(f"nothing to do: {position.done} updates are done, the run has {total}")
-            return DONE
-        if patience_over(run.loop, meta):
-            say(
-                f"nothing to do: early stopping ended this run after {position.done} updates; "
-                f"raise --loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
-            )
+        if nothing := _nothing_to_do(run, position.done, total, meta):
+            say(nothing)
+            history.end(DONE, nothing)
             return DONE
         profiling.check(flags.profile, position.done, total, say)
+        recorder.rewind(position.done, position.seen, validated=not evaluation_due)
         rundir.write_config(directory, meta["config"], say)
         rundir.link_latest(directory, say=say)
-        recorder.rewind(position.done, position.seen, validated=not evaluation_due)
 
         batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)
         evaluator = preparation.evaluator(built, sources, quarantine)
-        with watchdog.pause("compile"), explained():
-            train_step = preparation.compiled_step(built, flags.debug, say)
+        with phases.within("compile"), explained():
+            train_step = preparation.compiled_step(built, flags.debug, say, history)
 
         checkpoints = checkpoint.Checkpoints(
             directory / checkpoint.CHECKPOINTS,
@@ -154,10 +168,14 @@ def train(
         saver = Saver(run, checkpoints, meta, say)
         bad_in_a_row = int(state.guard["bad_in_a_row"])
         progress = Progress(
-            run, recorder, watchdog, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
+            run, recorder, phases, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
         )
         stack.callback(progress.close)
-        before_step = stack.enter_context(profiling.profiler(flags.profile, directory / "profile"))
+        train_step, before_step = stack.enter_context(
+            profiling.profiled(
+                flags.profile, directory / "profile", train_step, say, progress.interrupted
+            )
+        )
         rollback = Rollback(directory, run.checkpoint.every, built.target, say)
         stopping = Stopping(signals, bad_share, processes.Agreement(mesh))
 
@@ -175,6 +193,7 @@ def train(
                 return saver.judge(progress.position(), found.values)
 
         signals.hold()
+        phases.training()
         with explained():
             if evaluation_due and validate():
                 saver.save(progress.position(), state, regular=False, best=True)
@@ -185,7 +204,7 @@ def train(
                         state, back_to = rollback(state)
                         checkpoints.forget_after(back_to.done)
                         progress.rewind(back_to)
-                before_step(progress.done)
+                before_step(progress.done, state)
                 state, found = train_step(state, next(batches))
                 progress.push(found, batches.ids)  # looks at the step before this one
 
@@ -199,13 +218,15 @@ def train(
                 if stopping.decision or stopping.after_step():
                     break
             progress.flush()
+            phases.ending()
             jax.block_until_ready(state)  # on all devices: none needs the last batch any more
             batches.close()
             with progress.interrupted("save"):
                 saver.finish(progress.position(), state)
             peers.ending()
         stopped_early = patience_over(run.loop, meta)
-        say(_ending(run, progress.done, total, stopping.decision, stopped_early))
+        ending = _ending(run, progress.done, total, stopping.decision, stopped_early)
+        say(ending)
         if stopping.decision == GO_ON:
             farewell(
                 run,
@@ -222,11 +243,26 @@ def train(
         else:
             again = go_on(flags.program, flags.arguments, directory)
             say(f"go on{in_each(jax.process_count())} with: {again}")
+        history.end(EXIT_CODES[stopping.decision], ending)
+        if stopping.decision == GO_ON and jax.process_index() == 0:
+            with phases.within("report"):  # which takes a minute where a run has many records
+                report(directory, say)
         return EXIT_CODES[stopping.decision]
 
 
 def _due(done: int, every: int | None, total: int) -> bool:
     return every is not None and (done % every == 0 or done == total)
+
+
+def _nothing_to_do(run: config.Run, done: int, total: int, meta: Meta) -> str | None:
+    if done >= total and not meta["evaluation_due"]:
+        return f"nothing to do: {done} updates are done, the run has {total}"
+    if patience_over(run.loop, meta):
+        return (
+            f"nothing to do: early stopping ended this run after {done} updates; "
+            f"raise --loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
+        )
+    return None
 
 
 def _ending(run: config.Run, done: int, total: int, decision: int, stopped_early: bool) -> str:

@@ -26,13 +26,14 @@ COMMANDS = {
     "decode": "latents of a video to a video",
     "doctor": "is this machine, this cluster and this data fit for a config?",
     "encode": "a video to its latents",
-    "evaluate": "quality of autoencoders on the same videos; pseudo-perplexity of a masked LM",
+    "evaluate": "quality of autoencoders on the same videos; of a language model on a text",
     "export": "weights out, under the names of the program that the model comes from",
     "fill": "the likeliest words for each [MASK] of a text",
     "generate": "a causal language model goes on with a text",
     "import": "published weights in: checks them and says which model they are",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
     "prepare": "cut videos into pieces once; compute a teacher's latents once",
+    "report": "a run, or several side by side, as one HTML page",
     "reconstruct": "a video, any length, through an autoencoder and back",
 }
 

@@ -9,9 +9,7 @@ import datetime
 import functools
 import json
 import math
-import os
 import re
-import sys
 import threading
 import time
 import traceback
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import pictures
+from jaxtrain import pictures, terminal
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import Appended, drop_torn_line, write_whole
 from jaxtrain.throughput import Window, peak_bf16_flops
@@ -33,6 +31,7 @@ __all__ = [
     "duration",
     "finish",
     "peak_bf16_flops",
+    "rate",
     "read",
 ]
 
@@ -54,13 +53,21 @@ class Recorder:
         process: number of this process. Process 0 has the console and the metrics; every process
             keeps a log (``log.txt``, ``log.<process>.txt``).
         process_count: processes of the run.
+        show: puts a line on the console.
     """
 
-    def __init__(self, directory: Path, process: int, process_count: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        process: int,
+        process_count: int,
+        show: Callable[[str], None] = terminal.plain,
+    ) -> None:
         if not 0 <= process < process_count:
             raise ValueError(f"process {process} is not one of {process_count} processes")
         self._directory = directory
         self._first = process == 0
+        self._show = show
         self._processes = process_count
         self._metrics = Appended(directory / "metrics.jsonl")
         self._log = Appended(directory / (LOG if self._first else f"log.{process}.txt"))
@@ -71,13 +78,13 @@ class Recorder:
         self._failing: set[str] = set()
         self._lock = threading.RLock()  # the watchdog speaks from its own thread
         if self._first and self._metrics.path.is_file():
-            self._guarded("metrics.jsonl", lambda: drop_torn_line(self._metrics.path))
+            self.guarded("metrics.jsonl", lambda: drop_torn_line(self._metrics.path))
 
     def say(self, text: str) -> None:
         """Prints a line (process 0) and logs it with the UTC time (every process)."""
         with self._lock:
             if self._first:
-                _print(text)
+                self._show(text)
             self.log(text)
 
     def log(self, text: str) -> None:
@@ -85,7 +92,7 @@ class Recorder:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         with self._lock:
             lines = "".join(f"{now} {line}\n" for line in text.splitlines() or [""])
-            self._guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
+            self.guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
 
     def log_error(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Logs the error that ends the run, which the command line prints. For an ExitStack."""
@@ -113,8 +120,8 @@ class Recorder:
         numbers = {name: float(value) for name, value in values.items()}
         with self._lock:
             line = _json_line(step, numbers).encode()
-            self._guarded("metrics.jsonl", lambda: self._metrics.append(line))
-            self._guarded("tensorboard", lambda: self._board().scalars(step, numbers))
+            self.guarded("metrics.jsonl", lambda: self._metrics.append(line))
+            self.guarded("tensorboard", lambda: self._board().scalars(step, numbers))
 
     def enlist(self, name: str, step: int, entry: Mapping[str, Any]) -> None:
         """Adds a line to this process's ``NAME.jsonl``.
@@ -127,7 +134,7 @@ class Recorder:
         line = json.dumps({"step": step, **entry}, allow_nan=False) + "\n"
         file = self._lists[name]
         with self._lock:
-            self._guarded(file.path.name, lambda: file.append(line.encode()))
+            self.guarded(file.path.name, lambda: file.append(line.encode()))
 
     def sample(self, step: int, name: str, shown: np.ndarray | str) -> Path | None:
         """Keeps a picture, a clip or a text in ``samples/`` and TensorBoard; process 0 only.
@@ -166,8 +173,8 @@ class Recorder:
                 self._board().image(step, name, made.shown, made.height, made.width)
 
         with self._lock:
-            kept = self._guarded("samples", keep)
-            self._guarded("tensorboard", show)
+            kept = self.guarded("samples", keep)
+            self.guarded("tensorboard", show)
         return path if kept else None
 
     def rewind(self, step: int, seen: int, *, validated: bool = True) -> None:
@@ -194,9 +201,9 @@ class Recorder:
             for path in paths:
                 key, last = ("position", seen - 1) if "bad_steps" in path.name else ("step", step)
                 if path.is_file():
-                    self._guarded(path.name, functools.partial(_rewind, path, key, last))
+                    self.guarded(path.name, functools.partial(_rewind, path, key, last))
             if self._first and not validated and self._metrics.path.is_file():
-                self._guarded("metrics.jsonl", lambda: _unvalidate(self._metrics.path, step))
+                self.guarded("metrics.jsonl", lambda: _unvalidate(self._metrics.path, step))
             if self._first and any((self._directory / "tensorboard").glob("*tfevents*")):
                 self._purge_step = step + 1
                 if self._events is not None:
@@ -217,23 +224,32 @@ class Recorder:
             self._events = Events(self._directory / "tensorboard", self._purge_step)
         return self._events
 
-    def _guarded(self, what: str, write: Callable[[], None]) -> bool:
-        """Runs a write; says on the console when it begins to fail and when it works again."""
-        try:
-            write()
-        except OSError as error:
-            if what not in self._failing:
-                self._failing.add(what)
-                _print(
-                    f"warning: cannot write {what} in {self._directory} "
-                    f"({error.strerror or error}): training goes on, and records wait in memory "
-                    "until it can be written"
-                )
-            return False
-        if what in self._failing:
-            self._failing.remove(what)
-            _print(f"{what} in {self._directory} is written again")
-        return True
+    def guarded(self, what: str, write: Callable[[], None]) -> bool:
+        """Runs a write; says on the console when it begins to fail and when it works again.
+
+        Args:
+            what: is written, as the console is to name it.
+            write: may raise ``OSError``.
+
+        Returns:
+            Whether it was written.
+        """
+        with self._lock:
+            try:
+                write()
+            except OSError as error:
+                if what not in self._failing:
+                    self._failing.add(what)
+                    self._show(
+                        f"warning: cannot write {what} in {self._directory} "
+                        f"({error.strerror or error}): training goes on, and records wait in "
+                        "memory until it can be written"
+                    )
+                return False
+            if what in self._failing:
+                self._failing.remove(what)
+                self._show(f"{what} in {self._directory} is written again")
+            return True
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -300,17 +316,6 @@ def _json_line(step: int, values: Mapping[str, float]) -> str:
     return json.dumps(record, allow_nan=False) + "\n"
 
 
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # whoever read the output has gone; the log has every line
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    except OSError:  # output into a file on a full disk; nothing is left to say it with
-        pass
-
-
 def finish(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
     """Divides sums by weights, once, after all devices and batches.
 
@@ -353,8 +358,8 @@ def console_line(
         ("psnr", lambda value: f"psnr {value:.1f} dB"),
         ("accuracy", lambda value: f"acc {value:.1%}"),
         ("gpu_memory_usage", lambda value: f"gpu {value:.1f} GiB"),
-        ("steps_per_second", lambda value: f"{_rate(value, 2)} steps/s"),
-        ("samples_per_second", lambda value: f"{_rate(value, 0)} samples/s"),
+        ("steps_per_second", lambda value: f"{rate(value, 2)} steps/s"),
+        ("samples_per_second", lambda value: f"{rate(value, 0)} samples/s"),
         ("tokens_per_second", lambda value: f"{_thousands(value)} tokens/s"),
         ("data_wait_fraction", lambda value: f"data {value:.0%}"),
     )
@@ -379,8 +384,8 @@ def duration(seconds: float) -> str:
     return f"{hours // 24}d{hours % 24:02d}h"
 
 
-def _rate(value: float, digits: int) -> str:
-    """Fixed digits, or two significant ones where those would show less than that."""
+def rate(value: float, digits: int) -> str:
+    """Fixed ``digits``, or two significant ones where those would show less than that."""
     return f"{value:.{digits}f}" if value >= 10.0 ** (1 - digits) else f"{value:.2g}"
 
 
@@ -388,4 +393,4 @@ def _thousands(value: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size * 0.9995:
             return f"{value / size:.1f}{unit}"
-    return _rate(value, 0)
+    return rate(value, 0)

@@ -15,6 +15,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Evaluator
+from jaxtrain.history import History
 from jaxtrain.saving import Meta, carried_best, check_best_metric, check_resume
 from jaxtrain.watchdog import PAUSE_ALLOWANCE_S
 
@@ -58,7 +59,7 @@ def _first_values(built: Built, say: Say) -> states.State:
     return states.replaced(built.fresh_state(), params, frozen)
 
 
-def compiled_step(built: Built, debug: bool, say: Say) -> steps.TrainStep:
+def compiled_step(built: Built, debug: bool, say: Say, history: History) -> steps.TrainStep:
     """The training step; returns when all processes have compiled theirs.
 
     So the first step is as long as the others, however much later one process compiles.
@@ -66,6 +67,7 @@ def compiled_step(built: Built, debug: bool, say: Say) -> steps.TrainStep:
     began = time.perf_counter()
     compiled = built.compile_step(donate=not debug)
     say(f"compiled in {time.perf_counter() - began:.1f} s")
+    history.compiled(built, compiled)
     processes.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
     return debugging.checked(compiled) if debug else compiled
 

@@ -2,10 +2,11 @@
 
 import dataclasses
 import itertools
+import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -18,7 +19,7 @@ from jaxtrain import clusters, config, rollcall, same_run
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.peers import Peers
-from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
+from jaxtrain.signals import StopSignals, exit_code
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ _told = itertools.count()  # alike in all processes
 
 # After the roll call all are there: only the service itself has to start.
 _CONNECT_S = 120
+
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,18 +124,26 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
     Raises:
         InputError: an NVIDIA driver is present, jax uses the CPU, and nobody asked for that.
     """
-    asked_for_cpu = "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
     if (
-        asked_for_cpu
+        _asked_for_cpu(environment)
         or getattr(jax.config, "jax_platforms", None) == "cpu"
         or jax.default_backend() != "cpu"
     ):
         return
-    if Path("/proc/driver/nvidia/version").exists():
+    if _NVIDIA_DRIVER.exists():
         raise InputError(
             "this machine has an NVIDIA driver, but jax sees only the CPU: "
             "pip install -e '.[cuda12]', or set JAX_PLATFORMS=cpu to train on the CPU"
         )
+
+
+def will_use_cpu(environment: Mapping[str, str]) -> bool:
+    """Whether this process will compute on the CPU, before jax has looked for devices."""
+    return _asked_for_cpu(environment) or not _NVIDIA_DRIVER.exists()
+
+
+def _asked_for_cpu(environment: Mapping[str, str]) -> bool:
+    return "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
 
 
 def peers(signals: StopSignals) -> Peers:
@@ -148,17 +159,11 @@ def leave(error: BaseException, peers: Peers) -> None:
     """
     if members().count == 1:
         return
-    if isinstance(error, Stopped):
-        code = error.code
-    elif isinstance(error, KeyboardInterrupt):
-        code = INTERRUPTED
-    elif isinstance(error, InputError | RunAgain):
-        code = WRONG_USE if isinstance(error, InputError) else RUN_AGAIN
+    if isinstance(error, InputError | RunAgain):
         print(f"error: {error}", file=sys.stderr)
-    else:
-        code = 1
+    elif exit_code(error) == 1:
         traceback.print_exception(error)
-    end(code, peers)
+    end(exit_code(error), peers)
 
 
 def end(code: int, peers: Peers) -> NoReturn:
@@ -243,23 +248,20 @@ def gather(text: str) -> list[str]:
 
 
 class Agreement:
-    """One number made of a small number that each process contributes, known to all of them.
+    """The largest of a small number that each process contributes, known to all of them.
 
     It is asked for beside one step and read after the next, so it costs no waiting: every process
     reads the same value at the same step, and all take the same decision.
 
     Args:
         mesh: over all devices.
-        reduce: the contributions, float32 [devices], -> one number. The largest, unless told.
     """
 
-    def __init__(
-        self, mesh: jax.sharding.Mesh, reduce: Callable[[jax.Array], jax.Array] = jnp.max
-    ) -> None:
+    def __init__(self, mesh: jax.sharding.Mesh) -> None:
         self._alone = jax.process_count() == 1
         self._sharding = meshes.batch_sharding(mesh)
         self._devices = mesh.size
-        self._reduce = jax.jit(reduce, out_shardings=meshes.replicated(mesh))
+        self._reduce = jax.jit(jnp.max, out_shardings=meshes.replicated(mesh))
         self._pending: jax.Array | None = None
 
     def now(self, value: float) -> float:
@@ -278,12 +280,60 @@ class Agreement:
         return agreed
 
     def _reduced(self, value: float) -> jax.Array:
-        local = np.full(len(self._sharding.addressable_devices), value, np.float32)
-        contributions = jax.make_array_from_process_local_data(
-            self._sharding, local, (self._devices,)
-        )
-        reduced: jax.Array = self._reduce(contributions)
+        reduced: jax.Array = self._reduce(_from_each(self._sharding, self._devices, value))
         return reduced
+
+
+class Exchange:
+    """Several numbers at a time, in one collective: of each the mean or the largest.
+
+    Read one call late, as :class:`Agreement` is, so that nobody waits for it.
+
+    Args:
+        mesh: over all devices.
+        mean: names of those whose mean is taken, over the devices of the processes that say one.
+        largest: names of the others.
+    """
+
+    def __init__(
+        self, mesh: jax.sharding.Mesh, mean: Sequence[str], largest: Sequence[str]
+    ) -> None:
+        self._alone = jax.process_count() == 1
+        self._sharding = meshes.batch_sharding(mesh)
+        self._devices = mesh.size
+        self._names = (*mean, *largest)
+        split = len(mean)
+
+        def reduce(said_DN: jax.Array) -> jax.Array:
+            means, most = said_DN[:, :split], said_DN[:, split:]
+            return jnp.concatenate([jnp.nanmean(means, axis=0), jnp.nanmax(most, axis=0)])
+
+        self._reduce = jax.jit(reduce, out_shardings=meshes.replicated(mesh))
+        self._pending: jax.Array | None = None
+
+    def __call__(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Contributes what this process can say; returns what came of the call before this.
+
+        Every process has to call it, also one that can say nothing. The first call returns {}. In a
+        run of one process ``values`` comes back at once. A name that nobody had a value for is
+        left out.
+        """
+        if self._alone:
+            return dict(values)
+        said = [values.get(name, math.nan) for name in self._names]
+        agreed = [] if self._pending is None else np.asarray(self._pending).tolist()
+        self._pending = self._reduce(_from_each(self._sharding, self._devices, said))
+        pairs = zip(self._names, agreed, strict=False)  # none of the first call
+        return {name: value for name, value in pairs if not math.isnan(value)}
+
+
+def _from_each(
+    sharding: jax.sharding.NamedSharding, devices: int, value: float | Sequence[float]
+) -> jax.Array:
+    """What each process says, once for each device: float32 [devices, ...]."""
+    said = np.asarray(value, np.float32)
+    local = np.broadcast_to(said, (len(sharding.addressable_devices), *said.shape))
+    return jax.make_array_from_process_local_data(sharding, local, (devices, *said.shape))
 
 
 def _simulate(devices: int, processes: int) -> None:

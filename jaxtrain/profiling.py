@@ -1,12 +1,24 @@
 """A trace of some steps, for TensorBoard's profile page or Perfetto."""
 
 import contextlib
+import inspect
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 
+from jaxtrain import traces
 from jaxtrain.errors import InputError
+from jaxtrain.files import write_whole
+from jaxtrain.state import State
+from jaxtrain.step import Batch, Metrics, TrainStep
+
+SUMMARY = "summary.txt"
+
+Phase = Callable[[str], contextlib.AbstractContextManager[None]]
+
+_LISTED, _SAID = 30, 5  # operations in the file, and on the console
 
 
 def span(text: str | None) -> tuple[int, int] | None:
@@ -40,24 +52,139 @@ def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[s
         say(f"--profile {steps[0]}:{steps[1]}: no trace, {done} updates are done already")
 
 
-@contextlib.contextmanager
-def profiler(steps: tuple[int, int] | None, directory: Path) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call before each step; it starts and stops the trace."""
-    running = began = False
+class Profile:
+    """Steps of which some are traced. It waits for the device where a trace begins and ends, so
+    that what is in it is these steps, whole.
 
-    def before_step(done: int) -> None:
-        nonlocal running, began
-        if steps is None:
+    Args:
+        steps: the first, and the one before which the trace ends, counted in completed updates.
+        directory: ``profile/`` of the run.
+        step: compiled.
+        say: takes a line.
+        apart: opens a phase, by its name, whose time is no step's.
+    """
+
+    def __init__(
+        self,
+        steps: tuple[int, int],
+        directory: Path,
+        step: TrainStep,
+        say: Callable[[str], None],
+        apart: Phase,
+    ) -> None:
+        self._steps = steps
+        self._apart = apart
+        self._directory = directory
+        self._step = step
+        self._say = say
+        self._running = self._began = False
+        self._traced = 0
+        self._before: set[Path] = set()
+        self._began_s = 0.0
+
+    def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        """The step; while a trace runs, with its number in it."""
+        if not self._running:
+            return self._step(state, batch)
+        number = self._steps[0] + self._traced
+        self._traced += 1
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            return self._step(state, batch)
+
+    def before_step(self, done: int, state: State) -> None:
+        """Starts or ends the trace where it is time to.
+
+        Args:
+            done: completed updates.
+            state: that the next step takes.
+        """
+        if done == self._steps[0] and not self._began:  # a bad update is tried again
+            jax.block_until_ready(state)
+            self._before = set(self._files())
+            jax.profiler.start_trace(self._own())
+            self._running = self._began = True
+            self._began_s = time.perf_counter()
+        elif done == self._steps[1] and self._running:
+            jax.block_until_ready(state)
+            self.end()
+
+    def end(self, *, summarize: bool = True) -> None:
+        """Ends a trace that runs, and says what it shows; a run may end inside of it."""
+        if not self._running:
             return
-        if done == steps[0] and not began:  # a bad update is tried again
-            jax.profiler.start_trace(directory)
-            running = began = True
-        elif done == steps[1] and running:
+        self._running = False
+        took_s = time.perf_counter() - self._began_s
+        with self._apart("profile"):
             jax.profiler.stop_trace()
-            running = False
+            files = sorted(set(self._files()) - self._before)
+            if not (summarize and files and self._traced) or jax.process_index():
+                return
+            try:
+                self._summarize(files, took_s)
+            except Exception as error:  # a full disk, or a trace of another form: training goes on
+                self._say(f"no {SUMMARY} of the trace: {type(error).__name__}: {error}")
 
+    def _summarize(self, files: list[Path], took_s: float) -> None:
+        operations = traces.top_operations(
+            files,
+            inspect.unwrap(self._step).as_text(),  # type: ignore[attr-defined]
+            steps=self._traced,
+            devices=len(jax.local_devices()),
+            count=_LISTED,
+        )
+        first, each_ms = self._steps[0], took_s * 1e3 / self._traced
+        lines = [
+            f"steps {first} to {first + self._traced} took {each_ms:.1f} ms each while traced; "
+            "where it went (measured: share and ms a step of a device's operations):",
+            *(_line(operation) for operation in operations),
+        ]
+        write_whole(self._directory / SUMMARY, "\n".join(lines) + "\n")
+        for line in lines[: 1 + _SAID]:
+            self._say(line)
+        self._say(f"more in {self._directory / SUMMARY}; to look at the trace:")
+        for path in sorted(files[0].parent.glob("*.trace.json.gz"))[:1]:
+            self._say(f"  https://ui.perfetto.dev opens {path}")
+        self._say(
+            f"  tensorboard --logdir {self._directory} (pip install tensorboard xprof), tab Profile"
+        )
+
+    def _own(self) -> Path:
+        """Processes of one host would write into the same files."""
+        number = jax.process_index()
+        return self._directory / f"process-{number}" if number else self._directory
+
+    def _files(self) -> Iterator[Path]:
+        return self._own().glob("plugins/profile/*/*.xplane.pb")
+
+
+@contextlib.contextmanager
+def profiled(
+    steps: tuple[int, int] | None,
+    directory: Path,
+    step: TrainStep,
+    say: Callable[[str], None],
+    apart: Phase,
+) -> Iterator[tuple[TrainStep, Callable[[int, State], None]]]:
+    """A step, and what to call before each; without ``steps`` they are the plain step and nothing.
+
+    Args:
+        steps: as :func:`span` gives them.
+        directory: ``profile/`` of the run.
+        step: compiled.
+        say: takes a line.
+        apart: opens a phase, by its name, whose time is no step's.
+    """
+    if steps is None:
+        yield step, lambda done, state: None
+        return
+    profile = Profile(steps, directory, step, say, apart)
     try:
-        yield before_step
-    finally:
-        if running:
-            jax.profiler.stop_trace()
+        yield profile.step, profile.before_step
+    except BaseException:  # whoever wants to stop now waits for no summary
+        profile.end(summarize=False)
+        raise
+    profile.end()
+
+
+def _line(one: traces.Operation) -> str:
+    return f"{one.share:6.1%}  {one.ms_per_step:9.2f}  {one.count:4} x {one.kind:<12} {one.name}"

@@ -364,6 +364,21 @@ class Stacks:
             stack = frame["parent_frame_id"] - 1  # XLA counts from one, and one is no parent
         return None
 
+    def source(self, stack: int, op_name: str) -> str | None:
+        """The line of a model, or else of the program, and in which pass: "models/mlm.py:167
+        (backward)". A file of either is known by its folder.
+
+        Args:
+            stack: number of the stack frame.
+            op_name: of the instruction.
+        """
+        line = self.line(stack, "jaxtrain/models/") or self.line(stack, "jaxtrain/")
+        if line is None:
+            return None
+        if "rematted_computation" in op_name:
+            return f"{line} (recomputed)"
+        return f"{line} ({'backward' if 'transpose(' in op_name else 'forward'})"
+
 
 def _fields(line: str) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"(\w+)=(-?\d+)", line)}

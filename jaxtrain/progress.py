@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import config, devices, metrics, processes, run_length
+from jaxtrain import config, devices, metrics, processes, run_length, vitals
 from jaxtrain import step as steps
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Validation
-from jaxtrain.watchdog import PAUSE_ALLOWANCE_S, Watchdog
+from jaxtrain.phases import Phases
+from jaxtrain.watchdog import PAUSE_ALLOWANCE_S
 
 # A run that waits for its input longer than this share of the time says so, and how to mend it.
 WAIT_SHARE_TO_MENTION = 0.05
+
+GPU_MEMORY = "train/gpu_memory_usage"
 
 
 class _Pending(NamedTuple):
@@ -46,7 +48,7 @@ class Progress:
     Args:
         run: the config.
         recorder: where records go.
-        watchdog: told of each finished step.
+        phases: told of each finished step, each record and what is no step.
         total: steps of the whole run.
         position: where it goes on.
         batches: asked how long the loop has waited.
@@ -64,7 +66,7 @@ class Progress:
         self,
         run: config.Run,
         recorder: metrics.Recorder,
-        watchdog: Watchdog,
+        phases: Phases,
         total: int,
         position: run_length.Position,
         batches: TrainingBatches,
@@ -74,7 +76,7 @@ class Progress:
     ) -> None:
         self._run = run
         self._recorder = recorder
-        self._watchdog = watchdog
+        self._phases = phases
         self._total = total
         self._batches = batches
         self._window = metrics.Window(
@@ -88,9 +90,8 @@ class Progress:
         self._left_out = position.left_out
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
-        self._utilization = devices.Utilization(os.environ, mesh.devices.flat[0].platform)
-        self._most = processes.Agreement(mesh, jnp.nanmax)
-        self._mean = processes.Agreement(mesh, jnp.nanmean)
+        self._vitals = vitals.Vitals(os.environ, mesh.local_devices, recorder.say)
+        self._of_all = processes.Exchange(mesh, vitals.MEAN, (*vitals.LARGEST, GPU_MEMORY))
         self._waited_s = 0.0
         self._mentioned_wait = False
         self.first: dict[str, float] = {}
@@ -152,9 +153,10 @@ class Progress:
         found = {name: float(value) for name, value in jax.device_get(pending.found).items()}
         self.bad_in_a_row = int(found.pop(steps.BAD_IN_A_ROW))
         values = {f"train/{name}": value for name, value in found.items()}
-        self._watchdog.beat(self._done if self.bad_in_a_row else self._done + 1)
         waited_s, self._waited_s = self._batches.wait_s - self._waited_s, self._batches.wait_s
         self._window.step(waited_s)
+        done = self._done if self.bad_in_a_row else self._done + 1
+        self._phases.stepped(done, waited_s, values)
         if self.bad_in_a_row:
             self._left_out += self._run.data.batch_size
             self._tell_bad(pending, values)
@@ -173,6 +175,7 @@ class Progress:
         self._left_out = self._seen - back_to.learned
         self.bad_in_a_row = 0
         self._recorder.rewind(back_to.done, self._seen)
+        self._phases.at(back_to.done)
 
     @contextlib.contextmanager
     def interrupted(self, name: str, allowance_s: float = PAUSE_ALLOWANCE_S) -> Iterator[None]:
@@ -182,10 +185,10 @@ class Progress:
 
         Args:
             name: of the phase.
-            allowance_s: as :meth:`jaxtrain.watchdog.Watchdog.pause` takes it.
+            allowance_s: as :meth:`jaxtrain.phases.Phases.within` takes it.
         """
         self.flush()
-        with self._watchdog.pause(name, allowance_s), self._window.paused():
+        with self._phases.within(name, allowance_s), self._window.paused():
             yield
 
     def validated(self, done: int, found: Validation) -> None:
@@ -204,7 +207,7 @@ class Progress:
 
     def close(self) -> None:
         """Ends what measures in the background."""
-        self._utilization.close()
+        self._vitals.close()
 
     def _tell_bad(self, pending: "_Pending", values: dict[str, float]) -> None:
         """Says what is known of a bad update, and which examples were in it."""
@@ -228,18 +231,16 @@ class Progress:
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
-        # Of all hosts. Every process takes part, also one that cannot say (nan).
-        for name, agreement, value in (
-            ("train/gpu_memory_usage", self._most, devices.memory_gib()),
-            ("train/gpu_utilization", self._mean, self._utilization.share()),
-        ):
-            agreed = agreement.exchange(math.nan if value is None else value)
-            if agreed is not None and not math.isnan(agreed):
-                values[name] = agreed
+        found = self._vitals.window()
+        held = devices.memory_gib()
+        if held is not None:
+            found[GPU_MEMORY] = held
+        values |= self._of_all(found)
         starting = not self.first  # the first window waits for workers to start
         self.first = values | self.first
         self.last |= values
         self._recorder.record(done, values)
+        self._phases.logged(values)
         steps_per_second = values.get("train/steps_per_second")
         eta_s = (self._total - done) / steps_per_second if steps_per_second else None
         self.say(metrics.console_line(done, self._total, values, eta_s))

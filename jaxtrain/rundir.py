@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint, directory_lock, metrics, processes
+from jaxtrain import checkpoint, config, directory_lock, history, metrics, processes
 from jaxtrain.disks import cure_of, disk_trouble
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
@@ -199,20 +199,25 @@ def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
 
 
 def write_config(
-    directory: Path, config: Mapping[str, Any], say: Callable[[str], None] = print
+    directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = print
 ) -> None:
-    """Writes ``config.json``; process 0 only, the others return at once.
+    """Writes ``config.json``, and the same for TensorBoard; process 0 only, the others return at
+    once.
 
     Args:
         directory: of the run.
-        config: resolved, JSON-able.
+        resolved: the config, in the form of :func:`jaxtrain.config.to_dict`.
         say: takes a line where it cannot be written; each checkpoint holds it too.
     """
     if jax.process_index() != 0:
         return
+    from jaxtrain import tensorboard  # importing it takes a while
+
     path = directory / "config.json"
     try:
-        write_whole(path, json.dumps(config, indent=2) + "\n")
+        write_whole(path, json.dumps(resolved, indent=2) + "\n")
+        path = directory / "tensorboard"
+        tensorboard.write_config(path, config.flat(resolved))
     except OSError as error:
         say(f"warning: cannot write {path} ({error.strerror}): training goes on without it")
 
@@ -265,8 +270,9 @@ def discard_unused(directory: Path) -> None:
     """
     if jax.process_count() > 1:
         return
+    unused = {directory_lock.NAME, metrics.LOG, history.NAME}
     with contextlib.suppress(OSError):
-        if {path.name for path in directory.iterdir()} <= {directory_lock.NAME, metrics.LOG}:
+        if {path.name for path in directory.iterdir()} <= unused:
             shutil.rmtree(directory)
 
 

@@ -194,7 +194,7 @@ def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str],
         raise InputError(
             f"{start_from} was trained on data with fingerprint {saved['fingerprint']}, this run's "
             f"data has {meta['fingerprint']}: the order of examples would be another; give the "
-            "same --data.path, or start a new run"
+            f"same --data.path{_same_groups(saved, meta)}, or start a new run"
         )
     if saved["config"]["seed"] != meta["config"]["seed"]:
         raise InputError(
@@ -205,6 +205,20 @@ def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str],
         say(f"differs from the checkpoint: {difference}")
     for difference in config.differences(saved["versions"], meta["versions"]):
         say(f"version differs from the checkpoint: {difference}")
+
+
+def _same_groups(saved: Meta, meta: Meta) -> str:
+    """Where clips of a video are grouped in another way: the settings that the checkpoint had."""
+    old, new = saved["config"]["data"], meta["config"]["data"]
+    if "clips_per_video" not in old or "clips_per_group" not in new:
+        return ""
+    had = {"clips_per_video": old["clips_per_video"]}
+    if had["clips_per_video"] > 1:
+        had["clips_per_group"] = old.get("clips_per_group", 1)  # there were none before
+    if had["clips_per_video"] > 1 and old["batch_size"] != new["batch_size"]:
+        had["group_spread"] = old.get("group_spread") or old["batch_size"]
+    wanted = [f"--data.{name} {value}" for name, value in had.items() if value != new[name]]
+    return f" and {' '.join(wanted)}" if wanted else ""
 
 
 def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
+from jaxtrain.errors import InputError, RunAgain
+
 DONE = 0  # the run reached its end
 WRONG_USE = 2  # wrong use or wrong input
 RUN_AGAIN = 75  # preempted or hung: the same command with --resume latest goes on (EX_TEMPFAIL)
@@ -54,6 +56,17 @@ def stop_inside(error: BaseException) -> BaseException | None:
     while inner is not None and not isinstance(inner, Stopped | KeyboardInterrupt):
         inner = inner.__cause__ or inner.__context__
     return inner
+
+
+def exit_code(error: BaseException) -> int:
+    """The program's exit code after what ends it; 1 for what nobody has expected."""
+    if isinstance(error, Stopped):
+        return error.code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, InputError):
+        return WRONG_USE
+    return RUN_AGAIN if isinstance(error, RunAgain) else 1
 
 
 class StopSignals:

@@ -5,6 +5,7 @@ and the next events block the program for ever. So only tensorboardX's messages 
 used.
 """
 
+import json
 import os
 import socket
 import struct
@@ -14,12 +15,54 @@ from pathlib import Path
 from typing import Any
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionStartInfo
 from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboardX.record_writer import masked_crc32c
 
-from jaxtrain.files import Appended
+from jaxtrain.files import Appended, write_whole
+
+_VERSION = "brain.Event:2"
+
+# TensorBoard reads the files of a folder in the order of their names, and keeps of a tag what the
+# first of them says. So this one comes first, and a run that goes on replaces it by its own.
+_CONFIG = "events.out.tfevents.0000000000.config"
+
+
+def write_config(folder: Path, values: Mapping[str, Any]) -> None:
+    """Writes the config of a run for TensorBoard's tab "HParams", in place of an older one.
+
+    Says nothing of the metrics: TensorBoard then offers all that the runs below its folder have,
+    and the fields of all their configs. Where one run names them, it shows only those, of all runs.
+
+    Args:
+        folder: ``tensorboard/`` of the run.
+        values: by full name, as ``"optim.peak_lr"``; JSON-able.
+
+    Raises:
+        OSError: an older one stays.
+    """
+    start = SessionStartInfo(start_time_secs=time.time())
+    for name, value in values.items():
+        field = start.hparams[name]
+        if isinstance(value, bool):
+            field.bool_value = value
+        elif isinstance(value, int | float):
+            field.number_value = value
+        else:
+            field.string_value = value if isinstance(value, str) else json.dumps(value)
+    content = HParamsPluginData(session_start_info=start, version=0).SerializeToString()
+    plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=content)
+    metadata = SummaryMetadata(plugin_data=plugin)
+    tag = "_hparams_/session_start_info"
+    summary = Summary(value=[Summary.Value(tag=tag, metadata=metadata)])
+    events = (
+        Event(wall_time=time.time(), file_version=_VERSION),
+        Event(wall_time=time.time(), step=0, summary=summary),
+    )
+    folder.mkdir(exist_ok=True)
+    write_whole(folder / _CONFIG, b"".join(_framed(one.SerializeToString()) for one in events))
 
 
 class Events:
@@ -32,10 +75,9 @@ class Events:
     """
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
-        # TensorBoard reads the files of a folder in the order of their names.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         self._file = Appended(folder / name)
-        self._head = [Event(wall_time=time.time(), file_version="brain.Event:2")]
+        self._head = [Event(wall_time=time.time(), file_version=_VERSION)]
         if purge_step is not None:
             start = SessionLog(status=SessionLog.START)
             self._head.append(Event(wall_time=time.time(), step=purge_step, session_log=start))

@@ -287,7 +287,7 @@ def _check_family(model: Any, family: type[Any] | None, source: str) -> None:
     if family is not None and not isinstance(model, family):
         raise InputError(
             f"{source} holds a model of {type(model).__module__}, and this needs one of "
-            f"{family.__module__}"
+            f"{family.__module__}: name a run of such a model"
         )
 
 

@@ -1,59 +1,102 @@
-"""What GPUs say about themselves; here a program stands in for nvidia-smi."""
+"""What GPUs say about themselves; a driver of our own stands in for NVML."""
 
-import time
-from pathlib import Path
+from typing import Any
 
+import pynvml
 import pytest
+from fake_nvml import LOST, UNSUPPORTED, Nvml, card
 
 from jaxtrain import devices
+from jaxtrain.devices import Reading
+
+A, B, C = card("GPU-aaaa-1", 80), card("GPU-aabb-2", 90), card("GPU-cccc-3", 100)
 
 
-def nvidia_smi(folder: Path, body: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{body}\n")
-    program.chmod(0o755)
-
-
-def first_share(utilization: devices.Utilization) -> float:
-    deadline = time.monotonic() + 20
-    while (share := utilization.share()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return share
+def shares(nvml: Any, visible: str | None, ordinals: list[int] | None = None) -> list[float | None]:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return [one.utilization for one in devices.Gpus(environment, ordinals, nvml).read()]
 
 
 def test_memory_is_unknown_on_the_cpu() -> None:
     assert devices.memory_gib() is None
 
 
-def test_utilization_is_the_mean_of_what_nvidia_smi_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_driver_says_its_version_and_is_let_go() -> None:
+    nvml = Nvml(A)
+    assert devices.driver_version(nvml) == "580.65.06"
+    assert nvml.opened == 0
+    assert devices.driver_version(Nvml(absent=True)) is None
+
+
+def test_a_gpu_says_share_watts_and_degrees() -> None:
+    gpus = devices.Gpus({}, None, Nvml(card("GPU-1", 75, 650, 61)))
+    assert gpus.read() == [Reading(0.75, 650.0, 61.0)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, [0.8, 0.9, 1.0]),
+        ("2,0", [1.0, 0.8]),
+        ("GPU-cccc-3, 1", [1.0, 0.9]),
+        ("GPU-aab", [0.9]),  # the beginning of a name will do
+        ("GPU-aa", []),  # of two
+        ("0,-1,2", [0.8]),  # CUDA stops there
+        ("7", []),
+        ("", []),
+    ],
+)
+def test_the_gpus_are_those_that_cuda_sees(visible: str | None, found: list[float]) -> None:
+    assert shares(Nvml(A, B, C), visible) == found
+
+
+def test_of_these_only_what_the_process_uses_is_asked() -> None:
+    assert shares(Nvml(A, B, C), "2,1", [1]) == [0.9]
+    assert shares(Nvml(A, B, C), "2,1", [1, 2]) == []  # not those of others
+
+
+def test_what_a_gpu_cannot_say_has_no_value() -> None:
+    nvml = Nvml(card("GPU-1", UNSUPPORTED, 70, UNSUPPORTED), card("GPU-2"))
+    assert devices.Gpus({}, None, nvml).read() == [
+        Reading(None, 70.0, None),
+        Reading(0.5, 300.0, 60.0),
+    ]
+
+
+@pytest.mark.parametrize("name", ["MIG-2", "MIG-22-b"])
+def test_a_slice_of_a_gpu_is_found_by_its_name(name: str) -> None:
+    slices = [card("MIG-11-a", 10), card("MIG-22-b", UNSUPPORTED, UNSUPPORTED, 55)]
+    nvml = Nvml(A, card("GPU-9", slices=slices))
+    gpus = devices.Gpus({"CUDA_VISIBLE_DEVICES": name}, [0], nvml)
+    assert gpus.read() == [Reading(None, None, 55.0)]
+
+
+def test_a_driver_that_is_gone_is_an_error_and_no_zero() -> None:
+    nvml = Nvml(card("GPU-1", 50, LOST))
+    gpus = devices.Gpus({}, None, nvml)
+    with pytest.raises(pynvml.NVMLError, match="lost"):
+        gpus.read()
+    gpus.close()
+    assert nvml.opened == 0
+
+
+def test_nothing_stays_open_where_the_gpus_cannot_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nvidia_smi(tmp_path, 'echo "$@" > asked; printf "80\\n[N/A]\\n80\\n"; exec sleep 60')
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
-    utilization = devices.Utilization({"CUDA_VISIBLE_DEVICES": "2,3"}, "gpu")
-    assert first_share(utilization) == pytest.approx(0.8)
-    utilization.close()
-    asked = (tmp_path / "asked").read_text()
-    assert "--id=2,3" in asked
-    assert "utilization.gpu" in asked
+    nvml = Nvml(A)
+    monkeypatch.setattr(nvml, "cards", [LOST])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", lambda _: nvml.nvmlDeviceGetUUID(None))
+
+    def lost(_: Any) -> str:
+        raise LOST
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUUID", lost)
+    with pytest.raises(pynvml.NVMLError, match="lost"):
+        devices.Gpus({}, None, nvml)
+    assert nvml.opened == 0
 
 
-def test_nothing_is_said_without_nvidia_smi(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    utilization = devices.Utilization({}, "gpu")
-    assert utilization.share() is None
-    utilization.close()
-
-
-def test_an_nvidia_smi_that_fails_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvidia_smi(tmp_path, "exit 9")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    utilization = devices.Utilization({}, "gpu")
-    utilization.close()
-    assert utilization.share() is None
+def test_the_real_library_is_asked_with_the_names_it_has() -> None:
+    used = [name for name in vars(Nvml) if name.startswith("nvml")]
+    assert len(used) > 8
+    assert all(callable(getattr(pynvml, name)) for name in used)

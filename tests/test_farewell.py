@@ -1,10 +1,18 @@
 """What a run says at its end."""
 
 import dataclasses
+import errno
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config, farewell
+import program
+import pytest
+import written_run
+
+from jaxtrain import config, farewell, main
+from jaxtrain.reporting import page
 
 RUN = config.named("demo")
 PYTHON = "python -m jaxtrain.main"
@@ -32,6 +40,14 @@ def test_it_says_what_was_reached() -> None:
         "checkpoints: /runs/my run/checkpoints",
         "curves: tensorboard --logdir /runs/my run/tensorboard (pip install tensorboard)",
     ]
+
+
+@pytest.mark.parametrize("name", ["demo", "demo_mlm", "demo_gpt", "a6000_medium"])
+def test_it_says_how_to_use_the_model(name: str) -> None:
+    (line,) = (line for line in said(config.named(name)) if line.startswith("use it: "))
+    command, run = line.removeprefix(f"use it: {PYTHON} ").split(" ", 1)
+    assert command in main.COMMANDS
+    assert run.startswith("'/runs/my run' ")
 
 
 def test_what_to_type_next_names_each_flag_once() -> None:
@@ -63,3 +79,62 @@ def test_whoever_has_data_needs_no_hint_and_an_early_stop_asks_for_patience() ->
     *_, last = said(run, stopped_early=True)
     assert last.startswith("train on: ")
     assert last.endswith("--loop.early_stop_patience 6")
+
+
+def reported(directory: Path) -> list[str]:
+    lines: list[str] = []
+    farewell.report(directory, lines.append)
+    return lines
+
+
+def test_a_run_that_ends_writes_its_report_and_says_where(tmp_path: Path) -> None:
+    assert reported(tmp_path) == []  # nothing to report
+    written_run.write(tmp_path, history=written_run.whole_history())
+    assert reported(tmp_path) == [f"report: {tmp_path / 'report.html'}"]
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "(No space left on device)"),
+        (ZeroDivisionError("a mistake"), "(ZeroDivisionError: a mistake)"),
+    ],
+)
+def test_a_report_that_fails_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    def fail(*how: Any, **more: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(page, "write", fail)
+    (line,) = reported(written_run.write(tmp_path))
+    assert line.startswith("warning: ")
+    assert why in line
+    assert f"jaxtrain report {tmp_path}" in line
+
+
+SLOW_REPORT = """
+import sys, time
+from jaxtrain import main
+from jaxtrain.reporting import page
+
+page.write = lambda *how, **more: time.sleep(8)
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_report_is_no_hang(tmp_path: Path) -> None:
+    corpus = program.write_corpus(tmp_path)
+    given = [*program.TINY_MLM, "--data.path", corpus, "--output-dir", "run", "--loop.steps", 2]
+    ended = subprocess.run(
+        [sys.executable, "-c", SLOW_REPORT, *map(str, given), "--loop.hang_timeout_s", "5"],
+        cwd=tmp_path,
+        env=program.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1] == f"report: {tmp_path / 'run/report.html'}"

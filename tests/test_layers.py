@@ -34,21 +34,25 @@ def plain_gradients(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, A
     return jax.vjp(conv, x, kernel)[1](grad)
 
 
-@pytest.mark.parametrize("pixels_per_piece", [2**14, 2 * 6 * 2, 1])
+@pytest.mark.parametrize(
+    ("numbers_per_piece", "apart"), [(2**24, 1), (2 * 6 * 2 * 24, 2**20), (1, 1)]
+)
 @pytest.mark.parametrize(
     ("side", "stride", "height", "width"),
     [(3, 1, 8, 6), (3, 2, 16, 12), (3, 2, 7, 11), (4, 2, 16, 12), (4, 1, 8, 6), (4, 2, 7, 11)],
 )
 def test_the_kernels_gradient_by_dots_is_the_gradient(
     monkeypatch: pytest.MonkeyPatch,
-    pixels_per_piece: int,
+    numbers_per_piece: int,
+    apart: int,
     side: int,
     stride: int,
     height: int,
     width: int,
 ) -> None:
-    """In one piece, in pieces of some rows, row by row."""
-    monkeypatch.setattr(layers, "_PIXELS_PER_PIECE", pixels_per_piece)
+    """In one piece, in pieces of some rows, row by row; images side by side and in one product."""
+    monkeypatch.setattr(layers, "_NUMBERS_PER_PIECE", numbers_per_piece)
+    monkeypatch.setattr(layers, "_PIXELS_APART", apart)
     out = ((height + 2 - side) // stride + 1, (width + 2 - side) // stride + 1)
     x, kernel, grad = arrays(0, (2, height, width, 3), (side, side, 3, 5), (2, *out, 5))
     found = jax.vjp(lambda x, k: layers.conv(x, k, stride), x, kernel)[1](grad)

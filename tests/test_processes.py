@@ -141,6 +141,30 @@ def test_several_processes_agree_on_the_largest_one_call_later(
     assert [agreement.exchange(wish) for wish in (0, 1, 0)] == [14, 0, 7]
 
 
+def test_one_process_has_its_own_numbers_at_once() -> None:
+    exchange = processes.Exchange(toy.mesh_of(1, 8), ["power"], ["heat"])
+    assert exchange({"heat": 60.0}) == {"heat": 60.0}
+
+
+def test_numbers_of_several_processes_are_made_into_one_each_in_one_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a device of this process for each of eight; the first of them can say nothing."""
+
+    def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+        assert local.shape == shape == (8, 4)
+        said = local * np.arange(8, dtype=local.dtype)[:, None]
+        said[0] = np.nan
+        return jax.device_put(said, sharding)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 8)
+    monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
+    exchange = processes.Exchange(toy.mesh_of(2, 4), ["share", "power"], ["heat", "memory"])
+    assert exchange({"heat": 10.0, "power": 100.0}) == {}  # nothing is known yet
+    assert exchange({}) == {"power": 400.0, "heat": 70.0}
+    assert exchange({}) == {}
+
+
 def test_one_process_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("process_allgather", "sync_global_devices"):
         monkeypatch.setattr(processes.multihost_utils, name, pytest.fail)
@@ -217,3 +241,14 @@ def test_every_process_is_told_what_process_zero_decides(
             told.append((type(error), str(error)))
     assert told[0] == told[1]
     assert told[0] == decide() if raised is None else told[0][0] is raised
+
+
+@pytest.mark.parametrize(
+    ("environment", "driver", "on_cpu"),
+    [({}, False, True), ({}, True, False), ({"JAX_PLATFORMS": "cpu"}, True, True)],
+)
+def test_a_driver_says_that_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], driver: bool, on_cpu: bool
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: driver)
+    assert processes.will_use_cpu(environment) is on_cpu

@@ -17,6 +17,7 @@ import toy
 from jaxtrain import config, metrics, peers, run_length
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Validation
+from jaxtrain.phases import Phases
 from jaxtrain.progress import Progress
 from jaxtrain.run_length import Position
 from jaxtrain.signals import StopSignals
@@ -75,7 +76,7 @@ class Story:
         self.progress = Progress(
             self.run,
             self.recorder,
-            self.watchdog,
+            Phases(self.watchdog),
             TOTAL,
             run_length.Position(),
             self.batches,

@@ -154,7 +154,8 @@ def test_config_is_written_whole(tmp_path: Path) -> None:
     rundir.write_config(tmp_path, {"seed": 1})
     rundir.write_config(tmp_path, {"seed": 2})
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 2}
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "tensorboard"}
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
     said: list[str] = []
     rundir.write_config(tmp_path / "gone", {}, said.append)
     assert re.fullmatch(r"warning: cannot write .*config.json \(No such file.*", said[0])
@@ -241,3 +242,13 @@ def test_a_disk_that_fails_on_one_host_is_worth_another_start(
         patch.setattr(Path, "exists", fail)
         with pytest.raises(RunAgain, match=rf"process 0 cannot read there \({words}\)"):
             shared_by_two(patch, tmp_path)
+
+
+def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
+    for names, stays in ((["log.txt", "history.jsonl", ".lock"], False), (["metrics.jsonl"], True)):
+        directory = tmp_path / names[0]
+        directory.mkdir()
+        for name in names:
+            (directory / name).touch()
+        rundir.discard_unused(directory)
+        assert directory.exists() == stays

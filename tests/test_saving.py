@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Container
 from pathlib import Path
@@ -256,6 +257,29 @@ def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None)
         saving.check_resume(saved, now, Path("4"), print)
         return
     with pytest.raises(InputError, match=named):
+        saving.check_resume(saved, now, Path("4"), print)
+
+
+@pytest.mark.parametrize(
+    ("had", "named"),
+    [
+        ({}, "give the same --data.path and --data.clips_per_video 1, or"),
+        (
+            {"clips_per_video": 6, "clips_per_group": None, "batch_size": 64},
+            "give the same --data.path and --data.group_spread 64, or",
+        ),
+        ({"clips_per_video": 6}, "--data.path and --data.clips_per_group 1, or"),
+    ],
+)
+def test_a_resume_with_other_groups_of_clips_says_which_there_were(
+    had: dict[str, Any], named: str
+) -> None:
+    """Of a checkpoint from before there were groups too."""
+    run = config.load("h100_8", ["--data.clips_per_video", "6"])
+    now, saved = saving.describe(run, "now"), saving.describe(run, "then")
+    data = {name: value for name, value in saved["config"]["data"].items() if "group" not in name}
+    saved["config"] = saved["config"] | {"data": data | {"clips_per_video": 1} | had}
+    with pytest.raises(InputError, match=re.escape(named)):
         saving.check_resume(saved, now, Path("4"), print)
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import (
+    allocator,
     building,
     checkpoint,
     compiling,
@@ -28,10 +29,11 @@ from jaxtrain import (
     program,
     saving,
     throughput,
+    traces,
 )
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
-from jaxtrain.bench import ceilings, timing, trace
+from jaxtrain.bench import ceilings, timing
 from jaxtrain.building import Built
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
@@ -59,6 +61,8 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
     laps = _Laps(rows)
     run = config.load(request["config"], request["overrides"])
     compiling.reserve_memory(os.environ)
+    if processes.will_use_cpu(os.environ):
+        allocator.keep_freed()
     processes.connect({}, request["simulate_devices"])
     processes.check_accelerator(os.environ)
     compiling.use_cache({}, Path(request["compiled"]))
@@ -222,8 +226,8 @@ def _operations(session: _Session) -> list[dict[str, Any]]:
             for _ in range(_TRACED_STEPS):
                 metrics = session.once(session.batch)
             jax.block_until_ready(metrics)
-        operations = trace.top_operations(
-            Path(folder),
+        operations = traces.top_operations(
+            Path(folder).rglob("*.xplane.pb"),
             session.step.as_text(),
             steps=_TRACED_STEPS,
             devices=len(jax.local_devices()),

@@ -139,7 +139,7 @@ def table(findings: Findings) -> str:
         lines += ["", "what takes longest (ms a step, share of all operations)"]
         lines += [
             f"  {one['ms_per_step']:9.2f}  {one['share']:5.1%}  {one['count']:4} x "
-            f"{one['kind'] or '?':<14} {_shortened(one['made_by'])}"
+            f"{one['kind'] or '?':<14} {_shortened(one['name'])}"
             for one in findings["operations"]
         ]
     return "\n".join(lines)
@@ -172,5 +172,5 @@ def _line(full: str, name: str, value: Any) -> str:
     return f"  {label:<28}{value * _FACTORS.get(unit, 1.0):10.4g} {unit:<8}{note}".rstrip()
 
 
-def _shortened(made_by: str, width: int = 70) -> str:
-    return made_by if len(made_by) <= width else "..." + made_by[-width + 3 :]
+def _shortened(name: str, width: int = 70) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."

@@ -2,8 +2,8 @@
 
 SOURCE is a checkpoint, a run's directory or a weights file. Each clip goes through each of them,
 and frame i is compared with frame i. The clips are the same each time: the middle of each video.
-Where SOURCE is a masked language model, it is measured on a text instead:
-jaxtrain evaluate SOURCE --data FILE.txt gives its pseudo-perplexity (and --help tells more).
+Where SOURCE is a language model, it is measured on a text instead: jaxtrain evaluate SOURCE
+--data FILE.txt gives pseudo-perplexity or bits per byte (and --help tells more).
 """
 
 import argparse
@@ -12,12 +12,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxtrain import autoencoding, comparing, files, versions, weights
+from jaxtrain import autoencoding, comparing, files, state, versions, weights
+from jaxtrain.causal_text import CausalModel
 from jaxtrain.commands import command_line, evaluate_text, video_flags
 from jaxtrain.comparing import Comparison, Measure
 from jaxtrain.data import video_clips
 from jaxtrain.errors import InputError
 from jaxtrain.intervals import Difference, Estimate
+from jaxtrain.masked_text import MaskedModel
 from jaxtrain.models import mlm, video_ae
 from jaxtrain.models.video_ae import lpips
 
@@ -34,14 +36,16 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or nothing that can be measured.
     """
-    kinds = _kinds(arguments)
-    if mlm.Config in kinds:
-        return evaluate_text.main(arguments)
-    for other in kinds - {video_ae.Config, type(None)}:
-        raise InputError(
-            "evaluate measures video autoencoders and masked language models, not one of "
-            f"{other.__module__}: look at val/ in its run's metrics.jsonl"
-        )
+    for model in _models(arguments):
+        if isinstance(model, mlm.Config):
+            return evaluate_text.main(arguments, MaskedModel)
+        if state.Definition(model.build).has("continued"):
+            return evaluate_text.main(arguments, CausalModel)
+        if not isinstance(model, video_ae.Config):
+            raise InputError(
+                "evaluate measures video autoencoders and language models, not one of "
+                f"{type(model).__module__}: look at val/ in its run's metrics.jsonl"
+            )
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
@@ -90,10 +94,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _kinds(arguments: list[str]) -> set[type[Any]]:
-    """Classes of the models among the arguments; NoneType of what is none."""
+def _models(arguments: list[str]) -> list[Any]:
+    """The models among the arguments."""
     paths = [command_line.named_file(text) for text in arguments if not text.startswith("-")]
-    return {type(weights.model_at(path)) for path in paths}
+    return [model for model in map(weights.model_at, paths) if model is not None]
 
 
 def _check(flags: argparse.Namespace) -> None:

@@ -1,9 +1,10 @@
-"""Pseudo-perplexity of a masked language model on a text.
+"""How well a language model knows a text.
 
 SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a folder of
-transformers' BertForMaskedLM. Each token is masked in turn, and the model sees as many tokens
-around it as it takes. Unknown words ([UNK]) are left out, as in training. That is one forward pass
-a token: --max-tokens N takes the first N only.
+transformers. A masked language model gives pseudo-perplexity: each token is masked in turn, and the
+model sees as many tokens around it as it takes; unknown words ([UNK]) are left out, as in training;
+that is one forward pass a token. A causal one gives bits per byte: each token is foretold from
+those before it, of which it sees half of what it takes at least. --max-tokens N takes the first N.
 """
 
 import argparse
@@ -13,17 +14,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxtrain import files, versions
+from jaxtrain import causal_text, files, masked_text, versions
+from jaxtrain.causal_text import CausalModel
 from jaxtrain.commands import command_line
 from jaxtrain.data import documents
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.masked_text import MaskedModel, Score
+from jaxtrain.masked_text import MaskedModel
 
 _TELL_EVERY_S = 10.0
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> int:
     """Runs the command; :mod:`jaxtrain.commands.evaluate` does where SOURCE is of such a model.
+
+    Args:
+        arguments: of the command line.
+        kind: of model.
 
     Raises:
         InputError: wrong use, or nothing that can be measured.
@@ -37,7 +43,7 @@ def main(arguments: list[str]) -> int:
             raise InputError(f"--{name.replace('_', '-')} {value}: use at least 1")
     files.check_writable("--json", flags.json)
     _check_readable(flags.data)
-    model = MaskedModel(flags.source, flags.precision)
+    model = kind(flags.source, flags.precision)
     text = _text(flags.data, model, flags.max_tokens)
     try:
         found = model.score(text, rows=flags.rows, max_tokens=flags.max_tokens, each=_teller())
@@ -52,7 +58,7 @@ def main(arguments: list[str]) -> int:
             "precision": flags.precision,
             "versions": versions.line(),
             **dataclasses.asdict(found),
-            "pseudo_perplexity": found.pseudo_perplexity,
+            **_derived(found),
         }
         files.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
         print(f"written to {flags.json}")
@@ -68,7 +74,7 @@ def _check_readable(path: Path) -> None:
         raise InputError(f"--data {path} cannot be read: {error.strerror}") from error
 
 
-def _text(path: Path, model: MaskedModel, max_tokens: int | None) -> str:
+def _text(path: Path, model: MaskedModel | CausalModel, max_tokens: int | None) -> str:
     """The text; of a long one as much as its first tokens take, with those around them."""
     chunks, tokens = [], 0
     try:
@@ -94,40 +100,55 @@ def _teller() -> Callable[[int, int], None]:
         now = time.monotonic()
         if now - told >= _TELL_EVERY_S:
             told = now
-            print(f"{done:,} of {count:,} tokens", flush=True)
+            print(f"{done / count:.0%} measured", flush=True)
 
     return tell
 
 
-def _report(found: Score, model: MaskedModel, flags: argparse.Namespace) -> str:
+def _derived(found: masked_text.Score | causal_text.Score) -> dict[str, float]:
+    if isinstance(found, masked_text.Score):
+        return {"pseudo_perplexity": found.pseudo_perplexity}
+    return {"perplexity": found.perplexity}
+
+
+def _report(
+    found: masked_text.Score | causal_text.Score,
+    model: MaskedModel | CausalModel,
+    flags: argparse.Namespace,
+) -> str:
     cut = f" of the first {flags.max_tokens:,} (--max-tokens)" if flags.max_tokens else ""
-    return "\n".join(
-        (
-            f"measured on {flags.data}: {found.tokens:,} tokens{cut}, each masked in turn, among "
-            f"{model.longest} tokens at most ({flags.precision}); {found.unknown:,} unknown words "
-            "beside them are not counted",
-            f"{model.source}",
-            "",
-            f"pseudo-perplexity  {found.pseudo_perplexity:.4f}",
-            f"loss (nats)        {found.loss:.4f}",
-            f"accuracy           {found.accuracy:.4f}",
+    head = f"measured on {flags.data}: {found.tokens:,} tokens{cut}, "
+    if isinstance(found, masked_text.Score):
+        head += (
+            f"each masked in turn, among {model.longest} tokens at most ({flags.precision}); "
+            f"{found.unknown:,} unknown words beside them are not counted"
         )
-    )
+        rows = [("pseudo-perplexity", found.pseudo_perplexity)]
+    else:
+        head += (
+            f"{found.bytes:,} bytes, each token foretold from the {model.longest // 2} to "
+            f"{model.longest} before it, where there are as many ({flags.precision})"
+        )
+        rows = [("bits per byte", found.bits_per_byte), ("perplexity of a token", found.perplexity)]
+    rows += [("loss (nats)", found.loss), ("accuracy", found.accuracy)]
+    width = max(len(name) for name, _ in rows)
+    table = (f"{name:{width}}  {value:.4f}" for name, value in rows)
+    return "\n".join((head, model.source, "", *table))
 
 
 def _parser() -> argparse.ArgumentParser:
     usage = "jaxtrain evaluate SOURCE --data FILE.txt [flags]"
     parser = command_line.bare_parser("evaluate", usage, __doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", type=command_line.named_file, help="a masked language model")
+    add("source", metavar="SOURCE", type=command_line.named_file, help="a language model")
     add("--data", metavar="FILE", type=command_line.named_file, required=True, help="a text, UTF-8")
     add(
         "--max-tokens",
         metavar="N",
         type=int,
-        help="mask only the first N tokens (all), and read no more than these take",
+        help="measure only the first N tokens (all), and read no more than these take",
     )
-    add("--rows", metavar="N", type=int, default=16, help="masked copies at a time (16)")
+    add("--rows", metavar="N", type=int, default=16, help="rows of tokens at a time (16)")
     add(
         "--json",
         metavar="FILE",

@@ -65,7 +65,9 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         sample_seed=flags.teacher_sample,
         say=say,
     )
-    data = dataclasses.replace(run.data, windows="fixed", clips_per_video=1, teacher=None)
+    data = dataclasses.replace(
+        run.data, windows="fixed", clips_per_video=1, clips_per_group=None, teacher=None
+    )
     sources = data.open(dataclasses.replace(run.model, teacher=None), seed=run.seed, say=say)
     say(sources.summary)
     devices = jax.device_count()
@@ -91,9 +93,10 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         say(f"no latents: {one}")
     if len(made.bad) > 5:
         say(f"no latents: {len(made.bad) - 5:,} windows more")
+    single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
     say(
         f"latents of {made.videos:,} videos in {target.folder}, {made.fresh:,} of them new "
-        f"({made.windows:,} windows); train with --data.windows fixed --data.teacher "
+        f"({made.windows:,} windows); train with --data.windows fixed{single} --data.teacher "
         f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )
     return 0

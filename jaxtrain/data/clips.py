@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from av.video.frame import VideoFrame
+from numpy.random import Generator
 
 from jaxtrain.data import video_decode, video_frames, video_index
 from jaxtrain.data.latents import Store
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 # Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
 IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
+# Keyframes are far apart where there are more than this many times a clip's frames from one to the
+# next: then most of what is decoded for a clip alone is on the way to it.
+_FAR = 2
 _DRAWS = 12  # uniform numbers that a training example takes from its generator, always all of them
 
 
@@ -55,11 +60,31 @@ class Clips:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of names, sizes and frame counts of the files, and of clips a file."""
+        """Hex digest of names, sizes and frame counts of the files, and of clips a file.
+
+        Where clips are grouped, the groups are in it too, as they decide the order.
+        """
         if self.config.windows == "fixed":
             taught = None if self.latents is None else self.latents.teacher
             return video_index.fingerprint(self.entries, "fixed", self.frames, taught)
-        return video_index.fingerprint(self.entries, self._clips)
+        grouped = (self.group, self.spread) if self.group > 1 else ()
+        return video_index.fingerprint(self.entries, self._clips, *grouped)
+
+    @functools.cached_property
+    def group(self) -> int:
+        """Clips that are decoded together: see :class:`jaxtrain.data.source.Grouped`."""
+        if not self.train or self.config.windows == "fixed":
+            return 1
+        if self.config.clips_per_group is not None:
+            return self.config.clips_per_group
+        frames = sum(entry.scanned.frames for entry in self.entries)
+        groups = sum(max(1, len(entry.scanned.keyframes)) for entry in self.entries)
+        return self.config.largest_group if frames > _FAR * self.frames * groups else 1
+
+    @property
+    def spread(self) -> int:
+        """Positions from one clip of a group to the next."""
+        return self.config.group_spread or self.config.batch_size
 
     @property
     def _clips(self) -> int:
@@ -92,17 +117,68 @@ class Clips:
         """
         if self.config.windows == "fixed":
             return self._fixed(index)
-        entry = self.entries[index // self._clips]
         draws = rng.random(_DRAWS) if self.train else np.full(_DRAWS, 0.5)
+        entry = self.entries[index // self._clips]
         present = self._present(entry)
         numbers = present[self._choose(len(present), draws[:2], entry)]
-        frames = video_decode.read(entry.path, entry.scanned, numbers.tolist(), entry.span)
+        return _whole(self._read(entry, [numbers], [draws])[0])
+
+    def together(
+        self, indices: Sequence[int], rngs: Sequence[np.random.Generator], shared: Generator
+    ) -> list[dict[str, np.ndarray] | BadExample]:
+        """Clips of one group, at the cost of little more than one decoding.
+
+        Each clip by itself is spread over its file as :meth:`example`'s are: the group falls into
+        a stretch of the file with the share of clips that begin there, and each clip has its own
+        of as many even parts of that stretch, by lot.
+
+        Args:
+            indices: examples of one group, all or some of them.
+            rngs: of each of them.
+            shared: what the group has in common.
+        """
+        entry = self.entries[indices[0] // self._clips]
+        try:
+            present = self._present(entry)
+            least = self.group * self.frames
+            begins = _stretches(entry, present, least, least * self.config.max_frame_delta)
+            anchor, parts = shared.random(), shared.permutation(self.group)
+            draws = [rng.random(_DRAWS) for rng in rngs]
+            numbers = []
+            for index, drawn in zip(indices, draws, strict=True):
+                own = (parts[index % self.group] + drawn[1]) / self.group
+                places = self._choose(len(present), (drawn[0], anchor), entry, begins, own)
+                numbers.append(present[places])
+        except BadExample as bad:
+            return [bad] * len(indices)
+        return self._read(entry, numbers, draws)
+
+    def _read(
+        self, entry: Entry, numbers: Sequence[np.ndarray], draws: Sequence[np.ndarray]
+    ) -> list[dict[str, np.ndarray] | BadExample]:
+        """Clips of these frames of a file, each varied by its draws."""
+        cuts = [self._cut(entry, drawn) for drawn in draws]
+
+        def take(clip: int, place: int, frame: VideoFrame) -> None:
+            cuts[clip].put(place, frame)
+
+        wanted = [clip.tolist() for clip in numbers]
+        failures = video_decode.read_each(entry.path, entry.scanned, wanted, take, entry.span)
+        made: list[dict[str, np.ndarray] | BadExample] = []
+        for cut, drawn, failure in zip(cuts, draws, failures, strict=True):
+            augment = self._augment(drawn[6:]) if self.train else IDENTITY
+            made.append(
+                failure or {"video": cut.out_THWC, "augment": np.asarray(augment, np.float32)}
+            )
+        return made
+
+    def _cut(self, entry: Entry, draws: np.ndarray) -> video_frames.Cut:
         scale = 1.0
         if self.train:
             scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
-        video_THWC = video_frames.crop_and_resize(
-            frames,
+        return video_frames.Cut(
             entry.scanned,
+            frames=self.frames,
             height=self.height,
             width=self.width,
             scale=scale,
@@ -110,8 +186,6 @@ class Clips:
             down=draws[4],
             mirror=self.train and self.config.flip and draws[5] < 0.5,
         )
-        augment = self._augment(draws[6:]) if self.train else IDENTITY
-        return {"video": video_THWC, "augment": np.asarray(augment, np.float32)}
 
     def _fixed(self, index: int) -> dict[str, np.ndarray]:
         file = bisect.bisect_right(self._ends, index)
@@ -144,10 +218,24 @@ class Clips:
             raise BadExample(entry.path, verdict.broken)
         return np.setdiff1d(everything, verdict.missing, assume_unique=True)
 
-    def _choose(self, there: int, draws: np.ndarray, entry: Entry) -> np.ndarray:
+    def _choose(
+        self,
+        there: int,
+        draws: Sequence[float] | np.ndarray,
+        entry: Entry,
+        begins: np.ndarray | None = None,
+        own: float = 0.0,
+    ) -> np.ndarray:
         """Places of a clip's frames among ``there`` frames.
 
         Where the file is too short for the frame delta drawn, the largest that fits is taken.
+
+        Args:
+            there: frames of the file.
+            draws: two uniform numbers, of the delta and of the first frame.
+            entry: of the file.
+            begins: of stretches; the first frame's draw chooses one of them only.
+            own: uniform; where in the stretch.
         """
         count = self.frames
         if there < count:
@@ -155,7 +243,12 @@ class Clips:
         least, largest = self.config.min_frame_delta, self.config.max_frame_delta
         delta = _pick(least, largest, draws[0]) if self.train else least
         delta = min(delta, (there - 1) // max(count - 1, 1))
-        start = _pick(0, there - 1 - (count - 1) * delta, draws[1])
+        last = there - 1 - (count - 1) * delta
+        start = _pick(0, last, draws[1])
+        if begins is not None:
+            stretch = np.searchsorted(begins, start, side="right")
+            end = begins[stretch] - 1 if stretch < len(begins) else last
+            start = _pick(int(begins[stretch - 1]), min(int(end), last), own)
         return start + delta * np.arange(count)
 
     def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
@@ -192,6 +285,31 @@ def unvaried(entry: Entry, numbers: Sequence[int], height: int, width: int) -> n
         down=0.5,
         mirror=False,
     )
+
+
+def _stretches(entry: Entry, present: np.ndarray, least: int, most: int) -> np.ndarray:
+    """Where the stretches of a file begin, as places among its frames; the first is 0.
+
+    A stretch is a group of pictures; several in a row where one is shorter than ``least`` frames,
+    so that the clips of a group do not show nearly the same; even parts where it is longer than
+    about ``most``, as all that is before a clip has to be decoded.
+    """
+    begins = [0]
+    for key in entry.scanned.keyframes:
+        place = int(np.searchsorted(present, key.frame))
+        if min(place - begins[-1], len(present) - place) >= least:
+            begins.append(place)
+    cut = []
+    for begin, end in itertools.pairwise([*begins, len(present)]):
+        parts = max(1, round((end - begin) / most))
+        cut += [begin + (end - begin) * part // parts for part in range(parts)]
+    return np.asarray(cut)
+
+
+def _whole(made: dict[str, np.ndarray] | BadExample) -> dict[str, np.ndarray]:
+    if isinstance(made, BadExample):
+        raise made
+    return made
 
 
 def _pick(least: int, largest: int, draw: float) -> int:

@@ -1,9 +1,14 @@
-"""How far a long piece of work is: a bar on a terminal, a plain line now and then elsewhere."""
+"""How far a long piece of work is: a bar on a terminal, a plain line now and then elsewhere.
+
+Where a run shows itself on the terminal already, the bar is a part of that.
+"""
 
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+
+from jaxtrain import terminal
 
 SAY_EVERY_S = 30.0
 
@@ -25,7 +30,15 @@ def metered(
     Yields:
         Takes the megabytes done so far, those done before included.
     """
-    if sys.stderr.isatty():
+    display = terminal.taken()
+    if display is not None:
+        try:
+            display.working(terminal.Work(what, done_mb, total_mb))
+            yield lambda done: display.working(terminal.Work(what, done, total_mb))
+        finally:
+            display.working(None)
+        return
+    if terminal.lively(sys.stderr):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

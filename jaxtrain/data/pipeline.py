@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxtrain import mesh as meshes
-from jaxtrain.data import order
+from jaxtrain.data import order, runs
 from jaxtrain.data import workers as processes
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
@@ -137,7 +137,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.wait_s = 0.0
         self.ids = np.empty(0, np.int64)
         self._place = _Placement(mesh, spec)
-        self._host = _read(rows, rows.rows, workers=workers, prefetch=prefetch)
+        self._host = _training(rows, workers, prefetch)
         # One batch in the queue, one in the thread's hand, one in the step: double buffering.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
@@ -293,15 +293,25 @@ def _batch_size(spec: Spec) -> int:
     return int(next(iter(spec.values())).shape[0])
 
 
+def _training(rows: order.TrainingRows, workers: int, prefetch: int) -> Iterator[Arrays]:
+    """This process's part of each batch, on the host, in order."""
+    parts = runs.parts(rows.rows, workers)
+    made = runs.Runs(rows, parts)
+    if made.length == 1:
+        return _read(rows, rows.rows, workers=workers, prefetch=prefetch)
+    ready = runs.buffered(prefetch, parts, made.length)
+    return runs.Joined(_read(made, None, workers=workers, prefetch=ready), parts)
+
+
 def _read(
-    rows: order.TrainingRows | order.ValidationRows,
-    batch: int,
+    rows: order.TrainingRows | order.ValidationRows | runs.Runs,
+    batch: int | None,
     *,
     workers: int,
     prefetch: int,
     threads: int = 0,
-) -> Iterator[Arrays]:
-    """This process's part of each batch, on the host, in order.
+) -> Iterator[Any]:
+    """Rows in batches, or with None as they are, in order.
 
     The rows are batched before Grain divides them among workers, so the order does not depend on
     how many there are.
@@ -310,7 +320,8 @@ def _read(
     if not absl.flags.FLAGS.is_parsed():
         absl.flags.FLAGS.mark_as_parsed()
     read = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, 1))
-    data = grain.MapDataset.source(cast(Any, rows)).batch(batch).to_iter_dataset(read)
+    examples = grain.MapDataset.source(cast(Any, rows))
+    data = (examples if batch is None else examples.batch(batch)).to_iter_dataset(read)
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
         data = data.mp_prefetch(options, worker_init_fn=processes.prepare)

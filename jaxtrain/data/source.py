@@ -6,7 +6,7 @@ them. Order, epochs, batches, workers and substitutes belong to :mod:`jaxtrain.d
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,35 @@ class Source(Protocol):
 
         Raises:
             BadExample: the example cannot be read.
+        """
+
+
+@runtime_checkable
+class Grouped(Source, Protocol):
+    """A source some of whose examples cost less together: clips that share a decoding.
+
+    Examples ``[g * group, (g + 1) * group)`` are group g; ``group`` divides the number of examples.
+    In the order a group's examples stand ``spread`` positions apart.
+    """
+
+    @property
+    def group(self) -> int:
+        """Examples of a group; 1 is without groups."""
+
+    @property
+    def spread(self) -> int:
+        """Positions in the order from one example of a group to the next."""
+
+    def together(
+        self,
+        indices: Sequence[int],
+        rngs: Sequence[np.random.Generator],
+        shared: np.random.Generator,
+    ) -> list[dict[str, np.ndarray] | BadExample]:
+        """Examples of one group, or what is wrong with them.
+
+        Each is a function of its index, its generator and ``shared``, which is one of the group's
+        place in the order; not of which others are asked for.
         """
 
 

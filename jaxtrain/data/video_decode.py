@@ -4,7 +4,8 @@ Decoders do not always raise on broken files. The rule here: a file is broken if
 FFmpeg's corrupt flag, if decoding raises, or if too few frames come out.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import av
@@ -84,17 +85,14 @@ def read(
     Raises:
         BadExample: a frame does not come out whole.
     """
-    before = [key for key in info.keyframes if key.frame <= numbers[0]]
-    # After a seek some decoders need more than the keyframe (open groups of pictures, gradual
-    # refresh): then the keyframe before is tried, then the start of the file.
-    starts: list[Keyframe | None] = [*reversed(before[-2:])]
-    attempts = [key for key in starts if key is not None and key.frame > 0] + [None]
     found: dict[int, VideoFrame] = {}
     failure = ""
-    for start in attempts:
+    for start in _starts(info, numbers[0]):
+        came: dict[int, VideoFrame] = {}
         try:
             with open_input(path, span) as container:
-                found = _read_from(container, info, numbers, start)
+                _read_from(container, info, numbers, start, came.__setitem__)
+            found = came
         except (av.FFmpegError, OSError) as error:
             failure = f": {reason(error)}"
         if len(found) == len(numbers):
@@ -103,13 +101,96 @@ def read(
     raise BadExample(path, f"frame {lacking} of {info.frames} cannot be decoded{failure}")
 
 
+def read_each(
+    path: str,
+    info: Scan,
+    clips: Sequence[Sequence[int]],
+    take: Callable[[int, int, VideoFrame], None],
+    span: Span | None = None,
+) -> list[BadExample | None]:
+    """Decode several clips of a file; those behind the same keyframe cost one decoding together.
+
+    A clip's frames, and whether they can be decoded, do not depend on which other clips are asked
+    for: one that does not come out whole beside others is read once more by itself.
+
+    Args:
+        path: of the file.
+        info: of the file.
+        clips: the numbers of each one's frames, ascending.
+        take: is given a clip's place among ``clips``, a frame's place in the clip, and the frame.
+            No frame is held here, so it decides what memory is needed. A frame can be given again.
+        span: where in a tar the file lies.
+
+    Returns:
+        For each clip None, or why it is not whole.
+    """
+    failures: list[BadExample | None] = [None] * len(clips)
+    by_start: dict[Keyframe | None, list[int]] = {}
+    for clip, numbers in enumerate(clips):
+        by_start.setdefault(_starts(info, numbers[0])[0], []).append(clip)
+    for start, members in by_start.items():
+        left = members
+        if len(members) > 1:
+            whole = _read_together(path, info, {i: clips[i] for i in members}, start, take, span)
+            left = [clip for clip in members if clip not in whole]
+        for clip in left:
+            try:
+                for place, frame in enumerate(read(path, info, clips[clip], span)):
+                    take(clip, place, frame)
+            except BadExample as bad:
+                failures[clip] = bad
+    return failures
+
+
+def _read_together(
+    path: str,
+    info: Scan,
+    clips: Mapping[int, Sequence[int]],
+    start: Keyframe | None,
+    take: Callable[[int, int, VideoFrame], None],
+    span: Span | None,
+) -> set[int]:
+    """Clips that came out whole in one decoding from ``start``."""
+    takers: dict[int, list[tuple[int, int]]] = {}
+    for clip, numbers in clips.items():
+        for place, number in enumerate(numbers):
+            takers.setdefault(number, []).append((clip, place))
+    came: set[int] = set()
+
+    def give(number: int, frame: VideoFrame) -> None:
+        came.add(number)
+        for clip, place in takers[number]:
+            take(clip, place, frame)
+
+    # What is wrong is found out, and told, where a clip is read by itself.
+    with contextlib.suppress(av.FFmpegError, OSError), open_input(path, span) as container:
+        _read_from(container, info, sorted(takers), start, give)
+    return {clip for clip, numbers in clips.items() if came.issuperset(numbers)}
+
+
+def _starts(info: Scan, number: int) -> list[Keyframe | None]:
+    """Where to begin decoding for a frame, in the order of trying; None is the file's start.
+
+    After a seek some decoders need more than the keyframe (open groups of pictures, gradual
+    refresh): then the keyframe before is tried, then the start of the file.
+    """
+    before = [key for key in info.keyframes if key.frame <= number]
+    return [*(key for key in reversed(before[-2:]) if key.frame > 0), None]
+
+
 def _read_from(
-    container: InputContainer, info: Scan, numbers: Sequence[int], start: Keyframe | None
-) -> dict[int, VideoFrame]:
+    container: InputContainer,
+    info: Scan,
+    numbers: Sequence[int],
+    start: Keyframe | None,
+    give: Callable[[int, VideoFrame], None],
+) -> None:
+    """Gives the frames with these numbers, ascending, as far as they come out whole."""
     stream = _open_stream(container, info)
     stream.codec_context.open(strict=False)  # AV1's decoder takes skip_frame for good when it opens
     if not info.keyframes:
-        return _read_in_order(container, stream, numbers)
+        _read_in_order(container, stream, numbers, give)
+        return
     if start is not None:
         container.seek(start.pts, stream=stream)
     first = start.frame if start else 0
@@ -129,29 +210,31 @@ def _read_from(
     stamps.sort()
     wanted = {stamps[n - first]: n for n in numbers if n - first < len(stamps)}
     last = max((i for i, p in enumerate(packets) if p.pts in wanted), default=-1)
-    found = {}
+    found: set[int] = set()
     fed: list[av.Packet | None] = [*packets[: last + 1], None]
     for one in fed:
         skip = one is not None and one.pts not in wanted
         stream.codec_context.skip_frame = "NONREF" if skip else "DEFAULT"
         for frame in stream.codec_context.decode(one):
             if frame.pts in wanted and not frame.is_corrupt:
-                found[wanted[frame.pts]] = frame
+                found.add(frame.pts)
+                give(wanted[frame.pts], frame)
         if len(found) == len(wanted):
             break
-    return found
 
 
 def _read_in_order(
-    container: InputContainer, stream: VideoStream, numbers: Sequence[int]
-) -> dict[int, VideoFrame]:
-    found = {}
+    container: InputContainer,
+    stream: VideoStream,
+    numbers: Sequence[int],
+    give: Callable[[int, VideoFrame], None],
+) -> None:
+    wanted = frozenset(numbers)
     for number, frame in enumerate(container.decode(stream)):
-        if number in numbers and not frame.is_corrupt:
-            found[number] = frame
+        if number in wanted and not frame.is_corrupt:
+            give(number, frame)
         if number >= numbers[-1]:
             break
-    return found
 
 
 def _open_stream(container: InputContainer, info: Scan) -> VideoStream:

@@ -6,6 +6,7 @@ on one core, where converting with PyAV and resizing with Pillow takes 9 ms.
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import av
 import av.filter
@@ -32,43 +33,68 @@ _TIME_BASE = Fraction(1, 1000)  # filters want one; nothing here depends on time
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
 
-def crop_and_resize(
-    frames: Sequence[VideoFrame],
-    info: Scan,
-    *,
-    height: int,
-    width: int,
-    scale: float,
-    across: float,
-    down: float,
-    mirror: bool,
-) -> np.ndarray:
-    """Cut the same piece out of all frames, as uint8 [T, height, width, 3].
+class Cut:
+    """Cuts the same piece out of the frames of a clip and converts it, frame by frame.
 
     The piece has the target's aspect, so nothing is stretched; a small video is enlarged.
 
     Args:
-        frames: as decoded, not yet rotated.
-        info: rotation and pixel aspect are taken from here.
+        info: of the file; rotation and pixel aspect are taken from here.
+        frames: of the clip.
         height, width: of the result, in pixels.
         scale: side of the piece as a share of the largest that fits, above 0 to 1.
         across, down: where the piece lies, 0 (left, top) to 1 (right, bottom) of the room there is.
         mirror: whether to swap left and right.
+
+    Attributes:
+        out_THWC: the clip, uint8 [T, height, width, 3], as far as frames were put.
     """
-    turned = info.rotation % 180 == 90
-    target_h, target_w = (width, height) if turned else (height, width)
-    out_THWC = np.empty((len(frames), height, width, 3), np.uint8)
-    graph, made_for = None, None
-    for number, frame in enumerate(frames):
+
+    def __init__(
+        self,
+        info: Scan,
+        *,
+        frames: int,
+        height: int,
+        width: int,
+        scale: float,
+        across: float,
+        down: float,
+        mirror: bool,
+    ) -> None:
+        self.out_THWC = np.empty((frames, height, width, 3), np.uint8)
+        self._info = info
+        self._place = (scale, across, down)
+        turned = info.rotation % 180 == 90
+        self._target = (width, height) if turned else (height, width)
+        self._flip = ("vflip" if turned else "hflip") if mirror else None
+        self._graph: av.filter.Graph | None = None
+        self._made_for: tuple[object, ...] = ()
+
+    def put(self, number: int, frame: VideoFrame) -> None:
+        """Makes frame ``number`` of the clip from a frame as decoded, not yet rotated."""
         kind = _kind(frame)
-        if graph is None or kind != made_for:  # a stream may change its size on the way
-            piece = _piece(frame, info.pixel_aspect, target_w / target_h, scale, across, down)
-            flip = ("vflip" if turned else "hflip") if mirror else None
-            graph, made_for = _graph(frame, piece, target_w, target_h, flip), kind
-        graph.push(frame)
-        picture_HWC = graph.vpull().to_ndarray()
-        out_THWC[number] = np.rot90(picture_HWC, info.rotation // 90)
-    return out_THWC
+        if self._graph is None or kind != self._made_for:  # a stream may change its size on the way
+            high, wide = self._target
+            piece = _piece(frame, self._info.pixel_aspect, wide / high, *self._place)
+            self._graph, self._made_for = _graph(frame, piece, wide, high, self._flip), kind
+        self._graph.push(frame)
+        picture_HWC = self._graph.vpull().to_ndarray()
+        self.out_THWC[number] = np.rot90(picture_HWC, self._info.rotation // 90)
+
+
+def crop_and_resize(frames: Sequence[VideoFrame], info: Scan, **cut: Any) -> np.ndarray:
+    """The same piece of all frames, as uint8 [T, height, width, 3].
+
+    Args:
+        frames: as decoded, not yet rotated.
+        info: of the file.
+        cut: the other arguments of :class:`Cut`.
+    """
+    clip = Cut(info, frames=len(frames), **cut)
+    for number, frame in enumerate(frames):
+        clip.put(number, frame)
+    return clip.out_THWC
 
 
 class WholeFrames:
@@ -142,9 +168,11 @@ def _graph(
         nodes.append(graph.add(flip))
     options = f"{width}:{height}:flags={_FLAGS}{colour_options(frame)}"
     nodes.append(graph.add("scale", options))
-    # Planes: the way to packed RGB takes twice as long, and repeats colours that videos store at
-    # half the resolution instead of interpolating them.
+    # Planes first: the direct way to packed RGB takes twice as long, and repeats colours that
+    # videos store at half the resolution instead of interpolating them. Packing the planes then
+    # copies bytes; NumPy takes twice as long for it.
     nodes.append(graph.add("format", "gbrp"))
+    nodes.append(graph.add("format", "rgb24"))
     nodes.append(graph.add("buffersink"))
     graph.link_nodes(*nodes).configure()
     return graph

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.config import Run
+from jaxtrain.data import runs
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject, counted, size
 
@@ -23,7 +24,6 @@ MEMORY = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 _SHARED_LEAST = 2**12  # the pipeline sends smaller arrays through a pipe
-_IN_HAND = 3  # batches that the pipeline holds besides those that workers have ready
 
 # Measured on a CPU (jax 0.10.2): 13 open files for each worker and 7 besides; of a worker's own
 # memory 0.09 GiB for clips of 64x64, 0.25 GiB for 480x720. What GPUs and NCCL take is assumed.
@@ -61,7 +61,7 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
     if not batch:
         yield ok(f"batches of {rows} examples are small: they come through pipes")
         return
-    need = batch * _batches(workers, prefetch)
+    need = batch * _batches(run, rows, workers, prefetch)
     free = free_bytes(folder)
     what = (
         f"{folder} has {size(free)} free; {counted(workers, 'worker')} x {prefetch} batches ready "
@@ -70,7 +70,9 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
     if need <= free:
         yield ok(what)
         return
-    fewer = next((n for n in range(workers, 0, -1) if batch * _batches(n, 1) <= free), None)
+    fewer = next(
+        (n for n in range(workers, 0, -1) if batch * _batches(run, rows, n, 1) <= free), None
+    )
     lower = f"; or --data.workers {fewer} --data.prefetch 1" if fewer else ""
     yield problem(
         what,
@@ -79,9 +81,12 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
     )
 
 
-def _batches(workers: int, prefetch: int) -> int:
-    """That lie in shared memory at most: ready and in the making, and in the main process."""
-    return workers * (prefetch + 1) + _IN_HAND
+def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
+    """That lie in shared memory at most; video files may have keyframes far apart."""
+    group = getattr(run.data, "largest_group", 1)
+    spread = getattr(run.data, "group_spread", None) or run.data.batch_size
+    length = runs.run_length(group, spread, run.data.batch_size) if group > 1 else 1
+    return runs.held(rows, length, workers, prefetch)
 
 
 def _batch_bytes(run: Run, rows: int) -> int:
@@ -143,7 +148,7 @@ def host_memory(
     parts = {
         "program": _PROGRAM_MEMORY,
         counted(run.data.workers, "worker"): run.data.workers * _WORKER_MEMORY,
-        "their batches": float(batch * _batches(run.data.workers, run.data.prefetch)),
+        "their batches": batch * _batches(run, rows, run.data.workers, run.data.prefetch),
         "validation": held,
         "state on its way to disk": float(state_bytes),
     }

@@ -23,6 +23,8 @@ registration. A model knows no mesh, no optimizer and no loop. It offers two cla
   with the others.
 - ``formulas() -> [line]``, optional: what the config derives from its fields, each number with its
   formula, for the start of a run.
+- ``TRY``, optional: the command that uses a trained model, for the end of a run; ``{run}`` in it is
+  the run's directory.
 - ``frozen() -> {dotted path: array}``, optional: values of state that is no parameter and comes
   from files, such as the weights of a loss. Read when a new run starts.
 - ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``, optional:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import causal, config, writing
+from jaxtrain import causal, causal_loss, config, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, remat
 from jaxtrain.models import causal_weights, gpt_weights
@@ -60,6 +60,7 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory or a weights
     file."""
 
+    TRY = 'generate {run} "Once upon a time"'
     UNSEEN = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class Config:
             raise InputError(
                 f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
             )
-        causal.check_piece(self.loss_piece, self.sequence_length)
+        causal_loss.check_piece(self.loss_piece, self.sequence_length)
         if n % h:
             raise InputError(
                 f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "
@@ -219,7 +220,7 @@ class Config:
             "kv_heads": heads,
         }
         fields |= {name: None for name in dial if fields[name] == dial[name]}
-        piece = causal.fitting_piece(cls.loss_piece, fields["sequence_length"])
+        piece = causal_loss.fitting_piece(cls.loss_piece, fields["sequence_length"])
         return cls(loss_piece=piece, **fields)
 
     @classmethod
@@ -309,16 +310,16 @@ class Head(nnx.Module):
 
     def __call__(
         self, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
-    ) -> causal.Predictions:
-        """The cost of the targets; see :func:`jaxtrain.causal.predict`."""
+    ) -> causal_loss.Predictions:
+        """The cost of the targets; see :func:`jaxtrain.causal_loss.predict`."""
         x_BSD, words = causal.rms_norm(x_BSD, self.norm_eps), self.words[...]
-        return causal.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=self.piece)
+        return causal_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=self.piece)
 
     def logits(self, x_BSD: jax.Array) -> jax.Array:
         """float32 [B, S, V], all at once."""
         x_BSD = causal.rms_norm(x_BSD, self.norm_eps)
         logits_BSV = causal.einsum_float32("bsd,vd->bsv", x_BSD, self.words[...])
-        return causal.capped(logits_BSV, _CAP)
+        return causal_loss.capped(logits_BSV, _CAP)
 
 
 class GPT(nnx.Module):
@@ -376,17 +377,17 @@ class GPT(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, causal.Sums]:
         """Cross-entropy in nats, over targets; `accuracy` beside it. Nothing is drawn."""
         del keys_B
-        return causal.loss_sums(self._predict(batch), batch)
+        return causal_loss.loss_sums(self._predict(batch), batch)
 
     def evaluate(self, batch: causal.Batch) -> causal.Sums:
         """`loss` and `accuracy` over targets, and `bits_per_byte` of the text they stand for."""
-        return causal.evaluation_sums(self._predict(batch), batch)
+        return causal_loss.evaluation_sums(self._predict(batch), batch)
 
-    def _predict(self, batch: causal.Batch) -> causal.Predictions:
+    def _predict(self, batch: causal.Batch) -> causal_loss.Predictions:
         x_BSD = self.encode(batch["tokens"])
         # Not through remat: the loss keeps its gradient and no gathered parameter, and would
         # compute the one again and gather the other.
-        return self.lm_head(x_BSD, batch["targets"], causal.target_weights(batch))
+        return self.lm_head(x_BSD, batch["targets"], causal_loss.target_weights(batch))
 
 
 def _reading(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import causal, config, writing
+from jaxtrain import causal, causal_loss, config, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, dropout, remat, split_keys
 from jaxtrain.models import causal_weights, llama_weights
@@ -63,6 +63,7 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
     transformers' LlamaForCausalLM."""
 
+    TRY = 'generate {run} "Once upon a time"'
     UNSEEN = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ class Config:
                 f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}: use "
                 f"{max(fits)}"
             )
-        causal.check_piece(self.loss_piece, self.sequence_length)
+        causal_loss.check_piece(self.loss_piece, self.sequence_length)
         if not 0 <= self.dropout < 1:
             raise InputError(f"model.dropout={self.dropout}: use a share from 0 to below 1")
         for name in ("norm_eps", "rotary_base"):
@@ -166,7 +167,7 @@ class Config:
             InputError: another network.
         """
         shape = dataclasses.asdict(llama_weights.shape(content, source))
-        piece = causal.fitting_piece(cls.loss_piece, shape["sequence_length"])
+        piece = causal_loss.fitting_piece(cls.loss_piece, shape["sequence_length"])
         return cls(dropout=0.0, loss_piece=piece, **shape)
 
     @classmethod
@@ -290,10 +291,10 @@ class Head(nnx.Module):
         x_BSD: jax.Array,
         targets_BS: jax.Array,
         weight_BS: jax.Array,
-    ) -> causal.Predictions:
-        """The cost of the targets; see :func:`jaxtrain.causal.predict`."""
+    ) -> causal_loss.Predictions:
+        """The cost of the targets; see :func:`jaxtrain.causal_loss.predict`."""
         x_BSD, words = self._normalised(x_BSD), embedding.table[...]
-        return causal.predict(x_BSD, words, targets_BS, weight_BS, cap=None, piece=self.piece)
+        return causal_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=None, piece=self.piece)
 
     def logits(self, embedding: Embedding, x_BSD: jax.Array) -> jax.Array:
         """float32 [B, S, V], all at once."""
@@ -363,16 +364,16 @@ class Llama(nnx.Module):
         self, batch: causal.Batch, keys_B: jax.Array
     ) -> tuple[jax.Array, jax.Array, causal.Sums]:
         """Cross-entropy in nats, over targets; `accuracy` beside it."""
-        return causal.loss_sums(self._predict(batch, keys_B), batch)
+        return causal_loss.loss_sums(self._predict(batch, keys_B), batch)
 
     def evaluate(self, batch: causal.Batch) -> causal.Sums:
         """`loss`, `accuracy` and `bits_per_byte` as the GPT's; nothing is dropped."""
-        return causal.evaluation_sums(self._predict(batch, None), batch)
+        return causal_loss.evaluation_sums(self._predict(batch, None), batch)
 
-    def _predict(self, batch: causal.Batch, keys_B: jax.Array | None) -> causal.Predictions:
+    def _predict(self, batch: causal.Batch, keys_B: jax.Array | None) -> causal_loss.Predictions:
         x_BSD = self.encode(batch["tokens"], keys_B)
         # Not through remat: the loss keeps its gradient, and would compute it again.
-        return self.head(self.embedding, x_BSD, batch["targets"], causal.target_weights(batch))
+        return self.head(self.embedding, x_BSD, batch["targets"], causal_loss.target_weights(batch))
 
 
 def _normal(rngs: nnx.Rngs, rows: int, columns: int) -> nnx.Param[jax.Array]:

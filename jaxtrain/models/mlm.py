@@ -33,6 +33,7 @@ Sums = dict[str, tuple[jax.Array, ...]]
 class Config:
     """The masked language model."""
 
+    TRY = 'fill {run} "Paris is the [MASK] of France."'
     UNSEEN = (("heads", "heads"),)  # what no array's shape tells (:mod:`jaxtrain.weights`)
 
     vocab_size: int

@@ -13,8 +13,6 @@ _VALUE = re.compile(
 _INSTRUCTION = re.compile(
     r'^\s+(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)".*?stack_frame_id=(\d+)', re.MULTILINE
 )
-_MODELS = "jaxtrain/models/"
-_PROGRAM = "jaxtrain/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +52,8 @@ def largest(folder: Path, program: str, count: int) -> list[Temporary]:
 
 def parse(dump: str, program: str) -> list[Temporary]:
     """All places for temporaries, largest first; see :func:`largest`."""
-    stacks = Stacks(program)
-    makers = {match[1]: (match[2], int(match[3])) for match in _INSTRUCTION.finditer(program)}
+    source = Stacks(program).source
+    makers = {match[1]: (int(match[3]), match[2]) for match in _INSTRUCTION.finditer(program)}
     places: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for began in _TEMPORARIES.finditer(dump):
         end = dump.find("\nallocation ", began.end())
@@ -64,16 +62,7 @@ def parse(dump: str, program: str) -> list[Temporary]:
             places.setdefault((int(size), int(offset)), []).append((name, bare))
     found = []
     for (size, _), values in sorted(places.items(), key=lambda place: -place[0][0]):
-        lines = (_line(stacks, *makers[name]) for name, _ in values if name in makers)
+        lines = (source(*makers[name]) for name, _ in values if name in makers)
         made_by = tuple(dict.fromkeys(line for line in lines if line is not None))
         found.append(Temporary(size, values[0][1], made_by, len(values)))
     return found
-
-
-def _line(stacks: Stacks, made_by: str, frame: int) -> str | None:
-    line = stacks.line(frame, _MODELS) or stacks.line(frame, _PROGRAM)
-    if line is None:
-        return None
-    if "rematted_computation" in made_by:
-        return f"{line} (recomputed)"
-    return f"{line} ({'backward' if 'transpose(' in made_by else 'forward'})"

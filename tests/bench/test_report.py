@@ -16,7 +16,14 @@ FINDINGS = {
     },
     "notes": {"pipeline": "no data given"},
     "operations": [
-        {"kind": "fusion", "made_by": "jit(f)/add", "count": 3, "ms_per_step": 4.5, "share": 0.5}
+        {
+            "kind": "fusion",
+            "made_by": "jit(f)/add",
+            "name": "a.py:3 add",
+            "count": 3,
+            "ms_per_step": 4.5,
+            "share": 0.5,
+        }
     ],
     "device": {
         "kind": "NVIDIA H200",
@@ -38,7 +45,7 @@ def test_each_number_has_its_unit() -> None:
     assert by_name["device peak gib"].split()[3:5] == ["39.25", "GiB"]
     assert by_name["copy bytes"].split()[-2:] == ["4300", "GB/s"]
     assert any("left out: no data given" in line for line in lines)
-    assert any("4.50  50.0%" in line and "jit(f)/add" in line for line in lines)
+    assert any("4.50  50.0%" in line and "a.py:3 add" in line for line in lines)
 
 
 def test_a_failure_is_the_whole_table() -> None:

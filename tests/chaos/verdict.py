@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 # What a clock has measured, and what differs between any two runs.
-_MEASURED = ("per_second", "data_wait_fraction", "gpu_memory_usage", "gpu_utilization", "mfu")
+_MEASURED = (
+    "per_second",
+    "data_wait_fraction",
+    "mfu",
+    "gpu_memory_usage",
+    "gpu_utilization",
+    "gpu_power_w",
+    "gpu_temperature_c",
+    "host_memory_gib",
+    "shm_gib",
+)
 # Names of files that only exist while something is written or deleted.
 _TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".replaced", ".deleted", ".tmp")
 

@@ -310,13 +310,13 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
     assert run("--help") == 0
 
 
-def test_a_causal_model_is_named(place: Path, tmp_path: Path) -> None:
+def test_a_causal_model_wants_a_text(place: Path, tmp_path: Path) -> None:
     config_of = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(gpt.Config.tiny())}}
     checkpoints = checkpoint.Checkpoints(tmp_path / "run/checkpoints", 3, lambda line: None)
     checkpoints.save(make_state(3), config_of)
     checkpoints.close()
     arguments = [str(tmp_path / "run"), "--data", str(place / "videos")]
-    with pytest.raises(InputError, match=r"not one of jaxtrain.models.gpt: look at val/"):
+    with pytest.raises(InputError, match=r"videos is a folder: name a text file"):
         command.main(arguments)
 
 

@@ -1,6 +1,7 @@
-"""``generate``: the text is what the model says without a cache, in whole characters."""
+"""``generate`` and ``evaluate`` of causal models: what they say is what the plain model says."""
 
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -261,3 +262,52 @@ def test_wrong_use_is_said_in_one_line(
     assert message in found.err
     assert found.err.count("\n") == 1
     assert not found.out
+
+
+def costs_by_hand(model: causal_text.CausalModel, ids: list[int]) -> list[float]:
+    """The cost of each token, nats, each from a window of its own."""
+    definition = state.Definition(MODEL.build)
+    logits_of = jax.jit(lambda arrays, row: definition.module(arrays, {}).logits(row))
+    given, costs, half = [model.begin, *ids], [], LENGTH // 2
+    for index, target in enumerate(ids):
+        start = max(0, -(-(index + 1 - LENGTH) // half) * half)  # of the first window that holds it
+        window = np.full((1, LENGTH), 7, np.int32)
+        seen = given[start : index + 1]
+        window[0, : len(seen)] = seen
+        logits_V = logits_of(model._arrays, window)[0, len(seen) - 1]
+        costs.append(-float(jax.nn.log_softmax(logits_V)[target]))
+    return costs
+
+
+@pytest.mark.parametrize("times", [1, 9])  # shorter than a window; several windows
+def test_evaluate_foretells_each_token_once(
+    source: Path,
+    model: causal_text.CausalModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    times: int,
+) -> None:
+    text, numbers = "once upon a time, größer 🙂. " * times, tmp_path / "out.json"
+    (tmp_path / "text.txt").write_text(text)
+    given = ("--data", tmp_path / "text.txt", "--rows", 2)
+    assert run("evaluate", source, *given, "--json", numbers) == 0
+    out, content = capsys.readouterr().out, json.loads(numbers.read_text())
+    ids = model.tokenizer.encode(text, add_special_tokens=False).ids
+    costs = costs_by_hand(model, ids)
+    assert (content["tokens"], content["bytes"]) == (len(ids), len(text.encode()))
+    assert content["loss"] == pytest.approx(np.mean(costs), rel=1e-5)
+    assert content["perplexity"] == pytest.approx(np.exp(np.mean(costs)), rel=1e-5)
+    bits = sum(costs) / np.log(2) / len(text.encode())
+    assert content["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert f"bits per byte          {bits:.4f}" in out
+    assert run("evaluate", source, *given, "--max-tokens", 5, "--json", numbers) == 0
+    first = json.loads(numbers.read_text())
+    assert first["loss"] == pytest.approx(np.mean(costs[:5]), rel=1e-5)
+
+
+def test_evaluate_refuses_a_text_without_a_token(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    assert run("evaluate", source, "--data", tmp_path / "empty.txt") == 2
+    assert "there is no token in the text" in capsys.readouterr().err

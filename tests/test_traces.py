@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxtrain.bench import trace
+from jaxtrain import traces
 
 PROGRAM = """\
 HloModule jit_f
@@ -24,10 +24,19 @@ ENTRY %main {
 
 
 def test_instructions_are_read_from_the_program() -> None:
-    found = trace._described(PROGRAM)
-    assert found["dot.3"] == ("dot", "jit(f)/while/body/dot_general")
-    assert found["fusion.1"] == ("fusion", "jit(f)/add")
-    assert found["while.2"] == ("while", "")
+    found = traces._described(PROGRAM)
+    assert found["dot.3"] == ("dot", "jit(f)/while/body/dot_general", "dot_general")
+    assert found["fusion.1"] == ("fusion", "jit(f)/add", "add")
+    assert found["while.2"] == ("while", "", "the compiler's own")
+
+
+def test_a_name_is_the_model_s_own_words() -> None:
+    made_by = (
+        "jit(train_step)/transpose(jvp(transpose(transpose(jvp(bsnk,btnk->bnst)))))/dot_general"
+    )
+    line = "models/mlm.py:9 (backward)"
+    assert traces._name(made_by, line) == f"{line} bsnk,btnk->bnst/dot_general"
+    assert traces._name("jit(f)/jvp(block)/while/body/jit(_where)/mul", None) == "block/_where/mul"
 
 
 def test_on_a_gpu_only_its_streams_count() -> None:
@@ -49,7 +58,7 @@ def test_on_a_gpu_only_its_streams_count() -> None:
         ),
     ]
     profile: Any = SimpleNamespace(planes=planes)
-    found = trace._nanoseconds(profile, trace._described(PROGRAM))
+    found = traces._nanoseconds(profile, traces._described(PROGRAM))
     assert found == {"dot.3": 10, "fusion.1": 2}
 
 
@@ -67,14 +76,14 @@ def test_a_large_product_takes_longer_than_a_small_one(tmp_path: Path) -> None:
     with jax.profiler.trace(tmp_path):
         for _ in range(3):
             jax.block_until_ready(compiled(x, y))
-    found = trace.top_operations(tmp_path, compiled.as_text(), steps=3, devices=1, count=50)
+    files = list(tmp_path.rglob("*.xplane.pb"))
+    found = traces.top_operations(files, compiled.as_text(), steps=3, devices=1, count=50)
     assert "large" in found[0].made_by
+    assert found[0].name.startswith("large/")
     assert found[0].share > 0.5
     assert sum(one.share for one in found) <= 1.0001
     assert (
-        trace.top_operations(tmp_path, compiled.as_text(), steps=6, devices=1, count=1)[
-            0
-        ].ms_per_step
+        traces.top_operations(files, compiled.as_text(), steps=6, devices=1, count=1)[0].ms_per_step
         * 2
         == found[0].ms_per_step
     )

@@ -1,0 +1,170 @@
+"""What the page draws: the metrics of each run, thinned where there are too many points."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxtrain.reporting import facts, formats
+from jaxtrain.reporting.run_files import Run
+
+MOST_POINTS = 2000
+_FIRST = ("loss", "accuracy", "psnr", "ssim", "lpips", "pseudo_perplexity", "bits_per_byte")
+_LAST = ("learning_rate", "grad_norm", "throughput", "mfu", "data_wait_fraction")
+_TITLES = {
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+    "lpips": "LPIPS",
+    "grad_norm": "gradient norm",
+    "mfu": "MFU (model FLOP/s of the datasheet's)",
+    "data_wait_fraction": "waiting for input",
+    "gpu_memory_usage": "GPU memory, GiB",
+    "gpu_utilization": "GPU utilization",
+    "gpu_power_w": "GPU power, W",
+    "gpu_temperature_c": "GPU temperature, \N{DEGREE SIGN}C",
+    "host_memory_gib": "host memory, GiB",
+    "shm_gib": "/dev/shm, GiB",
+    "bits_per_byte": "bits per byte",
+}
+_OF_THE_MACHINE = ("gpu_", "host_", "shm_")
+# steps, samples and tokens a second are one curve: the first that is there is drawn.
+_RATES = ("tokens_per_second", "samples_per_second", "steps_per_second")
+
+
+def charts(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], bool]:
+    """A chart for each metric, of all runs, training and validation.
+
+    Returns:
+        Charts, JSON-able: ``name``, ``title``, ``share`` (in percent), ``zero`` (its axis
+        begins there), ``log`` (for a log scale),
+        ``curves`` with ``run`` (its index), ``kind`` ("train" or "val"), ``step``, ``time``
+        (seconds since the run began) and ``value`` (None: not finite). And whether a curve was
+        thinned.
+    """
+    names = {
+        name.partition("/")[2]
+        for run in runs
+        for record in run.records
+        for name in record
+        if "/" in name and not name.endswith("_std")
+    }
+    rate = next((name for name in _RATES if name in names), None)
+    names -= set(_RATES) - {rate}
+    thinned = False
+    found = []
+    for name in sorted(names, key=_rank):
+        lines = []
+        for index, run in enumerate(runs):
+            for kind in ("train", "val"):
+                points = _points(run, f"{kind}/{name}")
+                kept = thin(points, MOST_POINTS)
+                thinned = thinned or len(kept) < len(points)
+                if any(value is not None for _, _, value in kept):
+                    step, time, value = zip(*kept, strict=True)
+                    line = {"run": index, "kind": kind, "step": step, "time": time}
+                    lines.append(line | {"value": [_rounded(one) for one in value]})
+        if lines:
+            found.append(
+                {
+                    "name": name,
+                    "title": _TITLES.get(name, name.replace("_", " ")),
+                    "share": formats.is_share(name),
+                    "zero": formats.is_share(name)
+                    or name in _RATES
+                    or "memory" in name
+                    or name == "learning_rate",
+                    "log": facts.smaller_is_better(name) or name == "grad_norm",
+                    "curves": lines,
+                }
+            )
+    return found, thinned
+
+
+def thin(
+    points: Sequence[tuple[int, float, float | None]], most: int
+) -> list[tuple[int, float, float | None]]:
+    """At most so many points: the first and last, and of each stretch the lowest and highest.
+
+    Args:
+        points: (step, time, value); a value that is None is kept where its whole stretch has none.
+        most: of points, at least 4.
+    """
+    if len(points) <= most:
+        return list(points)
+    stretches = (most - 2) // 2
+    inside = points[1:-1]
+    kept = {0, len(points) - 1}
+    for number in range(stretches):
+        low = 1 + number * len(inside) // stretches
+        high = 1 + (number + 1) * len(inside) // stretches
+        finite = [index for index in range(low, high) if points[index][2] is not None]
+        if not finite:
+            kept.add(low)
+            continue
+        kept.add(min(finite, key=lambda index: points[index][2] or 0.0))
+        kept.add(max(finite, key=lambda index: points[index][2] or 0.0))
+    return [points[index] for index in sorted(kept)]
+
+
+def described(run: Run) -> dict[str, Any]:
+    """What the page's program knows of a run.
+
+    Returns:
+        JSON-able: ``label``; ``seen``, a list of [step, examples seen then, examples a step
+        from there on]; ``tokens`` of an example, or None; ``resumes``, steps at which it went on.
+    """
+    starts = run.starts
+    batch = int(run.config.get("data", {}).get("batch_size") or 0)
+    seen = [
+        [
+            int(start["step"]),
+            int(start.get("seen") or 0),
+            int((start.get("config") or {}).get("data", {}).get("batch_size") or batch),
+        ]
+        for start in starts
+    ]
+    return {
+        "label": run.label,
+        "seen": seen or ([[0, 0, batch]] if batch else []),
+        "tokens": facts.tokens_per_example(run),
+        "resumes": sorted({int(start["step"]) for start in starts[1:]}),
+    }
+
+
+def _points(run: Run, name: str) -> list[tuple[int, float, float | None]]:
+    began = facts.span(run)
+    start = began[0] if began else 0.0
+    return [
+        (record["step"], round(record["time"] - start, 3), _finite(record[name]))
+        for record in run.records
+        if name in record
+    ]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _rounded(value: float | None) -> float | None:
+    """Seven digits, which is what float32 holds."""
+    return None if value is None else float(f"{value:.7g}")
+
+
+def _rank(name: str) -> tuple[int, int, str]:
+    """What is to be learned first, then how it was trained, then the machine."""
+    if name in _FIRST:
+        return 0, _FIRST.index(name), name
+    if name in _RATES:
+        return 2, _LAST.index("throughput"), name
+    if name in _LAST:
+        return 2, _LAST.index(name), name
+    return (3 if name.startswith(_OF_THE_MACHINE) else 1), 0, name
+
+
+def nonfinite(run: Run, found: Mapping[str, facts.Result]) -> list[str]:
+    """A sentence for each metric that is not finite somewhere: its curve has a gap there."""
+    return [
+        f"{run.label}: {name} is not finite in {one.nonfinite} of its records, first at step "
+        f"{one.nonfinite_step:,}: its curve has gaps."
+        for name, one in found.items()
+        if one.nonfinite
+    ]

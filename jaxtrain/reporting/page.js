@@ -1,0 +1,270 @@
+"use strict";
+// Draws the curves of the page with Plotly; without it all else on the page still stands.
+(async () => {
+  const nonce = document.currentScript.nonce;
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const place = document.getElementById("charts");
+  if (!data.charts.length) {
+    document.querySelector(".controls").hidden = true;
+    say("There is nothing to draw yet.", "none");
+    return;
+  }
+  try {
+    await loadPlotly();
+  } catch (error) {
+    say(`The curves cannot be drawn: this browser is older than 2023 (${error}).`, "hint");
+    return;
+  }
+
+  const state = { over: "step", log: false, smooth: 0, shown: data.runs.map(() => true) };
+  const plots = data.charts.map(addChart);
+  let following = false;
+  let drawing = false;
+  let wanted = false;
+  prepareControls();
+  for (const [index, plot] of plots.entries()) {
+    await draw(index);
+    plot.on("plotly_relayout", (change) => follow(index, change));
+  }
+  document.body.dataset.drawn = "yes";
+
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(query).addEventListener("change", drawAll);
+  }
+
+  function say(text, kind) {
+    const line = document.createElement("p");
+    line.className = kind;
+    line.textContent = text;
+    place.append(line);
+  }
+
+  // The script lies gzipped in the page. Run as text it would need a looser policy than a nonce.
+  async function loadPlotly() {
+    const packed = atob(document.getElementById("plotly").textContent);
+    const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.nonce = nonce;
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+    if (!window.Plotly) throw new Error("the script did not run");
+  }
+
+  function addChart(chart) {
+    const box = document.createElement("div");
+    const title = document.createElement("h3");
+    const plot = document.createElement("div");
+    box.className = "chart";
+    title.textContent = chart.title;
+    plot.className = "plot";
+    plot.dataset.metric = chart.name;
+    box.append(title, plot);
+    place.append(box);
+    return plot;
+  }
+
+  function prepareControls() {
+    const over = document.getElementById("over");
+    const possible = {
+      examples: data.runs.some((run) => run.seen.some(([, , batch]) => batch > 0)),
+      tokens: data.runs.some((run) => run.tokens),
+    };
+    for (const option of [...over.options]) {
+      if (possible[option.value] === false) option.remove();
+    }
+    over.addEventListener("change", () => change("over", over.value));
+    const log = document.getElementById("log");
+    log.addEventListener("change", () => change("log", log.checked));
+    const smooth = document.getElementById("smooth");
+    smooth.addEventListener("input", () => {
+      smooth.parentElement.querySelector("output").textContent = smooth.value;
+      change("smooth", Number(smooth.value));
+    });
+    for (const box of document.querySelectorAll("input[data-run]")) {
+      box.addEventListener("change", () => {
+        state.shown[box.dataset.run] = box.checked;
+        drawAll();
+      });
+    }
+  }
+
+  function change(name, value) {
+    if (name === "over") zoomAll(null); // a stretch of steps is none of hours
+    state[name] = value;
+    drawAll();
+  }
+
+  // One round at a time: a slider asks more often than many charts can be drawn.
+  async function drawAll() {
+    wanted = true;
+    if (drawing) return;
+    drawing = true;
+    while (wanted) {
+      wanted = false;
+      for (const index of plots.keys()) await draw(index);
+    }
+    drawing = false;
+  }
+
+  function draw(index) {
+    const chart = data.charts[index];
+    const options = { displaylogo: false, responsive: true, displayModeBar: false };
+    return Plotly.react(plots[index], traces(chart), layout(chart), options);
+  }
+
+  function traces(chart) {
+    const single = data.runs.length === 1;
+    const made = [];
+    // Validation points last: they lie over the lines.
+    const curves = [...chart.curves].sort((a, b) => a.kind.localeCompare(b.kind));
+    for (const curve of curves) {
+      if (!state.shown[curve.run]) continue;
+      const validation = curve.kind === "val";
+      const color = css(`--run-${(validation && single ? 1 : curve.run) % 8}`);
+      const label = single ? curve.kind : `${data.runs[curve.run].label} ${curve.kind}`;
+      const trace = { x: positions(curve), y: curve.value, name: label, type: "scatter" };
+      trace.hovertemplate = `%{y:${chart.share ? ".2%" : ".5g"}}<extra>${escaped(label)}</extra>`;
+      if (validation) {
+        trace.mode = "lines+markers";
+        trace.line = { color, width: 1.2, dash: "dot" };
+        trace.marker = { color, size: 7, line: { color: css("--page"), width: 1.5 } };
+        made.push(trace);
+        continue;
+      }
+      const few = curve.value.length === 1;
+      trace.mode = few ? "markers" : "lines";
+      trace.line = { color, width: 1.6 };
+      trace.marker = { color, size: 5 };
+      if (state.smooth > 0 && !few) {
+        made.push({ ...trace, opacity: 0.25, hoverinfo: "skip", hovertemplate: null });
+        made.push({ ...trace, y: smoothed(curve.value), line: { color, width: 2 } });
+      } else {
+        made.push(trace);
+      }
+    }
+    return made;
+  }
+
+  function layout(chart) {
+    const quiet = css("--quiet");
+    const axis = {
+      gridcolor: css("--line"),
+      linecolor: css("--line"),
+      zeroline: false,
+      tickfont: { color: quiet, size: 11.5 },
+      exponentformat: "SI",
+    };
+    const log = state.log && chart.log;
+    const y = { ...axis, type: log ? "log" : "linear", nticks: 6, automargin: true };
+    if (chart.share) y.tickformat = "~%";
+    if (chart.zero) y.rangemode = "tozero";
+    if (chart.name === "learning_rate") y.exponentformat = "e";
+    const words = { text: title(), font: { color: quiet, size: 11.5 }, standoff: 6 };
+    const x = { ...axis, title: words };
+    x.nticks = 7;
+    x.automargin = true;
+    x.autorangeoptions = { include: extent() }; // one stretch for all, so that they can be compared
+    return {
+      xaxis: x,
+      yaxis: y,
+      uirevision: `${state.over}`,
+      shapes: resumes(),
+      margin: { l: 44, r: 8, t: 8, b: 38 },
+      paper_bgcolor: css("--page"),
+      plot_bgcolor: css("--page"),
+      font: { family: getComputedStyle(document.body).fontFamily, color: css("--text") },
+      showlegend: false,
+      hovermode: "x unified",
+      hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--line"), namelength: -1 },
+      dragmode: "zoom",
+    };
+  }
+
+  function title() {
+    if (state.over === "time") return `wall time, ${timeUnit().name}`;
+    return state.over === "step" ? "steps" : state.over;
+  }
+
+  function extent() {
+    const ends = [];
+    for (const chart of data.charts) {
+      for (const curve of chart.curves) {
+        const x = positions(curve);
+        ends.push(x[0], x.at(-1));
+      }
+    }
+    const known = ends.filter((x) => x !== null);
+    return known.length ? [Math.min(...known), Math.max(...known)] : [];
+  }
+
+  // A line where a run went on from a checkpoint; with several runs nobody could tell whose.
+  function resumes() {
+    if (data.runs.length > 1 || state.over === "time") return [];
+    const line = { color: css("--quiet"), width: 1, dash: "dot" };
+    return data.runs[0].resumes.map((step) => {
+      const x = position(data.runs[0], step);
+      return { type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line, opacity: 0.7 };
+    });
+  }
+
+  function positions(curve) {
+    if (state.over === "time") return curve.time.map((seconds) => seconds / timeUnit().seconds);
+    return curve.step.map((step) => position(data.runs[curve.run], step));
+  }
+
+  function position(run, step) {
+    if (state.over === "step") return step;
+    const since = run.seen.findLast(([from]) => from <= step) || run.seen[0];
+    if (!since) return null;
+    const examples = since[1] + (step - since[0]) * since[2];
+    return state.over === "tokens" ? (run.tokens ? examples * run.tokens : null) : examples;
+  }
+
+  function timeUnit() {
+    let longest = 0;
+    for (const chart of data.charts) {
+      for (const curve of chart.curves) longest = Math.max(longest, curve.time.at(-1));
+    }
+    if (longest < 600) return { name: "seconds", seconds: 1 };
+    return longest < 7200 ? { name: "minutes", seconds: 60 } : { name: "hours", seconds: 3600 };
+  }
+
+  // An exponential mean that does not begin at zero.
+  function smoothed(values) {
+    let sum = 0;
+    let weight = 0;
+    return values.map((value) => {
+      if (value === null) return null;
+      sum = sum * state.smooth + value;
+      weight = weight * state.smooth + 1;
+      return sum / weight;
+    });
+  }
+
+  function follow(from, change) {
+    if (following) return;
+    if (change["xaxis.autorange"]) zoomAll(null, from);
+    else if ("xaxis.range[0]" in change) {
+      zoomAll([change["xaxis.range[0]"], change["xaxis.range[1]"]], from);
+    }
+  }
+
+  async function zoomAll(range, from = -1) {
+    following = true;
+    const whole = { "xaxis.autorange": true, "yaxis.autorange": true };
+    const others = plots.filter((plot, index) => index !== from && plot.layout);
+    const asked = () => (range ? { "xaxis.range": [...range] } : { ...whole });
+    await Promise.all(others.map((plot) => Plotly.relayout(plot, asked())));
+    following = false;
+  }
+
+  function css(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  // Plotly takes markup in its labels.
+  function escaped(text) {
+    return text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
+  }
+})();

@@ -1,0 +1,93 @@
+"""One file with everything in it: text, style, program, pictures."""
+
+import base64
+import datetime
+import functools
+import gzip
+import importlib.resources
+import secrets
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxtrain import versions
+from jaxtrain.files import write_whole
+from jaxtrain.reporting import costs, curves, facts, formats, run_files, sections, settings
+from jaxtrain.reporting.markup import Html, element, escaped, joined, json_text
+from jaxtrain.reporting.run_files import Run
+
+NAME = "report.html"
+
+
+def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
+    """Writes the page of one run, or of several that are compared.
+
+    Args:
+        directories: of the runs.
+        out: the file; it appears whole.
+        own: whether this process is the run's, at its end.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    labels = run_files.labels(directories)
+    runs = [
+        run_files.read(directory, label, own=own)
+        for directory, label in zip(directories, labels, strict=True)
+    ]
+    write_whole(out, page(runs))
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The page.
+
+    A browser runs only the program with its random nonce, and loads nothing at all: should a text
+    of a run ever get in unescaped, it stays text.
+    """
+    charts, thinned = curves.charts(runs)
+    notes = [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
+    if thinned:
+        notes.append(
+            f"Curves of more than {curves.MOST_POINTS:,} points are thinned to the lowest and the "
+            "highest of each stretch; metrics.jsonl has all."
+        )
+    body = [
+        sections.head(runs),
+        sections.curves(runs, notes),
+        costs.where_time_went(runs),
+        element("div", costs.throughput(runs), costs.memory(runs), class_="pair"),
+        settings.samples(runs),
+        settings.configs(runs),
+        settings.hardware(runs),
+        settings.starts(runs),
+        settings.troubles(runs),
+        _foot(),
+    ]
+    data = {"runs": [curves.described(run) for run in runs], "charts": charts}
+    return string.Template(_shipped("page.html")).substitute(
+        nonce=secrets.token_urlsafe(16),
+        title=escaped(", ".join(run.label for run in runs)),
+        style=_shipped("page.css"),
+        body=joined(body, "\n"),
+        data=json_text(data),
+        plotly=_plotly() if charts else "",
+        program=_shipped("page.js"),
+    )
+
+
+def _foot() -> Html:
+    now = datetime.datetime.now(datetime.UTC).timestamp()
+    version = versions.versions()["jaxtrain"]
+    return element("footer", f"Written {formats.moment(now)} by jaxtrain {version}.")
+
+
+def _shipped(name: str) -> str:
+    return (importlib.resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _plotly() -> str:
+    """plotly.js, gzipped and in base64: 2 MB in the page where the script itself has 4.8."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()

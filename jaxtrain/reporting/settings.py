@@ -1,0 +1,238 @@
+"""The sections of the page that say what was run: samples, config, hardware, starts, bad input."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtrain import config
+from jaxtrain.reporting import formats, times
+from jaxtrain.reporting.markup import Html, element, escaped, joined, table
+from jaxtrain.reporting.run_files import Run
+from jaxtrain.reporting.samples import Sample, fitting, newest
+from jaxtrain.reporting.sections import NOTHING, Row, named, section, side_by_side
+
+_MOST_ROWS = 10
+_MOST_CHARACTERS = 20_000
+
+
+def samples(runs: Sequence[Run]) -> Html:
+    """The newest pictures, clips and texts, inside the page."""
+    every = [newest(run.directory) for run in runs]
+    kept, left_out = fitting([one for found in every for one in found])
+    if not kept and not left_out:
+        return Html("")
+    groups = []
+    for index, found in enumerate(every):
+        figures = [_figure(one) for one in found if one in kept]
+        title = element("h3", named(runs, index)) if len(runs) > 1 and figures else ""
+        groups += [title, element("div", *figures, class_="samples")]
+    notes = []
+    if left_out:
+        names = ", ".join(f"{one.path.name} ({formats.size(one.bytes)})" for one in left_out)
+        notes.append(f"Left out, as the page would grow too large: {names}.")
+    earlier = sum(one.earlier for found in every for one in found)
+    if earlier:
+        notes.append(f"{earlier} files of earlier validations are in samples/ only.")
+    return section("Samples", *groups, note=" ".join(["Of the newest validation.", *notes]))
+
+
+def _figure(sample: Sample) -> Html:
+    caption = element(
+        "figcaption", f"{sample.name} ", element("small", f"after step {sample.step:,}")
+    )
+    try:
+        if sample.kind == "text/plain":
+            text = sample.path.read_text(errors="replace")
+            shown = text[:_MOST_CHARACTERS]
+            if len(text) > len(shown):
+                shown += f"\n… {len(text) - len(shown):,} characters more"
+            return element("figure", caption, element("pre", shown), class_="text")
+        address = sample.data_uri()
+    except OSError as error:
+        words = f"{sample.path.name} cannot be read ({error.strerror})."
+        return element("figure", caption, element("p", words, class_="none"))
+    if sample.kind == "video/mp4":
+        shows = element(
+            "video",
+            src=address,
+            controls=True,
+            loop=True,
+            muted=True,
+            playsinline=True,
+            preload="auto",
+        )
+        return element("figure", caption, shows)
+    return element("figure", caption, element("img", src=address, alt=sample.name))
+
+
+def configs(runs: Sequence[Run]) -> Html:
+    """What differs between the runs, or was typed; and everything."""
+    flat = [config.flat(run.config) for run in runs]
+    if not any(flat):
+        return Html("")
+    names = list(dict.fromkeys(name for one in flat for name in one))
+
+    def cells(name: str) -> list[object]:
+        return [formats.setting(one[name]) if name in one else NOTHING for one in flat]
+
+    parts: list[object] = []
+    if len(runs) > 1:
+        differing = [name for name in names if len({str(cell) for cell in cells(name)}) > 1]
+        rows: list[Row] = [(name, cells(name)) for name in differing]
+        parts.append(element("h3", "What differs"))
+        parts.append(
+            side_by_side(runs, rows, mark=True)
+            if rows
+            else element("p", "Nothing: the runs have the same config.", class_="none")
+        )
+    else:
+        typed = _typed(runs[0])
+        chosen: list[Row] = [(name, cells(name)) for name in names if name in typed]
+        if chosen:
+            parts += [element("h3", "Given on the command line"), side_by_side(runs, chosen)]
+    everything: list[Row] = [(name, cells(name)) for name in names]
+    parts.append(
+        element(
+            "details",
+            element("summary", f"All {len(names)} values"),
+            side_by_side(runs, everything, mark=len(runs) > 1),
+        )
+    )
+    return section("Config", *parts)
+
+
+def _typed(run: Run) -> set[str]:
+    """Fields that the command line of any start has named."""
+    words = itertools.chain.from_iterable(start.get("arguments") or () for start in run.starts)
+    return {
+        str(word).removeprefix("--").partition("=")[0].replace("-", "_")
+        for word in words
+        if str(word).startswith("--")
+    }
+
+
+def hardware(runs: Sequence[Run]) -> Html:
+    """Of the newest start."""
+    starts = [run.last("start") for run in runs]
+    if not any(starts):
+        return Html("")
+
+    def of(name: str) -> list[object]:
+        return [escaped(start[name]) if start.get(name) else NOTHING for start in starts]
+
+    rows: list[Row] = [
+        ("device", of("device_kind")),
+        ("devices", of("devices")),
+        ("processes", of("processes")),
+        ("host of process 0", of("host")),
+        ("platform", of("platform")),
+        ("driver", of("driver")),
+    ]
+    parameters: list[object] = [
+        f"{run.last('compiled')['params']:,}" if run.last("compiled").get("params") else NOTHING
+        for run in runs
+    ]
+    rows.append(("parameters of the model", parameters))
+    versions: list[Row] = []
+    packages = dict.fromkeys(name for start in starts for name in start.get("versions") or {})
+    for name in packages:
+        cells: list[object] = [(one.get("versions") or {}).get(name, NOTHING) for one in starts]
+        versions.append((name, cells))
+    several = len(runs) > 1
+    return element(
+        "div",
+        section("Hardware", side_by_side(runs, rows, mark=several)),
+        section("Versions", side_by_side(runs, versions, mark=several)),
+        class_="pair",
+    )
+
+
+def starts(runs: Sequence[Run]) -> Html:
+    """Each start: from where, how it ended, what had changed."""
+    parts: list[object] = []
+    for index, run in enumerate(runs):
+        found = times.attempts(run.history)
+        if not found:
+            continue
+        rows = []
+        for number, attempt in enumerate(found):
+            before = found[number - 1].start if number else None
+            start = attempt.start
+            source = start.get("from")
+            rows.append(
+                [
+                    str(number + 1),
+                    formats.moment(attempt.began),
+                    _source(run, source, int(start["step"])),
+                    f"{start['step']:,} → {_last_step(attempt):,}",
+                    formats.seconds(attempt.last - attempt.began),
+                    _end(run, attempt, last=number == len(found) - 1),
+                    joined([*(element("div", line) for line in _changes(before, start))]),
+                ]
+            )
+        head = ["", "began", "from", "steps", "lasted", "ended", "changed"]
+        parts += [element("h3", named(runs, index)) if len(runs) > 1 else ""]
+        parts.append(table(head, rows, class_="words"))
+    return section("Starts", *parts) if parts else Html("")
+
+
+def _source(run: Run, source: object, step: int) -> str:
+    if not source:
+        return "the beginning"
+    inside = f"{run.directory}/"
+    return f"{str(source).removeprefix(inside)} (step {step:,})"
+
+
+def _last_step(attempt: times.Attempt) -> int:
+    return max(int(event["step"]) for event in attempt.events)
+
+
+def _end(run: Run, attempt: times.Attempt, *, last: bool) -> str:
+    if attempt.end is not None:
+        return f"{attempt.end.get('why') or ''} (code {attempt.end.get('code')})".strip()
+    return "at work" if last and run.at_work else "killed: it left no end"
+
+
+def _changes(before: Any, now: Any) -> list[str]:
+    if before is None:
+        return []
+    settings = config.differences(before.get("config") or {}, now.get("config") or {})
+    packages = config.differences(before.get("versions") or {}, now.get("versions") or {})
+    machine = [
+        f"{name}: {before.get(name)} -> {now.get(name)}"
+        for name in ("host", "processes", "devices", "device_kind", "driver")
+        if before.get(name) != now.get(name)
+    ]
+    return [*settings, *machine, *packages] or ["nothing"]
+
+
+def troubles(runs: Sequence[Run]) -> Html:
+    """Inputs that could not be read, and updates that were left out."""
+    parts: list[object] = []
+    for index, run in enumerate(runs):
+        if len(runs) > 1 and (run.quarantined or run.bad_updates):
+            parts.append(element("h3", named(runs, index)))
+        if run.quarantined:
+            rows = [[one.path, one.found, one.reason] for one in run.quarantined[:_MOST_ROWS]]
+            parts.append(
+                element("p", _counted(len(run.quarantined), "input that could not be read"))
+            )
+            parts.append(table(["input", "found in", "why"], rows, class_="words"))
+        if run.bad_updates:
+            rows = [
+                [str(one.get(name, NOTHING)) for name in ("step", "position", "loss", "grad_norm")]
+                for one in run.bad_updates[:_MOST_ROWS]
+            ]
+            parts.append(element("p", _counted(len(run.bad_updates), "update that was left out")))
+            heads = ["after step", "first example", "loss", "gradient norm"]
+            parts.append(table(heads, rows))
+    if not parts:
+        parts = [element("p", "None: all input was read, all updates were applied.", class_="none")]
+    return section("Bad inputs and updates", *parts)
+
+
+def _counted(count: int, what: str) -> str:
+    first, _, rest = what.partition(" ")
+    words = what if count == 1 else f"{first}s {rest.replace('was', 'were', 1)}"
+    shown = f"; the first {_MOST_ROWS}:" if count > _MOST_ROWS else ":"
+    return f"{count:,} {words}{shown}"

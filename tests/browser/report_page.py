@@ -1,0 +1,220 @@
+"""The report in a real browser: curves draw, controls work, nothing leaves the page.
+
+Not part of the ordinary suite: it needs Chromium and playwright (``.ci/run report``).
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import written_run
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from jaxtrain.reporting import page
+
+_PATIENCE_MS = 120_000  # the script is large, and a busy machine slow
+_DRAWN = "body[data-drawn]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert path is not None, "no chromium on PATH: apt-get install chromium"
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs; the loss of the first has a gap."""
+    found = []
+    for number, name in enumerate(("first", "second")):
+        records = written_run.records(range(1, 101))
+        for record in records:
+            if "train/loss" in record:
+                record["train/loss"] += math.sin(record["step"]) / 10 + number
+        directory = tmp_path_factory.mktemp("runs") / name
+        written_run.write(directory, metrics=records, history=written_run.whole_history())
+        written_run.add_samples(directory, [100])
+        found.append(directory)
+    return found
+
+
+def wait_until(tab: Page, expression: str) -> None:
+    """Waits for an expression to be true; the page's own policy lets nothing evaluate it inside."""
+    deadline = time.monotonic() + _PATIENCE_MS / 1000
+    while not tab.evaluate(expression):
+        assert time.monotonic() < deadline, f"never true: {expression}"
+        tab.wait_for_timeout(100)
+
+
+class Opened:
+    """A report in the browser.
+
+    Attributes:
+        page: the tab.
+        requests: addresses that were asked for.
+        trouble: errors and warnings of the console.
+    """
+
+    def __init__(self, browser: Browser, file: Path, **how: Any) -> None:
+        context = browser.new_context(**how)
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(_PATIENCE_MS)
+        self.requests: list[str] = []
+        self.trouble: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.page.on("console", self._heard)
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector(_DRAWN)
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.trouble.append(message.text)
+
+    def traces(self, metric: str) -> int:
+        """Curves that are drawn in a chart: elements of the picture, not of the data."""
+        return self.page.locator(f"[data-metric={metric}] .scatterlayer .trace").count()
+
+    def path(self, metric: str, number: int = 0) -> str:
+        """The shape of a curve."""
+        lines = self.page.locator(f"[data-metric={metric}] .scatterlayer .trace path.js-line")
+        return str(lines.nth(number).get_attribute("d"))
+
+
+@pytest.fixture(scope="module")
+def single(browser: Browser, runs: list[Path]) -> Opened:
+    page.write(runs[:1], runs[0] / "report.html")
+    return Opened(browser, runs[0] / "report.html", viewport={"width": 1400, "height": 1000})
+
+
+@pytest.fixture(scope="module")
+def both(browser: Browser, runs: list[Path]) -> Opened:
+    page.write(runs, runs[0] / "both.html")
+    return Opened(browser, runs[0] / "both.html", viewport={"width": 420, "height": 900})
+
+
+def test_curves_are_drawn_with_validation_points(single: Opened) -> None:
+    assert single.traces("loss") == 2
+    points = single.page.locator("[data-metric=loss] .scatterlayer .trace .points path")
+    assert points.count() == 2  # validations after steps 50 and 100
+    assert single.path("loss").count("L") > 50
+    drawn = single.page.locator("#charts .plot .scatterlayer .trace")
+    assert drawn.count() >= 8
+    assert single.page.locator("[data-metric=loss] .shapelayer path").count() == 1  # the resume
+
+
+def test_hovering_shows_values(single: Opened) -> None:
+    box = single.page.locator("[data-metric=loss] .nsewdrag").bounding_box()
+    assert box is not None
+    single.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    single.page.wait_for_selector("[data-metric=loss] .hoverlayer .legend text")
+    shown = single.page.locator("[data-metric=loss] .hoverlayer").text_content() or ""
+    assert "train" in shown
+
+
+def test_log_smoothing_and_the_axis_can_be_chosen(single: Opened) -> None:
+    tab = single.page
+
+    def axis() -> str:
+        kind = "document.querySelector('[data-metric=loss]')._fullLayout.yaxis.type"
+        return str(tab.evaluate(kind))
+
+    before = single.path("loss")
+    tab.check("#log")
+    wait_until(tab, "document.querySelector('[data-metric=loss]')._fullLayout.yaxis.type === 'log'")
+    assert single.path("loss") != before
+    tab.uncheck("#log")
+    wait_until(
+        tab, "document.querySelector('[data-metric=loss]')._fullLayout.yaxis.type === 'linear'"
+    )
+    assert (axis(), single.path("loss")) == ("linear", before)
+
+    tab.locator("#smooth").fill("0.9")
+    wait_until(tab, "document.querySelectorAll('[data-metric=loss] .trace').length === 3")
+    assert single.path("loss", 1) != before  # over the raw one
+    tab.locator("#smooth").fill("0")
+    wait_until(tab, "document.querySelectorAll('[data-metric=loss] .trace').length === 2")
+
+    for value, words in (("time", "wall time, seconds"), ("tokens", "tokens"), ("step", "steps")):
+        tab.select_option("#over", value)
+        text = tab.locator("[data-metric=loss] .xtitle", has_text=words)
+        text.wait_for()
+
+
+def test_zooming_one_zooms_all(single: Opened) -> None:
+    tab = single.page
+    box = tab.locator("[data-metric=loss] .nsewdrag").bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    tab.mouse.move(box["x"] + box["width"] * 0.25, middle)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + box["width"] * 0.5, middle, steps=5)
+    tab.mouse.up()
+    other = "document.querySelector('[data-metric=grad_norm]')._fullLayout.xaxis.range"
+    wait_until(tab, f"{other}[0] > 15 && {other}[1] < 65")
+    tab.mouse.dblclick(box["x"] + box["width"] * 0.4, middle)
+    wait_until(tab, f"{other}[0] < 10 && {other}[1] > 90")
+
+
+def test_two_runs_overlay_and_can_be_taken_out(both: Opened) -> None:
+    assert both.traces("loss") == 4
+    assert both.path("loss", 0) != both.path("loss", 1)
+    both.page.uncheck("input[data-run='1']")
+    wait_until(both.page, "document.querySelectorAll('[data-metric=loss] .trace').length === 2")
+    both.page.check("input[data-run='1']")
+    wait_until(both.page, "document.querySelectorAll('[data-metric=loss] .trace').length === 4")
+
+
+def test_pictures_show_and_clips_play(single: Opened) -> None:
+    tab = single.page
+    width = "[...document.querySelectorAll('figure img')].map(one => one.naturalWidth)"
+    assert tab.evaluate(width) == [32]
+    wait_until(tab, "document.querySelector('video').readyState >= 2")
+    tab.evaluate("document.querySelector('video').play()")
+    wait_until(tab, "document.querySelector('video').currentTime > 0")
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_the_page_never_scrolls_sideways(both: Opened, width: int) -> None:
+    both.page.set_viewport_size({"width": width, "height": 900})
+    both.page.wait_for_timeout(500)
+    assert both.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_it_follows_a_dark_screen(both: Opened) -> None:
+    seen = (
+        "getComputedStyle(document.querySelector('[data-metric=loss] .main-svg')).backgroundColor"
+    )
+    both.page.emulate_media(color_scheme="dark")
+    wait_until(both.page, f"{seen} === 'rgb(20, 23, 27)'")
+    both.page.emulate_media(color_scheme="light")
+    wait_until(both.page, f"{seen} === 'rgb(255, 255, 255)'")
+
+
+def test_a_run_without_anything_has_a_page_too(browser: Browser, tmp_path: Path) -> None:
+    run = written_run.write(tmp_path / "run", metrics=[])
+    page.write([run], run / "report.html")
+    context = browser.new_context()
+    tab = context.new_page()
+    trouble: list[str] = []
+    tab.on("pageerror", lambda error: trouble.append(str(error)))
+    tab.goto((run / "report.html").as_uri())
+    tab.wait_for_selector("#charts .none")
+    assert not trouble
+
+
+def test_nothing_leaves_the_page_and_nothing_goes_wrong(single: Opened, both: Opened) -> None:
+    """Last: after all that was clicked above."""
+    for opened in (single, both):
+        assert opened.trouble == []
+        assert len(opened.requests) >= 1
+        for address in opened.requests:
+            assert address.startswith(("file:", "data:", "blob:")), address

@@ -1,0 +1,69 @@
+"""What the charts are given."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import written_run
+
+from jaxtrain.reporting import curves, facts, run_files
+
+
+def read(directory: Path, **how: Any) -> run_files.Run:
+    return run_files.read(written_run.write(directory, **how), directory.name)
+
+
+def test_training_and_validation_of_all_runs_share_a_chart(tmp_path: Path) -> None:
+    runs = [read(tmp_path / "a"), read(tmp_path / "b")]
+    charts, thinned = curves.charts(runs)
+    loss = charts[0]
+    assert loss["name"] == "loss"
+    assert [(one["run"], one["kind"]) for one in loss["curves"]] == [
+        *((0, "train"), (0, "val"), (1, "train"), (1, "val"))
+    ]
+    assert loss["curves"][1]["step"] == (50, 100)
+    assert not thinned
+    names = [chart["name"] for chart in charts]
+    assert "loss_std" not in names  # the spread over examples is no course
+    assert [name for name in names if "per_second" in name] == ["tokens_per_second"]
+    assert names.index("grad_norm") < names.index("gpu_memory_usage")
+
+
+def test_what_is_not_finite_is_a_gap_and_is_counted(tmp_path: Path) -> None:
+    records = written_run.records([1, 2, 3, 4])
+    records[1] |= {"train/loss": None, "nonfinite": {"train/loss": "nan"}}
+    records[2] |= {"train/loss": None, "nonfinite": {"train/loss": "inf"}}
+    run = read(tmp_path, metrics=records)
+    charts, _ = curves.charts([run])
+    values = charts[0]["curves"][0]["value"]
+    assert [value is None for value in values] == [False, True, True, False]
+    found = facts.results(run)
+    (line,) = curves.nonfinite(run, found)
+    assert "train/loss is not finite in 2 of its records, first at step 2" in line
+    assert (found["train/loss"].best, found["train/loss"].best_step) == (4 / 5, 4)
+
+
+def test_thinning_keeps_ends_and_peaks() -> None:
+    points: list[tuple[int, float, float | None]] = [
+        (step, float(step), math.sin(step)) for step in range(50_000)
+    ]
+    points[31_234] = (31_234, 31_234.0, 9.0)
+    points[777] = (777, 777.0, -9.0)
+    for step in range(40_000, 41_000):
+        points[step] = (step, float(step), None)
+    kept = curves.thin(points, 2000)
+    assert len(kept) <= 2000
+    assert kept[0] == points[0]
+    assert kept[-1] == points[-1]
+    assert {points[31_234], points[777]} <= set(kept)
+    assert any(value is None for _, _, value in kept)  # the gap stays one
+    assert kept == sorted(kept, key=lambda point: point[0])
+    assert curves.thin(points[:2000], 2000) == points[:2000]
+
+
+def test_examples_and_tokens_follow_from_the_starts(tmp_path: Path) -> None:
+    run = read(tmp_path, history=written_run.whole_history())
+    found = curves.described(run)
+    assert found["seen"] == [[0, 0, 8], [40, 320, 8]]
+    assert (found["tokens"], found["resumes"]) == (64, [40])
+    assert curves.described(read(tmp_path / "old"))["seen"] == [[0, 0, 8]]

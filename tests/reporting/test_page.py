@@ -1,0 +1,182 @@
+"""The page as a whole: what stands in it, and that nothing of a run becomes markup."""
+
+import html.parser
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import written_run
+
+from jaxtrain.reporting import page, run_files, samples
+from jaxtrain.reporting.markup import Html, element, json_text
+
+
+class Parsed(html.parser.HTMLParser):
+    """Tags, text outside of scripts, and whether all that was opened was closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "img", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data + " "
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(autouse=True)
+def _light(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_plotly", lambda: "")  # as much as all else together
+
+
+def made(*directories: Path) -> Parsed:
+    labels = run_files.labels(directories)
+    return Parsed(
+        page.page([run_files.read(*pair) for pair in zip(directories, labels, strict=True)])
+    )
+
+
+def words(parsed: Parsed) -> str:
+    return " ".join(parsed.text.split())
+
+
+def test_one_run(tmp_path: Path) -> None:
+    written_run.write(tmp_path, history=written_run.whole_history())
+    written_run.add_samples(tmp_path, [50, 100])
+    parsed = made(tmp_path)
+    text = words(parsed)
+    for expected in (
+        "tiny done 100 of 100 updates",
+        "steps 100 of 100",
+        "wall time 3m20s",
+        "spent on updates 48.0%",
+        "4 NVIDIA H100 80GB HBM3",
+        "trained again updates done twice",
+        "whole 3m20s 100.0%",
+        "20 updates were trained again",
+        "planned, a device 12.50 GiB",
+        "fullest device 11.00 GiB",
+        "model FLOP/s, all devices 2 TFLOP/s",
+        "dense bf16, all devices 3.956 PFLOP/s",
+        "reconstruction after step 100",
+        "step 100 <b>bold</b>",
+        "3 files of earlier validations are in samples/ only",
+        "Given on the command line optim.peak_lr 0.01",
+        "driver 570.1",
+        "killed: it left no end",
+        "optim.peak_lr: 0.01 -> 0.02",
+        "None: all input was read",
+    ):
+        assert expected in text
+    assert "What is missing" not in text
+    (picture,) = parsed.all("img")
+    (clip,) = parsed.all("video")
+    assert str(picture["src"]).startswith("data:image/png;base64,")
+    assert str(clip["src"]).startswith("data:video/mp4;base64,")
+
+
+def test_two_runs_stand_side_by_side_and_differences_are_marked(tmp_path: Path) -> None:
+    other = written_run.CONFIG | {"seed": 2}
+    one = written_run.write(tmp_path / "one", history=written_run.whole_history())
+    two = written_run.write(tmp_path / "two", config=other)
+    parsed = made(one, two)
+    text = words(parsed)
+    assert "What differs one two seed 1 2 All" in text
+    assert len(parsed.all("mark")) >= 2
+    assert "two: history.jsonl is not there" in text
+    assert len([one for one in parsed.all("input") if "data-run" in one]) == 2
+
+
+@pytest.mark.parametrize("history", [None, []])
+@pytest.mark.parametrize("config", [None, {}, written_run.CONFIG])
+@pytest.mark.parametrize("metrics", [[], written_run.records([1]), None])
+def test_whatever_is_missing_there_is_a_page(
+    tmp_path: Path, history: Any, config: Any, metrics: Any
+) -> None:
+    written_run.write(tmp_path, config=config, metrics=metrics, history=history)
+    assert "Bad inputs and updates" in words(made(tmp_path))
+
+
+def test_a_history_at_any_moment_gives_a_page(tmp_path: Path) -> None:
+    history = written_run.whole_history()
+    for length in range(1, len(history)):
+        written_run.write(tmp_path, history=history[:length])
+        assert "no end is recorded" in words(made(tmp_path))
+
+
+def test_text_of_a_run_stays_text(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    directory = tmp_path / "<b>&amp;"
+    config = written_run.CONFIG | {"name": evil, "note": evil}
+    start = written_run.start(written_run.BEGAN, host=evil, device_kind=evil, config=config)
+    records = [one | {f"val/{evil}": 1.0} for one in written_run.records([50])]
+    written_run.write(directory, config=config, metrics=records, history=[start])
+    (directory / "samples").mkdir()
+    (directory / "samples" / "text_50.txt").write_text(evil)
+    written_run.lines(directory / "quarantine.jsonl", [{"path": evil, "reason": evil}])
+    written_run.lines(directory / "bad_steps.jsonl", [{"step": 1, "position": 2, "loss": evil}])
+    parsed = made(directory)
+    assert not parsed.all("img")
+    assert not parsed.all("b")[1:]  # only the page's own
+    assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
+    assert len(parsed.all("script")) == 3
+
+
+def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
+    written_run.write(tmp_path, history=written_run.whole_history())
+    written_run.add_samples(tmp_path, [100])
+    parsed = made(tmp_path)
+    for _, attributes in parsed.tags:
+        for name in ("src", "href", "poster", "action", "srcset"):
+            assert str(attributes.get(name, "data:")).startswith("data:")
+    (policy,) = [one["content"] for one in parsed.all("meta") if "http-equiv" in one]
+    assert policy is not None
+    assert policy.startswith("default-src 'none';")
+
+
+def test_samples_that_are_too_large_are_left_out_and_named(tmp_path: Path) -> None:
+    written_run.write(tmp_path)
+    written_run.add_samples(tmp_path, [5])
+    found = samples.newest(tmp_path)
+    total = sum(one.bytes for one in found)
+    largest = max(found, key=lambda one: one.bytes)
+    kept, left_out = samples.fitting(found, total - 1)
+    assert left_out == [largest]
+    assert kept == [one for one in found if one is not largest]
+    assert samples.fitting(found, total) == (found, [])
+
+
+def test_markup_escapes_what_is_not_markup() -> None:
+    made = element("p", "<i>", Html("<b>"), title='"x"', hidden=True, id=None)
+    assert made == '<p title="&quot;x&quot;" hidden>&lt;i&gt;<b></p>'
+    text = "</script>\u2028<!--&"
+    assert not re.search("[<>&\u2028]", json_text([text]))
+    assert json.loads(json_text([text])) == [text]
+
+
+def test_plotly_is_whole_in_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    import base64
+    import gzip
+
+    from plotly.offline import get_plotlyjs
+
+    packed = page._plotly()
+    assert gzip.decompress(base64.b64decode(packed)).decode() == get_plotlyjs()
+    assert len(packed) < 2.5e6

@@ -1,0 +1,281 @@
+"""What a person sees of a run: on a terminal, which is a real one here, and elsewhere."""
+
+import contextlib
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain import metrics, screen, terminal
+from jaxtrain.data import meter
+from jaxtrain.peers import Peers
+from jaxtrain.phases import Now, Phases
+from jaxtrain.screen import Screen, line_of
+from jaxtrain.signals import StopSignals
+from jaxtrain.watchdog import Watchdog
+
+TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "CI": "", "COLUMNS": "80", "LINES": "24"}
+BEGIN = """
+import sys, time
+from pathlib import Path
+from jaxtrain import metrics, screen, terminal
+from jaxtrain.data import meter
+from jaxtrain.peers import Peers
+from jaxtrain.phases import Phases
+from jaxtrain.signals import StopSignals
+from jaxtrain.watchdog import Watchdog
+
+screen._DRAW_EVERY_S = 0.05
+phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())))
+"""
+
+
+class OnTerminal:
+    """A program on a terminal of its own, and all that it has drawn there."""
+
+    def __init__(self, body: str, **environment: str) -> None:
+        self._own, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + textwrap.dedent(body)],
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            env=os.environ | TERMINAL | environment,
+        )
+        os.close(theirs)
+        self.drawn = ""
+
+    def until(self, wanted: str, limit_s: float = 60.0) -> str:
+        """Reads until ``wanted`` was drawn; returns everything so far."""
+        deadline = time.monotonic() + limit_s
+        while not re.search(wanted, self.drawn):
+            assert time.monotonic() < deadline, f"{wanted!r} does not come: {self.drawn!r}"
+            assert self._read(), f"{wanted!r} did not come: {self.drawn!r}"
+        return self.drawn
+
+    def end(self) -> str:
+        """Everything, once the program has ended."""
+        while self._read():
+            pass
+        self.process.wait(60)
+        return self.drawn
+
+    def close(self) -> None:
+        """Takes the terminal away."""
+        if self._own >= 0:
+            os.close(self._own)
+            self._own = -1
+
+    def _read(self) -> bool:
+        if not select.select([self._own], [], [], 60.0)[0]:
+            return False
+        try:
+            piece = os.read(self._own, 65536)
+        except OSError:  # nobody has the other end open
+            return False
+        self.drawn += piece.decode()
+        return bool(piece)
+
+
+@pytest.fixture
+def on_terminal() -> Iterator[Callable[..., OnTerminal]]:
+    with contextlib.ExitStack() as stack:
+
+        def begin(body: str, **environment: str) -> OnTerminal:
+            one = OnTerminal(body, **environment)
+            stack.callback(one.close)
+            stack.callback(one.process.wait, 60)
+            stack.callback(one.process.kill)
+            return one
+
+        yield begin
+
+
+TRAINS = """
+    with screen.Screen(phases, 0) as shown:
+        phases.at(0, 40)
+        with phases.within("compile"):
+            time.sleep(0.3)
+        phases.training()
+        phases.stepped(10, 0.0, {"train/loss": 1.5})
+        time.sleep(0.3)
+        shown.say("step 10/40 [bold] | " + "x" * 80)
+        print("a library", file=sys.stderr)
+        time.sleep(0.3)
+        print("shown")
+        sys.stdin.read()
+    print("over")
+"""
+
+
+def test_on_a_terminal_a_line_lives_below_those_that_stay(on_terminal: Any) -> None:
+    program = on_terminal(TRAINS)
+    drawn = program.end()
+    assert program.process.returncode == 0, drawn
+    assert re.search(r"compiling \d+s \| step 0/40", drawn)
+    assert re.search(r"training ━+╌+ 10/40 \| loss 1\.5000", drawn)
+    assert "step 10/40 [bold] | " + "x" * 80 + "\r\n" in drawn  # not cut into lines
+    assert "a library\r\n" in drawn
+    assert drawn.endswith("\x1b[2Kover\r\n")  # the living line is gone
+    assert "\x1b[?25" not in drawn  # the cursor is never hidden
+
+
+@pytest.mark.parametrize("said", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"CI": "true"}])
+def test_a_terminal_that_wants_plain_lines_gets_no_others(
+    on_terminal: Any, said: dict[str, str]
+) -> None:
+    drawn = on_terminal(TRAINS, **said).end()
+    lines = ["step 10/40 [bold] | " + "x" * 80, "a library", "shown", "over"]
+    assert drawn.splitlines() == lines
+
+
+def test_a_terminal_that_goes_away_ends_nothing(on_terminal: Any, tmp_path: Path) -> None:
+    program = on_terminal(
+        f"""
+        import signal
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with screen.Screen(phases, 0) as shown:
+            phases.training()
+            shown.say("here")
+            while not Path({str(tmp_path / "gone")!r}).exists():
+                time.sleep(0.05)
+            for _ in range(5):
+                shown.say("nobody reads this")
+                time.sleep(0.1)
+        terminal.plain("nor this")
+        """
+    )
+    program.until("here")
+    program.close()
+    (tmp_path / "gone").touch()
+    assert program.process.wait(60) == 0
+
+
+def test_a_long_piece_of_work_is_a_bar_in_the_same_line(on_terminal: Any) -> None:
+    drawn = on_terminal(
+        """
+        with screen.Screen(phases, 0), phases.within("data"):
+            with meter.metered("tokenising", 40.0, 0.0, print) as tell:
+                tell(10.0)
+                time.sleep(0.3)
+            time.sleep(0.3)
+        """
+    ).end()
+    assert re.search(r"reading data ━+╌+ tokenising 10 of 40 MB \| 0s", drawn)
+    assert re.search(r"reading data \d+s", drawn)
+
+
+def test_how_long_a_step_takes_of_late() -> None:
+    clock = Clock()
+    phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock)
+    phases.training()
+
+    def step(number: int, seconds: float) -> float | None:
+        clock.now += seconds
+        phases.stepped(number, 0.0, {"train/loss": 1.0})
+        return phases.now.step_s
+
+    assert [step(1, 99.0), step(2, 2.0), step(3, 4.0)] == [None, 2.0, pytest.approx(2.2)]
+    with phases.within("save"):
+        clock.now += 1000.0
+    assert step(4, 2.2) == pytest.approx(2.2)
+
+
+class Clock:
+    """One that the test moves."""
+
+    now = 100.0
+    asked = 0
+
+    def __call__(self) -> float:
+        self.asked += 1
+        return self.now
+
+
+def test_elsewhere_a_long_phase_says_that_it_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen, "_LOOK_EVERY_S", 0.01)
+    clock = Clock()
+    phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock)
+    with (
+        Screen(phases, 0, {}) as shown,
+        contextlib.closing(metrics.Recorder(tmp_path, 0, 1, shown.say)) as recorder,
+    ):
+        shown.report_to(recorder)
+
+        def after(seconds: float) -> list[str]:
+            clock.now += seconds
+            asked = clock.asked
+            while clock.asked < asked + 2:  # once to see the new time; twice: what it says is said
+                time.sleep(0.01)
+            return capsys.readouterr().out.splitlines()
+
+        with phases.within("compile"):
+            assert after(29.0) == []
+            assert after(2.0) == ["compiling: 31s so far"]
+            assert after(58.0) == []
+            assert after(3.0) == ["compiling: 1m32s so far"]
+            shown.say("one of the compiler's own")
+            assert after(59.0) == ["one of the compiler's own"]
+            assert after(2.0) == ["compiling: 2m33s so far"]
+        with phases.within("save"):
+            assert after(31.0) == ["saving: 31s so far"]
+        phases.training()
+        assert after(300.0) == []
+    logged = (tmp_path / "log.txt").read_text()
+    assert "Z compiling: 1m32s so far\n" in logged
+
+
+def test_the_other_processes_stay_dark(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "lively", lambda *_: pytest.fail("it may not even look"))
+    clock = Clock()
+    phases = Phases(Watchdog(None, Peers(1, 2, None, StopSignals())), clock)
+    with Screen(phases, 1), phases.within("compile"):
+        clock.now += 100.0
+        time.sleep(0.1)
+    assert capsys.readouterr() == ("", "")
+
+
+VALUES = {
+    "train/loss": 6.0645,
+    "train/data_wait_fraction": 0.03,
+}
+
+
+def test_what_the_line_says_and_leaves_out() -> None:
+    training = Now("training", 0.0, 30, 60, 100.0, 4.0, VALUES)
+    told = "30/60 | 0.25 steps/s | eta 1m58s | loss 6.0645 | data 3%"
+    assert line_of(training, 102.0, 200) == f"training {'━' * 20}{'╌' * 20} {told}"
+    assert line_of(training, 102.0, 79) == f"training {'━' * 6}{'╌' * 7} {told}"
+    assert line_of(training, 102.0, 68) == f"training {told}"
+    assert line_of(training, 102.0, 40) == "training ━━━━━╌╌╌╌╌ 30/60 | 0.25 steps/s"
+    assert line_of(training, 102.0, 5) == "train"
+    slow = line_of(training, 225.0, 79)
+    assert "30/60 | this step 2m05s | 0.25 steps/s | eta 0s" in slow
+    first = Now("training", 0.0, 0, 60, 100.0, None, {})
+    assert line_of(first, 103.0, 30) == f"training {'╌' * 16} 0/60"
+    assert (
+        line_of(Now("save", 90.0, 30, 60, 0.0, 4.0, VALUES), 102.0, 79) == "saving 12s | step 30/60"
+    )
+    assert line_of(Now("start", 90.0, None, None, 0.0, None, {}), 102.0, 79) == "starting 12s"
+
+
+def test_without_a_display_the_meter_draws_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal.taken() is None
+    asked: list[bool] = []
+    monkeypatch.setattr(terminal, "lively", lambda *_: bool(asked.append(True)))
+    with meter.metered("tokenising", 1.0, 0.0, print):
+        pass
+    assert asked == [True]
