@@ -185,7 +185,12 @@ def _conv_backward(
         cpu=functools.partial(_kernel_gradient_by_dots, side=kernel.shape[0], stride=stride),
         default=by_xla,
     )
-    return grad_x, grad_kernel
+    if platform() == "cpu":
+        return grad_x, grad_kernel
+    # Nothing needs a kernel's gradient before the end, so XLA would put it off, and hold the
+    # gradient and the input that it is made of until then.
+    found: tuple[jax.Array, jax.Array] = lax.optimization_barrier((grad_x, grad_kernel))
+    return found
 
 
 conv.defvjp(_conv_forward, _conv_backward)
