@@ -154,7 +154,10 @@ class History:
         del kind, trace
         if error is not None:
             told = stop_inside(error) or error
-            self.end(exit_code(told), _why(told))
+            try:
+                self.end(exit_code(told), _why(told))
+            except Exception as failure:  # what ended the run is to be told, not this
+                self._recorder.log(f"warning: {NAME} does not say how the run ended: {failure}")
 
     def cut_off(self, leave: Callable[[int], None]) -> Callable[[int], None]:
         """For what ends the process while the main thread is in a long call, from another thread.

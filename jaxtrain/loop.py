@@ -18,25 +18,22 @@ from jaxtrain import (
     compiling,
     config,
     memory,
-    metrics,
     preparation,
     processes,
     profiling,
     rundir,
-    versions,
     weights,
 )
 from jaxtrain import mesh as meshes
 from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.farewell import farewell, go_on, in_each, report
-from jaxtrain.history import History
+from jaxtrain.journal import Journal
 from jaxtrain.peers import Peers
 from jaxtrain.phases import Phases
 from jaxtrain.progress import Progress
 from jaxtrain.rollback import Rollback
 from jaxtrain.saving import Meta, Saver, describe, patience_over
-from jaxtrain.screen import Screen
 from jaxtrain.signals import DONE, StopSignals, stop_inside
 from jaxtrain.stopping import EXIT_CODES, GO_ON, REASONS, Stopping
 from jaxtrain.watchdog import Watchdog
@@ -92,13 +89,7 @@ def train(
     damage: list[str] = []
     phases = Phases(watchdog)
     with contextlib.ExitStack() as stack:
-        screen = stack.enter_context(Screen(phases, jax.process_index()))
-
-        def leave(code: int) -> None:
-            screen.close()
-            peers.leave(code)
-
-        signals.before_exit = leave
+        journal = stack.enter_context(Journal(phases, signals, peers, watchdog))
         with phases.within("start"):  # which may read a whole checkpoint
             mesh = meshes.make(run.mesh)
             start_from = rundir.start_from(
@@ -110,21 +101,11 @@ def train(
             )
             directory = rundir.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = preparation.position(start_from)
-        if flags.output_dir is None:
-            stack.callback(rundir.discard_unused, directory)
-        recorder = metrics.Recorder(directory, jax.process_index(), jax.process_count(), screen.say)
-        stack.callback(recorder.close)
-        screen.report_to(recorder)
-        say = recorder.say
-        say(f"run directory {directory}")
-        say(f"{run.name}: {mesh.size} x {jax.devices()[0].device_kind}, {versions.line()}")
-        stack.push(recorder.log_error)
+        named = flags.output_dir is not None
+        journal.open(run, directory, start_from, position, flags.arguments, named=named)
+        recorder, history, say = journal.recorder, journal.history, journal.recorder.say
         for line in damage:
             recorder.log(line)
-        history = History(recorder, directory, phases, run, start_from, position, flags.arguments)
-        stack.push(history.failed)
-        watchdog.report_to(directory, history.said_last(say, screen.close))
-        signals.before_exit = history.cut_off(leave)
         if flags.resume and start_from is None:
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())

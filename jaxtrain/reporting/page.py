@@ -67,7 +67,7 @@ def page(runs: Sequence[Run]) -> str:
     return string.Template(_shipped("page.html")).substitute(
         nonce=secrets.token_urlsafe(16),
         title=escaped(", ".join(run.label for run in runs)),
-        style=_shipped("page.css"),
+        style=_shipped("colours.css") + _shipped("page.css"),
         body=joined(body, "\n"),
         data=json_text(data),
         plotly=_plotly() if charts else "",

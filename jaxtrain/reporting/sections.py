@@ -48,7 +48,7 @@ def side_by_side(runs: Sequence[Run], rows: Sequence[Row], *, mark: bool = False
 
 
 def head(runs: Sequence[Run]) -> Html:
-    """Name, state, steps, results, devices, wall time; and what is missing."""
+    """Name, state, steps, results, devices, running time; and what is missing."""
     names = list(dict.fromkeys(str(run.config.get("name") or run.label) for run in runs))
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs: {', '.join(names)}"
     parts: list[object] = [element("h1", title)]
@@ -103,7 +103,7 @@ def _facts(runs: Sequence[Run]) -> list[Row]:
         rows.append((name, [_result(name, found.get(name)) for found in results]))
     return [
         *rows,
-        ("wall time", of_all(_wall)),
+        ("running time", of_all(_time)),
         ("spent on updates", of_all(_useful)),
         ("devices", of_all(_devices)),
         ("began", of_all(_began)),
@@ -127,8 +127,12 @@ def _result(name: str, found: facts.Result | None) -> object:
     return joined([formats.metric(name, found.last), element("small", best)])
 
 
-def _wall(run: Run) -> object:
-    span = facts.span(run)
+def _time(run: Run) -> object:
+    account, span = times.account(run.history), facts.span(run)
+    if account is not None:
+        starts = len(run.starts)
+        among = f" in {starts} starts" if starts > 1 else ""
+        return joined([formats.seconds(account.whole_s), element("small", among)])
     return NOTHING if span is None else formats.seconds(span[1] - span[0])
 
 

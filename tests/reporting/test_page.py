@@ -64,7 +64,7 @@ def test_one_run(tmp_path: Path) -> None:
     for expected in (
         "tiny done 100 of 100 updates",
         "steps 100 of 100",
-        "wall time 3m20s",
+        "running time 3m20s in 2 starts",
         "spent on updates 48.0%",
         "4 NVIDIA H100 80GB HBM3",
         "trained again updates done twice",
