@@ -23,7 +23,7 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import building, causal, config, layers, program, state
+from jaxtrain import building, causal, config, layers, program, state, tracing
 from jaxtrain import mesh as meshes
 from jaxtrain.models import gpt
 from jaxtrain.planning import cards
@@ -53,7 +53,7 @@ def main() -> None:
 def _compiled(run: config.Run, model: gpt.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     built = building.build_without_data(dataclasses.replace(run, model=model), mesh)
     began = time.perf_counter()
-    with layers.tracing_for("cuda"):
+    with tracing.tracing_for("cuda"):
         lowered = built.trace_step().lower(lowering_platforms=("cuda",))
     traced = time.perf_counter()
     compiled = lowered.compile()

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtrain.layers import einsum_float32, platform
+from jaxtrain.layers import einsum_float32
+from jaxtrain.tracing import platform
 
 IGNORED = -1
 """The target of a position that is not to be predicted."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain import causal, layers
+from jaxtrain import causal, tracing
 
 LENGTH, WIDTH = 12, 8
 
@@ -75,7 +75,7 @@ def test_programs_for_gpus_get_fused_attention(monkeypatch: pytest.MonkeyPatch) 
 
     q = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
     assert attend(q) is not fused
-    with layers.tracing_for("cuda"):
+    with tracing.tracing_for("cuda"):
         assert attend(q) is fused
         wide = jnp.zeros((1, 8, 2, 136), jnp.bfloat16)
         for other, named in (

@@ -9,79 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxtrain import layers
+from jaxtrain import convolution, layers
 
 
 def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
     rng = np.random.default_rng(seed)
     return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
-
-
-def plain_gradients(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, Any]:
-    """Of XLA's own convolution, which knows nothing of the rule under test."""
-
-    def conv(x: Any, kernel: Any) -> Any:
-        return jax.lax.conv_general_dilated(
-            x,
-            kernel,
-            (stride, stride),
-            ((1, 1), (1, 1)),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-
-    return jax.vjp(conv, x, kernel)[1](grad)
-
-
-@pytest.mark.parametrize(
-    ("numbers_per_piece", "apart"), [(2**24, 1), (2 * 6 * 2 * 24, 2**20), (1, 1)]
-)
-@pytest.mark.parametrize(
-    ("side", "stride", "height", "width"),
-    [(3, 1, 8, 6), (3, 2, 16, 12), (3, 2, 7, 11), (4, 2, 16, 12), (4, 1, 8, 6), (4, 2, 7, 11)],
-)
-def test_the_kernels_gradient_by_dots_is_the_gradient(
-    monkeypatch: pytest.MonkeyPatch,
-    numbers_per_piece: int,
-    apart: int,
-    side: int,
-    stride: int,
-    height: int,
-    width: int,
-) -> None:
-    """In one piece, in pieces of some rows, row by row; images side by side and in one product."""
-    monkeypatch.setattr(layers, "_NUMBERS_PER_PIECE", numbers_per_piece)
-    monkeypatch.setattr(layers, "_PIXELS_APART", apart)
-    out = ((height + 2 - side) // stride + 1, (width + 2 - side) // stride + 1)
-    x, kernel, grad = arrays(0, (2, height, width, 3), (side, side, 3, 5), (2, *out, 5))
-    found = jax.vjp(lambda x, k: layers.conv(x, k, stride), x, kernel)[1](grad)
-    for got, want in zip(found, plain_gradients(x, kernel, grad, stride), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_bfloat16_gradients_are_summed_in_float32() -> None:
-    x, kernel, grad = arrays(1, (2, 32, 32, 2), (3, 3, 2, 2), (2, 32, 32, 2))
-    low = [array.astype(jnp.bfloat16) for array in (x, kernel, grad)]
-    y, pull = jax.vjp(layers.conv, *low[:2])
-    found = pull(low[2])
-    assert [array.dtype for array in (y, *found)] == [jnp.bfloat16] * 3
-    wide = [array.astype(jnp.float32) for array in low]
-    want = plain_gradients(wide[0], wide[1], wide[2], 1)[1]
-    # One rounding to bfloat16 at the end; 2048 summands rounded one by one would be far off.
-    np.testing.assert_allclose(found[1].astype(jnp.float32), want, rtol=2**-8, atol=1e-6)
-
-
-def test_gpus_keep_their_own_kernel_gradient() -> None:
-    x, kernel = arrays(0, (2, 8, 8, 3), (3, 3, 3, 5))
-    gradient = jax.jit(jax.grad(lambda k, x: layers.conv(x, k).sum()))
-    programs = {
-        platform: gradient.trace(kernel, x).lower(lowering_platforms=(platform,)).as_text()
-        for platform in ("cpu", "cuda")
-    }
-    assert "dot_general" in programs["cpu"]
-    assert "dot_general" not in programs["cuda"]
-    assert "convolution" in programs["cuda"]
 
 
 def test_the_wide_products_gradient_is_the_einsums() -> None:
@@ -107,22 +41,6 @@ def test_the_wide_product_multiplies_no_float32() -> None:
     assert not [operands for operands in products if "f32" in operands.replace("bf16", "")]
 
 
-def test_no_device_asks_another_for_its_images() -> None:
-    """The kernel's gradient over sharded images: sums travel, images do not."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
-    rows, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("data",), ()))
-    x, kernel = arrays(0, (16, 64, 32, 2), (3, 3, 2, 2))
-    gradient = jax.grad(lambda k, x: (layers.conv(x, k) ** 2).sum())
-    compiled = jax.jit(gradient, in_shardings=(whole, rows), out_shardings=whole).lower(kernel, x)
-    program = compiled.compile()
-    text = program.as_text()
-    assert text is not None
-    assert "all-reduce" in text
-    assert not re.findall("all-gather|all-to-all|collective-permute", text)
-    placed = program(jax.device_put(kernel, whole), jax.device_put(x, rows))
-    np.testing.assert_allclose(placed, gradient(kernel, x), rtol=1e-5, atol=1e-3)
-
-
 class Sharded(nnx.Param, layers.Gathered):
     pass
 
@@ -136,7 +54,7 @@ class Block(nnx.Module):
             self.kernel[...], jax.sharding.SingleDeviceSharding(jax.devices()[0])
         )
         kernel = checkpoint_name(gathered, layers.GATHERED)
-        return jnp.tanh(layers.conv(jnp.tanh(layers.conv(x, kernel)), kernel))
+        return jnp.tanh(convolution.conv(jnp.tanh(convolution.conv(x, kernel)), kernel))
 
 
 def block_loss(mode: Any, kernel: jax.Array, x: jax.Array) -> jax.Array:

@@ -76,12 +76,19 @@ def test_the_error_names_the_overrides_to_try() -> None:
     run = run_of("--mesh.shard", "optimizer", "--model.remat", "none")
     assert ways_out(run) == [
         ["--optim.accumulate", "2"],
-        ["--model.remat", "ends"],
         ["--model.remat", "block"],
         ["--mesh.shard", "params"],
         ["--data.batch_size", "32"],
     ]
     assert told(run)[0].endswith(", or more devices, or a smaller model")
+
+
+@pytest.mark.parametrize(
+    ("now", "later"), [("none", ["ends", "block"]), ("ends", ["block"]), ("block", [])]
+)
+def test_only_what_computes_more_again_is_named(now: str, later: list[str]) -> None:
+    run = config.load("h100_8", ["--data.path", "clips", "--model.remat", now])
+    assert [way[1] for way in ways_out(run) if way[0] == "--model.remat"] == later
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import jax
 import jaxlib
 from jax.experimental import topologies
 
-from jaxtrain import building, config, layers, program
+from jaxtrain import building, config, program, tracing
 from jaxtrain import mesh as meshes
 from jaxtrain import state as states
 from jaxtrain.planning import buffers, cards, traffic, work
@@ -42,7 +42,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     mesh = meshes.make(run.mesh, _devices(request, run, card))
     built = building.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
-    with layers.tracing_for(platform):
+    with tracing.tracing_for(platform):
         traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
     text = compiled.as_text()

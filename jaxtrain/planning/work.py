@@ -15,9 +15,9 @@ _ATTENTION_PRODUCTS = {
 def product_flops(jaxpr: Any) -> float:
     """Operations of all matrix products and convolutions, a multiplication and an addition each.
 
-    Loops count as often as they run; of a choice the dearest branch counts, and a loop whose end
-    is not known counts once. What is left out (sums, activations, the optimizer) is bound by memory
-    and not by arithmetic.
+    Loops count as often as they run, what each device does by itself as often as there are devices;
+    of a choice the dearest branch counts, and a loop whose end is not known counts once. What is
+    left out (sums, activations, the optimizer) is bound by memory and not by arithmetic.
 
     Args:
         jaxpr: of the whole program, as ``jax.jit(f).trace(...).jaxpr``.
@@ -36,7 +36,7 @@ def product_flops(jaxpr: Any) -> float:
             if name == "cond":
                 total += max(inner)
             else:
-                total += sum(inner) * (equation.params["length"] if name == "scan" else 1)
+                total += sum(inner) * _times(name, equation.params)
     return total
 
 
@@ -47,6 +47,13 @@ def has_convolutions(jaxpr: Any) -> bool:
         or any(has_convolutions(one) for one in _inner(equation.params))
         for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns
     )
+
+
+def _times(name: str, params: dict[str, Any]) -> int:
+    """How often an operation runs the programs in it; a ``shard_map``'s runs on each device."""
+    if name == "scan":
+        return int(params["length"])
+    return int(params["mesh"].size) if name == "shard_map" else 1
 
 
 def _dot(equation: Any) -> float:

@@ -49,6 +49,13 @@ def test_a_loop_counts_as_often_as_it_runs() -> None:
     assert flops(f, array(4, 4)) == 6 * 2 * 4**3
 
 
+def test_what_each_device_does_by_itself_counts_for_all() -> None:
+    mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
+    each = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+    assert flops(each, array(8, 5), array(5, 7)) == flops(jnp.matmul, array(8, 5), array(5, 7))
+
+
 def test_of_a_choice_the_dearest_counts() -> None:
     def f(which: jax.Array, x: jax.Array) -> jax.Array:
         return jax.lax.cond(which[0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
@@ -66,10 +73,15 @@ def test_recomputation_counts() -> None:
     assert again == plain + 2 * 2 * 4**3
 
 
-@pytest.mark.parametrize("name", ["demo", "demo_mlm"])
+@pytest.mark.parametrize("name", ["h100_1", "demo_mlm"])
 def test_the_models_formulas_agree_with_the_program(name: str) -> None:
-    """To 8%: a formula leaves out small things that a program computes, and the other way round."""
-    run = config.load(name, ["--data.batch_size", "1"])
+    """To 8%: a formula leaves out small things that a program computes, and the other way round.
+
+    The video autoencoder at its real width: of narrow ones the zeros in folded kernels are 9%.
+    """
+    single = ["--optim.accumulate", "1", "--mesh.data", "1", "--mesh.fsdp", "1"]
+    where = ["--data.path", "somewhere", "--data.batch_size", "1", "--model.remat", "none"]
+    run = config.load(name, [*where, *single])
     definition_flops = run.model.flops_per_example()
     found = _loss_and_gradient(run)
     assert found == pytest.approx(definition_flops, rel=0.08)

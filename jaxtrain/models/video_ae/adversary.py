@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxtrain import layers
+from jaxtrain import convolution
 from jaxtrain.models.video_ae import blocks
 from jaxtrain.models.video_ae.replay import Replay
 
@@ -102,7 +102,7 @@ class Discriminator(nnx.Module):
         """
         found = []
         for layer, own, (_, stride, _) in zip(self.layers, weights, _LAYERS, strict=True):
-            x_NHWC = layers.conv(x_NHWC, own.kernel, stride)
+            x_NHWC = convolution.conv(x_NHWC, own.kernel, stride)
             x_NHWC = jnp.maximum(_normed(layer, own, x_NHWC, learns=learns), 0)
             score_NHW = (x_NHWC @ own.head)[..., 0].astype(jnp.float32)
             found.append(score_NHW)

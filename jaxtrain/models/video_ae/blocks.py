@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxtrain import layers
+from jaxtrain import convolution, layers
 
 WIDE = 7
 """Side of the window in which a channel of the "super" decoder looks around."""
@@ -128,7 +128,7 @@ def conv_frames(
 ) -> jax.Array:
     """3x3 convolution of each frame, by a kernel and a bias of any dtype."""
     b, t, *hwc = x_BTHWC.shape
-    y = layers.conv(x_BTHWC.reshape(b * t, *hwc), kernel.astype(x_BTHWC.dtype), stride)
+    y = convolution.conv(x_BTHWC.reshape(b * t, *hwc), kernel.astype(x_BTHWC.dtype), stride)
     if bias is not None:
         y = y + bias.astype(x_BTHWC.dtype).reshape(1, 1, 1, -1)
     return y.reshape(b, t, *y.shape[1:])

@@ -1,0 +1,128 @@
+"""The convolution: its gradients, and what it has devices do and send."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxtrain import convolution, tracing
+
+
+def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def plain_gradients(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, Any]:
+    """Of XLA's own convolution, which knows nothing of the rule under test."""
+
+    def conv(x: Any, kernel: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (stride, stride),
+            ((1, 1), (1, 1)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    return jax.vjp(conv, x, kernel)[1](grad)
+
+
+@pytest.mark.parametrize(
+    ("numbers_per_piece", "apart"), [(2**24, 1), (2 * 6 * 2 * 24, 2**20), (1, 1)]
+)
+@pytest.mark.parametrize(
+    ("side", "stride", "height", "width"),
+    [(3, 1, 8, 6), (3, 2, 16, 12), (3, 2, 7, 11), (4, 2, 16, 12), (4, 1, 8, 6), (4, 2, 7, 11)],
+)
+def test_the_kernels_gradient_by_dots_is_the_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+    numbers_per_piece: int,
+    apart: int,
+    side: int,
+    stride: int,
+    height: int,
+    width: int,
+) -> None:
+    """In one piece, in pieces of some rows, row by row; images side by side and in one product."""
+    monkeypatch.setattr(convolution, "_NUMBERS_PER_PIECE", numbers_per_piece)
+    monkeypatch.setattr(convolution, "_PIXELS_APART", apart)
+    out = ((height + 2 - side) // stride + 1, (width + 2 - side) // stride + 1)
+    x, kernel, grad = arrays(0, (2, height, width, 3), (side, side, 3, 5), (2, *out, 5))
+    found = jax.vjp(lambda x, k: convolution.conv(x, k, stride), x, kernel)[1](grad)
+    for got, want in zip(found, plain_gradients(x, kernel, grad, stride), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_gradients_are_summed_in_float32() -> None:
+    x, kernel, grad = arrays(1, (2, 32, 32, 2), (3, 3, 2, 2), (2, 32, 32, 2))
+    low = [array.astype(jnp.bfloat16) for array in (x, kernel, grad)]
+    y, pull = jax.vjp(convolution.conv, *low[:2])
+    found = pull(low[2])
+    assert [array.dtype for array in (y, *found)] == [jnp.bfloat16] * 3
+    wide = [array.astype(jnp.float32) for array in low]
+    want = plain_gradients(wide[0], wide[1], wide[2], 1)[1]
+    # One rounding to bfloat16 at the end; 2048 summands rounded one by one would be far off.
+    np.testing.assert_allclose(found[1].astype(jnp.float32), want, rtol=2**-8, atol=1e-6)
+
+
+def test_gpus_keep_their_own_kernel_gradient() -> None:
+    x, kernel = arrays(0, (2, 8, 8, 3), (3, 3, 3, 5))
+    gradient = jax.jit(jax.grad(lambda k, x: convolution.conv(x, k).sum()))
+    programs = {
+        platform: gradient.trace(kernel, x).lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "cuda")
+    }
+    assert "dot_general" in programs["cpu"]
+    assert "dot_general" not in programs["cuda"]
+    assert "convolution" in programs["cuda"]
+
+
+def test_no_device_asks_another_for_its_images() -> None:
+    """The kernel's gradient over sharded images: sums travel, images do not."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    rows, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("data",), ()))
+    x, kernel = arrays(0, (16, 64, 32, 2), (3, 3, 2, 2))
+    gradient = jax.grad(lambda k, x: (convolution.conv(x, k) ** 2).sum())
+    compiled = jax.jit(gradient, in_shardings=(whole, rows), out_shardings=whole).lower(kernel, x)
+    program = compiled.compile()
+    text = program.as_text()
+    assert text is not None
+    assert "all-reduce" in text
+    assert not re.findall("all-gather|all-to-all|collective-permute", text)
+    placed = program(jax.device_put(kernel, whole), jax.device_put(x, rows))
+    np.testing.assert_allclose(placed, gradient(kernel, x), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("images", "together"), [(16, True), (4, False)])
+def test_gpus_find_both_gradients_together(images: int, together: bool, stride: int) -> None:
+    """Each device those of its own images; as everywhere where images cannot be shared out."""
+    devices = jax.devices()
+    assert len(devices) == 8
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(2, 4), ("a", "b"))
+    rows = NamedSharding(mesh, PartitionSpec(("a", "b") if together else ()))
+    whole = NamedSharding(mesh, PartitionSpec())
+    shapes = ((images, 8, 6, 3), (3, 3, 3, 5), (images, 8 // stride, 6 // stride, 5))
+    x, kernel, grad = arrays(4, *shapes)
+
+    def gradients(x: Any, kernel: Any, grad: Any) -> Any:
+        with tracing.tracing_for("gpu"), tracing.rows_over(mesh):
+            return jax.vjp(lambda x, k: convolution.conv(x, k, stride), x, kernel)[1](grad)
+
+    lowered = jax.jit(
+        gradients, in_shardings=(rows, whole, rows), out_shardings=(rows, whole)
+    ).lower(x, kernel, grad)
+    assert ("optimization_barrier" in lowered.as_text()) == together
+    program = lowered.compile()
+    text = program.as_text()
+    assert text is not None
+    assert not re.findall("all-gather|all-to-all|collective-permute", text)
+    placed = [jax.device_put(x, rows), jax.device_put(kernel, whole), jax.device_put(grad, rows)]
+    wanted = plain_gradients(x, kernel, grad, stride)
+    for found, want in zip(program(*placed), wanted, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
