@@ -8,9 +8,8 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
-from jaxtrain.tracing import platform, rows_lie_over
+from jaxtrain import by_device
 
 _NUMBERS_PER_PIECE = 2**24
 _PIXELS_APART = 2**10
@@ -56,9 +55,15 @@ def _conv_backward(
     stride: int, kept: tuple[jax.Array, jax.Array], grad_NHWO: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x_NHWI, kernel = kept
-    mesh = rows_lie_over()
-    if platform() != "cpu" and mesh is not None and x_NHWI.shape[0] % mesh.size == 0:
-        return _both_gradients(x_NHWI, kernel, grad_NHWO, stride, mesh)
+    return by_device.at_once(
+        functools.partial(_gradients, stride=stride), (x_NHWI, grad_NHWO), kernel
+    )
+
+
+def _gradients(
+    rows: tuple[jax.Array, jax.Array], kernel: jax.Array, *, stride: int
+) -> tuple[jax.Array, jax.Array]:
+    x_NHWI, grad_NHWO = rows
     (grad_x,) = jax.linear_transpose(lambda x: _conv(x, kernel, stride), x_NHWI)(grad_NHWO)
 
     def by_xla(x: jax.Array, grad: jax.Array) -> jax.Array:
@@ -71,36 +76,6 @@ def _conv_backward(
         default=by_xla,
     )
     return grad_x, grad_kernel
-
-
-def _both_gradients(
-    x_NHWI: jax.Array,
-    kernel: jax.Array,
-    grad_NHWO: jax.Array,
-    stride: int,
-    mesh: jax.sharding.Mesh,
-) -> tuple[jax.Array, jax.Array]:
-    """The gradients of a convolution's input and kernel, one beside the other.
-
-    Nothing needs a kernel's gradient before the end of the step, so XLA would put it off, and hold
-    the two large arrays that it is made of until then. The barrier holds for what each device finds
-    by itself: behind it the sum over devices is free to wait, and to be joined with others.
-    """
-
-    def of_device(
-        x_NHWI: jax.Array, kernel: jax.Array, grad_NHWO: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        (grad_x,) = jax.linear_transpose(lambda x: _conv(x, kernel, stride), x_NHWI)(grad_NHWO)
-        (grad_kernel,) = jax.linear_transpose(lambda k: _conv(x_NHWI, k, stride), kernel)(grad_NHWO)
-        found: tuple[jax.Array, jax.Array] = lax.optimization_barrier((grad_x, grad_kernel[None]))
-        return found
-
-    rows, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
-    grad_x, parts = jax.shard_map(
-        of_device, mesh=mesh, in_specs=(rows, whole, rows), out_specs=(rows, rows), check_vma=False
-    )(x_NHWI, kernel, grad_NHWO)
-    # Not jnp.sum, which adds in float32: that is what would travel then.
-    return grad_x, lax.reduce(parts, jnp.zeros((), parts.dtype), lax.add, (0,))
 
 
 conv.defvjp(_conv_forward, _conv_backward)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import compiling, config, guard, tracing
+from jaxtrain import by_device, compiling, config, guard
 from jaxtrain import mesh as meshes
 from jaxtrain.state import Arrays, Definition, State
 
@@ -248,7 +248,7 @@ def _gradients(
     def one(
         prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        with tracing.rows_over(mesh):
+        with by_device.rows_over(mesh):
             (_, (sums, extras)), grads = value_and_grad(prepared, extras, batch, positions_B)
         return view.store(grads), sums, extras
 

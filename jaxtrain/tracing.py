@@ -7,9 +7,6 @@ from collections.abc import Iterator
 import jax
 
 _traced_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("traced_for", default=None)
-_rows_over: contextvars.ContextVar[jax.sharding.Mesh | None] = contextvars.ContextVar(
-    "rows_over", default=None
-)
 
 
 def platform() -> str:
@@ -29,21 +26,3 @@ def tracing_for(name: str) -> Iterator[None]:
         yield
     finally:
         _traced_for.reset(token)
-
-
-@contextlib.contextmanager
-def rows_over(mesh: jax.sharding.Mesh) -> Iterator[None]:
-    """Has layers know, while they are traced, over which devices the rows of a batch lie.
-
-    For what each device has to do by itself; models need not look.
-    """
-    token = _rows_over.set(mesh)
-    try:
-        yield
-    finally:
-        _rows_over.reset(token)
-
-
-def rows_lie_over() -> jax.sharding.Mesh | None:
-    """The devices of :func:`rows_over`; None where nobody said."""
-    return _rows_over.get()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxtrain import convolution, tracing
+from jaxtrain import by_device, convolution, tracing
 
 
 def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
@@ -111,7 +111,7 @@ def test_gpus_find_both_gradients_together(images: int, together: bool, stride: 
     x, kernel, grad = arrays(4, *shapes)
 
     def gradients(x: Any, kernel: Any, grad: Any) -> Any:
-        with tracing.tracing_for("gpu"), tracing.rows_over(mesh):
+        with tracing.tracing_for("gpu"), by_device.rows_over(mesh):
             return jax.vjp(lambda x, k: convolution.conv(x, k, stride), x, kernel)[1](grad)
 
     lowered = jax.jit(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxtrain import by_device
 from jaxtrain.models.video_ae import blocks
 
 
@@ -77,7 +78,16 @@ def _in_turn_backward(
     stride: int, kept: tuple[jax.Array, Pair], grad_BTHWC: jax.Array
 ) -> tuple[jax.Array, Pair]:
     x_BTHWC, pair = kept
-    x_BTHWC, grad_BTHWC = lax.optimization_barrier((x_BTHWC, grad_BTHWC))
+    gradients = functools.partial(_gradients, stride=stride)
+    grad_x, grad_pair = by_device.at_once(gradients, (x_BTHWC, grad_BTHWC), pair)
+    return grad_x, jax.tree.map(lambda grad, array: grad.astype(array.dtype), grad_pair, pair)
+
+
+def _gradients(
+    rows: tuple[jax.Array, jax.Array], pair: Pair, *, stride: int
+) -> tuple[jax.Array, Pair]:
+    """Of the frames, and of the pair: added up in float32, rounded once to the frames' dtype."""
+    x_BTHWC, grad_BTHWC = lax.optimization_barrier(rows)
     total: Pair | None = None
     grads: list[jax.Array] = []
     waiting: tuple[jax.Array, Callable[..., tuple[jax.Array, Pair]]] | None = None
@@ -105,7 +115,8 @@ def _in_turn_backward(
         waiting = (grad_y, back)
     finish()
     assert total is not None
-    return jnp.concatenate(grads, axis=1), total
+    rounded = jax.tree.map(lambda grad: grad.astype(x_BTHWC.dtype), total)
+    return jnp.concatenate(grads, axis=1), rounded
 
 
 _in_turn.defvjp(_in_turn_forward, _in_turn_backward)
