@@ -73,12 +73,19 @@ def _programs(jaxpr: Any) -> Any:
                 yield from _programs(inner)
 
 
-def test_gradients_of_frames_add_up_in_float32() -> None:
-    x = normal(0, 1, 3, 4, 4, 2).astype(jnp.bfloat16)
-    loss = jax.jit(jax.grad(lambda w: pairs.by_pair(x, w, 1, "ends").astype(jnp.float32).sum()))
-    grads = loss(pair(2, 3, 2))
-    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}
-    assert (grads.kernel != grads.kernel.astype(jnp.bfloat16)).any()
+def test_gradients_of_frames_add_up_in_float32_and_are_rounded_once() -> None:
+    """Then they travel between devices, in the frames' dtype."""
+    frames = 24
+    x = jnp.abs(normal(0, 1, frames, 4, 4, 2)).astype(jnp.bfloat16)
+    weights = jax.tree.map(jnp.abs, pair(2, 3, 2))
+    gradient = jax.jit(jax.grad(lambda w, x: pairs.by_pair(x, w, 1, "ends").sum(dtype=jnp.float32)))
+    found = gradient(weights, x)
+    each = [gradient(weights, x[:, n : n + 1]) for n in range(frames)]
+    exact = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0, dtype=np.float64), *each)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+        assert got.dtype == jnp.float32
+        np.testing.assert_array_equal(got, got.astype(jnp.bfloat16).astype(jnp.float32))
+        np.testing.assert_allclose(got, want, rtol=2**-8)
 
 
 def test_enlarging_is_folded_into_the_kernel() -> None:
