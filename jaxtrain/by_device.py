@@ -2,8 +2,9 @@
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,18 @@ from jaxtrain.tracing import platform
 
 Rows = TypeVar("Rows")
 Shared = TypeVar("Shared")
-Found = TypeVar("Found")
+Gradients = tuple[Any, Any]
+"""By row, and of what is shared; None where nobody asks for one."""
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Which gradients somebody asks for: a layer's forward rule knows, and hands it on."""
+
+    of_rows: bool
+    of_shared: bool
+
 
 _mesh: contextvars.ContextVar[jax.sharding.Mesh | None] = contextvars.ContextVar(
     "mesh", default=None
@@ -32,9 +44,7 @@ def rows_over(mesh: jax.sharding.Mesh) -> Iterator[None]:
         _mesh.reset(token)
 
 
-def at_once(
-    backward: Callable[[Rows, Shared], tuple[Found, Shared]], rows: Rows, shared: Shared
-) -> tuple[Found, Shared]:
+def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: Shared) -> Gradients:
     """Computes all gradients of a layer where the first of them is needed.
 
     Nothing needs a parameter's gradient before the end of the step, so XLA would put it off, and
@@ -44,7 +54,8 @@ def at_once(
 
     Args:
         backward: of (rows, shared): gradients by row, and gradients of what is shared, in the dtype
-            in which they are to travel.
+            in which they are to travel. The barrier keeps what nobody asks for, too: in its place
+            it has to return None.
         rows: arrays whose first axis is shared out over all devices alike.
         shared: arrays that each device has whole, such as parameters.
 
@@ -59,7 +70,7 @@ def at_once(
     if mesh is None or any(leaf.shape[0] % mesh.size for leaf in jax.tree.leaves(rows)):
         return backward(rows, shared)
 
-    def by_itself(rows: Rows, shared: Shared) -> tuple[Found, Shared]:
+    def by_itself(rows: Rows, shared: Shared) -> Gradients:
         token = _alone.set(True)
         try:
             found, of_shared = _tied(backward(rows, shared))
@@ -74,8 +85,8 @@ def at_once(
     return found, jax.tree.map(_sum, parts)
 
 
-def _tied(found: tuple[Found, Shared]) -> tuple[Found, Shared]:
-    tied: tuple[Found, Shared] = lax.optimization_barrier(found)
+def _tied(found: Gradients) -> Gradients:
+    tied: Gradients = lax.optimization_barrier(found)
     return tied
 
 

@@ -8,8 +8,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from jaxtrain import by_device
+from jaxtrain.by_device import Wanted
 
 _NUMBERS_PER_PIECE = 2**24
 _PIXELS_APART = 2**10
@@ -46,39 +48,44 @@ def _conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
 
 def _conv_forward(
-    x_NHWI: jax.Array, kernel: jax.Array, stride: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _conv(x_NHWI, kernel, stride), (x_NHWI, kernel)
+    x_NHWI: CustomVJPPrimal, kernel: CustomVJPPrimal, stride: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Wanted]]:
+    wanted = Wanted(x_NHWI.perturbed, kernel.perturbed)
+    return _conv(x_NHWI.value, kernel.value, stride), (x_NHWI.value, kernel.value, wanted)
 
 
 def _conv_backward(
-    stride: int, kept: tuple[jax.Array, jax.Array], grad_NHWO: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x_NHWI, kernel = kept
-    return by_device.at_once(
-        functools.partial(_gradients, stride=stride), (x_NHWI, grad_NHWO), kernel
-    )
+    stride: int, kept: tuple[jax.Array, jax.Array, Wanted], grad_NHWO: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None]:
+    x_NHWI, kernel, wanted = kept
+    if isinstance(grad_NHWO, SymbolicZero):
+        return None, None
+    backward = functools.partial(_gradients, stride=stride, wanted=wanted)
+    return by_device.at_once(backward, (x_NHWI, grad_NHWO), kernel)
 
 
 def _gradients(
-    rows: tuple[jax.Array, jax.Array], kernel: jax.Array, *, stride: int
-) -> tuple[jax.Array, jax.Array]:
+    rows: tuple[jax.Array, jax.Array], kernel: jax.Array, *, stride: int, wanted: Wanted
+) -> tuple[jax.Array | None, jax.Array | None]:
     x_NHWI, grad_NHWO = rows
-    (grad_x,) = jax.linear_transpose(lambda x: _conv(x, kernel, stride), x_NHWI)(grad_NHWO)
+    grad_x = grad_kernel = None
 
     def by_xla(x: jax.Array, grad: jax.Array) -> jax.Array:
         return jax.linear_transpose(lambda k: _conv(x, k, stride), kernel)(grad)[0]
 
-    grad_kernel = lax.platform_dependent(
-        x_NHWI,
-        grad_NHWO,
-        cpu=functools.partial(_kernel_gradient_by_dots, side=kernel.shape[0], stride=stride),
-        default=by_xla,
-    )
+    if wanted.of_rows:
+        (grad_x,) = jax.linear_transpose(lambda x: _conv(x, kernel, stride), x_NHWI)(grad_NHWO)
+    if wanted.of_shared:
+        grad_kernel = lax.platform_dependent(
+            x_NHWI,
+            grad_NHWO,
+            cpu=functools.partial(_kernel_gradient_by_dots, side=kernel.shape[0], stride=stride),
+            default=by_xla,
+        )
     return grad_x, grad_kernel
 
 
-conv.defvjp(_conv_forward, _conv_backward)
+conv.defvjp(_conv_forward, _conv_backward, symbolic_zeros=True)
 
 
 def _kernel_gradient_by_dots(

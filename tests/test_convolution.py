@@ -98,6 +98,29 @@ def test_no_device_asks_another_for_its_images() -> None:
     np.testing.assert_allclose(placed, gradient(kernel, x), rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize(("argument", "convolutions"), [(0, 1), (1, 1), ((0, 1), 2)])
+def test_only_the_gradients_that_are_asked_for_are_computed(
+    argument: Any, convolutions: int
+) -> None:
+    """The barrier would keep the others, which are dead without it."""
+    x, kernel = arrays(5, (8, 8, 6, 3), (3, 3, 3, 5))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("a",), axis_types=(AxisType.Auto,))
+
+    def gradient(x: Any, kernel: Any) -> Any:
+        with tracing.tracing_for("cuda"), by_device.rows_over(mesh):
+            return jax.grad(lambda x, k: convolution.conv(x, k).sum(), argnums=argument)(x, kernel)
+
+    traced = jax.jit(gradient).trace(x, kernel)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.optimization_barrier") == 1
+    assert text.count("stablehlo.convolution") == convolutions  # the loss needs no forward one
+    plain = plain_gradients(x, kernel, jnp.ones((8, 8, 6, 5)), 1)
+    found = jax.jit(gradient)(x, kernel)
+    wanted = plain if argument == (0, 1) else (plain[argument],)
+    for got, want in zip(found if argument == (0, 1) else (found,), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("images", "together"), [(16, True), (4, False)])
 def test_gpus_find_both_gradients_together(images: int, together: bool, stride: int) -> None:

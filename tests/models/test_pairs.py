@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxtrain import by_device, tracing
 from jaxtrain.models.video_ae import blocks, folding, pairs
 
 
@@ -86,6 +87,32 @@ def test_gradients_of_frames_add_up_in_float32_and_are_rounded_once() -> None:
         assert got.dtype == jnp.float32
         np.testing.assert_array_equal(got, got.astype(jnp.bfloat16).astype(jnp.float32))
         np.testing.assert_allclose(got, want, rtol=2**-8)
+
+
+@pytest.mark.parametrize("argument", [1, (0, 1)])
+def test_eight_gpus_give_the_gradients_of_one(argument: Any) -> None:
+    """Each for its own clips, in microbatches; the video itself needs none."""
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "rows"))
+    x, weights = normal(0, 2, 8, 3, 4, 4, 2), pair(2, 3, 2)
+
+    def gradients(x: jax.Array, w: pairs.Pair, remat: Any) -> Any:
+        def one(total: Any, clips: jax.Array) -> Any:
+            def loss(clips: jax.Array, w: pairs.Pair) -> jax.Array:
+                return jnp.sin(pairs.by_pair(clips, w, 2, remat)).sum()
+
+            found = jax.grad(loss, argnums=argument)(clips, w)
+            of_pair = found[1] if argument == (0, 1) else found
+            return jax.tree.map(jnp.add, total, of_pair), found
+
+        return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, w), x)
+
+    def on_gpus(x: jax.Array, w: pairs.Pair) -> Any:
+        with tracing.tracing_for("cuda"), by_device.rows_over(mesh):
+            return gradients(x, w, "ends")
+
+    found = jax.jit(on_gpus)(jax.device_put(x, rows), weights)
+    close(found, jax.jit(gradients, static_argnums=2)(x, weights, "none"))
 
 
 def test_enlarging_is_folded_into_the_kernel() -> None:

@@ -75,8 +75,8 @@ class Config:
     remat: blocks.Remat = "none"
     """What the backward pass computes again. ends: what lies between the first layer and the first
     halving, and between the last doubling and the last layer, which run frame after frame; they are
-    as large as the video, and hold half of the memory. block: that and the memory blocks, of which
-    only what goes in is kept. none: it keeps everything."""
+    as large as the video, and hold a third of the memory. block: that and the memory blocks, of
+    which only what goes in is kept. none: it keeps everything."""
     reconstruction_weight: float = 20.0
     """The loss has this times the mean squared error of a clip, colours from 0 to 1."""
     teacher: Teacher | None = None

@@ -79,7 +79,7 @@ class Encoder(nnx.Module):
             folding.side_by_side(self.head.kernel[...], count),
             jnp.tile(bias[...].astype(jnp.float32), count),
             first.halving(),
-            jnp.zeros(self.width),
+            None,
         )
         pixels = blocks.grouped(blocks.unshuffle(video_BTHW3, self.patch_size), count)
         return pairs.by_pair(pixels, pair, 2, remat)
@@ -108,7 +108,7 @@ class DecoderStage(nnx.Module):
         self.space_up = space_up
 
     def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, 2 H, 2 W, next_width]."""
+        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, up H, up W, next_width]."""
         if self.grow.stride == 1:
             # The first stage: its frames are small and its kernel is large, and folded it would be
             # four times as large; so would be its gradient, which devices sum up.
@@ -139,7 +139,7 @@ class WideStage(nnx.Module):
         self.space_up = space_up
 
     def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, 2 H, 2 W, next_width]."""
+        """[B, T, H, W, C] of the memory blocks -> [B, T * grow, up H, up W, next_width]."""
         return self.grow(blocks.shuffle(relu(self.out(x_BTHWC)), self.space_up))
 
 
@@ -261,9 +261,9 @@ class Decoder(_AnyDecoder):
         last, bias = self._last_kernel(self.tail.kernel[...]), self._last_bias()
         stage, found = self.stages[-1], []
         assert isinstance(stage, DecoderStage)
-        for kernel, first in zip(stage.enlarging(), skipped, strict=True):
-            pair = pairs.Pair(kernel, jnp.zeros(kernel.shape[-1]), last, bias)
-            found.append(pairs.by_pair(x_BTHWC[:, first:], pair, 1, remat))
+        for kernel, skip in zip(stage.enlarging(), skipped, strict=True):
+            pair = pairs.Pair(kernel, None, last, bias)
+            found.append(pairs.by_pair(x_BTHWC[:, skip:], pair, 1, remat))
         return found
 
 
@@ -303,7 +303,7 @@ class WideDecoder(_AnyDecoder):
         )
         found = pairs.by_pair(x_BTHWC[:, least:], pair, 1, remat)
         parts = jnp.split(found, len(of_frames), axis=-1)
-        return [part[:, first - least :] for part, first in zip(parts, skipped, strict=True)]
+        return [part[:, skip - least :] for part, skip in zip(parts, skipped, strict=True)]
 
 
 def _unfolded(x_BTHWC: jax.Array, grow: int, up: int) -> jax.Array:

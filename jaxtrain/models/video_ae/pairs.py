@@ -8,26 +8,33 @@ Shapes: B clips, T frames, H height, W width, C channels.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import (
+    CustomVJPPrimal,
+    SymbolicZero,
+    custom_vjp_primal_tree_values,
+)
 
 from jaxtrain import by_device
+from jaxtrain.by_device import Wanted
 from jaxtrain.models.video_ae import blocks
 
 
 class Pair(NamedTuple):
     """Kernels and biases of two convolutions with a rectifier between them, float32.
 
-    They are gathered and folded already, once for all frames.
+    They are gathered and folded already, once for all frames, and kept until the backward pass:
+    unlike what blocks gather they are small.
     """
 
     kernel: jax.Array
-    bias: jax.Array
+    bias: jax.Array | None
     next_kernel: jax.Array
-    next_bias: jax.Array
+    next_bias: jax.Array | None
 
 
 def by_pair(x_BTHWC: jax.Array, pair: Pair, stride: int, remat: blocks.Remat) -> jax.Array:
@@ -69,35 +76,42 @@ def _in_turn(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
 
 
 def _in_turn_forward(
-    x_BTHWC: jax.Array, pair: Pair, stride: int
-) -> tuple[jax.Array, tuple[jax.Array, Pair]]:
-    return _in_turn(x_BTHWC, pair, stride), (x_BTHWC, pair)
+    x_BTHWC: CustomVJPPrimal, pair: Any, stride: int
+) -> tuple[jax.Array, tuple[jax.Array, Pair, Wanted]]:
+    x, values = custom_vjp_primal_tree_values((x_BTHWC, pair))
+    return _in_turn(x, values, stride), (x, values, Wanted(x_BTHWC.perturbed, of_shared=True))
 
 
 def _in_turn_backward(
-    stride: int, kept: tuple[jax.Array, Pair], grad_BTHWC: jax.Array
-) -> tuple[jax.Array, Pair]:
-    x_BTHWC, pair = kept
-    gradients = functools.partial(_gradients, stride=stride)
+    stride: int, kept: tuple[jax.Array, Pair, Wanted], grad_BTHWC: jax.Array
+) -> tuple[jax.Array | None, Pair | None]:
+    x_BTHWC, pair, wanted = kept
+    if isinstance(grad_BTHWC, SymbolicZero):
+        return None, None
+    gradients = functools.partial(_gradients, stride=stride, wanted=wanted)
     grad_x, grad_pair = by_device.at_once(gradients, (x_BTHWC, grad_BTHWC), pair)
     return grad_x, jax.tree.map(lambda grad, array: grad.astype(array.dtype), grad_pair, pair)
 
 
 def _gradients(
-    rows: tuple[jax.Array, jax.Array], pair: Pair, *, stride: int
-) -> tuple[jax.Array, Pair]:
-    """Of the frames, and of the pair: added up in float32, rounded once to the frames' dtype."""
+    rows: tuple[jax.Array, jax.Array], pair: Pair, *, stride: int, wanted: Wanted
+) -> tuple[jax.Array | None, Pair]:
+    """Of the frames, and of the pair.
+
+    Each frame's gradient of a kernel comes from its convolution in the frames' dtype; they are
+    added up in float32, and rounded to that dtype once more.
+    """
     x_BTHWC, grad_BTHWC = lax.optimization_barrier(rows)
     total: Pair | None = None
     grads: list[jax.Array] = []
-    waiting: tuple[jax.Array, Callable[..., tuple[jax.Array, Pair]]] | None = None
+    waiting: tuple[jax.Array, Callable[..., Any]] | None = None
 
     def finish() -> None:
         nonlocal total
         assert waiting is not None
         before, back = waiting
-        grad_x, more = back(before)
-        grads.append(grad_x)
+        *of_frame, more = back(before)
+        grads.extend(of_frame)
         assert total is not None
         total = jax.tree.map(jnp.add, total, more)
 
@@ -106,7 +120,10 @@ def _gradients(
             frame, grad, before = lax.optimization_barrier((frame, grad, waiting[0]))
             waiting = (before, waiting[1])
             finish()
-        y, back = jax.vjp(_first, frame, pair)
+        if wanted.of_rows:
+            y, back = jax.vjp(_first, frame, pair)
+        else:
+            y, back = jax.vjp(functools.partial(_first, frame), pair)
         between = blocks.relu(y)
         _, back_second = jax.vjp(lambda x, p: _second(x, p, stride), between, pair)
         grad_between, more = back_second(grad)
@@ -116,10 +133,10 @@ def _gradients(
     finish()
     assert total is not None
     rounded = jax.tree.map(lambda grad: grad.astype(x_BTHWC.dtype), total)
-    return jnp.concatenate(grads, axis=1), rounded
+    return jnp.concatenate(grads, axis=1) if grads else None, rounded
 
 
-_in_turn.defvjp(_in_turn_forward, _in_turn_backward)
+_in_turn.defvjp(_in_turn_forward, _in_turn_backward, symbolic_zeros=True)
 
 
 def _frames(x_BTHWC: jax.Array) -> list[jax.Array]:
