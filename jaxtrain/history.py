@@ -27,11 +27,10 @@ import jax
 from jaxtrain import config, devices, metrics, throughput, versions
 from jaxtrain import state as states
 from jaxtrain.building import Built
-from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import Appended, drop_torn_line
 from jaxtrain.phases import TRAINING, Phases, Piece
 from jaxtrain.run_length import Position
-from jaxtrain.signals import RUN_AGAIN, Stopped, exit_code, stop_inside
+from jaxtrain.signals import RUN_AGAIN, exit_code, stop_inside, why
 
 NAME = "history.jsonl"
 
@@ -155,7 +154,7 @@ class History:
         if error is not None:
             told = stop_inside(error) or error
             try:
-                self.end(exit_code(told), _why(told))
+                self.end(exit_code(told), why(told))
             except Exception as failure:  # what ended the run is to be told, not this
                 self._recorder.log(f"warning: {NAME} does not say how the run ended: {failure}")
 
@@ -170,11 +169,14 @@ class History:
             while the main thread is at work on it.
         """
 
+        words = "stopped by a signal, in the midst of a call that nothing breaks off"
+
+        def write(code: int) -> None:
+            self._recorder.log(words)
+            self.end(code, words)
+
         def end(code: int) -> None:
-            why = "stopped by a signal, in the midst of a call that nothing breaks off"
-            writer = threading.Thread(target=self.end, args=(code, why), daemon=True)
-            writer.start()
-            writer.join(_CUT_OFF_S)
+            _soon(write, code)
             leave(code)
 
         return end
@@ -182,7 +184,7 @@ class History:
     def said_last(
         self, say: Callable[[str], None], then: Callable[[], None]
     ) -> Callable[[str], None]:
-        """What takes the watchdog's last words: says them, and ends the history with them.
+        """What takes the watchdog's last words: says them, and ends the history with them, if soon.
 
         Args:
             say: takes a line.
@@ -190,9 +192,11 @@ class History:
         """
 
         def speak(words: str) -> None:
-            say(words)
-            self.end(RUN_AGAIN, words)
-            then()
+            try:
+                say(words)
+                _soon(self.end, RUN_AGAIN, words)
+            finally:
+                then()
 
         return speak
 
@@ -221,13 +225,11 @@ class History:
         self._recorder.guarded(NAME, lambda: file.append(line.encode()))
 
 
-def _why(error: BaseException) -> str:
-    if isinstance(error, Stopped):
-        return f"stopped by {error}; there was nothing to save"
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped at once by Ctrl-C, without saving"
-    words = " ".join(str(error).split())
-    return words if isinstance(error, InputError | RunAgain) else f"{type(error).__name__}: {words}"
+def _soon(action: Callable[..., None], *arguments: object) -> None:
+    """Does it, unless a lock that the main thread holds, as on a disk that is gone, forbids it."""
+    thread = threading.Thread(target=action, args=arguments, daemon=True)
+    thread.start()
+    thread.join(_CUT_OFF_S)
 
 
 _IMPORTED = time.time()

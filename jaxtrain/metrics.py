@@ -22,6 +22,7 @@ import numpy as np
 from jaxtrain import pictures, terminal
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import Appended, drop_torn_line, write_whole
+from jaxtrain.signals import stop_inside, why
 from jaxtrain.throughput import Window, peak_bf16_flops
 
 __all__ = [
@@ -95,12 +96,15 @@ class Recorder:
             self.guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
 
     def log_error(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Logs the error that ends the run, which the command line prints. For an ExitStack."""
+        """Logs what ends the run, which the command line prints. For an ExitStack."""
         del kind, trace
+        error = error and (stop_inside(error) or error)
         if isinstance(error, InputError | RunAgain):
             self.log(f"error: {error}")
         elif isinstance(error, Exception):
             self.log("".join(traceback.format_exception(error)).rstrip())
+        elif error is not None:
+            self.log(why(error))
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one record; process 0 only, the others return at once.

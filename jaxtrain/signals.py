@@ -58,6 +58,16 @@ def stop_inside(error: BaseException) -> BaseException | None:
     return inner
 
 
+def why(error: BaseException) -> str:
+    """What ends a run, in one line."""
+    if isinstance(error, Stopped):
+        return f"stopped by {error}; there was nothing to save"
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped at once by Ctrl-C, without saving"
+    words = " ".join(str(error).split())
+    return words if isinstance(error, InputError | RunAgain) else f"{type(error).__name__}: {words}"
+
+
 def exit_code(error: BaseException) -> int:
     """The program's exit code after what ends it; 1 for what nobody has expected."""
     if isinstance(error, Stopped):

@@ -13,7 +13,8 @@ from jaxtrain.journal import Journal
 from jaxtrain.peers import Peers
 from jaxtrain.phases import Phases
 from jaxtrain.run_length import Position
-from jaxtrain.signals import StopSignals
+from jaxtrain.screen import Screen
+from jaxtrain.signals import Stopped, StopSignals
 from jaxtrain.watchdog import Watchdog
 
 
@@ -69,10 +70,38 @@ def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path
     journal, signals, peers = begin(tmp_path)
     signals.before_exit(130)
     assert peers.left == 130
-    assert end(tmp_path) == (
-        130,
-        "stopped by a signal, in the midst of a call that nothing breaks off",
-    )
+    words = "stopped by a signal, in the midst of a call that nothing breaks off"
+    assert end(tmp_path) == (130, words)
+    assert (tmp_path / "log.txt").read_text().endswith(f"{words}\n")
+    journal.__exit__(None, None, None)
+
+
+def test_a_signal_before_there_is_anything_to_save_is_in_the_log(tmp_path: Path) -> None:
+    """Also where a library has wrapped it into an error of its own."""
+    journal, _, _ = begin(tmp_path)
+    wrapped = RuntimeError("reading failed")
+    wrapped.__cause__ = Stopped("SIGTERM")
+    journal.__exit__(RuntimeError, wrapped, None)
+    log = (tmp_path / "log.txt").read_text()
+    assert log.endswith("stopped by SIGTERM; there was nothing to save\n")
+    assert "Traceback" not in log
+    assert end(tmp_path) == (75, "stopped by SIGTERM; there was nothing to save")
+
+
+def test_the_watchdogs_last_words_are_in_the_log_and_in_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def close(screen: Screen) -> None:
+        closed.append((tmp_path / history.NAME).read_text().splitlines()[-1])
+
+    monkeypatch.setattr(Screen, "close", close)
+    journal, _, _ = begin(tmp_path)
+    journal._watchdog._say("no step ended within 5 s")
+    assert json.loads(closed[0])["why"] == "no step ended within 5 s"  # the history came first
+    assert (tmp_path / "log.txt").read_text().endswith("no step ended within 5 s\n")
+    assert end(tmp_path) == (75, "no step ended within 5 s")
     journal.__exit__(None, None, None)
 
 

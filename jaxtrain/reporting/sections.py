@@ -131,8 +131,8 @@ def _time(run: Run) -> object:
     account, span = times.account(run.history), facts.span(run)
     if account is not None:
         starts = len(run.starts)
-        among = f" in {starts} starts" if starts > 1 else ""
-        return joined([formats.seconds(account.whole_s), element("small", among)])
+        among = element("small", f" in {starts} starts") if starts > 1 else ""
+        return joined([formats.seconds(account.whole_s), among])
     return NOTHING if span is None else formats.seconds(span[1] - span[0])
 
 
