@@ -202,7 +202,8 @@ def _write(
     before_mb = streams.megabytes()
     if streams.documents:
         say(f"going on with tokenising: {before_mb:,.1f} MB of text are done already")
-    say(f"tokenising {total_mb:,.1f} MB of text with {max(processes, 1)} processes")
+    those = "one process" if processes <= 1 else f"{processes} processes"
+    say(f"tokenising {total_mb:,.1f} MB of text in {those}")
     start = time.monotonic()
     try:
         with meter.metered("tokenising", total_mb, before_mb, say) as tell:
