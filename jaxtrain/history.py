@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import config, devices, metrics, throughput, versions
+from jaxtrain import config, datasheets, devices, metrics, versions
 from jaxtrain import state as states
 from jaxtrain.building import Built
 from jaxtrain.files import Appended, drop_torn_line
@@ -125,8 +125,8 @@ class History:
             state_gib=states.bytes_per_device(built.target) / devices.GIB,
             params=states.parameter_count(built.definition.params),
             flops_per_step=self._run.model.flops_per_example() * self._run.data.batch_size,
-            peak_flops=throughput.peak_bf16_flops(kind),
-            bandwidth=throughput.memory_bytes_per_second(kind),
+            peak_flops=datasheets.peak_bf16_flops(kind),
+            bandwidth=datasheets.memory_bytes_per_second(kind),
         )
 
     def end(self, code: int, why: str) -> None:

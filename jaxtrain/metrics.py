@@ -23,7 +23,7 @@ from jaxtrain import pictures, terminal
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import Appended, drop_torn_line, write_whole
 from jaxtrain.signals import stop_inside, why
-from jaxtrain.throughput import Window, peak_bf16_flops
+from jaxtrain.throughput import Window
 
 __all__ = [
     "Recorder",
@@ -31,7 +31,6 @@ __all__ = [
     "console_line",
     "duration",
     "finish",
-    "peak_bf16_flops",
     "rate",
     "read",
 ]

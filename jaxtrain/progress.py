@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxtrain import config, devices, metrics, processes, run_length, vitals
+from jaxtrain import config, datasheets, devices, metrics, processes, run_length, vitals
 from jaxtrain import step as steps
 from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.errors import InputError
@@ -84,7 +84,7 @@ class Progress:
             run.model.tokens_per_example(),
             run.model.flops_per_example(),
             mesh.size,
-            metrics.peak_bf16_flops(jax.devices()[0].device_kind),
+            datasheets.peak_bf16_flops(jax.devices()[0].device_kind),
         )
         self._done, self._seen = position.done, position.seen
         self._left_out = position.left_out
@@ -93,7 +93,7 @@ class Progress:
         self._vitals = vitals.Vitals(os.environ, mesh.local_devices, recorder.say)
         self._of_all = processes.Exchange(mesh, vitals.MEAN, (*vitals.LARGEST, GPU_MEMORY))
         self._waited_s = 0.0
-        self._mentioned_wait = False
+        self._mentioned_wait = self._recorded = False
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
         self.samples: list[Path] = []
@@ -166,7 +166,7 @@ class Progress:
             entry = {"position": pending.position, "ids": pending.ids}
             self._recorder.enlist("examples", self._done, entry)
         every = self._run.loop.log_every
-        if not self.first or self._done % every == 0 or self._done == self._total:
+        if not self._recorded or self._done % every == 0 or self._done == self._total:
             self._record(self._done, values)
 
     def rewind(self, back_to: run_length.Position) -> None:
@@ -236,7 +236,8 @@ class Progress:
         if held is not None:
             found[GPU_MEMORY] = held
         values |= self._of_all(found)
-        starting = not self.first  # the first window waits for workers to start
+        starting = not self._recorded  # the first window waits for workers to start
+        self._recorded = True
         self.first = values | self.first
         self.last |= values
         self._recorder.record(done, values)

@@ -1,71 +1,8 @@
 """How fast a run goes, measured over a logging window."""
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator
-
-# Dense bfloat16 rate of one GPU, FLOP/s, from NVIDIA's datasheets (which print most of them with
-# sparsity, twice as high). First row wins whose words all stand in the device's name.
-PEAK_BF16_FLOPS = (
-    (("H100", "PCIE"), 756e12),
-    (("H100", "NVL"), 835e12),
-    (("H200", "NVL"), 835e12),
-    (("H100",), 989e12),
-    (("H200",), 989e12),
-    (("GH200",), 989e12),
-    (("B200",), 2250e12),
-    (("A100",), 312e12),
-    (("A800",), 312e12),
-    (("A40",), 149.7e12),
-    (("A10",), 125e12),
-    (("A10G",), 70e12),
-    (("A6000",), 154.8e12),
-    (("L4",), 121e12),
-    (("L40S",), 362e12),
-)
-
-
-# Memory bandwidth of one GPU, bytes/s, from NVIDIA's datasheets; read as the table above.
-MEMORY_BYTES_PER_SECOND = (
-    (("H100", "PCIE"), 2.0e12),
-    (("H100", "NVL"), 3.9e12),
-    (("H200",), 4.8e12),
-    (("H100",), 3.35e12),
-    (("GH200",), 4.0e12),
-    (("B200",), 8.0e12),
-    (("A100",), 2.0e12),
-    (("A800",), 2.0e12),
-    (("A40",), 0.696e12),
-    (("A10",), 0.6e12),
-    (("A10G",), 0.6e12),
-    (("A6000",), 0.768e12),
-    (("L4",), 0.3e12),
-    (("L40S",), 0.864e12),
-)
-
-
-def memory_bytes_per_second(device_kind: str) -> float | None:
-    """Datasheet bandwidth, bytes/s; None for a device not in the table.
-
-    Args:
-        device_kind: ``jax.Device.device_kind``.
-    """
-    return _of(MEMORY_BYTES_PER_SECOND, device_kind)
-
-
-def peak_bf16_flops(device_kind: str) -> float | None:
-    """Datasheet rate of dense bfloat16 products, FLOP/s; None for a device not in the table.
-
-    Args:
-        device_kind: ``jax.Device.device_kind``, as "NVIDIA H100 80GB HBM3".
-    """
-    return _of(PEAK_BF16_FLOPS, device_kind)
-
-
-def _of(table: tuple[tuple[tuple[str, ...], float], ...], device_kind: str) -> float | None:
-    words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
-    return next((value for names, value in table if words.issuperset(names)), None)
 
 
 class Window:

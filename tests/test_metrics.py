@@ -293,25 +293,6 @@ def test_window_leaves_out_what_it_cannot_know() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("kind", "teraflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H200", 989),
-        ("NVIDIA A800-SXM4-80GB", 312),
-        ("NVIDIA A100-SXM4-40GB", 312),
-        ("NVIDIA A10", 125),
-        ("NVIDIA A10G", 70),
-        ("NVIDIA RTX A6000", 154.8),
-        ("cpu", None),
-    ],
-)
-def test_peak_flops(kind: str, teraflops: float | None) -> None:
-    expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
-    assert metrics.peak_bf16_flops(kind) == expected
-
-
 def test_finish_divides_once() -> None:
     values = np.array([1.0, 2.0, 6.0])
     weights = np.array([1.0, 1.0, 0.0])  # the last row is padding

@@ -145,6 +145,14 @@ def test_the_first_step_the_last_and_those_at_cadence_are_recorded(story: Story,
     assert story.watchdog.heard == list(range(1, TOTAL + 1))  # it is told of each
 
 
+def test_a_validation_before_the_first_step_takes_nothing_from_it(story: Story, said: Any) -> None:
+    story.progress.validated(0, Validation({"val/loss": 3.0}, {}))
+    story.step(wait_s=60.0)  # workers start
+    story.step()
+    assert story.records()[1]["train/loss"] == 1
+    assert not [line for line in said() if "waits for input" in line]
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_bad_update_stops_the_run_where_the_config_says_so(story: Story, loss: float) -> None:
     story.begin(bad_updates="off")

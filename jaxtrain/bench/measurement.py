@@ -24,11 +24,11 @@ from jaxtrain import (
     checkpoint,
     compiling,
     config,
+    datasheets,
     devices,
     processes,
     program,
     saving,
-    throughput,
     traces,
 )
 from jaxtrain import mesh as meshes
@@ -43,7 +43,7 @@ from jaxtrain.errors import InputError
 TOP_OPERATIONS = 12
 _TRACED_STEPS = 3
 _LEAST_STEPS = 5
-_FIRST_STEPS = 2  # a pipeline's first batches were loaded while nothing else ran
+_FIRST_STEPS = 2
 
 Rows = dict[str, Any]
 
@@ -153,11 +153,15 @@ class _Session:
         self._state, metrics = self.step(self.state, batch)
         return metrics
 
-    def times(self, batches: Iterator[Any]) -> timing.Times:
+    def times(self, batches: Iterator[Any], first: int = _FIRST_STEPS) -> timing.Times:
         """Times steps as the loop runs them: a step's metrics are read when the next is queued.
 
         So a time is that from the end of one step to the end of the next. What the device can do
         is measured before and after, as the speed of a shared machine changes.
+
+        Args:
+            batches: a step takes the next one.
+            first: steps that do not count.
         """
         before = ceilings.product_rate(self.built.run.precision)
         pending: collections.deque[Any] = collections.deque()
@@ -167,32 +171,30 @@ class _Session:
             jax.block_until_ready(pending.popleft())
             ends.append(time.perf_counter())
 
-        began = time.perf_counter()
-        least = _FIRST_STEPS + _LEAST_STEPS
-        while len(ends) <= least or time.perf_counter() - began < self._seconds:
+        while len(ends) <= first + _LEAST_STEPS or ends[-1] - ends[first] < self._seconds:
             pending.append(self.once(next(batches)))
             if len(pending) > 1:
                 finish()
         finish()
         self.product_rates = before, ceilings.product_rate(self.built.run.precision)
-        return timing.Times(tuple(np.diff(ends[_FIRST_STEPS:])))
+        return timing.Times(tuple(np.diff(ends[first:])))
 
 
 def _steps(session: _Session) -> Rows:
     times = session.times(iter(lambda: session.batch, None))
-    return _rates(session, times, "synthetic") | _memory(session.step)
+    return _rates(session, times, times.median_s, "synthetic") | _memory(session.step)
 
 
-def _rates(session: _Session, times: timing.Times, prefix: str) -> Rows:
+def _rates(session: _Session, times: timing.Times, step_s: float, prefix: str) -> Rows:
     built, run = session.built, session.built.run
-    rate = run.data.batch_size / times.median_s
+    rate = run.data.batch_size / step_s
     rows: Rows = {f"{prefix}/step": times.summary(), f"{prefix}/examples_per_second": rate}
     tokens = run.model.tokens_per_example()
     if tokens is not None:
         rows[f"{prefix}/tokens_per_second"] = rate * tokens
     flops = rate * run.model.flops_per_example() / built.rule.mesh.size
     rows[f"{prefix}/flops_per_second_per_device"] = flops
-    peak = throughput.peak_bf16_flops(jax.devices()[0].device_kind)
+    peak = datasheets.peak_bf16_flops(jax.devices()[0].device_kind)
     if peak is not None:
         rows[f"{prefix}/mfu"] = flops / peak
     before, after = session.product_rates
@@ -239,6 +241,11 @@ def _operations(session: _Session) -> list[dict[str, Any]]:
 
 
 def _pipeline(session: _Session) -> Rows:
+    """Steps on real batches.
+
+    Workers that start together hand over together: batches come in bursts, between which a slow
+    pipeline makes the step wait. So rates are of the mean time, and what lay ready does not count.
+    """
     built, run = session.built, session.built.run
     began = time.perf_counter()
     sources: Sources = run.data.open(run.model, seed=run.seed, say=_silent)
@@ -259,13 +266,26 @@ def _pipeline(session: _Session) -> Rows:
             first = next(batches)
             first_batch_s = time.perf_counter() - began
             jax.block_until_ready(session.once(first))
-            waited, began = batches.wait_s, time.perf_counter()
-            times = session.times(batches)
-            share = (batches.wait_s - waited) / (time.perf_counter() - began)
+            waits: list[float] = []
+            early = max(1, run.data.workers) * (run.data.prefetch + 1)
+            times = session.times(_watched(batches, waits), early + _FIRST_STEPS)
         finally:
             batches.close()
     rows = {"pipeline/open": opened_s, "pipeline/first_batch": first_batch_s}
-    return rows | _rates(session, times, "pipeline") | {"pipeline/data_wait_fraction": share}
+    share = {"pipeline/data_wait_fraction": _waited_share(waits, times)}
+    return rows | _rates(session, times, times.mean_s, "pipeline") | share
+
+
+def _watched(batches: pipeline.TrainingBatches, waits: list[float]) -> Iterator[Any]:
+    """The batches; adds to ``waits`` how long the caller had waited when each of them came."""
+    for batch in batches:
+        waits.append(batches.wait_s)
+        yield batch
+
+
+def _waited_share(waits: list[float], times: timing.Times) -> float:
+    """Share of the timed steps' time that went by before their batches came."""
+    return (waits[-1] - waits[-1 - len(times.seconds)]) / sum(times.seconds)
 
 
 def _save(session: _Session) -> Rows:
@@ -300,7 +320,7 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     rate = program.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
     shares["synthetic/bytes_per_second"] = rate
     shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
-    datasheet = throughput.memory_bytes_per_second(jax.devices()[0].device_kind)
+    datasheet = datasheets.memory_bytes_per_second(jax.devices()[0].device_kind)
     if datasheet is not None:
         shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
     return shares

@@ -21,6 +21,11 @@ class Times:
         return float(np.median(self.seconds))
 
     @property
+    def mean_s(self) -> float:
+        """Of all of them: what a rate over them is made of."""
+        return float(np.mean(self.seconds))
+
+    @property
     def p95_s(self) -> float:
         """One of twenty took longer."""
         return float(np.percentile(self.seconds, 95))

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     if arguments[0] == "ceilings":
-        return _ceilings(parser, arguments)
+        return _ceilings(arguments)
     flags, overrides = command_line.parse(parser, arguments)
     run = config.load(flags.config, overrides)
     points = sweep.points(run, flags.sweep) if flags.sweep else {}
@@ -90,8 +90,14 @@ def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
             return {"failure": str(error), "detail": ""}
 
 
-def _ceilings(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    flags = parser.parse_args(arguments[1:])
+def _ceilings(arguments: list[str]) -> int:
+    usage = "jaxtrain bench ceilings [--json FILE]"
+    parser = command_line.bare_parser("bench", usage, "What the device itself can do.")
+    parser.add_argument("ceilings", help="products and copies, measured")
+    command_line.add_json(parser)
+    flags = command_line.parse_all(parser, arguments)
+    if flags is None:
+        return 0
     files.check_writable("--json", flags.json)
     import dataclasses
 

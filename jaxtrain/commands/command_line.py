@@ -29,10 +29,15 @@ def parser(command: str, usage: str, description: str | None) -> argparse.Argume
         exit_on_error=False,
     )
     made.add_argument("--config", metavar="NAME", help="a shipped config, or a path to a .py file")
-    made.add_argument(
+    add_json(made)
+    return made
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write everything that was found there too"
     )
-    return made
 
 
 def parse(

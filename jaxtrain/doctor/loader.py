@@ -13,12 +13,12 @@ import jax
 from jaxtrain.data import order, pipeline
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
+from jaxtrain.datasheets import peak_bf16_flops
 from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, cores, counted
 from jaxtrain.errors import BadExample
-from jaxtrain.throughput import peak_bf16_flops
 
 _TRIAL_S = 3.0
 _LONGEST_S = 20.0

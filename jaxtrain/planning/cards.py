@@ -8,7 +8,7 @@ said as such wherever it is used.
 
 import dataclasses
 
-from jaxtrain import overrides
+from jaxtrain import datasheets, overrides
 from jaxtrain.errors import InputError
 
 MIB = 2**20
@@ -25,8 +25,6 @@ class Card:
         cores: streaming multiprocessors [W].
         clock_ghz: boost clock [D].
         l2: second-level cache, bytes [W].
-        bf16_flops: dense products, summed in float32, FLOP/s [D].
-        memory_rate: bandwidth, bytes/s [D].
         link_rate: to another GPU of the node, one way, bytes/s.
         node_rate: to a GPU of another node, one way, bytes/s for each GPU [A].
         link: what the two rates are of.
@@ -38,11 +36,24 @@ class Card:
     cores: int
     clock_ghz: float
     l2: int
-    bf16_flops: float
-    memory_rate: float
     link_rate: float
     node_rate: float
     link: str
+
+    @property
+    def bf16_flops(self) -> float:
+        """Dense products, summed in float32, FLOP/s [D]."""
+        return _known(datasheets.peak_bf16_flops(self.name))
+
+    @property
+    def memory_rate(self) -> float:
+        """Bandwidth, bytes/s [D]."""
+        return _known(datasheets.memory_bytes_per_second(self.name))
+
+
+def _known(rate: float | None) -> float:
+    assert rate is not None, "datasheets.py holds every card"
+    return rate
 
 
 _NDR = "NVLink 4, 900 GB/s both ways [D]; one 400 Gb/s adapter a GPU between nodes [A]"
@@ -55,8 +66,6 @@ CARDS = {
         cores=72,
         clock_ghz=1.695,
         l2=6 * MIB,
-        bf16_flops=125e12,
-        memory_rate=600e9,
         link_rate=31.5e9,
         node_rate=1.56e9,
         link="PCIe 4 x16 [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
@@ -68,8 +77,6 @@ CARDS = {
         cores=84,
         clock_ghz=1.8,
         l2=6 * MIB,
-        bf16_flops=154.8e12,
-        memory_rate=768e9,
         link_rate=31.5e9,
         node_rate=1.56e9,
         link="PCIe 4 x16, no NVLink bridge [A]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",
@@ -81,8 +88,6 @@ CARDS = {
         cores=108,
         clock_ghz=1.41,
         l2=40 * MIB,
-        bf16_flops=312e12,
-        memory_rate=2.039e12,
         link_rate=200e9,
         node_rate=25e9,
         link="NVLink 3, 400 GB/s both ways [D]; one 200 Gb/s adapter a GPU between nodes [A]",
@@ -94,8 +99,6 @@ CARDS = {
         cores=132,
         clock_ghz=1.98,
         l2=50 * MIB,
-        bf16_flops=989e12,
-        memory_rate=3.35e12,
         link_rate=450e9,
         node_rate=50e9,
         link=_NDR,
@@ -107,8 +110,6 @@ CARDS = {
         cores=132,
         clock_ghz=1.98,
         l2=50 * MIB,
-        bf16_flops=989e12,
-        memory_rate=4.8e12,
         link_rate=450e9,
         node_rate=50e9,
         link=_NDR,
@@ -120,8 +121,6 @@ CARDS = {
         cores=170,
         clock_ghz=2.407,
         l2=96 * MIB,
-        bf16_flops=209.5e12,
-        memory_rate=1.792e12,
         link_rate=63e9,
         node_rate=1.56e9,
         link="PCIe 5 x16 [D]; one 100 Gb/s adapter for 8 GPUs between nodes [A]",

@@ -52,6 +52,7 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--config", "demo", "--sweep", "depth"], "depth"),
         (["--config", "demo", "--sweep", "shard"], "mesh.fsdp is 1"),
         (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["ceilings", "--sweep", "batch"], "does not know --sweep batch"),
     ],
 )
 def test_wrong_use_is_one_line(
