@@ -1,7 +1,8 @@
 """From a source to global batches on devices.
 
-``order`` says which example stands where; Grain loads this process's rows of each batch, in worker
-processes, whole batches in turn; a thread puts the next batch on the devices while a step runs.
+``order`` says which example stands where; Grain loads this process's rows of each batch in worker
+processes, among which ``runs`` divides them; a thread puts the next batch on the devices while a
+step runs.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from typing import Any, cast
 
@@ -102,7 +103,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         start: examples seen.
         seed: of the order.
         workers: processes that load; 0 loads in this one.
-        prefetch: batches that each worker holds ready.
+        prefetch: parts of batches that each worker holds ready, as :func:`runs.buffered` has it.
         quarantine: where broken examples are recorded.
 
     Attributes:
@@ -137,7 +138,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.wait_s = 0.0
         self.ids = np.empty(0, np.int64)
         self._place = _Placement(mesh, spec)
-        self._host = _training(rows, workers, prefetch)
+        self._host = _training(rows, workers, prefetch, len(mesh.local_devices))
         # One batch in the queue, one in the thread's hand, one in the step: double buffering.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
@@ -186,8 +187,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         except BaseException as error:  # the main thread raises it
             self._offer(error)
 
-    def _item(self, local: Arrays) -> tuple[dict[str, jax.Array], np.ndarray]:
-        ids = np.array(local.pop(order.ID))
+    def _item(self, local: list[Arrays]) -> tuple[dict[str, jax.Array], np.ndarray]:
+        ids = np.concatenate([part.pop(order.ID) for part in local])
         return self._place(local), ids
 
     def _offer(self, item: Any) -> bool:
@@ -254,7 +255,7 @@ class ValidationBatches:
                 )
             if number == len(self._held):
                 self._held.append(next(self._unread))
-            yield self._place(self._held[number])
+            yield self._place([self._held[number]])
 
 
 class _Blank:
@@ -268,43 +269,61 @@ class _Blank:
 
 
 class _Placement:
-    """Local rows -> global arrays, checked against what the model wants."""
+    """Local rows, in parts -> global arrays, checked against what the model wants."""
 
     def __init__(self, mesh: jax.sharding.Mesh, spec: Spec) -> None:
         self._sharding = meshes.batch_sharding(mesh)
         self._spec = spec
+        self._first = meshes.local_rows(mesh, _batch_size(spec)).start
         # A CPU's arrays would go on using Grain's shared memory, and free it too late at exit.
         self._own = np.array if mesh.devices.flat[0].platform == "cpu" else np.asarray
 
-    def __call__(self, local: Arrays) -> dict[str, jax.Array]:
-        given = {name: (part.shape[1:], str(part.dtype)) for name, part in local.items()}
+    def __call__(self, local: Sequence[Arrays]) -> dict[str, jax.Array]:
+        given = {name: (part.shape[1:], str(part.dtype)) for name, part in local[0].items()}
         wanted = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
         if given != wanted:
             raise InputError(f"the data gives examples {given}, the model wants {wanted}")
         return {
-            name: jax.make_array_from_process_local_data(
-                self._sharding, self._own(part), self._spec[name].shape
-            )
-            for name, part in local.items()
+            name: self._placed(part.shape, [one[name] for one in local])
+            for name, part in self._spec.items()
         }
+
+    def _placed(self, shape: tuple[int, ...], parts: Sequence[np.ndarray]) -> jax.Array:
+        def of_device(where: tuple[slice, ...] | None) -> np.ndarray:
+            assert where is not None, "rows lie over all devices"
+            begin, end, _ = where[0].indices(shape[0])
+            found = _rows(parts, begin - self._first, end - self._first)
+            return self._own(found[0]) if len(found) == 1 else np.concatenate(found)
+
+        return jax.make_array_from_callback(shape, self._sharding, of_device)
+
+
+def _rows(parts: Sequence[np.ndarray], begin: int, end: int) -> list[np.ndarray]:
+    """Rows ``begin`` to ``end`` of the parts' rows, as views of those parts that have some."""
+    found, first = [], 0
+    for part in parts:
+        found.append(part[max(begin - first, 0) : max(end - first, 0)])
+        first += len(part)
+    return [view for view in found if len(view)]
 
 
 def _batch_size(spec: Spec) -> int:
     return int(next(iter(spec.values())).shape[0])
 
 
-def _training(rows: order.TrainingRows, workers: int, prefetch: int) -> Iterator[Arrays]:
-    """This process's part of each batch, on the host, in order."""
-    parts = runs.parts(rows.rows, workers)
+def _training(
+    rows: order.TrainingRows, workers: int, prefetch: int, devices: int
+) -> Iterator[list[Arrays]]:
+    """This process's rows of each batch, on the host, in order."""
+    length = runs.Runs(rows, 1).length
+    parts = runs.parts(rows.rows, length, workers, devices)
     made = runs.Runs(rows, parts)
-    if made.length == 1:
-        return _read(rows, rows.rows, workers=workers, prefetch=prefetch)
-    ready = runs.buffered(prefetch, parts, made.length)
+    ready = runs.buffered(prefetch, parts, length)
     return runs.Joined(_read(made, None, workers=workers, prefetch=ready), parts)
 
 
 def _read(
-    rows: order.TrainingRows | order.ValidationRows | runs.Runs,
+    rows: order.ValidationRows | runs.Runs,
     batch: int | None,
     *,
     workers: int,

@@ -1,9 +1,11 @@
-"""Batches in runs: what a worker makes where examples come in groups (clips of one decoding).
+"""What a worker makes: some rows of a batch, or of a run of batches.
 
-A group's examples stand in the same row of successive batches. So a worker makes some rows of a run
-of batches, all examples of its groups at once, and nothing has to be remembered from one to the
-next. A batch's rows are divided among as many workers as divide them evenly; where there are more
-workers, others make the run after it.
+A batch's rows are divided among workers, so that one batch is under way and not one for each of
+them; where there are more workers than parts, others make the batch after it.
+
+Where examples come in groups (clips of one decoding), a group's examples stand in the same row of
+successive batches. A worker then makes its rows of a run of batches, all examples of its groups at
+once, and nothing has to be remembered from one to the next.
 """
 
 import collections
@@ -22,9 +24,21 @@ Arrays = dict[str, np.ndarray]
 _IN_HAND = 3  # batches that the pipeline holds besides those that workers have ready
 
 
-def parts(rows: int, workers: int) -> int:
-    """Into how many equal parts a process's rows of a batch are divided."""
-    return math.gcd(rows, max(1, workers))
+def parts(rows: int, length: int, workers: int, devices: int) -> int:
+    """Into how many equal parts a process's rows of a batch are divided.
+
+    Where there are several devices, a part is what goes to one or more of them, and no rows have
+    to be copied together first: a node's batch of clips can be 1.6 GB, three times a second. One
+    device takes longer for its batch, and groups for their run, so they may have more parts.
+
+    Args:
+        rows: of a batch that the process loads; its devices divide them evenly.
+        length: batches of a run; 1 is without groups.
+        workers: of the process.
+        devices: of the process.
+    """
+    most = devices if length == 1 and devices > 1 else rows
+    return math.gcd(most, max(1, workers))
 
 
 def run_length(group: int, spread: int, batch_size: int) -> int:
@@ -33,24 +47,24 @@ def run_length(group: int, spread: int, batch_size: int) -> int:
 
 
 def buffered(prefetch: int, parts: int, length: int) -> int:
-    """Elements that a worker holds ready, for about ``prefetch`` whole batches; at least one."""
-    return max(1, prefetch * parts // length)
+    """Elements that a worker holds ready: ``prefetch``; of runs about as many whole batches."""
+    return prefetch if length == 1 else max(1, prefetch * parts // length)
 
 
-def held(rows: int, length: int, workers: int, prefetch: int) -> float:
+def held(rows: int, length: int, workers: int, prefetch: int, devices: int) -> float:
     """Batches that lie in shared memory at most: ready, in the making, and in the main process.
 
     Args:
         rows: of a batch that the process loads.
         length: batches of a run; 1 is without groups.
         workers: of the process.
-        prefetch: batches that each of them holds ready.
+        prefetch: as in the config.
+        devices: of the process.
     """
-    if length == 1:
-        return workers * (prefetch + 1) + _IN_HAND
-    share = parts(rows, workers)
+    share = parts(rows, length, workers, devices)
     elements = workers * (buffered(prefetch, share, length) + 1)
-    return elements * length / share + length + _IN_HAND
+    run_in_hand = 0 if length == 1 else length
+    return elements * length / share + run_in_hand + _IN_HAND
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +116,8 @@ class Runs:
         )
 
 
-class Joined(Iterator[Arrays]):
-    """Batches, one after the other, of the elements of :class:`Runs`.
+class Joined(Iterator[list[Arrays]]):
+    """Batches, one after the other, each as the list of its parts, of the elements of a `Runs`.
 
     Args:
         elements: in order.
@@ -115,14 +129,11 @@ class Joined(Iterator[Arrays]):
         self._parts = parts
         self._run: collections.deque[list[Arrays]] = collections.deque()
 
-    def __next__(self) -> Arrays:
+    def __next__(self) -> list[Arrays]:
         if not self._run:
             elements = [next(self._elements) for _ in range(self._parts)]
             self._run.extend(map(list, zip(*elements, strict=True)))
-        batch = self._run.popleft()
-        if len(batch) == 1:
-            return batch[0]
-        return {name: np.concatenate([part[name] for part in batch]) for name in batch[0]}
+        return self._run.popleft()
 
     def close(self) -> None:
         """Lets go of what has come, and closes the elements."""

@@ -73,7 +73,8 @@ class Text:
     workers: int = 2
     """Processes that make examples; 0 makes them in the main process."""
     prefetch: int = 2
-    """Batches that each worker makes in advance."""
+    """Parts of batches that each worker makes in advance. A process's rows of a batch have as many
+    parts as divide the workers and its devices evenly (of one device: the workers and the rows)."""
     cache_dir: str | None = None
     """Folder for token caches; None is $JAXTRAIN_CACHE, else ~/.cache/jaxtrain."""
     demo: bool = False

@@ -64,8 +64,8 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
     need = batch * _batches(run, rows, workers, prefetch)
     free = free_bytes(folder)
     what = (
-        f"{folder} has {size(free)} free; {counted(workers, 'worker')} x {prefetch} batches ready "
-        f"of {size(batch)} (and those in the making) take up to {size(need)}"
+        f"{folder} has {size(free)} free; {counted(workers, 'worker')}, data.prefetch {prefetch} "
+        f"and batches of {size(batch)} take up to {size(need)}"
     )
     if need <= free:
         yield ok(what)
@@ -86,7 +86,8 @@ def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
     group = getattr(run.data, "largest_group", 1)
     spread = getattr(run.data, "group_spread", None) or run.data.batch_size
     length = runs.run_length(group, spread, run.data.batch_size) if group > 1 else 1
-    return runs.held(rows, length, workers, prefetch)
+    devices = run.mesh.devices * rows // run.data.batch_size
+    return runs.held(rows, length, workers, prefetch, devices)
 
 
 def _batch_bytes(run: Run, rows: int) -> int:

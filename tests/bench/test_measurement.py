@@ -37,9 +37,7 @@ def test_a_rate_of_bursts_is_that_of_all_of_their_time(monkeypatch: pytest.Monke
     batches: Any = Bursts()
     waits: list[float] = []
     times = session.times(measurement._watched(batches, waits), first=6)
-    assert len(waits) == 6 + 1 + len(
-        times.seconds
-    )  # those that do not count are taken all the same
+    assert len(waits) == 6 + 1 + len(times.seconds)  # the first ones too
     assert times.median_s < PAUSE_S / AT_ONCE / 2
     assert times.mean_s == pytest.approx(PAUSE_S / AT_ONCE, rel=0.3)
     assert measurement._waited_share(waits, times) > 0.7

@@ -64,10 +64,10 @@ def rows_of(directory: Path, source: Groups | None = None, **place: int) -> orde
 
 def batches_of(rows: order.TrainingRows, workers: int, count: int) -> np.ndarray:
     """What the pipeline makes of the elements of this many workers, without processes."""
-    parts = runs.parts(rows.rows, workers)
+    parts = runs.parts(rows.rows, runs.Runs(rows, 1).length, workers, devices=rows.rows)
     made = runs.Runs(rows, parts)
     joined = runs.Joined((made[i] for i in range(len(made))), parts)
-    return np.concatenate([next(joined)["x"] for _ in range(count)])
+    return np.concatenate([part["x"] for _ in range(count) for part in next(joined)])
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +182,20 @@ def test_a_broken_group_is_replaced_one_by_one_and_the_rest_untouched(
 def test_workers_hold_about_as_many_batches_ready_as_without_groups(
     prefetch: int, workers: int, rows: int
 ) -> None:
-    parts = runs.parts(rows, workers)
     length = runs.run_length(GROUP, rows, rows)
+    parts = runs.parts(rows, length, workers, devices=8)
     held = workers * runs.buffered(prefetch, parts, length) * length / parts
     assert held <= max(workers * prefetch, workers * length / parts)
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices", "parts"),
+    [(8, 8, 8), (48, 8, 8), (12, 8, 4), (11, 8, 1), (0, 8, 1), (8, 1, 8), (6, 1, 2)],
+)
+def test_workers_share_a_batch(workers: int, devices: int, parts: int) -> None:
+    assert runs.parts(128, 1, workers, devices) == parts
+    under_way = runs.held(128, 1, workers, 2, devices) - runs.held(128, 1, 0, 2, devices)
+    assert under_way == pytest.approx(3 * workers / parts)
 
 
 @pytest.mark.slow

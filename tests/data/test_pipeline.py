@@ -120,6 +120,16 @@ def test_workers_change_nothing(workers: int, straight: np.ndarray, tmp_path: Pa
     np.testing.assert_array_equal(np.concatenate(found), straight[3:35])
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0, 4), (4, 8), (2, 6), (0, 12), (11, 12)])
+def test_a_devices_rows_are_those_of_their_parts(begin: int, end: int) -> None:
+    whole = np.arange(24).reshape(12, 2)
+    parts = np.split(whole, 3)
+    found = pipeline._rows(parts, begin, end)
+    np.testing.assert_array_equal(np.concatenate(found), whole[begin:end])
+    assert len(found) == (end - 1) // 4 - begin // 4 + 1
+    assert all(view.base is not None for view in found), "copies"
+
+
 def training_batches(
     directory: Path, source: Numbers, *, workers: int, start: int = 0, **wide: Any
 ) -> pipeline.TrainingBatches:

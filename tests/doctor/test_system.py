@@ -20,7 +20,7 @@ def test_shared_memory_as_docker_gives_it_and_less(tmp_path: Path, video: config
     with small_disk(tmp_path / "shm", "64m") as folder:
         assert "64.0 MiB free" in all_ok(system.shared_memory(video, 4, folder))
         found = only_problem(system.shared_memory(video, 100, folder))
-        assert "2 workers x 2 batches ready of 9.4 MiB" in found.seen
+        assert "2 workers, data.prefetch 2 and batches of 9.4 MiB" in found.seen
         assert "take up to 84.4 MiB" in found.seen
         assert "docker run --shm-size=2g" in found.cure
         assert "--data.workers 1 --data.prefetch 1" in found.cure
