@@ -18,6 +18,12 @@ class RunAgain(Exception):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says first; its type, if it says nothing."""
+    words = str(error).strip()
+    return words.splitlines()[0] if words else type(error).__name__
+
+
 class BadExample(Exception):
     """One example that cannot be read.
 

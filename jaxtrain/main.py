@@ -32,7 +32,7 @@ COMMANDS = {
     "generate": "a causal language model goes on with a text",
     "import": "published weights in: checks them and says which model they are",
     "plan": "memory, traffic, time and money of a config on GPUs, without any",
-    "prepare": "cut videos into pieces once; compute a teacher's latents once",
+    "prepare": "once, before a run: videos cut, text tokenised, a teacher's latents computed",
     "report": "a run, or several side by side, as one HTML page",
     "reconstruct": "a video, any length, through an autoencoder and back",
 }
@@ -41,7 +41,8 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 1 doctor or checkpoints have found problems, 2 wrong use or input, 3 a plan does not
+    0 done, 1 an error that nobody foresaw, or what a command has found (doctor and checkpoints
+    problems, bench a failure), 2 wrong use or input, 3 a plan does not
     fit, 75 run me again (preempted, hung, a full disk), 130 Ctrl-C, 141 nobody reads what it
     prints.
     """

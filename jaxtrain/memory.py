@@ -10,7 +10,7 @@ import numpy as np
 from jaxtrain import config, overrides
 from jaxtrain import state as states
 from jaxtrain.devices import GIB
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, first_line
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def explained(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        say(str(error).strip().splitlines()[0])
+        say(first_line(error))
         raise InputError(
             f"out of device memory: {_held(run, target, spec)}; try {_ways_out(run)}"
         ) from error

@@ -42,12 +42,14 @@ def make(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> 
     present = jax.devices() if devices is None else devices
     wanted = settings.devices
     if len(present) != wanted:
+        # As many along fsdp as before, where that goes: for some configs they are those of a node.
+        fsdp = settings.fsdp if len(present) % settings.fsdp == 0 else len(present)
         raise InputError(
             f"the config wants {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
             f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
-            f"set --mesh.fsdp {len(present)} --mesh.data 1 (and a data.batch_size that it "
-            f"divides), try it with --simulate-devices {wanted}, or take a config for "
-            f"{len(present)}"
+            f"set --mesh.data {len(present) // fsdp} --mesh.fsdp {fsdp} (data.batch_size / "
+            f"optim.accumulate has to be a multiple of {len(present)}), try it with "
+            f"--simulate-devices {wanted}, or take a config for {len(present)}"
         )
     shape = (settings.data, settings.fsdp)
     types = (AxisType.Auto,) * len(AXES)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from jaxtrain.errors import first_line
 from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
 
 BEAT_S = 2.0
@@ -152,7 +153,7 @@ class Peers:
             except Exception as error:  # of the service: its type is the runtime's own
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > GRACE_S and not self._ending:
-                    self._lost(f"process 0 is gone ({str(error).splitlines()[0]})")
+                    self._lost(f"process 0 is gone ({first_line(error)})")
 
     def _watch(self) -> None:
         while True:

@@ -131,8 +131,11 @@ def evaluator(built: Built, sources: Sources, quarantine: Quarantine) -> Evaluat
     run = built.run
     if run.loop.eval_every is None:
         return None
-    # A microbatch's size, so that evaluation never needs more memory than a step.
-    batch_size = run.data.batch_size // run.optim.accumulate
+    # At most a microbatch, so that evaluation never needs more memory than a step; no more rows
+    # than there are examples, but some for each device.
+    devices = run.mesh.devices
+    wanted = -(-min(run.loop.eval_examples, len(sources.val)) // devices) * devices
+    batch_size = min(run.data.batch_size // run.optim.accumulate, wanted)
     batches = pipeline.ValidationBatches(
         sources.val,
         built.rule.mesh,

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from jaxtrain import clusters, config, rollcall, same_run
 from jaxtrain import mesh as meshes
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.peers import Peers
 from jaxtrain.signals import StopSignals, exit_code
 
@@ -216,7 +216,10 @@ def check_same(what: str, value: str, cure: str) -> None:
 def told_by_process_zero(decide: Callable[[], str]) -> str:
     """Runs ``decide`` in process 0; every process returns its text or raises its error.
 
-    The others wait as long as it takes: it may read a whole checkpoint.
+    The others wait for a day: it may read a whole checkpoint.
+
+    Raises:
+        RunAgain: in the others, after that.
     """
     if jax.process_count() == 1:
         return decide()
@@ -228,7 +231,12 @@ def told_by_process_zero(decide: Callable[[], str]) -> str:
             message = ("!" if isinstance(error, InputError) else "?") + str(error)
         store.key_value_set(key, message)
     else:
-        message = store.blocking_key_value_get(key, _LONGEST_WAIT_S * 1000)
+        try:
+            message = store.blocking_key_value_get(key, _LONGEST_WAIT_S * 1000)
+        except RuntimeError as error:  # jax's own is one
+            raise RunAgain(
+                f"process 0 said nothing for {_LONGEST_WAIT_S / 3600:.0f} h ({first_line(error)})"
+            ) from error
     if message.startswith("!"):
         raise InputError(message[1:])
     if message.startswith("?"):

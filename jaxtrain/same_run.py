@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxtrain import config, versions
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError, RunAgain, first_line
 
 # What each host may have its own way. The data itself is compared by its fingerprint.
 PER_HOST = (
@@ -119,8 +119,7 @@ def check(own: Mapping[str, Any], process: int, processes: int, store: Store) ->
         verdict = store.blocking_key_value_get(f"{_KEYS}verdict", timeout_ms)
     except RuntimeError as error:  # jax's own is one
         raise RunAgain(
-            f"a process has gone before the run began ({str(error).splitlines()[0]}): see what it "
-            "said"
+            f"a process has gone before the run began ({first_line(error)}): see what it said"
         ) from error
     if verdict:
         raise InputError(verdict)

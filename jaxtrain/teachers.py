@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtrain import state as states
 from jaxtrain import weights
 from jaxtrain.data.latents import Teacher
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, first_line
 
 _DIGITS = 12  # of a digest in a teacher's name
 _ENCODER = "encoder."
@@ -119,8 +119,7 @@ class Diffusers:
         try:
             model = getattr(diffusers, kind).from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, RuntimeError) as error:
-            line = str(error).strip().splitlines()[0]
-            raise InputError(f"--teacher {folder} cannot be loaded: {line}") from error
+            raise InputError(f"--teacher {folder} cannot be loaded: {first_line(error)}") from error
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(self._device)
         self._shift, self._scale, words = _normalisation(folder, model.config, scaling)

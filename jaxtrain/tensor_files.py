@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain import files
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, first_line
 
 SAFETENSORS = ".safetensors"
 PYTORCH = (".pth", ".pt", ".bin")
@@ -104,8 +104,7 @@ def _read_pytorch(path: Path) -> Tensors:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} is no PyTorch file of arrays ({line})") from error
+        raise InputError(f"{path} is no PyTorch file of arrays ({first_line(error)})") from error
     return {name: _as_array(torch, tensor) for name, tensor in _state_dict(path, content).items()}
 
 

@@ -23,7 +23,7 @@ def main(path: str) -> int:
     import jax  # the import is part of what is measured
 
     from jaxtrain.bench import measurement
-    from jaxtrain.errors import InputError, RunAgain
+    from jaxtrain.errors import InputError, RunAgain, first_line
 
     imported_s = time.perf_counter() - began
     started = {
@@ -44,7 +44,7 @@ def main(path: str) -> int:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        keep({"failure": "out of memory", "detail": str(error).strip().splitlines()[0]})
+        keep({"failure": "out of memory", "detail": first_line(error)})
     return 0
 
 

@@ -42,7 +42,8 @@ def make(
         "batch_size": run.data.batch_size,
         "accumulate": run.optim.accumulate,
         "mesh": dataclasses.asdict(run.mesh),
-        "card": dataclasses.asdict(card),
+        "card": dataclasses.asdict(card)
+        | {"bf16_flops": card.bf16_flops, "memory_rate": card.memory_rate},
         "devices": devices,
         "gpus_per_node": gpus_per_node,
         "nodes": -(-devices // gpus_per_node),
@@ -52,6 +53,8 @@ def make(
         "time": None if time is None else dataclasses.asdict(time) | {"bound": time.bound},
         "worst_efficiency": prediction.WORST_EFFICIENCY,
         "run": _run(time, findings["total"], devices, price),
+        "workers": run.data.workers,
+        "examples_per_host": run.data.batch_size / -(-devices // gpus_per_node),
     }
 
 

@@ -167,6 +167,11 @@ def _run(plan: Plan) -> str:
         f"step: from {plan['worst_efficiency']:.0%} of the ceilings and no communication hidden, "
         "to all of both)",
     ]
+    rows = plan["examples_per_host"]
+    lines.append(
+        f"  for that each host makes {rows * slow:.3g} to {rows * fast:.3g} examples/s of input "
+        f"(data.workers {plan['workers']}; doctor measures what it can)"
+    )
     if run["hours"] is None:
         lines.append("  loop.epochs: hours take the data; set --loop.epochs None --loop.steps N")
         return "\n".join(lines)

@@ -31,7 +31,6 @@ CATEGORIES = {
     AGAIN: "updates done twice, as the checkpoint that was resumed from was older",
     DOWN: "from the last sign of life of a start that was killed or stopped to the next start",
 }
-LOST = (AGAIN, DOWN)
 _PHASES = {
     "evaluation": EVALUATION,
     "save": SAVE,

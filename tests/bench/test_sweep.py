@@ -21,7 +21,9 @@ def test_batches_double_from_a_quarter() -> None:
 
 def test_every_point_is_a_valid_config() -> None:
     for kind in sweep.KINDS:
-        for overrides in sweep.points(RUN, kind).values():
+        points = sweep.points(RUN, kind)
+        assert len(points) > 1
+        for overrides in points.values():
             config.load("h100_16", overrides)
 
 

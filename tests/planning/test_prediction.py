@@ -108,6 +108,12 @@ def test_hours_and_money() -> None:
     assert "hours take the data" in report.text(made(total=None))
 
 
+def test_a_hosts_share_of_the_input() -> None:
+    found = made()  # 16 GPUs in 2 nodes
+    rate = found["run"]["steps_per_second"][0] * found["batch_size"] / 2
+    assert f" to {rate:.3g} examples/s of input" in report.text(found)
+
+
 def test_the_verdict_says_how_much() -> None:
     found = made()
     assert report.verdict(found) == (
@@ -123,6 +129,7 @@ def test_the_text_holds_every_section() -> None:
         *("16 x NVIDIA H100 80GB HBM3 (2 nodes)", "not sharded: norm (7,)", "memory a device"),
         *("bound by", "all-gather", "crosses nodes", "times the formula's", "steps/s", "updates"),
         *("for all 16 GPUs at 1 a GPU and hour", "steps only"),
+        *("examples/s of input (data.workers", "doctor measures"),
         "attention by cuDNN: 40 calls forward, 20 back",
     ):
         assert words in said, words

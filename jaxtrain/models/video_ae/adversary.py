@@ -25,8 +25,6 @@ from jaxtrain import convolution
 from jaxtrain.models.video_ae import blocks
 from jaxtrain.models.video_ae.replay import Replay
 
-SCORE_FACTOR = 8
-"""Pixels of a side that a score stands for."""
 # Kernel side, stride, outputs of each layer.
 _LAYERS = ((3, 1, 64), (4, 2, 128), (4, 2, 256), (4, 2, 512), (3, 1, 512), (3, 1, 512))
 _MOMENTUM, _NORM_EPSILON = 0.1, 1e-5  # PyTorch's

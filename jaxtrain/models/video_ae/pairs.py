@@ -79,6 +79,7 @@ def _in_turn_forward(
     x_BTHWC: CustomVJPPrimal, pair: Any, stride: int
 ) -> tuple[jax.Array, tuple[jax.Array, Pair, Wanted]]:
     x, values = custom_vjp_primal_tree_values((x_BTHWC, pair))
+    # Nothing trains what lies before a pair and not the pair itself.
     return _in_turn(x, values, stride), (x, values, Wanted(x_BTHWC.perturbed, of_shared=True))
 
 
