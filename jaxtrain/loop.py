@@ -208,27 +208,38 @@ def train(
         stopped_early = patience_over(run.loop, meta)
         ending = _ending(run, progress.done, total, stopping.decision, stopped_early)
         say(ending)
-        if stopping.decision == GO_ON:
-            farewell(
-                run,
-                flags.program,
-                flags.arguments,
-                directory,
-                first=progress.first,
-                last=progress.last,
-                samples=progress.samples,
-                stopped_early=stopped_early,
-                processes=jax.process_count(),
-                say=say,
-            )
-        else:
-            again = go_on(flags.program, flags.arguments, directory)
-            say(f"go on{in_each(jax.process_count())} with: {again}")
+        _say_what_next(run, flags, directory, progress, stopping.decision, stopped_early)
         history.end(EXIT_CODES[stopping.decision], ending)
         if stopping.decision == GO_ON and jax.process_index() == 0:
             with phases.within("report"):  # which takes a minute where a run has many records
                 report(directory, say)
         return EXIT_CODES[stopping.decision]
+
+
+def _say_what_next(
+    run: config.Run,
+    flags: Flags,
+    directory: Path,
+    progress: Progress,
+    decision: int,
+    stopped_early: bool,
+) -> None:
+    if decision != GO_ON:
+        again = go_on(flags.program, flags.arguments, directory)
+        progress.say(f"go on{in_each(jax.process_count())} with: {again}")
+        return
+    farewell(
+        run,
+        flags.program,
+        flags.arguments,
+        directory,
+        first=progress.first,
+        last=progress.last,
+        samples=progress.samples,
+        stopped_early=stopped_early,
+        processes=jax.process_count(),
+        say=progress.say,
+    )
 
 
 def _due(done: int, every: int | None, total: int) -> bool:

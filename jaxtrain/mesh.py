@@ -42,8 +42,9 @@ def make(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> 
     present = jax.devices() if devices is None else devices
     wanted = settings.devices
     if len(present) != wanted:
-        # As many along fsdp as before, where that goes: for some configs they are those of a node.
-        fsdp = settings.fsdp if len(present) % settings.fsdp == 0 else len(present)
+        # Where parameters are sharded inside a node only, that is to stay so.
+        inside = settings.data > 1 and len(present) % settings.fsdp == 0
+        fsdp = settings.fsdp if inside else len(present)
         raise InputError(
             f"the config wants {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
             f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
