@@ -4,6 +4,7 @@ Processes that load data import this module again, before anything else. So it i
 heavy until it knows what to do, and there it keeps jax away.
 """
 
+import atexit
 import importlib
 import multiprocessing
 import os
@@ -91,7 +92,18 @@ def _command(name: str, arguments: list[str]) -> int:
 
 def console() -> None:
     """The ``jaxtrain`` console script."""
-    sys.exit(main())
+    code = main()
+    if code in (INTERRUPTED, RUN_AGAIN):
+        # A compilation that is broken off goes on in XLA's threads, and XLA crashes where it is
+        # torn down under them (jaxlib 0.10.2). Python waits for its own threads, then calls this.
+        atexit.register(_end, code)
+    sys.exit(code)
+
+
+def _end(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

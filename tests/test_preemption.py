@@ -157,3 +157,25 @@ def test_ctrl_c_before_the_first_update_leaves_nothing_behind(place: Path) -> No
     assert "Traceback" not in output
     again = run(place, *ARGUMENTS, "--output-dir", "interrupted", "--loop.steps", 1)
     assert again.returncode == 0, again.stderr
+
+
+def test_a_compilation_that_is_broken_off_is_not_torn_down(place: Path, tmp_path: Path) -> None:
+    """XLA goes on with it in threads of its own, and would crash in an ordinary exit."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    process = subprocess.Popen(
+        command("--config", "demo", "--data.workers", "0", "--output-dir", tmp_path / "run"),
+        cwd=place,
+        env=environment(place, **cache),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    log = tmp_path / "run" / "log.txt"
+    while not (log.exists() and " parameters; " in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.1)
+    time.sleep(4)  # the first parameters are traced for a second or two, then compiled
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == 75, said
+    assert "compiled in" not in said
