@@ -72,7 +72,7 @@ class CausalModel:
             cure = "; jaxtrain fill finds its [MASK]s" if isinstance(self.model, mlm.Config) else ""
             raise InputError(
                 f"{self.source} holds a model of {type(self.model).__module__}, which cannot go on "
-                f"with a text: name a causal language model, as jaxtrain.models.gpt{cure}"
+                f"with a text: name a run or a checkpoint of a causal language model{cure}"
             )
         words = tokenizer.of_source(Path(found.source))  # of these weights, not of others
         tokenizer.check_size(words, self.model.vocab_size, found.source)

@@ -9,7 +9,8 @@ from jaxtrain import config
 # What the last lines of a run compare with its beginning.
 IN_SUMMARY = (
     *("train/accuracy", "train/loss", "train/psnr"),
-    *("val/accuracy", "val/loss", "val/psnr", "val/ssim"),
+    *("val/accuracy", "val/loss", "val/bits_per_byte", "val/pseudo_perplexity"),
+    *("val/psnr", "val/ssim"),
 )
 # Flags of one run that the next one need not repeat.
 _OF_THIS_RUN = ("--output-dir", "--resume", "--profile", "--debug")
@@ -24,6 +25,7 @@ def farewell(
     first: Mapping[str, float],
     last: Mapping[str, float],
     samples: Sequence[Path],
+    since: int,
     stopped_early: bool,
     processes: int,
     say: Callable[[str], None],
@@ -38,14 +40,17 @@ def farewell(
         first: each metric's first value.
         last: each metric's last value.
         samples: files that validations made.
+        since: completed updates when this start began, of which ``first`` is the first.
         stopped_early: whether it ended because validations brought nothing better.
         processes: of the run; each wants the command line.
         say: takes a line.
     """
     for name in IN_SUMMARY:
         if name in last:
-            before = "" if first[name] == last[name] else f"{first[name]:.4g} -> "
-            say(f"{name}: {before}{last[name]:.4g}")
+            same = first[name] == last[name]
+            before = "" if same else f"{first[name]:.4g} -> "
+            when = f" (since update {since})" if since and not same else ""
+            say(f"{name}: {before}{last[name]:.4g}{when}")
     if samples:
         last_step = samples[-1].stem.rpartition("_")[2]
         newest = [str(path) for path in samples if path.stem.endswith(f"_{last_step}")]

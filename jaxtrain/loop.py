@@ -113,7 +113,7 @@ def train(
             weights.check_there(Path(run.model.init_from).expanduser())
         with phases.within("data", allowance_s=None):
             sources = preparation.open_data(run, start_from, say)
-        bad_share = preparation.quarantined(run, sources, quarantine)
+        bad_share = preparation.quarantined(run, sources, quarantine, say)
 
         built = building.build(run, mesh, len(sources.train), say, position)
         total = built.total
@@ -236,6 +236,7 @@ def _say_what_next(
         first=progress.first,
         last=progress.last,
         samples=progress.samples,
+        since=progress.began,
         stopped_early=stopped_early,
         processes=jax.process_count(),
         say=progress.say,

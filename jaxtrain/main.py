@@ -59,6 +59,15 @@ def main(arguments: list[str] | None = None) -> int:
     except RunAgain as error:
         print(f"error: {error}", file=sys.stderr)
         return RUN_AGAIN
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "jaxtrain":
+            raise
+        print(
+            f"error: {error.name} is not installed for {sys.executable}: activate the environment "
+            "that jaxtrain was installed into, or name its python (.venv/bin/python)",
+            file=sys.stderr,
+        )
+        return WRONG_USE
     except Stopped as stopped:
         return stopped.code
     except KeyboardInterrupt:

@@ -39,7 +39,11 @@ def first_state(
     state = checkpoint.restore(start_from, built.target, verified=True)
     meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
     meta["evaluation_due"] = saved["evaluation_due"] and built.run.loop.eval_every is not None
-    say(f"resumed from {start_from}: {saved['examples_seen']} examples seen")
+    done = run_length.Position.of_checkpoint(saved).done
+    say(
+        f"resumed from {start_from}: {saved['examples_seen']} examples seen; the learning rate of "
+        f"update {done + 1} is {float(built.schedule(done)):.3g} of a schedule for {built.total}"
+    )
     return state
 
 
@@ -111,7 +115,9 @@ def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
     return sources
 
 
-def quarantined(run: config.Run, sources: Sources, quarantine: Quarantine) -> pipeline.BadShare:
+def quarantined(
+    run: config.Run, sources: Sources, quarantine: Quarantine, say: Say
+) -> pipeline.BadShare:
     """Records the inputs that were found broken when the data was opened.
 
     Raises:
@@ -119,7 +125,7 @@ def quarantined(run: config.Run, sources: Sources, quarantine: Quarantine) -> pi
     """
     if jax.process_index() == 0:
         quarantine.add_all(sources.bad, found="index")
-    share = pipeline.BadShare(sources, quarantine, run.data.max_bad_share)
+    share = pipeline.BadShare(sources, quarantine, run.data.max_bad_share, say=say)
     complaint = share.complaint()
     if complaint:
         raise InputError(complaint)

@@ -57,6 +57,7 @@ class Progress:
 
     Attributes:
         first: each metric's first value.
+        began: completed updates when this start began.
         last: each metric's last value.
         samples: files of pictures, clips and texts made so far.
         bad_in_a_row: updates that were left out since the last good one, as far as known.
@@ -86,7 +87,8 @@ class Progress:
             mesh.size,
             datasheets.peak_bf16_flops(jax.devices()[0].device_kind),
         )
-        self._done, self._seen = position.done, position.seen
+        self.began = self._done = position.done
+        self._seen = position.seen
         self._left_out = position.left_out
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
@@ -236,13 +238,14 @@ class Progress:
         if held is not None:
             found[GPU_MEMORY] = held
         values |= self._of_all(found)
-        starting = not self._recorded  # the first window waits for workers to start
-        self._recorded = True
         self.first = values | self.first
         self.last |= values
         self._recorder.record(done, values)
         self._phases.logged(values)
-        steps_per_second = values.get("train/steps_per_second")
+        # The first window waits for workers to start: it says nothing of those to come.
+        starting = not self._recorded
+        self._recorded = True
+        steps_per_second = None if starting else values.get("train/steps_per_second")
         eta_s = (self._total - done) / steps_per_second if steps_per_second else None
         self.say(metrics.console_line(done, self._total, values, eta_s))
         if not starting:

@@ -192,9 +192,9 @@ def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str],
     """Refuses another seed or other data; prints whatever else differs."""
     if saved["fingerprint"] != meta["fingerprint"]:
         raise InputError(
-            f"{start_from} was trained on data with fingerprint {saved['fingerprint']}, this run's "
-            f"data has {meta['fingerprint']}: the order of examples would be another; give the "
-            f"same --data.path{_same_groups(saved, meta)}, or start a new run"
+            f"{start_from} was trained on other data ({_data_of(saved)}) than this run's "
+            f"({_data_of(meta)}): the order of examples would be another; give the same --config "
+            f"and --data.path{_same_groups(saved, meta)}, or start a new run"
         )
     if saved["config"]["seed"] != meta["config"]["seed"]:
         raise InputError(
@@ -205,6 +205,12 @@ def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str],
         say(f"differs from the checkpoint: {difference}")
     for difference in config.differences(saved["versions"], meta["versions"]):
         say(f"version differs from the checkpoint: {difference}")
+
+
+def _data_of(meta: Meta) -> str:
+    settings = meta["config"]
+    path, fingerprint = settings["data"].get("path"), meta["fingerprint"][:8]
+    return f"--config {settings['name']} --data.path {path}, fingerprint {fingerprint}"
 
 
 def _same_groups(saved: Meta, meta: Meta) -> str:

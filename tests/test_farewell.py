@@ -23,7 +23,7 @@ DIRECTORY = Path("/runs/my run")
 def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]:
     lines: list[str] = []
     values: dict[str, Any] = {"first": {}, "last": {}, "samples": [], "stopped_early": False}
-    values["processes"] = 1
+    values |= {"processes": 1, "since": 0}
     farewell.farewell(run, PYTHON, arguments, DIRECTORY, **(values | how), say=lines.append)
     return lines
 
@@ -40,6 +40,12 @@ def test_it_says_what_was_reached() -> None:
         "checkpoints: /runs/my run/checkpoints",
         "curves: tensorboard --logdir /runs/my run/tensorboard (pip install tensorboard)",
     ]
+
+
+def test_it_says_since_when_it_compares() -> None:
+    first = {"val/loss": 2.0, "train/loss": 8.0}
+    lines = said(first=first, last=first | {"train/loss": 0.5}, since=240)
+    assert lines[:2] == ["train/loss: 8 -> 0.5 (since update 240)", "val/loss: 2"]
 
 
 @pytest.mark.parametrize("name", ["demo", "demo_mlm", "demo_gpt", "a6000_medium"])

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,25 @@ def test_wrong_use_is_one_line_that_names_the_cure(
 def refuse_to_start(run: object, flags: object) -> int:
     """Stands where training would start; of the cases above only the data path comes so far."""
     raise InputError("data.path is None: set --data.path")
+
+
+def test_a_package_that_is_not_there_names_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needs(name: str) -> Callable[..., int]:
+        def train_(*_: object) -> int:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        return train_
+
+    monkeypatch.setattr(train, "main", needs("av"))
+    assert main.main(["--config", "demo"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: av is not installed for ")
+    assert said.count("\n") == 1
+    monkeypatch.setattr(train, "main", needs("jaxtrain.missing"))
+    with pytest.raises(ModuleNotFoundError):
+        main.main(["--config", "demo"])
 
 
 def test_help_lists_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

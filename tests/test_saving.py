@@ -263,10 +263,10 @@ def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None)
 @pytest.mark.parametrize(
     ("had", "named"),
     [
-        ({}, "give the same --data.path and --data.clips_per_video 1, or"),
+        ({}, "give the same --config and --data.path and --data.clips_per_video 1, or"),
         (
             {"clips_per_video": 6, "clips_per_group": None, "batch_size": 64},
-            "give the same --data.path and --data.group_spread 64, or",
+            "give the same --config and --data.path and --data.group_spread 64, or",
         ),
         ({"clips_per_video": 6}, "--data.path and --data.clips_per_group 1, or"),
     ],

@@ -12,6 +12,11 @@ from jaxtrain import config_files
 from jaxtrain.errors import InputError
 
 
+def _plain(docstring: str | None) -> str | None:
+    """Without the marks of code."""
+    return None if docstring is None else docstring.replace("``", "")
+
+
 def parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
     """A parser with ``--config`` and ``--json``, which leaves overrides to the config.
 
@@ -23,7 +28,7 @@ def parser(command: str, usage: str, description: str | None) -> argparse.Argume
     made = argparse.ArgumentParser(
         prog=f"jaxtrain {command}",
         usage=usage,
-        description=description,
+        description=_plain(description),
         add_help=False,
         allow_abbrev=False,
         exit_on_error=False,
@@ -85,7 +90,7 @@ def bare_parser(command: str, usage: str, description: str | None) -> argparse.A
     return _Parser(
         prog=f"jaxtrain {command}",
         usage=usage,
-        description=description,
+        description=_plain(description),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,

@@ -53,6 +53,7 @@ class BadShare:
         quarantine: what is found from then on.
         largest: share of all input files that the run puts up with.
         clock: seconds, monotonic.
+        say: takes a line about files that were found broken since the data was opened.
     """
 
     def __init__(
@@ -61,8 +62,11 @@ class BadShare:
         quarantine: Quarantine,
         largest: float,
         clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._sources = sources
+        self._say = say
+        self._told = frozenset(one.path for one in sources.bad)
         self._quarantine = quarantine
         self._largest = largest
         self._clock = clock
@@ -86,6 +90,10 @@ class BadShare:
 
     def _look(self) -> str | None:
         bad = self._quarantine.found() | {one.path for one in self._sources.bad}
+        if new := sorted(bad - self._told):
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            self._say(f"broken input: {new[0]}{more}; {self._quarantine.path} says why")
+            self._told = bad
         complaint = too_many(len(bad), self._sources.files, self._largest)
         return complaint and (
             f"{complaint}: {self._quarantine.path} lists them; mend or remove them, or raise "

@@ -112,7 +112,7 @@ def memory(runs: Sequence[Run]) -> Html:
     untold = [run for run, cell in zip(runs, measured, strict=True) if cell == NOTHING]
     note = "Planned: the compiled program's need by the compiler's own account. "
     if len(untold) == len(runs):
-        note += "Nothing was measured: the devices do not tell how much they hold."
+        note += "The devices do not tell how much they hold."
     elif untold:
         note += f"Not measured in {', '.join(run.label for run in untold)}."
     else:

@@ -15,6 +15,12 @@ _MOST_ROWS = 10
 _MOST_CHARACTERS = 20_000
 
 
+_ROWS = (
+    "Reconstructions: above the original, then what came back, then the error (black: none; white: "
+    "a quarter of the range). Early in a run they are grey, as brightness is learned before colour."
+)
+
+
 def samples(runs: Sequence[Run]) -> Html:
     """The newest pictures, clips and texts, inside the page."""
     every = [newest(run.directory) for run in runs]
@@ -33,6 +39,8 @@ def samples(runs: Sequence[Run]) -> Html:
     earlier = sum(one.earlier for found in every for one in found)
     if earlier:
         notes.append(f"{earlier} files of earlier validations are in samples/ only.")
+    if any(one.name == "reconstruction" for one in kept):
+        notes.insert(0, _ROWS)
     return section("Samples", *groups, note=" ".join(["Of the newest validation.", *notes]))
 
 

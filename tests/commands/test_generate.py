@@ -239,7 +239,10 @@ def test_without_a_source_it_takes_the_latest_run(
         (["RUN", "a", "--top-p", "1.2"], "--top-p 1.2: it is a share"),
         (["RUN", "a", "--topk", "3"], "does not know --topk 3"),
         (["nowhere", "a"], "nowhere: nothing is there"),
-        (["MASKED", "a"], "cannot go on with a text: name a causal language model, as"),
+        (
+            ["MASKED", "a"],
+            "cannot go on with a text: name a run or a checkpoint of a causal language model",
+        ),
         (["BARE", "a"], "no tokenizer.json in it"),
         ([__file__, "a"], "is a file of weights, which has no tokenizer"),
     ],

@@ -282,7 +282,8 @@ def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: P
     quarantine.add(BadExample("file-1", "broken"), found="training", position=4)
     quarantine.add(BadExample("file-1", "broken"), found="training", position=9)
     now = 0.0
-    bad_share = pipeline.BadShare(sources, quarantine, share, lambda: now)
+    said: list[str] = []
+    bad_share = pipeline.BadShare(sources, quarantine, share, lambda: now, said.append)
     assert bool(bad_share.complaint()) is stops
     assert not stops or "2 of 10" in str(bad_share.complaint())
     # Another process of the run finds more, and its last line is still being written.
@@ -292,6 +293,8 @@ def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: P
     assert "3 of 10" not in str(bad_share.complaint())  # it looks now and then
     now = 60.0
     assert "3 of 10" in str(bad_share.complaint())
+    # Those that were broken from the start were told then.
+    assert [line.split(";")[0] for line in said] == ["broken input: file-1", "broken input: file-2"]
 
 
 def test_a_quarantine_that_cannot_be_read_is_looked_at_again(tmp_path: Path) -> None:
