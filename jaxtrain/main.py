@@ -43,9 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
     0 done, 1 an error that nobody foresaw, or what a command has found (doctor and checkpoints
-    problems, bench a failure), 2 wrong use or input, 3 a plan does not
-    fit, 75 run me again (preempted, hung, a full disk), 130 Ctrl-C, 141 nobody reads what it
-    prints.
+    problems, bench a failure), 2 wrong use or input, 3 a plan does not fit, 75 run me again
+    (preempted, hung, a full disk), 130 Ctrl-C, 141 nobody reads what it prints.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

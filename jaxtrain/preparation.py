@@ -140,7 +140,8 @@ def evaluator(built: Built, sources: Sources, quarantine: Quarantine) -> Evaluat
     # At most a microbatch, so that evaluation never needs more memory than a step; no more rows
     # than there are examples, but some for each device.
     devices = run.mesh.devices
-    wanted = -(-min(run.loop.eval_examples, len(sources.val)) // devices) * devices
+    examples = max(1, min(run.loop.eval_examples, len(sources.val)))
+    wanted = -(-examples // devices) * devices
     batch_size = min(run.data.batch_size // run.optim.accumulate, wanted)
     batches = pipeline.ValidationBatches(
         sources.val,
