@@ -97,14 +97,14 @@ def test_the_golden_table_would_notice_another_mesh() -> None:
     assert "fsdp" in table("h100_16")
 
 
-if __name__ == "__main__":
-    for config_name in ("h100_16", "mlm_h200_8"):
-        path = Path(__file__).parent / "fixtures" / f"sharding_{config_name}.txt"
-        path.write_text(table(config_name))
-
-
 def test_parameters_sharded_inside_a_node_stay_so() -> None:
     with pytest.raises(InputError, match=r"wants 48 devices .*: set --mesh.data 2 --mesh.fsdp 4 "):
         meshes.make(config.Mesh(data=12, fsdp=4, shard="params"))
     with pytest.raises(InputError, match=r": set --mesh.data 1 --mesh.fsdp 8 "):
         meshes.make(config.Mesh(data=4, fsdp=16, shard="params"))
+
+
+if __name__ == "__main__":
+    for config_name in ("h100_16", "mlm_h200_8"):
+        path = Path(__file__).parent / "fixtures" / f"sharding_{config_name}.txt"
+        path.write_text(table(config_name))

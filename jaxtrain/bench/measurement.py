@@ -267,8 +267,7 @@ def _pipeline(session: _Session) -> Rows:
             first_batch_s = time.perf_counter() - began
             jax.block_until_ready(session.once(first))
             waits: list[float] = []
-            early = max(1, run.data.workers) * (run.data.prefetch + 1)
-            times = session.times(_watched(batches, waits), early + _FIRST_STEPS)
+            times = session.times(_watched(batches, waits), batches.ahead)
         finally:
             batches.close()
     rows = {"pipeline/open": opened_s, "pipeline/first_batch": first_batch_s}

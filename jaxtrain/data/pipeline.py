@@ -117,6 +117,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
     Attributes:
         wait_s: seconds that the caller has waited for batches so far.
         ids: this process's example indices in the batch given last.
+        ahead: batches that may lie ready before the caller asks for the first.
     """
 
     def __init__(
@@ -146,7 +147,10 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.wait_s = 0.0
         self.ids = np.empty(0, np.int64)
         self._place = _Placement(mesh, spec)
-        self._host = _training(rows, workers, prefetch, len(mesh.local_devices))
+        devices = len(mesh.local_devices)
+        length = runs.Runs(rows, 1).length
+        self.ahead = math.ceil(runs.held(rows.rows, length, workers, prefetch, devices))
+        self._host = _training(rows, length, workers, prefetch, devices)
         # One batch in the queue, one in the thread's hand, one in the step: double buffering.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
@@ -320,10 +324,9 @@ def _batch_size(spec: Spec) -> int:
 
 
 def _training(
-    rows: order.TrainingRows, workers: int, prefetch: int, devices: int
+    rows: order.TrainingRows, length: int, workers: int, prefetch: int, devices: int
 ) -> Iterator[list[Arrays]]:
     """This process's rows of each batch, on the host, in order."""
-    length = runs.Runs(rows, 1).length
     parts = runs.parts(rows.rows, length, workers, devices)
     made = runs.Runs(rows, parts)
     ready = runs.buffered(prefetch, parts, length)

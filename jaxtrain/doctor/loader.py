@@ -187,7 +187,7 @@ def measured(
         quarantine=quarantine,
     )
     # What was made while the last worker was still starting says nothing of the rate.
-    early, more = max(1, workers) * (prefetch + 1), 2 * max(1, workers)
+    early, more = batches.ahead, 2 * max(1, workers)
     try:
         times = _Arrivals(batches).collect(early, more, seconds, longest_s)
     finally:
