@@ -171,11 +171,21 @@ def random_bits(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """
     words = jax.random.key_data(keys_B)
     first, second = (word.reshape(-1, *(1 for _ in shape)) for word in (words[:, 0], words[:, -1]))
-    number = jnp.zeros((1, *shape), jnp.uint32)
-    for axis, stride in enumerate(math.prod(shape[after + 1 :]) for after in range(len(shape))):
-        number += jnp.uint32(stride) * lax.broadcasted_iota(jnp.uint32, (1, *shape), axis + 1)
-    x = number + first
-    x = (x ^ (x >> 17)) * jnp.uint32(0xED5AD4BB) ^ second
+    return mixed(numbers((1, *shape)) + first, second)
+
+
+def numbers(shape: tuple[int, ...]) -> jax.Array:
+    """uint32 of this shape: each element's own number, in C order."""
+    number = jnp.zeros(shape, jnp.uint32)
+    for axis in range(len(shape)):
+        stride = jnp.uint32(math.prod(shape[axis + 1 :]))
+        number += stride * lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return number
+
+
+def mixed(x: jax.Array, other: jax.Array) -> jax.Array:
+    """ "triple32" of uint32 `x`, with `other` put in after its first multiplication."""
+    x = (x ^ (x >> 17)) * jnp.uint32(0xED5AD4BB) ^ other
     x = (x ^ (x >> 11)) * jnp.uint32(0xAC4C1B51)
     x = (x ^ (x >> 15)) * jnp.uint32(0x31848BAB)
     return x ^ (x >> 14)

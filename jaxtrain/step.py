@@ -137,7 +137,8 @@ def build_train_step(
         rows = jax.tree.leaves(batch)[0].shape[0]
         positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
         grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
-        grads = jax.tree.map(lambda grad: grad / sums.weight, grads)
+        share = 1 / sums.weight  # XLA fuses products, but no quotients, with what comes next
+        grads = jax.tree.map(lambda grad: grad * share, grads)
         updates, opt = optimizer.update(grads, state.opt, state.params)
         loss = sums.loss / sums.weight
         bad, guarded, norms = judge(state.guard, loss, grads)

@@ -90,3 +90,13 @@ def test_a_bad_update_leaves_all_but_the_examples_seen_as_it_was(data: int, fsdp
         jax.tree.map(np.testing.assert_array_equal, getattr(before, part), getattr(after, part))
     assert stepper(good)["bad_in_a_row"] == 0
     assert int(stepper.state.step) == 2
+
+
+@pytest.mark.parametrize("good", [*range(6), 127, 128, 129, 1000])
+def test_the_median_is_that_of_the_norms_there_are(good: int) -> None:
+    rng = np.random.default_rng(good)
+    norms = np.full(guard.WINDOW, np.nan, np.float32)
+    norms[:good] = rng.lognormal(size=min(good, guard.WINDOW))
+    state = {"norms": jnp.asarray(norms), "good": jnp.uint32(good)}
+    want = np.median(norms[:good]) if good else np.nan
+    np.testing.assert_array_equal(np.float32(guard.median(state)), np.float32(want))

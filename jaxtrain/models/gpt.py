@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import causal, causal_loss, config, writing
+from jaxtrain import causal, causal_loss, config, initial, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, remat
 from jaxtrain.models import causal_weights, gpt_weights
@@ -233,7 +233,7 @@ class Embedding(nnx.Module):
     """Word vectors: normal with deviation 1."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        self.table = _normal(rngs, (config.vocab_size, config.hidden), 1.0)
+        self.table = initial.normal(rngs, (config.vocab_size, config.hidden), 1.0)
         self.norm_eps = config.norm_eps
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
@@ -392,8 +392,4 @@ class GPT(nnx.Module):
 
 def _reading(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:
     deviation = min(1.0, math.sqrt(outputs / inputs)) / math.sqrt(inputs)
-    return _normal(rngs, (inputs, outputs), deviation)
-
-
-def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Param[jax.Array]:
-    return nnx.Param(deviation * jax.random.normal(rngs.params(), shape, jnp.float32))
+    return initial.normal(rngs, (inputs, outputs), deviation)

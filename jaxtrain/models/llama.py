@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import causal, causal_loss, config, writing
+from jaxtrain import causal, causal_loss, config, initial, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, dropout, remat, split_keys
 from jaxtrain.models import causal_weights, llama_weights
@@ -377,4 +377,4 @@ class Llama(nnx.Module):
 
 
 def _normal(rngs: nnx.Rngs, rows: int, columns: int) -> nnx.Param[jax.Array]:
-    return nnx.Param(_INIT_STD * jax.random.normal(rngs.params(), (rows, columns), jnp.float32))
+    return initial.normal(rngs, (rows, columns), _INIT_STD)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain import initial
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, cross_entropy, dropout, einsum_float32, gelu, remat, split_keys
 from jaxtrain.models import bert_weights
@@ -376,7 +377,7 @@ class MaskedLanguageModel(nnx.Module):
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
-    return nnx.Param(bert_weights.INIT_STD * jax.random.normal(rngs.params(), shape, jnp.float32))
+    return initial.normal(rngs, shape, bert_weights.INIT_STD)
 
 
 def _row(vector: nnx.Param[jax.Array]) -> jax.Array:

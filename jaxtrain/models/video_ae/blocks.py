@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxtrain import convolution, layers
+from jaxtrain import convolution, initial, layers
 
 WIDE = 7
 """Side of the window in which a channel of the "super" decoder looks around."""
@@ -115,7 +115,7 @@ def kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax
     of one colour (14.7 dB where this start reaches 20; benchmarks/RESULTS.md).
     """
     bound = math.sqrt(3 / fan_in)
-    return nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound))
+    return initial.uniform(rngs, shape, bound)
 
 
 def zeros(*shape: int) -> nnx.Param[jax.Array]:
