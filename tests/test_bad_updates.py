@@ -19,7 +19,7 @@ ARGUMENTS = [
     # In epochs: examples that were left out must not shorten a run that is stopped.
     *["--data.path", "corpus", "--loop.steps", "None", "--loop.epochs", "4"],
     *["--checkpoint.every", "10"],
-    *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.95", "--optim.bad_in_a_row", "2"],
+    *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.97", "--optim.bad_in_a_row", "2"],
     *["--loop.record_examples", "True", "--checkpoint.keep", "20"],
 ]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxtrain import compiling
@@ -38,9 +39,22 @@ def test_what_compiles_at_once_is_not_kept(tmp_path: Path) -> None:
     assert 0.1 <= jax.config.jax_persistent_cache_min_compile_time_secs <= 1.0
 
 
-def test_only_the_cpu_compiles_with_less_effort() -> None:
+def test_gpus_compile_as_xla_would() -> None:
     assert compiling.options("gpu") == compiling.options("cuda") == {}
-    assert compiling.options("cpu") == {"xla_backend_optimization_level": "1"}
+
+
+def test_on_cpus_eigen_has_the_convolutions_and_ynnpack_the_sums() -> None:
+    def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+
+    def program(function: Any, *arguments: Any) -> str:
+        jitted = jax.jit(function, compiler_options=compiling.options("cpu"))
+        return str(jitted.lower(*arguments).compile().as_text())
+
+    x, kernel = jnp.ones((4, 32, 32, 64)), jnp.ones((3, 3, 64, 64))
+    assert "__ynn_fusion" not in program(conv, x, kernel)
+    assert "__ynn_fusion" in program(lambda x: x.sum((0, 1, 2)), x)
 
 
 def test_the_compiler_knows_the_options() -> None:
