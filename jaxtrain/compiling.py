@@ -15,9 +15,9 @@ _WORTH_KEEPING_S = 0.5
 # little left NCCL fails to start ("unhandled system error").
 MEMORY_FRACTION = 0.9
 
-# What XLA hands to YNNPACK on CPUs: all that it does by default but INDIVIDUAL_CONVOLUTION, and
-# elementwise operations.
-_YNN = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "ELTWISE", "REDUCE"))
+# What XLA hands to YNNPACK on CPUs: not INDIVIDUAL_CONVOLUTION, which it does by default, and not
+# ELTWISE, with which every convolution goes there that has an elementwise operation behind it.
+_YNN = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "REDUCE"))
 
 Options = dict[str, str | bool]
 T = TypeVar("T")
@@ -92,8 +92,8 @@ def options(platform: str, *, deterministic: bool = False) -> Options:
     CPU: LLVM's level 1 compiles the demo's step in two thirds of the time of the default and the
     step is as fast, because convolutions and products are library calls. Level 0 computes wrong
     numbers in places (jax 0.12.0: a PSNR off by 0.04%). And YNNPACK, XLA's library for CPUs, gets
-    no convolutions by themselves: it gives one of up to 80 output channels a single thread, and
-    takes five times as long for a kernel's gradient as Eigen does, which then has them.
+    no convolutions: it gives one of up to 80 output channels a single thread, and takes five times
+    as long for a kernel's gradient as Eigen does, which then has them.
 
     Args:
         platform: "cpu", "gpu" or "cuda".
