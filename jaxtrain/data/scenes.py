@@ -27,6 +27,10 @@ FRAMES = 48
 FPS = 24
 VIDEOS = 24
 
+# Otherwise x264 takes other instructions, which round otherwise, depending on the processor and on
+# where in memory a frame lies: then the same frames become other bytes.
+REPEATABLE = {"x264-params": "cpu-independent=1"}
+
 Array = NDArray[Any]
 Scene = Callable[[float], Array]  # seconds -> picture [H, W, 3]
 
@@ -82,7 +86,7 @@ def to_uint8(picture_HW3: Array) -> NDArray[np.uint8]:
 
 def encode(path: Path, frames: Iterator[NDArray[np.uint8]], fps: int) -> None:
     """Write RGB frames, uint8 [H, W, 3] each, as H.264 in MP4."""
-    options = {"crf": "14", "preset": "veryfast", "g": "24"}
+    options = {"crf": "14", "preset": "veryfast", "g": "24", **REPEATABLE}
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps), options=options)
         stream.pix_fmt = "yuv420p"

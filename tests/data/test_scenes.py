@@ -1,5 +1,6 @@
 """The demonstration videos."""
 
+import concurrent.futures
 import types
 from pathlib import Path
 
@@ -43,6 +44,21 @@ def test_they_are_read_as_any_files_are(folder: Path, root: Path) -> None:
             clip = source.example(index, np.random.default_rng(index))["video"]
             assert clip.shape == (12, scenes.HEIGHT, scenes.WIDTH, 3)
             assert clip.std() > 15, "something is to be seen"
+
+
+def test_they_are_the_same_bytes_wherever_they_are_rendered(tmp_path: Path) -> None:
+    """x264 may look at where in memory frames lie, which is never the same beside another thread."""
+
+    def encoded(number: int) -> tuple[int, bytes]:
+        kind = number % 3
+        path = tmp_path / f"{number}.mp4"
+        scenes.encode(path, iter(frames[kind]), scenes.FPS)
+        return kind, path.read_bytes()
+
+    makes = list(scenes._KINDS.values())[:3]
+    frames = [[scenes.to_uint8(f) for f in scenes.render(make, 0)] for make in makes]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(encoded, range(24)))) == 3
 
 
 @pytest.mark.parametrize("kind", sorted(scenes._KINDS))
