@@ -4,20 +4,23 @@ Shapes: N images, H height, W width, I input and O output channels; `_pad` marks
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from jaxtrain import by_device
 from jaxtrain.by_device import Wanted
+from jaxtrain.tracing import platform
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """Convolution with a zero border of one pixel, as `torch.nn.Conv2d(K, padding=1)`.
 
-    All three are XLA's; on GPUs that is cuDNN, on CPUs Eigen (:func:`jaxtrain.compiling.options`).
+    On GPUs cuDNN computes it and its gradients, on CPUs Eigen (:func:`jaxtrain.compiling.options`).
 
     Args:
         x_NHWI: images [N, H, W, I].
@@ -61,12 +64,76 @@ def _gradients(
     rows: tuple[jax.Array, jax.Array], kernel: jax.Array, *, stride: int, wanted: Wanted
 ) -> tuple[jax.Array | None, jax.Array | None]:
     x_NHWI, grad_NHWO = rows
+    forward = functools.partial(_conv, stride=stride)
+    by_phases = functools.partial(_by_phases, stride=stride, shape=x_NHWI.shape)
+    on_cpu = platform() == "cpu"
     grad_x = grad_kernel = None
     if wanted.of_rows:
-        (grad_x,) = jax.linear_transpose(lambda x: _conv(x, kernel, stride), x_NHWI)(grad_NHWO)
+        if on_cpu:
+            grad_x = by_phases(grad_NHWO, kernel)
+        else:
+            (grad_x,) = jax.linear_transpose(lambda x: forward(x, kernel), x_NHWI)(grad_NHWO)
     if wanted.of_shared:
-        (grad_kernel,) = jax.linear_transpose(lambda k: _conv(x_NHWI, k, stride), kernel)(grad_NHWO)
+        # <conv(x, kernel), grad> = <x, by_phases(grad, kernel)>: both have the kernel's gradient.
+        # Eigen makes patches of conv's x or by_phases' grad: fewer channels are less work.
+        inputs, outputs = kernel.shape[2:]
+        if on_cpu and (stride > 1 or outputs < inputs):
+            (grad_kernel,) = jax.linear_transpose(lambda k: by_phases(grad_NHWO, k), kernel)(x_NHWI)
+        else:
+            (grad_kernel,) = jax.linear_transpose(lambda k: forward(x_NHWI, k), kernel)(grad_NHWO)
     return grad_x, grad_kernel
+
+
+def _by_phases(
+    grad_NHWO: jax.Array, kernel: jax.Array, *, stride: int, shape: tuple[int, ...]
+) -> jax.Array:
+    """The gradient of images of `shape`, those of even and of odd rows and columns by themselves.
+
+    Each is a dense convolution with the part of the kernel that reaches such pixels. XLA's own for
+    CPUs puts zeros between the pixels of a strided gradient, and computes with them on one thread.
+    """
+    n, height, width, channels = shape
+    rows = [_phase(p, stride, kernel.shape[0], grad_NHWO.shape[1], height) for p in range(stride)]
+    columns = [_phase(p, stride, kernel.shape[1], grad_NHWO.shape[2], width) for p in range(stride)]
+
+    def one(row: _Phase, column: _Phase) -> jax.Array:
+        part = kernel[row.taps, column.taps]
+        padding = (row.padding, column.padding)
+        return lax.conv_general_dilated(
+            grad_NHWO, part, (1, 1), padding, dimension_numbers=("NHWC", "HWOI", "NHWC")
+        )
+
+    if stride == 1:
+        return one(rows[0], columns[0])
+    by_row = [jnp.stack([one(row, column) for column in columns], axis=3) for row in rows]
+    x_NHPWQI = jnp.stack(by_row, axis=2)
+    _, h, p, w, q, _ = x_NHPWQI.shape
+    return x_NHPWQI.reshape(n, h * p, w * q, channels)[:, :height, :width]
+
+
+class _Phase(NamedTuple):
+    """Every `stride`th row, or column, of the images.
+
+    Attributes:
+        taps: the kernel's rows that reach it, from the last one to the first.
+        padding: of the gradient, before and behind; negative where its last row is not needed.
+    """
+
+    taps: slice
+    padding: tuple[int, int]
+
+
+def _phase(number: int, stride: int, side: int, outputs: int, inputs: int) -> _Phase:
+    """Of `inputs` rows those that are `number` modulo `stride`, by the gradient's `outputs` rows.
+
+    Output row h saw input row stride h - 1 by tap 0, the next one by tap 1, and so on up to `side`.
+    """
+    first = (number + 1) % stride
+    count = len(range(first, side, stride))
+    last = first + (count - 1) * stride
+    before = (last - 1 - number) // stride
+    behind = -(-inputs // stride) + count - 1 - outputs - before
+    return _Phase(slice(last, first - 1 if first else None, -stride), (before, behind))
 
 
 conv.defvjp(_conv_forward, _conv_backward, symbolic_zeros=True)

@@ -34,13 +34,15 @@ def by_windows(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, Any]:
     ("side", "stride", "height", "width"),
     [(3, 1, 8, 6), (3, 2, 16, 12), (3, 2, 7, 11), (4, 2, 16, 12), (4, 1, 8, 6), (4, 2, 7, 11)],
 )
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 5), (5, 3)])
 @pytest.mark.parametrize("options", [{}, compiling.options("cpu")])
 def test_the_gradients_are_those_of_a_sum_over_windows(
-    options: Any, side: int, stride: int, height: int, width: int
+    options: Any, inputs: int, outputs: int, side: int, stride: int, height: int, width: int
 ) -> None:
     """By whichever library the compiler takes: XLA's own choice, and ours."""
     out = ((height + 2 - side) // stride + 1, (width + 2 - side) // stride + 1)
-    x, kernel, grad = arrays(0, (2, height, width, 3), (side, side, 3, 5), (2, *out, 5))
+    shapes = (2, height, width, inputs), (side, side, inputs, outputs), (2, *out, outputs)
+    x, kernel, grad = arrays(0, *shapes)
 
     def gradients(x: Any, kernel: Any, grad: Any) -> Any:
         return jax.vjp(lambda x, k: convolution.conv(x, k, stride), x, kernel)[1](grad)
@@ -50,32 +52,36 @@ def test_the_gradients_are_those_of_a_sum_over_windows(
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_gradients_are_summed_in_float32() -> None:
-    x, kernel, grad = arrays(1, (2, 32, 32, 2), (3, 3, 2, 2), (2, 32, 32, 2))
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bfloat16_gradients_are_summed_in_float32(stride: int) -> None:
+    side = 32 * stride
+    x, kernel, grad = arrays(1, (2, side, side, 2), (3, 3, 2, 2), (2, 32, 32, 2))
     low = [array.astype(jnp.bfloat16) for array in (x, kernel, grad)]
-    y, pull = jax.vjp(convolution.conv, *low[:2])
+    y, pull = jax.vjp(lambda x, k: convolution.conv(x, k, stride), *low[:2])
     found = pull(low[2])
     assert [array.dtype for array in (y, *found)] == [jnp.bfloat16] * 3
     wide = [array.astype(jnp.float32) for array in low]
-    want = by_windows(wide[0], wide[1], wide[2], 1)[1]
+    want = by_windows(wide[0], wide[1], wide[2], stride)[1]
     # One rounding to bfloat16 at the end; 2048 summands rounded one by one would be far off.
     np.testing.assert_allclose(found[1].astype(jnp.float32), want, rtol=2**-8, atol=1e-6)
 
 
-def test_no_device_asks_another_for_its_images() -> None:
-    """The kernel's gradient over sharded images: sums travel, images do not."""
+@pytest.mark.parametrize(("inputs", "outputs", "stride"), [(2, 2, 1), (4, 2, 1), (2, 2, 2)])
+def test_no_device_asks_another_for_its_images(inputs: int, outputs: int, stride: int) -> None:
+    """Gradients over sharded images: the kernel's sums travel, images do not."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     rows, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("data",), ()))
-    x, kernel = arrays(0, (16, 64, 32, 2), (3, 3, 2, 2))
-    gradient = jax.grad(lambda k, x: (convolution.conv(x, k) ** 2).sum())
-    compiled = jax.jit(gradient, in_shardings=(whole, rows), out_shardings=whole).lower(kernel, x)
-    program = compiled.compile()
+    x, kernel = arrays(0, (16, 64, 32, inputs), (3, 3, inputs, outputs))
+    gradient = jax.grad(lambda k, x: (convolution.conv(x, k, stride) ** 2).sum(), argnums=(0, 1))
+    sharded = jax.jit(gradient, in_shardings=(whole, rows), out_shardings=(whole, rows))
+    program = sharded.lower(kernel, x).compile()
     text = program.as_text()
     assert text is not None
     assert "all-reduce" in text
     assert not re.findall("all-gather|all-to-all|collective-permute", text)
     placed = program(jax.device_put(kernel, whole), jax.device_put(x, rows))
-    np.testing.assert_allclose(placed, gradient(kernel, x), rtol=1e-5, atol=1e-3)
+    for found, wanted in zip(placed, gradient(kernel, x), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize(("argument", "convolutions"), [(0, 1), (1, 1), ((0, 1), 2)])
