@@ -45,25 +45,19 @@ def main() -> None:
     run = ours.on_one_device(config.load(name, [*chosen, *single, *overrides]))
     batches = word_batches.following(run.model, run.data.batch_size, CURVE_STEPS)
 
-    left, right = ours.Training(run), _Theirs(run, device)
-    right.module.load(left.params())
-    curve = left.losses(batches)
-    other = [float(right.step(right.place(batch))) for batch in batches]
     model = run.model
-    what = (
-        f"gpt of depth {model.depth}, V {model.vocab_size}, batch {run.data.batch_size} x "
-        f"{model.sequence_length}, {run.precision}, against PyTorch {torch.__version__}"
-    )
     torch_training.compare(
         flags,
-        what,
-        left,
-        right,
+        f"gpt of depth {model.depth}, V {model.vocab_size}, batch {run.data.batch_size} x "
+        f"{model.sequence_length}, {run.precision}, against PyTorch {torch.__version__}",
+        run,
+        _Theirs,
         batches[0],
+        curve_run=run,
+        curve=batches,
         device=device,
         examples=run.data.batch_size * model.sequence_length,
         unit="tokens/s",
-        same_work=results.of_losses(curve, other),
     )
 
 
@@ -86,6 +80,10 @@ class _Theirs:
             autocast=device == "cuda",
         )
         self._device = device
+
+    def load(self, params: Mapping[str, np.ndarray]) -> None:
+        """Copies jaxtrain's parameters."""
+        self.module.load(params)
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Tokens and targets as PyTorch indexes with them."""

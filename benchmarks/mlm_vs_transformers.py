@@ -51,30 +51,21 @@ def main() -> None:
         data=dataclasses.replace(run.data, batch_size=min(CURVE_BATCH, run.data.batch_size)),
     )
     batches = word_batches.masked(run.model, still.data.batch_size, CURVE_STEPS)
-    left, right = ours.Training(still), _Theirs(still, device)
-    right.load(left.params())
-    curve = left.losses(batches)
-    other = [float(right.step(right.place(batch))) for batch in batches]
-
-    left, right = ours.Training(run), _Theirs(run, device)
     (timed,) = word_batches.masked(run.model, run.data.batch_size, 1)
     model = run.model
-    what = (
-        f"mlm {model.layers}L/{model.heads}H/{model.hidden}D, V {model.vocab_size}, batch "
-        f"{run.data.batch_size} x {model.sequence_length}, {run.precision}, against transformers "
-        f"{transformers.__version__}"
-    )
-    tokens = run.data.batch_size * model.sequence_length
     torch_training.compare(
         flags,
-        what,
-        left,
-        right,
+        f"mlm {model.layers}L/{model.heads}H/{model.hidden}D, V {model.vocab_size}, batch "
+        f"{run.data.batch_size} x {model.sequence_length}, {run.precision}, against transformers "
+        f"{transformers.__version__}",
+        run,
+        _Theirs,
         timed,
+        curve_run=still,
+        curve=batches,
         device=device,
-        examples=tokens,
+        examples=run.data.batch_size * model.sequence_length,
         unit="tokens/s",
-        same_work=results.of_losses(curve, other),
     )
 
 

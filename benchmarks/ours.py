@@ -29,7 +29,7 @@ class Training:
 
     def __init__(self, run: config.Run) -> None:
         if processes.will_use_cpu(os.environ):
-            allocator.keep_freed()  # as the loop does; the other side gains by it too
+            allocator.keep_freed()  # as the loop does
         self._built = building.build(run, meshes.make(run.mesh), 1, lambda line: None)
         self._state = self._built.fresh_state()
         self._step = self._built.compile_step()

@@ -1,8 +1,12 @@
-"""Two programs that do the same work, timed in turn in one process: both see one machine."""
+"""Two programs that do the same work, timed in turn: both see one machine."""
 
 import dataclasses
+import multiprocessing
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -47,7 +51,63 @@ class Side:
         return (time.perf_counter() - began) / steps
 
 
-def alternate(ours: Side, theirs: Side, *, rounds: int, steps: int, warm_up: int) -> Comparison:
+class Timed(Protocol):
+    """What can be asked for the time of its steps."""
+
+    def seconds(self, steps: int) -> float:
+        """Time of one of ``steps`` steps."""
+
+
+class Apart:
+    """A side in a process of its own, which waits while the other one is timed.
+
+    Args:
+        build: makes the side there; with ``args`` it is pickled.
+    """
+
+    def __init__(self, build: Callable[..., Side], *args: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, far = context.Pipe()
+        self._process = context.Process(target=_serve, args=(far, build, args), daemon=True)
+        self._process.start()
+        far.close()
+
+    def seconds(self, steps: int) -> float:
+        """As :meth:`Side.seconds`.
+
+        Raises:
+            RuntimeError: the process has ended; it has said why.
+        """
+        try:
+            self._connection.send(steps)
+            return float(self._connection.recv())
+        except (EOFError, OSError) as error:
+            raise RuntimeError("the process of one side has ended; see above") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+        self._process.join()
+
+
+def _serve(connection: Connection, build: Callable[..., Side], args: tuple[object, ...]) -> None:
+    side = build(*args)
+    while True:
+        try:
+            steps = connection.recv()
+        except EOFError:
+            return
+        connection.send(side.seconds(steps))
+
+
+def alternate(ours: Timed, theirs: Timed, *, rounds: int, steps: int, warm_up: int) -> Comparison:
     """Times both in turn.
 
     Args:

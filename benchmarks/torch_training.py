@@ -1,9 +1,10 @@
 """A plain PyTorch training step with the optimizer of a jaxtrain config."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import ours
 import results
 import side_by_side
@@ -62,6 +63,9 @@ class Training:
 class Theirs(Protocol):
     """A PyTorch program at the same work."""
 
+    def load(self, params: Mapping[str, np.ndarray]) -> None:
+        """Copies jaxtrain's parameters."""
+
     def step(self, batch: Any) -> Any:
         """One update with what :meth:`place` gave."""
 
@@ -69,31 +73,91 @@ class Theirs(Protocol):
         """A host batch as it takes one."""
 
 
+Build = Callable[[config.Run, str], Theirs]
+"""Of a config and a device; at a module's top level, as another process calls it."""
+
+
 def compare(
     flags: argparse.Namespace,
     what: str,
-    left: ours.Training,
-    right: Theirs,
+    run: config.Run,
+    theirs: Build,
     batch: Mapping[str, Any],
     *,
+    curve_run: config.Run,
+    curve: Sequence[Mapping[str, Any]],
     device: str,
     examples: int,
     unit: str,
-    same_work: str,
 ) -> None:
-    """Times both steps in turn and records them (:func:`results.record_comparison`)."""
-    placed, same = left.place(batch), right.place(batch)
-    on_gpu = device == "cuda"
-    compared = side_by_side.alternate(
-        side_by_side.Side(lambda: left.step(placed), left.finish),
-        side_by_side.Side(lambda: right.step(same), lambda: synchronize(device)),
-        rounds=flags.rounds,
-        steps=10 if on_gpu else 1,
-        warm_up=5 if on_gpu else 3,
-    )
+    """Shows that both sides do the same, times their steps in turn, and records both.
+
+    On a CPU each side is timed in a process of its own, as it is used: behind PyTorch's steps the
+    heap is such that ours take a tenth longer (benchmarks/RESULTS.md).
+
+    Args:
+        flags: of the command line.
+        what: is compared, for the table.
+        run: whose steps are timed.
+        theirs: builds the other side.
+        batch: of each step that is timed.
+        curve_run: of which both sides train on ``curve`` from the same parameters.
+        curve: batches, one an update.
+        device: "cpu" or "cuda".
+        examples: in a batch.
+        unit: of examples a second.
+    """
+    left, right = ours.Training(curve_run), theirs(curve_run, device)
+    right.load(left.params())
+    losses = left.losses(curve)
+    other = [float(right.step(right.place(one))) for one in curve]
+    if device == "cpu":
+        del left, right
+        with (
+            side_by_side.Apart(our_side, run, batch) as one,
+            side_by_side.Apart(their_side, theirs, run, device, batch) as two,
+        ):
+            compared = side_by_side.alternate(one, two, rounds=flags.rounds, steps=2, warm_up=3)
+    else:
+        if curve_run is not run:
+            left, right = ours.Training(run), theirs(run, device)
+        compared = side_by_side.alternate(
+            _side_of_ours(left, batch),
+            _side_of_theirs(right, device, batch),
+            rounds=flags.rounds,
+            steps=10,
+            warm_up=5,
+        )
     results.record_comparison(
-        flags, what, compared, examples=examples, unit=unit, same_work=same_work
+        flags,
+        what,
+        compared,
+        examples=examples,
+        unit=unit,
+        same_work=results.of_losses(losses, other),
     )
+
+
+def our_side(run: config.Run, batch: Mapping[str, Any]) -> side_by_side.Side:
+    """jaxtrain's, built where it is timed."""
+    return _side_of_ours(ours.Training(run), batch)
+
+
+def their_side(
+    theirs: Build, run: config.Run, device: str, batch: Mapping[str, Any]
+) -> side_by_side.Side:
+    """The other one, built where it is timed."""
+    return _side_of_theirs(theirs(run, device), device, batch)
+
+
+def _side_of_ours(training: ours.Training, batch: Mapping[str, Any]) -> side_by_side.Side:
+    placed = training.place(batch)
+    return side_by_side.Side(lambda: training.step(placed), training.finish)
+
+
+def _side_of_theirs(program: Theirs, device: str, batch: Mapping[str, Any]) -> side_by_side.Side:
+    placed = program.place(batch)
+    return side_by_side.Side(lambda: program.step(placed), lambda: synchronize(device))
 
 
 def to_torch(batch: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:

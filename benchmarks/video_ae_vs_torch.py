@@ -6,8 +6,8 @@ Same weights, same batches, same optimizer. PyTorch runs eagerly on a CPU; on a 
 channels last and torch.compile. Our step also varies colours (here by nothing) and computes PSNR.
 """
 
-import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import common_start
@@ -55,55 +55,51 @@ def main() -> None:
     run = ours.on_one_device(config.load(name, [*sizes, *single, *overrides]))
     batches = _batches(run, CURVE_STEPS)
 
-    left, right = ours.Training(run), _theirs(run, device)
-    torch_video_ae.load(right.module, left.params())
-    curve = left.losses(batches)
-    other = [float(right.step(right.place(batch))) for batch in batches]
     model = run.model
-    what = (
-        f"video_ae {model.frames}x{model.height}x{model.width}, batch {run.data.batch_size}, "
-        f"{run.precision}, against PyTorch {torch.__version__}"
-    )
     torch_training.compare(
         flags,
-        what,
-        left,
-        right,
+        f"video_ae {model.frames}x{model.height}x{model.width}, batch {run.data.batch_size}, "
+        f"{run.precision}, against PyTorch {torch.__version__}",
+        run,
+        _Theirs,
         batches[0],
+        curve_run=run,
+        curve=batches,
         device=device,
         examples=run.data.batch_size,
         unit="clips/s",
-        same_work=results.of_losses(curve, other),
     )
 
 
-@dataclasses.dataclass
 class _Theirs:
-    module: torch_video_ae.VideoAutoencoder
-    training: torch_training.Training
-    device: str
+    def __init__(self, run: config.Run, device: str) -> None:
+        model = run.model
+        self.module = torch_video_ae.VideoAutoencoder(
+            model.encoder_width,
+            model.decoder_widths,
+            model.latent_channels,
+            model.reconstruction_weight,
+        )
+        self.module.to(device, memory_format=torch.channels_last)
+        called: Any = torch.compile(self.module) if device == "cuda" else self.module
+        self._training = torch_training.Training(
+            self.module,
+            lambda batch: called(batch["video"]),
+            run.optim,
+            autocast=device == "cuda",
+        )
+        self._device = device
 
-    def place(self, batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        return torch_training.to_torch({"video": batch["video"]}, self.device)
+    def load(self, params: Mapping[str, np.ndarray]) -> None:
+        """Copies jaxtrain's parameters."""
+        torch_video_ae.load(self.module, params)
 
-    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.training.step(batch)
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """The clips alone."""
+        return torch_training.to_torch({"video": batch["video"]}, self._device)
 
-
-def _theirs(run: config.Run, device: str) -> _Theirs:
-    model = run.model
-    module = torch_video_ae.VideoAutoencoder(
-        model.encoder_width,
-        model.decoder_widths,
-        model.latent_channels,
-        model.reconstruction_weight,
-    )
-    module.to(device, memory_format=torch.channels_last)
-    called: Any = torch.compile(module) if device == "cuda" else module
-    training = torch_training.Training(
-        module, lambda batch: called(batch["video"]), run.optim, autocast=device == "cuda"
-    )
-    return _Theirs(module, training, device)
+    def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._training.step(batch)
 
 
 def _batches(run: config.Run, count: int) -> list[dict[str, np.ndarray]]:

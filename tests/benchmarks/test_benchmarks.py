@@ -1,5 +1,6 @@
 """What the comparisons share: alternating, rows, and measurements that end in time."""
 
+import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,24 @@ def test_sides_are_measured_in_turn() -> None:
     found = side_by_side.alternate(ours, theirs, rounds=2, steps=3, warm_up=1)
     assert "".join(done) == "oOtT" + "oooOtttT" * 2
     assert len(found.ours) == len(found.theirs) == 2
+
+
+def _pausing(seconds: float) -> side_by_side.Side:
+    return side_by_side.Side(lambda: time.sleep(seconds), lambda: None)
+
+
+def _broken() -> side_by_side.Side:
+    raise ValueError("no such network")
+
+
+def test_sides_may_be_apart() -> None:
+    apart = side_by_side.Apart
+    with apart(_pausing, 0.02) as ours, apart(_pausing, 0.06) as theirs:
+        found = side_by_side.alternate(ours, theirs, rounds=2, steps=3, warm_up=1)
+    assert 0.02 <= min(found.ours) < 0.06 <= min(found.theirs)
+    with pytest.raises(RuntimeError, match="has ended"), apart(_broken) as broken:
+        broken.seconds(1)
+    assert multiprocessing.active_children() == []
 
 
 def test_the_ratio_says_how_many_times_as_fast() -> None:

@@ -47,7 +47,7 @@ def test_they_are_read_as_any_files_are(folder: Path, root: Path) -> None:
 
 
 def test_they_are_the_same_bytes_wherever_they_are_rendered(tmp_path: Path) -> None:
-    """x264 may look at where in memory frames lie, which is never the same beside another thread."""
+    """x264 may look at where in memory frames lie, never the same beside another thread."""
 
     def encoded(number: int) -> tuple[int, bytes]:
         kind = number % 3
