@@ -4,19 +4,26 @@ Shapes: N images, H height, W width, I input and O output channels; `_pad` marks
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jax.custom_derivatives import (
+    CustomVJPPrimal,
+    SymbolicZero,
+    custom_vjp_primal_tree_values,
+)
 
 from jaxtrain import by_device
 from jaxtrain.by_device import Wanted
 from jaxtrain.tracing import platform
 
+Fold = Callable[[Any], jax.Array]
+"""Makes a kernel of its parts; by itself it has no arrays but constants."""
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+
 def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """Convolution with a zero border of one pixel, as `torch.nn.Conv2d(K, padding=1)`.
 
@@ -30,7 +37,23 @@ def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     Returns:
         [N, (H + 2 - K) // stride + 1, (W + 2 - K) // stride + 1, O], of the dtype of `x_NHWI`.
     """
-    return _conv(x_NHWI, kernel, stride)
+    return by_parts(x_NHWI, kernel, lambda kernel: kernel, stride)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def by_parts(x_NHWI: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
+    """:func:`conv` by a kernel that is folded of others.
+
+    Each device turns its gradient of the kernel into those of the parts before devices sum them up:
+    the parts may be much smaller, and these sums travel in their dtype.
+
+    Args:
+        x_NHWI: as of :func:`conv`.
+        parts: arrays, in any structure.
+        fold: the kernel, of the dtype of `x_NHWI`.
+        stride: as of :func:`conv`.
+    """
+    return _conv(x_NHWI, fold(parts), stride)
 
 
 def _conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
@@ -43,21 +66,31 @@ def _conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     )
 
 
-def _conv_forward(
-    x_NHWI: CustomVJPPrimal, kernel: CustomVJPPrimal, stride: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Wanted]]:
-    wanted = Wanted(x_NHWI.perturbed, kernel.perturbed)
-    return _conv(x_NHWI.value, kernel.value, stride), (x_NHWI.value, kernel.value, wanted)
+def _forward(
+    x_NHWI: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, tuple[jax.Array, Any, Wanted]]:
+    x, values = custom_vjp_primal_tree_values((x_NHWI, parts))
+    trained = any(part.perturbed for part in jax.tree.leaves(parts, is_leaf=_is_primal))
+    return _conv(x, fold(values), stride), (x, values, Wanted(x_NHWI.perturbed, trained))
 
 
-def _conv_backward(
-    stride: int, kept: tuple[jax.Array, jax.Array, Wanted], grad_NHWO: jax.Array
-) -> tuple[jax.Array | None, jax.Array | None]:
-    x_NHWI, kernel, wanted = kept
+def _is_primal(value: Any) -> bool:
+    return isinstance(value, CustomVJPPrimal)
+
+
+def _backward(
+    fold: Fold, stride: int, kept: tuple[jax.Array, Any, Wanted], grad_NHWO: jax.Array
+) -> tuple[jax.Array | None, Any]:
+    x_NHWI, parts, wanted = kept
     if isinstance(grad_NHWO, SymbolicZero):
         return None, None
-    backward = functools.partial(_gradients, stride=stride, wanted=wanted)
-    return by_device.at_once(backward, (x_NHWI, grad_NHWO), kernel)
+
+    def backward(rows: tuple[jax.Array, jax.Array], parts: Any) -> tuple[jax.Array | None, Any]:
+        kernel, unfold = jax.vjp(fold, parts)
+        grad_x, grad_kernel = _gradients(rows, kernel, stride=stride, wanted=wanted)
+        return grad_x, None if grad_kernel is None else unfold(grad_kernel)[0]
+
+    return by_device.at_once(backward, (x_NHWI, grad_NHWO), parts)
 
 
 def _gradients(
@@ -136,4 +169,4 @@ def _phase(number: int, stride: int, side: int, outputs: int, inputs: int) -> _P
     return _Phase(slice(last, first - 1 if first else None, -stride), (before, behind))
 
 
-conv.defvjp(_conv_forward, _conv_backward, symbolic_zeros=True)
+by_parts.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -11,7 +11,7 @@ group in order (pooling: frame-major input channels; growing: frame-major output
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -124,11 +124,24 @@ def zeros(*shape: int) -> nnx.Param[jax.Array]:
 
 
 def conv_frames(
-    x_BTHWC: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, stride: int = 1
+    x_BTHWC: jax.Array,
+    kernel: Any,
+    bias: jax.Array | None = None,
+    stride: int = 1,
+    fold: convolution.Fold = lambda kernel: kernel,
 ) -> jax.Array:
-    """3x3 convolution of each frame, by a kernel and a bias of any dtype."""
+    """3x3 convolution of each frame, by a bias and a kernel of any dtype.
+
+    Args:
+        x_BTHWC: frames.
+        kernel: [3, 3, C, outputs], or arrays of which `fold` makes it.
+        bias: [outputs].
+        stride: 1 or 2.
+        fold: see :func:`jaxtrain.convolution.by_parts`.
+    """
     b, t, *hwc = x_BTHWC.shape
-    y = convolution.conv(x_BTHWC.reshape(b * t, *hwc), kernel.astype(x_BTHWC.dtype), stride)
+    x_NHWC, dtype = x_BTHWC.reshape(b * t, *hwc), x_BTHWC.dtype
+    y = convolution.by_parts(x_NHWC, kernel, lambda parts: fold(parts).astype(dtype), stride)
     if bias is not None:
         y = y + bias.astype(x_BTHWC.dtype).reshape(1, 1, 1, -1)
     return y.reshape(b, t, *y.shape[1:])

@@ -24,6 +24,14 @@ MEMORY_BLOCKS = 3
 ENCODER_POOLS = (2, 2, 1)
 
 
+_Halving = tuple[jax.Array, jax.Array]
+"""A matrix and the kernel behind it."""
+
+
+def _halving(parts: _Halving) -> jax.Array:
+    return folding.after_matrix(*parts)
+
+
 class EncoderStage(nnx.Module):
     """Half the height and width, a part of the frames, then memory blocks."""
 
@@ -35,11 +43,11 @@ class EncoderStage(nnx.Module):
     def halved(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] -> [B, T / pool, H / 2, W / 2, C], which goes into the memory blocks."""
         groups = blocks.grouped(x_BTHWC, self.pool.stride)
-        return blocks.conv_frames(groups, self.halving(), stride=2)
+        return blocks.conv_frames(groups, self.halving(), stride=2, fold=_halving)
 
-    def halving(self) -> jax.Array:
-        """The kernel that makes of a group of frames one of half the height and width."""
-        return folding.after_matrix(self.pool.kernel[...], self.down.kernel[...])
+    def halving(self) -> _Halving:
+        """What makes of a group of frames one of half the height and width."""
+        return self.pool.kernel[...], self.down.kernel[...]
 
 
 class Encoder(nnx.Module):
@@ -75,14 +83,19 @@ class Encoder(nnx.Module):
         first, bias = self.stages[0], self.head.bias
         count = first.pool.stride
         assert bias is not None
-        pair = pairs.Pair(
-            folding.side_by_side(self.head.kernel[...], count),
-            jnp.tile(bias[...].astype(jnp.float32), count),
-            first.halving(),
-            None,
-        )
+
+        def fold(parts: tuple[jax.Array, jax.Array, _Halving]) -> pairs.Pair:
+            kernel, bias, halving = parts
+            return pairs.Pair(
+                folding.side_by_side(kernel, count),
+                jnp.tile(bias.astype(jnp.float32), count),
+                _halving(halving),
+                None,
+            )
+
         pixels = blocks.grouped(blocks.unshuffle(video_BTHW3, self.patch_size), count)
-        return pairs.by_pair(pixels, pair, 2, remat)
+        parts = (self.head.kernel[...], bias[...], first.halving())
+        return pairs.by_pair(pixels, parts, fold, 2, remat)
 
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
         """What is remembered before the first frame of a video of this size (pixels): zeros."""
@@ -114,14 +127,15 @@ class DecoderStage(nnx.Module):
             # four times as large; so would be its gradient, which devices sum up.
             x = self.grow(x_BTHWC)
             return self.out(x if self.space_up == 1 else blocks.upsample(x))
-        kernels = jnp.concatenate(self.enlarging(), axis=-1)
-        return _unfolded(blocks.conv_frames(x_BTHWC, kernels), self.grow.stride, self.space_up)
+        up = self.space_up
 
-    def enlarging(self) -> list[jax.Array]:
-        """The kernel that makes each of the frames that one becomes: squares are channels."""
-        kernel = self.out.kernel[...]
-        kernels = [folding.after_matrix(matrix, kernel) for matrix in self.grow.matrices()]
-        return kernels if self.space_up == 1 else [folding.enlarged(kernel) for kernel in kernels]
+        def fold(parts: tuple[list[jax.Array], jax.Array]) -> jax.Array:
+            matrices, kernel = parts
+            kernels = [_enlarging(matrix, kernel, up) for matrix in matrices]
+            return jnp.concatenate(kernels, axis=-1)
+
+        parts = (self.grow.matrices(), self.out.kernel[...])
+        return _unfolded(blocks.conv_frames(x_BTHWC, parts, fold=fold), self.grow.stride, up)
 
 
 class WideStage(nnx.Module):
@@ -202,14 +216,6 @@ class _AnyDecoder(nnx.Module):
         squares = pairs.interleaved(self.closed(x_BTHWC, remat, skipped), first_frame)
         return blocks.shuffle(blocks.shuffle(squares, up), self.patch_size)
 
-    def _last_kernel(self, kernel_33IO: jax.Array) -> jax.Array:
-        up = self.stages[-1].space_up
-        return kernel_33IO.astype(jnp.float32) if up == 1 else folding.of_squares(kernel_33IO)
-
-    def _last_bias(self) -> jax.Array:
-        assert self.tail.bias is not None
-        return jnp.repeat(self.tail.bias[...].astype(jnp.float32), self.stages[-1].space_up ** 2)
-
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
         """What is remembered before the first of latents of this size: zeros."""
         memory: list[Memory] = []
@@ -258,12 +264,19 @@ class Decoder(_AnyDecoder):
         self, x_BTHWC: jax.Array, remat: blocks.Remat, skipped: Sequence[int]
     ) -> list[jax.Array]:
         """See :meth:`_AnyDecoder.closed`."""
-        last, bias = self._last_kernel(self.tail.kernel[...]), self._last_bias()
         stage, found = self.stages[-1], []
         assert isinstance(stage, DecoderStage)
-        for kernel, skip in zip(stage.enlarging(), skipped, strict=True):
-            pair = pairs.Pair(kernel, None, last, bias)
-            found.append(pairs.by_pair(x_BTHWC[:, skip:], pair, 1, remat))
+        assert self.tail.bias is not None
+        up = stage.space_up
+
+        def fold(parts: tuple[jax.Array, ...]) -> pairs.Pair:
+            matrix, kernel, last, bias = parts
+            enlarging = _enlarging(matrix, kernel, up)
+            return pairs.Pair(enlarging, None, _last_kernel(last, up), _last_bias(bias, up))
+
+        shared = (stage.out.kernel[...], self.tail.kernel[...], self.tail.bias[...])
+        for matrix, skip in zip(stage.grow.matrices(), skipped, strict=True):
+            found.append(pairs.by_pair(x_BTHWC[:, skip:], (matrix, *shared), fold, 1, remat))
         return found
 
 
@@ -285,25 +298,44 @@ class WideDecoder(_AnyDecoder):
         self, x_BTHWC: jax.Array, remat: blocks.Remat, skipped: Sequence[int]
     ) -> list[jax.Array]:
         """See :meth:`_AnyDecoder.closed`."""
-        stage = self.stages[-1]
-        tail, least = self.tail.kernel[...], min(skipped)
-        of_frames = [
-            self._last_kernel(folding.after_matrix(matrix, tail))
-            for matrix in stage.grow.matrices()
-        ]
+        stage, least = self.stages[-1], min(skipped)
         assert stage.out.bias is not None
-        out, out_bias = (
-            folding.square_major(array[...]) for array in (stage.out.kernel, stage.out.bias)
+        assert self.tail.bias is not None
+        up = stage.space_up
+
+        def fold(
+            parts: tuple[jax.Array, jax.Array, list[jax.Array], jax.Array, jax.Array],
+        ) -> pairs.Pair:
+            kernel, kernel_bias, matrices, last, bias = parts
+            lasts = [_last_kernel(folding.after_matrix(matrix, last), up) for matrix in matrices]
+            return pairs.Pair(
+                folding.square_major(kernel),
+                folding.square_major(kernel_bias),
+                jnp.concatenate(lasts, axis=-1),
+                jnp.tile(_last_bias(bias, up), len(lasts)),
+            )
+
+        parts = (
+            *(stage.out.kernel[...], stage.out.bias[...], stage.grow.matrices()),
+            *(self.tail.kernel[...], self.tail.bias[...]),
         )
-        pair = pairs.Pair(
-            out,
-            out_bias,
-            jnp.concatenate(of_frames, axis=-1),
-            jnp.tile(self._last_bias(), len(of_frames)),
-        )
-        found = pairs.by_pair(x_BTHWC[:, least:], pair, 1, remat)
-        parts = jnp.split(found, len(of_frames), axis=-1)
-        return [part[:, skip - least :] for part, skip in zip(parts, skipped, strict=True)]
+        found = pairs.by_pair(x_BTHWC[:, least:], parts, fold, 1, remat)
+        of_frames = jnp.split(found, stage.grow.stride, axis=-1)
+        return [one[:, skip - least :] for one, skip in zip(of_frames, skipped, strict=True)]
+
+
+def _enlarging(matrix: jax.Array, kernel_33IO: jax.Array, up: int) -> jax.Array:
+    """The kernel that makes one of the frames that one becomes: squares are channels."""
+    kernel = folding.after_matrix(matrix, kernel_33IO)
+    return kernel if up == 1 else folding.enlarged(kernel)
+
+
+def _last_kernel(kernel_33IO: jax.Array, up: int) -> jax.Array:
+    return kernel_33IO.astype(jnp.float32) if up == 1 else folding.of_squares(kernel_33IO)
+
+
+def _last_bias(bias: jax.Array, up: int) -> jax.Array:
+    return jnp.repeat(bias.astype(jnp.float32), up**2)
 
 
 def _unfolded(x_BTHWC: jax.Array, grow: int, up: int) -> jax.Array:

@@ -25,11 +25,7 @@ from jaxtrain.models.video_ae import blocks
 
 
 class Pair(NamedTuple):
-    """Kernels and biases of two convolutions with a rectifier between them, float32.
-
-    They are gathered and folded already, once for all frames, and kept until the backward pass:
-    unlike what blocks gather they are small.
-    """
+    """Kernels and biases of two convolutions with a rectifier between them, float32."""
 
     kernel: jax.Array
     bias: jax.Array | None
@@ -37,20 +33,30 @@ class Pair(NamedTuple):
     next_bias: jax.Array | None
 
 
-def by_pair(x_BTHWC: jax.Array, pair: Pair, stride: int, remat: blocks.Remat) -> jax.Array:
+Fold = Callable[[Any], Pair]
+"""Makes a pair of its parts; by itself it has no arrays but constants."""
+
+
+def by_pair(
+    x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int, remat: blocks.Remat
+) -> jax.Array:
     """A convolution, a rectifier, a convolution, each of single frames.
 
     Args:
         x_BTHWC: what goes in.
-        pair: of the two.
+        parts: arrays of which the pair is folded. They are gathered already, once for all frames,
+            and kept until the backward pass: unlike what blocks gather they are small. Their
+            gradients travel between devices, in their dtype.
+        fold: makes the pair of them.
         stride: of the second one.
         remat: but for "none" one frame follows the other. The backward pass computes what lies
             between the two of a frame again just before it needs it, so that it exists of few
             frames at a time.
     """
     if remat == "none" or not x_BTHWC.shape[1]:
+        pair = fold(parts)
         return _second(blocks.relu(_first(x_BTHWC, pair)), pair, stride)
-    return _in_turn(x_BTHWC, pair, stride)
+    return _in_turn(x_BTHWC, parts, fold, stride)
 
 
 def _first(x_BTHWC: jax.Array, pair: Pair) -> jax.Array:
@@ -61,13 +67,13 @@ def _second(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
     return blocks.conv_frames(x_BTHWC, pair.next_kernel, pair.next_bias, stride)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _in_turn(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _in_turn(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
     """As :func:`by_pair`; nothing but its arguments is kept.
 
     Without the barriers the compiler, which sees room, works on all frames at the same time.
     """
-    found: list[jax.Array] = []
+    pair, found = fold(parts), list[jax.Array]()
     for frame in _frames(x_BTHWC):
         if found:
             frame, found[-1] = lax.optimization_barrier((frame, found[-1]))
@@ -76,22 +82,26 @@ def _in_turn(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
 
 
 def _in_turn_forward(
-    x_BTHWC: CustomVJPPrimal, pair: Any, stride: int
-) -> tuple[jax.Array, tuple[jax.Array, Pair, Wanted]]:
-    x, values = custom_vjp_primal_tree_values((x_BTHWC, pair))
+    x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
+) -> tuple[jax.Array, tuple[jax.Array, Any, Wanted]]:
+    x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
     # Nothing trains what lies before a pair and not the pair itself.
-    return _in_turn(x, values, stride), (x, values, Wanted(x_BTHWC.perturbed, of_shared=True))
+    return _in_turn(x, values, fold, stride), (x, values, Wanted(x_BTHWC.perturbed, of_shared=True))
 
 
 def _in_turn_backward(
-    stride: int, kept: tuple[jax.Array, Pair, Wanted], grad_BTHWC: jax.Array
-) -> tuple[jax.Array | None, Pair | None]:
-    x_BTHWC, pair, wanted = kept
+    fold: Fold, stride: int, kept: tuple[jax.Array, Any, Wanted], grad_BTHWC: jax.Array
+) -> tuple[jax.Array | None, Any]:
+    x_BTHWC, parts, wanted = kept
     if isinstance(grad_BTHWC, SymbolicZero):
         return None, None
-    gradients = functools.partial(_gradients, stride=stride, wanted=wanted)
-    grad_x, grad_pair = by_device.at_once(gradients, (x_BTHWC, grad_BTHWC), pair)
-    return grad_x, jax.tree.map(lambda grad, array: grad.astype(array.dtype), grad_pair, pair)
+
+    def gradients(rows: tuple[jax.Array, jax.Array], parts: Any) -> tuple[jax.Array | None, Any]:
+        pair, unfold = jax.vjp(fold, parts)
+        grad_x, grad_pair = _gradients(rows, pair, stride=stride, wanted=wanted)
+        return grad_x, unfold(grad_pair)[0]
+
+    return by_device.at_once(gradients, (x_BTHWC, grad_BTHWC), parts)
 
 
 def _gradients(
@@ -100,7 +110,7 @@ def _gradients(
     """Of the frames, and of the pair.
 
     Each frame's gradient of a kernel comes from its convolution in the frames' dtype; they are
-    added up in float32, and rounded to that dtype once more.
+    added up in float32.
     """
     x_BTHWC, grad_BTHWC = lax.optimization_barrier(rows)
     total: Pair | None = None
@@ -133,8 +143,7 @@ def _gradients(
         waiting = (grad_y, back)
     finish()
     assert total is not None
-    rounded = jax.tree.map(lambda grad: grad.astype(x_BTHWC.dtype), total)
-    return jnp.concatenate(grads, axis=1) if grads else None, rounded
+    return jnp.concatenate(grads, axis=1) if grads else None, total
 
 
 _in_turn.defvjp(_in_turn_forward, _in_turn_backward, symbolic_zeros=True)
