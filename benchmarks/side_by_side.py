@@ -76,13 +76,15 @@ class Apart:
         """As :meth:`Side.seconds`.
 
         Raises:
-            RuntimeError: the process has ended; it has said why.
+            RuntimeError: the process has ended; an error it has shown itself.
         """
         try:
             self._connection.send(steps)
             return float(self._connection.recv())
         except (EOFError, OSError) as error:
-            raise RuntimeError("the process of one side has ended; see above") from error
+            self._process.join()
+            code = self._process.exitcode
+            raise RuntimeError(f"the process of one side has ended, exit code {code}") from error
 
     def __enter__(self) -> Self:
         return self

@@ -93,7 +93,8 @@ def compare(
     """Shows that both sides do the same, times their steps in turn, and records both.
 
     On a CPU each side is timed in a process of its own, as it is used: behind PyTorch's steps the
-    heap is such that ours take a tenth longer (benchmarks/RESULTS.md).
+    heap is such that ours take a tenth longer (benchmarks/RESULTS.md). This process, which has
+    compared the losses, keeps its memory meanwhile.
 
     Args:
         flags: of the command line.

@@ -1,6 +1,10 @@
-"""The convolution of images, with both gradients computed where the first is needed.
+"""The convolution of images, with gradients that suit the platform.
 
-Shapes: N images, H height, W width, I input and O output channels; `_pad` marks a zero border.
+On GPUs each device computes both where the first is needed (:mod:`jaxtrain.by_device`); on CPUs
+those of a strided one are found by phases.
+
+Shapes: N images, H height, W width, I input and O output channels; K taps in each direction; P and
+Q phases of rows and of columns.
 """
 
 import functools
@@ -27,7 +31,8 @@ Fold = Callable[[Any], jax.Array]
 def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """Convolution with a zero border of one pixel, as `torch.nn.Conv2d(K, padding=1)`.
 
-    On GPUs cuDNN computes it and its gradients, on CPUs Eigen (:func:`jaxtrain.compiling.options`).
+    On GPUs cuDNN computes it and its gradients; on CPUs Eigen, where the program is compiled with
+    :func:`jaxtrain.compiling.options`.
 
     Args:
         x_NHWI: images [N, H, W, I].

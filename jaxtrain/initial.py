@@ -26,7 +26,7 @@ def uniform(rngs: nnx.Rngs, shape: tuple[int, ...], bound: float) -> nnx.Param[j
 
 
 def normal(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Param[jax.Array]:
-    """float32, of mean zero and this standard deviation, at most 5.4 times that large."""
+    """float32, of mean zero and this standard deviation, at most 5.42 times that large."""
     return nnx.Param(deviation * math.sqrt(2) * lax.erf_inv(_even(*_drawn(rngs), shape)))
 
 

@@ -184,7 +184,7 @@ def numbers(shape: tuple[int, ...]) -> jax.Array:
 
 
 def mixed(x: jax.Array, other: jax.Array) -> jax.Array:
-    """ "triple32" of uint32 `x`, with `other` put in after its first multiplication."""
+    """The hash "triple32" of uint32 `x`, with `other` put in after its first multiplication."""
     x = (x ^ (x >> 17)) * jnp.uint32(0xED5AD4BB) ^ other
     x = (x ^ (x >> 11)) * jnp.uint32(0xAC4C1B51)
     x = (x ^ (x >> 15)) * jnp.uint32(0x31848BAB)

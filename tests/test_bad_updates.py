@@ -13,7 +13,8 @@ from program import TINY_MLM, command, environment, losses, run, train, write_co
 pytestmark = pytest.mark.slow
 
 STEPS = 4 * 143 // 8  # epochs, examples, batch
-# A norm of almost the usual size counts as bad, so that some updates are.
+# A norm of almost the usual size counts as bad, so that some updates are. With this seed 0.96 to
+# 0.98 leave out some fifteen and roll back three times; 0.95 leaves out too many in a row.
 ARGUMENTS = [
     *TINY_MLM,
     # In epochs: examples that were left out must not shorten a run that is stopped.

@@ -84,6 +84,49 @@ def test_no_device_asks_another_for_its_images(inputs: int, outputs: int, stride
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_only_gpus_put_zeros_between_the_pixels_of_a_strided_gradient(platform: str) -> None:
+    x, kernel = arrays(6, (2, 8, 6, 3), (3, 3, 3, 5))
+
+    def gradients(x: Any, kernel: Any) -> Any:
+        with tracing.tracing_for(platform):
+            return jax.grad(lambda x, k: convolution.conv(x, k, 2).sum(), (0, 1))(x, kernel)
+
+    text = jax.jit(gradients).trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
+    zeros = re.findall(r"[lr]hs_dilate = \[2, 2\]", text)
+    assert len(zeros) == (2 if platform == "cuda" else 0)
+    assert text.count("stablehlo.convolution") == (2 if platform == "cuda" else 8)
+
+
+def test_gradients_of_a_folded_kernel_travel_as_those_of_its_parts() -> None:
+    """In the parts' dtype; and they are those of the kernel, folded back."""
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))
+    rows, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("rows",), ()))
+    x, matrix, kernel, grad = arrays(7, (16, 8, 6, 3), (3, 11), (3, 3, 11, 5), (16, 8, 6, 5))
+
+    def fold(parts: Any) -> Any:
+        return jnp.einsum("im,yxmo->yxio", parts[0], parts[1].astype(jnp.float32))
+
+    def gradients(x: Any, parts: Any, grad: Any) -> Any:
+        with tracing.tracing_for("cuda"), by_device.rows_over(mesh):
+            pull = jax.vjp(lambda x, p: convolution.by_parts(x, p, fold, 1), x, parts)[1]
+            return pull(grad)
+
+    program = jax.jit(gradients, in_shardings=(rows, whole, rows), out_shardings=(rows, whole))
+    low = program.lower(x, (matrix, kernel.astype(jnp.bfloat16)), grad).as_text()
+    sums = re.findall(r"stablehlo.reduce\(.*\(tensor<8x(\S+)>,", low)
+    assert sorted(sums) == ["3x11xf32", "3x3x11x5xbf16"]
+
+    parts = (matrix, kernel)
+    placed = [jax.device_put(x, rows), jax.device_put(parts, whole), jax.device_put(grad, rows)]
+    of_x, of_parts = program(*placed)
+    wanted, of_kernel = by_windows(x, fold(parts), grad, 1)
+    np.testing.assert_allclose(of_x, wanted, rtol=1e-5, atol=1e-4)
+    (unfolded,) = jax.vjp(fold, parts)[1](jnp.asarray(of_kernel, jnp.float32))
+    for found, want in zip(of_parts, unfolded, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize(("argument", "convolutions"), [(0, 1), (1, 1), ((0, 1), 2)])
 def test_only_the_gradients_that_are_asked_for_are_computed(
     argument: Any, convolutions: int

@@ -275,8 +275,8 @@ class _Writer:
             "sc_threshold": "0",
             "flags": "+cgop",
             "bf": "2" if settings.gop > 3 else "0",
-            # Nothing refers to B frames: they can be skipped. A video gives the same pieces on all
-            # machines: x264's fastest instructions depend on the processor and on addresses.
+            # Nothing refers to B frames: they can be skipped. The same frames give the same bytes:
+            # x264 would choose instructions by where in memory a frame lies.
             "x264-params": "b-pyramid=none:cpu-independent=1",
         }
         self._time_base = 1 / rate

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 
 from jaxtrain.data import cache
 
-VERSION = 1  # part of the folder's name: raise it whenever the pictures change
+_SCENES = 1  # which ones chance makes
+VERSION = 2  # part of the folder's name: raise it whenever the files change
 HEIGHT, WIDTH = 96, 160
 FRAMES = 48
 FPS = 24
 VIDEOS = 24
 
-# Otherwise x264 takes other instructions, which round otherwise, depending on the processor and on
-# where in memory a frame lies: then the same frames become other bytes.
-REPEATABLE = {"x264-params": "cpu-independent=1"}
+# By itself x264 chooses instructions, which round differently, by where in memory a frame lies.
+_REPEATABLE = "cpu-independent=1"
 
 Array = NDArray[Any]
 Scene = Callable[[float], Array]  # seconds -> picture [H, W, 3]
@@ -73,7 +73,7 @@ def _write(folder: Path, number: int) -> None:
 
 def render(make: Callable[[np.random.Generator], Scene], seed: int) -> Iterator[Array]:
     """All frames of a scene."""
-    scene = make(np.random.default_rng((VERSION, seed)))
+    scene = make(np.random.default_rng((_SCENES, seed)))
     for frame in range(FRAMES):
         yield scene(frame / FPS)
 
@@ -86,7 +86,7 @@ def to_uint8(picture_HW3: Array) -> NDArray[np.uint8]:
 
 def encode(path: Path, frames: Iterator[NDArray[np.uint8]], fps: int) -> None:
     """Write RGB frames, uint8 [H, W, 3] each, as H.264 in MP4."""
-    options = {"crf": "14", "preset": "veryfast", "g": "24", **REPEATABLE}
+    options = {"crf": "14", "preset": "veryfast", "g": "24", "x264-params": _REPEATABLE}
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps), options=options)
         stream.pix_fmt = "yuv420p"

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import sample_videos as sample
 
-from jaxtrain.data import pieces, prepare_clips, video, video_decode, video_files, video_packets
+from jaxtrain.data import (
+    pieces,
+    prepare_clips,
+    scenes,
+    video,
+    video_decode,
+    video_files,
+    video_packets,
+)
 from jaxtrain.data.pieces import Settings
 from jaxtrain.errors import BadExample, InputError
 
@@ -65,6 +73,22 @@ def test_pieces_hold_all_frames_in_order(tmp_path: Path) -> None:
             frames = video_decode.read(str(path), info, [number])
             picture = frames[0].to_ndarray(format="rgb24")
             assert sample.number_of(picture) == first + number
+
+
+def test_the_same_video_gives_the_same_bytes(tmp_path: Path) -> None:
+    """x264 may look at where in memory frames lie, never the same beside another thread."""
+    frames = [scenes.to_uint8(f) for f in scenes.render(scenes._KINDS["hills"], 0)]
+    scenes.encode(tmp_path / "a.mp4", iter(frames), scenes.FPS)
+    large = Settings(height=80, width=128, frames=48, gop=24)
+
+    def pieces_of(number: int) -> bytes:
+        folder = tmp_path / str(number)
+        _cut(tmp_path / "a.mp4", folder, large)
+        (piece,) = folder.iterdir()
+        return piece.read_bytes()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(pieces_of, range(24)))) == 1
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_they_are_read_as_any_files_are(folder: Path, root: Path) -> None:
             assert clip.std() > 15, "something is to be seen"
 
 
-def test_they_are_the_same_bytes_wherever_they_are_rendered(tmp_path: Path) -> None:
+def test_the_same_frames_are_the_same_bytes(tmp_path: Path) -> None:
     """x264 may look at where in memory frames lie, never the same beside another thread."""
 
     def encoded(number: int) -> tuple[int, bytes]:
