@@ -49,7 +49,7 @@ def farewell(
         if name in last:
             same = first[name] == last[name]
             before = "" if same else f"{first[name]:.4g} -> "
-            when = f" (since update {since})" if since and not same else ""
+            when = f" (first and last since update {since})" if since and not same else ""
             say(f"{name}: {before}{last[name]:.4g}{when}")
     if samples:
         last_step = samples[-1].stem.rpartition("_")[2]

@@ -45,7 +45,7 @@ def test_it_says_what_was_reached() -> None:
 def test_it_says_since_when_it_compares() -> None:
     first = {"val/loss": 2.0, "train/loss": 8.0}
     lines = said(first=first, last=first | {"train/loss": 0.5}, since=240)
-    assert lines[:2] == ["train/loss: 8 -> 0.5 (since update 240)", "val/loss: 2"]
+    assert lines[:2] == ["train/loss: 8 -> 0.5 (first and last since update 240)", "val/loss: 2"]
 
 
 @pytest.mark.parametrize("name", ["demo", "demo_mlm", "demo_gpt", "a6000_medium"])

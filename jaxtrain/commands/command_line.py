@@ -2,13 +2,15 @@
 
 import argparse
 import contextlib
+import dataclasses
+import difflib
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxtrain import config_files
+from jaxtrain import config, config_files
 from jaxtrain.errors import InputError
 
 
@@ -57,8 +59,22 @@ def parse(
         flags, overrides = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see {parser.prog} --help") from None
+    _refuse_misspelt(parser, overrides)
     require_config(flags)
     return flags, overrides
+
+
+def _refuse_misspelt(parser: argparse.ArgumentParser, overrides: list[str]) -> None:
+    """What is nearly a flag of the command; the config only knows its own fields."""
+    fields = {f"--{field.name}" for field in dataclasses.fields(config.Run)}
+    own = [flag for action in parser._actions for flag in action.option_strings]
+    for word in overrides:
+        typed = word.partition("=")[0]
+        if not typed.startswith("--") or "." in typed or typed in fields:
+            continue
+        near = difflib.get_close_matches(typed, own, n=1, cutoff=0.75)
+        if near:
+            raise InputError(f"{typed} is no flag of {parser.prog}; did you mean {near[0]}?")
 
 
 def require_config(flags: argparse.Namespace) -> None:

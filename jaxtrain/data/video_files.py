@@ -83,7 +83,10 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
     elif not top.exists():
         several = tar_members.expand(str(top))
         if several == [str(top)]:
-            raise InputError(f"{flag} {path}: no such file or folder")
+            raise InputError(
+                f"{flag} {path}: no such file or folder; name a folder of videos, a list of their "
+                "paths, or .tar files"
+            )
         above = str(top).partition("{")[0].rpartition("/")[0] or "/"
         named = [Found(Path(one).relative_to(above).as_posix(), one) for one in several]
         cure = "let it stand for .tar files with videos in them"
