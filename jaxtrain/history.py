@@ -169,11 +169,11 @@ class History:
             while the main thread is at work on it.
         """
 
-        words = "stopped by a signal, in the midst of a call that nothing breaks off"
+        words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
 
         def write(code: int) -> None:
-            self._recorder.log(words)
             self.end(code, words)
+            self._recorder.say(words)
 
         def end(code: int) -> None:
             _soon(write, code)

@@ -70,7 +70,7 @@ def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path
     journal, signals, peers = begin(tmp_path)
     signals.before_exit(130)
     assert peers.left == 130
-    words = "stopped by a signal, in the midst of a call that nothing breaks off"
+    words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
     assert end(tmp_path) == (130, words)
     assert (tmp_path / "log.txt").read_text().endswith(f"{words}\n")
     journal.__exit__(None, None, None)
