@@ -46,7 +46,7 @@ def by_pair(
         x_BTHWC: what goes in.
         parts: arrays of which the pair is folded. They are gathered already, once for all frames,
             and kept until the backward pass: unlike what blocks gather they are small. Their
-            gradients travel between devices, in their dtype.
+            gradients travel between devices, in their dtype; with `remat` "none" the pair's do.
         fold: makes the pair of them.
         stride: of the second one.
         remat: but for "none" one frame follows the other. The backward pass computes what lies
