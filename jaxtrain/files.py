@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxtrain.errors import InputError
 
@@ -139,6 +142,96 @@ class Appended:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+JSON_BYTES = 2**26
+"""Default limit of :func:`read_json`. The manifest of a checkpoint of 10 TiB has 16 MiB."""
+# Our own files are at most 10 deep. Far below Python's limit, so that what walks the result later,
+# deeper in the stack, stays below it too.
+_JSON_DEPTH = 100
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """Reads a complete regular file that a stranger may have made.
+
+    Symbolic links are followed. A pipe or a device is refused without waiting for it.
+
+    Args:
+        path: of the file.
+        limit_bytes: refuse a larger file.
+
+    Raises:
+        OSError: it cannot be read, or is a folder (IsADirectoryError).
+        ValueError: it is not a regular file, or too large; says why in a few words.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # raises for a folder
+        entry = os.fstat(descriptor)
+        if not stat.S_ISREG(entry.st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(limit_bytes + 1) if entry.st_size <= limit_bytes else b""
+        if max(entry.st_size, len(content)) > limit_bytes:
+            size = max(entry.st_size, len(content))
+            raise ValueError(f"it has {size:,} bytes, more than {limit_bytes:,}")
+        return content
+
+
+def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
+    """Reads a JSON object from a regular file that a stranger may have made.
+
+    Args:
+        path: of the file.
+        limit_bytes: refuse a larger file.
+
+    Raises:
+        OSError: it cannot be read, or is a folder (IsADirectoryError).
+        ValueError: it is not a regular file, too large, not JSON, nested too deeply, or JSON of
+            another kind; says why in a few words, such as "it is not JSON".
+    """
+    content = parse_json(read_regular(path, limit_bytes))
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON that a stranger may have made; NaN and Infinity are allowed.
+
+    What it returns is nested at most 100 deep, and its texts can be encoded as UTF-8.
+
+    Raises:
+        ValueError: says why in a few words.
+    """
+    try:
+        content = json.loads(text)
+        _check_json(content)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise ValueError("it is not JSON") from None
+    except UnicodeError:  # not UTF-8, or half a surrogate pair
+        raise ValueError("it is not UTF-8 text") from None
+    except ValueError:  # Python's limit of 4,300 digits
+        raise ValueError("it holds a number of thousands of digits") from None
+    return content
+
+
+def _check_json(content: Any) -> None:
+    level: list[Any] = [content]
+    for _ in range(_JSON_DEPTH):
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, str):
+                node.encode()
+            elif isinstance(node, list):
+                below.extend(node)
+            elif isinstance(node, dict):
+                below.extend(node)
+                below.extend(node.values())
+        if not below:
+            return
+        level = below
+    raise RecursionError
 
 
 def drop_torn_line(path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Reading files that a stranger may have made."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxtrain import files
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"{", "it is not JSON"),
+        (b"{\xff}", "it is not UTF-8 text"),
+        (b'{"a": "\\ud800"}', "it is not UTF-8 text"),
+        (b'{"\\ud800": 1}', "it is not UTF-8 text"),
+        (b"[" * 2_000_000, "its JSON is nested too deeply"),
+        (b'{"a":' * 200 + b"1" + b"}" * 200, "its JSON is nested too deeply"),
+        (b"[1, 2]", "it is not a JSON object"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "it holds a number of thousands of digits"),
+    ],
+)
+def test_json_that_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=why):
+        files.read_json(path)
+
+
+def test_json_that_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_bytes('{"a": [1, {"b": "ü"}], "n": NaN}'.encode())
+    (tmp_path / "link.json").symlink_to(path)
+    found = files.read_json(tmp_path / "link.json")
+    assert found["a"] == [1, {"b": "ü"}]
+    with pytest.raises(ValueError, match="more than 10"):
+        files.read_json(path, limit_bytes=10)
+
+
+def test_only_regular_files_are_read_and_nothing_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    began = time.monotonic()
+    for name in ("pipe", "endless"):
+        with pytest.raises(ValueError, match="not a regular file"):
+            files.read_json(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        files.read_json(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        files.read_json(tmp_path / "none")
+    assert time.monotonic() - began < 5
