@@ -292,27 +292,64 @@ def check_warmup(optim: Optim, steps: int) -> None:
         )
 
 
+OLDER_CLASSES = {
+    "jaxtrain.models.gpt.Config": "gpt",
+    "jaxtrain.models.llama.Config": "llama",
+    "jaxtrain.models.mlm.Config": "mlm",
+    "jaxtrain.models.video_ae.config.Config": "video_ae",
+    "jaxtrain.models.video_ae.losses.Adversary": "Adversary",
+    "jaxtrain.models.video_ae.losses.Perceptual": "Perceptual",
+    "jaxtrain.models.video_ae.losses.Teacher": "Teacher",
+    "jaxtrain.data.text.Causal": "text.Causal",
+    "jaxtrain.data.text.Masked": "text.Masked",
+    "jaxtrain.data.video.Config": "video",
+}
+"""What files of versions before 0.2 call a class -> what :func:`to_dict` calls it."""
+
+
 def to_dict(section: Any) -> dict[str, Any]:
-    """A config as JSON holds it: nested dicts, tuples as lists, the classes of model and data."""
+    """A config as JSON holds it: nested dicts, tuples as lists; model and data with a short name.
+
+    The name, such as ``gpt`` or ``text.Causal``, stays when modules move. What is read back from a
+    file goes through :mod:`jaxtrain.models.from_file`, which takes no other names.
+    """
+    named = {} if type(section).__module__ == __name__ else {"class": _short_name(type(section))}
+    return named | _fields(section)
+
+
+def _fields(section: Any) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    if type(section).__module__ != __name__:
-        result["class"] = f"{type(section).__module__}.{type(section).__qualname__}"
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            value = to_dict(value)
+            # Of a section that is declared, the field says the class.
+            value = to_dict(value) if field.type is Any else _fields(value)
         result[field.name] = list(value) if isinstance(value, tuple) else value
     return result
 
 
+def _short_name(section: type[Any]) -> str:
+    path = f"{section.__module__}.{section.__qualname__}"
+    package, _, inside = section.__module__.removeprefix("jaxtrain.").partition(".")
+    if path in OLDER_CLASSES or not section.__module__.startswith("jaxtrain."):
+        return OLDER_CLASSES.get(path, path)
+    name = inside.partition(".")[0] or package
+    return name if section.__qualname__ == "Config" else f"{name}.{section.__qualname__}"
+
+
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config in :func:`to_dict` form as ``{"optim.peak_lr": 0.003, ...}``, in order."""
+    """A config in :func:`to_dict` form as ``{"optim.peak_lr": 0.003, ...}``, in order.
+
+    Classes have today's names, also those of an older file, which named declared sections too.
+    """
     found: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
             found.update(flat(value, f"{prefix}{key}."))
-        else:
+        elif key != "class" or not isinstance(value, str):
             found[prefix + key] = value
+        elif prefix.count(".") == 1 or value not in OLDER_CLASSES:
+            found[prefix + key] = OLDER_CLASSES.get(value, value)
     return found
 
 

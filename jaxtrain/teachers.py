@@ -24,7 +24,6 @@ from jaxtrain.errors import InputError, first_line
 
 _DIGITS = 12  # of a digest in a teacher's name
 _ENCODER = "encoder."
-_DIFFUSERS = ("AutoencoderKLCogVideoX", "AutoencoderKLWan")
 _TIME_FACTOR = 4  # AutoencoderKLWan: one frame, then so many for each further latent
 
 
@@ -110,14 +109,18 @@ class Diffusers:
             raise InputError(
                 f"--teacher {folder} needs {error.name}: pip install -e '.[interop]'"
             ) from error
-        kind = _class_name(folder)
-        if kind not in _DIFFUSERS:
+        kind = str(_class_name(folder))
+        made = {
+            "AutoencoderKLCogVideoX": diffusers.AutoencoderKLCogVideoX,
+            "AutoencoderKLWan": diffusers.AutoencoderKLWan,
+        }
+        if kind not in made:
             raise InputError(
-                f"--teacher {folder} is a {kind}; the teachers are {' and '.join(_DIFFUSERS)}"
+                f"--teacher {folder} is a {kind[:60]}; the teachers are {' and '.join(made)}"
             )
         self._torch, self._seed, self._kind = torch, sample_seed, kind
         try:
-            model = getattr(diffusers, kind).from_pretrained(folder, local_files_only=True)
+            model = made[kind].from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, RuntimeError) as error:
             raise InputError(f"--teacher {folder} cannot be loaded: {first_line(error)}") from error
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -183,7 +186,7 @@ def _class_name(path: Path) -> str | None:
     """Of diffusers, where a folder holds one of its models."""
     try:
         found = json.loads((path / "config.json").read_text(encoding="utf-8")).get("_class_name")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return None if found is None else str(found)
 

@@ -7,7 +7,6 @@ that this program writes as ``.safetensors`` also say which config they belong t
 
 import contextlib
 import dataclasses
-import importlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from jaxtrain import (
 from jaxtrain import groups as parameter_groups
 from jaxtrain.errors import InputError
 from jaxtrain.mesh import HasShape
+from jaxtrain.models import from_file
 
 ABOUT = "jaxtrain_model"
 """Under this name a ``.safetensors`` file holds its model's config, as JSON."""
@@ -83,12 +83,12 @@ def load(source: Path, family: type[Any] | None) -> Weights:
         return Weights(model, params, str(source))
     if source.is_dir():
         path = _checkpoint(source)
-        model = model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
+        model = from_file.make(_described(path), str(path))
         _check_family(model, family, str(path))
         return Weights(model, _of_checkpoint(path), str(path))
     tensors, about = tensor_files.read(source)
     if ABOUT in about:
-        model = model_from(json.loads(about[ABOUT]), str(source))
+        model = from_file.make(from_file.parse(about[ABOUT], str(source)), str(source))
         _check_family(model, family, str(source))
     elif family is None:
         raise InputError(
@@ -114,7 +114,7 @@ def model_at(source: Path) -> Any | None:
     paths = (source, *(checkpoint_folders.latest_in(source / folder) for folder in folders))
     for path in paths:
         if path is not None and checkpoint.is_complete(path):
-            return model_from(checkpoint.read_meta(path)["config"]["model"], str(path))
+            return from_file.make(_described(path), str(path))
     return None
 
 
@@ -160,7 +160,7 @@ def params_for(
     elif source.is_dir():
         path = _checkpoint(source)
         found = _of_checkpoint(path)
-        check_unseen(model, checkpoint.read_meta(path)["config"]["model"], path)
+        check_unseen(model, _described(path), path)
     elif not hasattr(model, "from_weights"):
         raise InputError(
             f"{source}: this model starts from checkpoints and runs' directories only, not from "
@@ -170,7 +170,7 @@ def params_for(
         path, (tensors, about) = source, tensor_files.read(source)
         found = model.from_weights(tensors, str(source))
         if ABOUT in about:
-            check_unseen(model, json.loads(about[ABOUT]), path)
+            check_unseen(model, from_file.parse(about[ABOUT], str(source)), path)
         else:
             notes += _check_guess(model, model.guess(tensors, str(path)), path)
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
@@ -212,34 +212,6 @@ def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:
     return sum(tensor.size for tensor in tensors.values())
 
 
-def model_from(saved: Mapping[str, Any], source: str) -> Any:
-    """A model's config from the form that :func:`jaxtrain.config.to_dict` gave it.
-
-    Raises:
-        InputError: another version of the program wrote it.
-    """
-    try:
-        module, _, name = str(saved["class"]).rpartition(".")
-        if module.partition(".")[0] != "jaxtrain":
-            raise InputError(f"{source} names a model of another program: {saved['class']}")
-        made = getattr(importlib.import_module(module), name)
-        fields = {
-            field: model_from(value, source)
-            if isinstance(value, Mapping)
-            else tuple(value)
-            if isinstance(value, list)
-            else value
-            for field, value in saved.items()
-            if field != "class"
-        }
-        return made(**fields)
-    except (KeyError, ImportError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{source} was written by another version of jaxtrain ({error}): name its model with a "
-            "config, or export it with that version"
-        ) from error
-
-
 def check_unseen(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
     """Holds that what no array's shape tells is as the parameters were trained with.
 
@@ -255,7 +227,8 @@ def check_unseen(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
         if field not in theirs:
             continue
         ours, there = getattr(model, held), theirs[field]
-        with contextlib.suppress(InputError):  # it does not go with the rest, and so differs
+        with contextlib.suppress(InputError, ArithmeticError, TypeError, ValueError):
+            # Where it does not fit the other fields, it differs from ours anyway.
             there = getattr(dataclasses.replace(model, **{field: there}), held)
         if ours != there:
             raise InputError(
@@ -289,6 +262,16 @@ def _check_family(model: Any, family: type[Any] | None, source: str) -> None:
             f"{source} holds a model of {type(model).__module__}, and this needs one of "
             f"{family.__module__}: name a run of such a model"
         )
+
+
+def _described(path: Path) -> Mapping[str, Any]:
+    """What a checkpoint says of its model, in :func:`jaxtrain.config.to_dict` form."""
+    held: Any = checkpoint.read_meta(path)
+    for name in ("config", "model"):
+        held = held.get(name) if isinstance(held, Mapping) else None
+    if not isinstance(held, Mapping):
+        raise InputError(f"{path} does not describe its model: its metadata has no config.model")
+    return held
 
 
 def _checkpoint(source: Path) -> Path:

@@ -5,6 +5,7 @@ one that takes the same latents. Frames come at the average rate of the original
 """
 
 import argparse
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     _check(model, shape, told, flags.latents)
     timing = model.model.timing
     wanted = timing.shown(told["frames"])
-    rate = Fraction(about["fps"]) * timing.growth / TIME_FACTOR
+    rate = _ratio(about["fps"]) * timing.growth / TIME_FACTOR
     progress = video_flags.Progress(wanted)
     with (
         command_line.cleaning_up(),
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
             flags.target,
             rate=rate,
             time_base=1 / rate,
-            pixel_aspect=Fraction(about["pixel_aspect"]),
+            pixel_aspect=_ratio(about["pixel_aspect"]),
             crf=flags.crf,
         ) as writer,
     ):
@@ -70,14 +71,24 @@ def _told(about: dict[str, str], path: Path) -> dict[str, int]:
             "that do"
         )
     try:
-        if Fraction(about["fps"]) <= 0 or Fraction(about["pixel_aspect"]) <= 0:
+        if _ratio(about["fps"]) <= 0 or _ratio(about["pixel_aspect"]) <= 0:
             raise ValueError("fps and pixel_aspect must be above 0")
         told = {name: int(about[name]) for name in names}
         if min(told[name] for name in names[:3]) < 1:
             raise ValueError("frames, height and width must be above 0")
+        if min(told[name] for name in names[3:]) < 0:
+            raise ValueError("padding_bottom and padding_right must not be below 0")
     except (ValueError, ZeroDivisionError) as error:
         raise InputError(f"{path} says what cannot be of its video: {error}") from error
     return told
+
+
+def _ratio(text: str) -> Fraction:
+    """A ratio as :mod:`jaxtrain.commands.encode` writes it, such as 30000/1001."""
+    # Fraction itself would compute the digits of "1e999999999".
+    if not re.fullmatch(r"\d{1,10}(/\d{1,10})?", text, re.ASCII):
+        raise ValueError(f"{text[:40]!r} is not a ratio such as 30000/1001")
+    return Fraction(text)
 
 
 def _check(

@@ -61,7 +61,7 @@ def test_latents_are_those_of_the_whole_video(place: Path) -> None:
 def test_the_file_says_what_it_is_of(place: Path) -> None:
     told = header(place / "z.safetensors")
     model = json.loads(told.pop("jaxtrain_model"))
-    assert model["class"] == "jaxtrain.models.video_ae.config.Config"
+    assert model["class"] == "video_ae"
     assert told == {
         "fps": "12",
         "frames": "10",

@@ -1,0 +1,143 @@
+"""A model's config from what a file says of it.
+
+Files are data: a name in a file never decides which code runs. A file names its model by a short
+name, such as ``gpt``; that is looked up among the modules of this package, and only a ``Config``
+class in one of them is ever made, with the dataclasses that its fields declare. So a new model
+needs no entry anywhere. What older files hold, module paths, goes through a fixed table
+(:data:`jaxtrain.config.OLDER_CLASSES`).
+"""
+
+import dataclasses
+import importlib
+import json
+import math
+import pkgutil
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtrain import config, models, overrides
+from jaxtrain.errors import InputError
+
+_SHOWN = 60  # characters of a value in a message
+_LARGEST = 2**63  # of a whole number: no size or count comes near
+
+
+def names() -> list[str]:
+    """Short names of the models there are, sorted. Imports all of them."""
+    return sorted(name for name in _modules() if _config_class(name) is not None)
+
+
+def make(saved: Any, source: str) -> Any:
+    """The config that :func:`jaxtrain.config.to_dict` turned into ``saved``.
+
+    Args:
+        saved: parsed JSON.
+        source: the file, for messages.
+
+    Raises:
+        InputError: it names no model of this program, or the fields do not fit that model.
+    """
+    said = saved.get("class") if isinstance(saved, Mapping) else None
+    if not isinstance(said, str):
+        raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
+    name = config.OLDER_CLASSES.get(said, said)
+    made = _config_class(name)
+    if made is None:
+        raise InputError(
+            f"{source} names the model {_short(name)}, which is unknown; there are: "
+            f"{', '.join(names())}"
+        )
+    return _make(made, saved, source, "model")
+
+
+def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
+    """The JSON in which a weights file describes its model, for :func:`make`.
+
+    Raises:
+        InputError: it is not a JSON object.
+    """
+    try:
+        saved = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source} does not describe its model in JSON ({error})") from error
+    if not isinstance(saved, Mapping):
+        raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
+    return saved
+
+
+_OTHER_VERSION = (
+    "another version of jaxtrain wrote it, or another program; export the weights with that version"
+)
+
+
+def _modules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(models.__path__)]
+
+
+def _config_class(name: str) -> type[Any] | None:
+    """The ``Config`` of the model with this name; None where no module here has one."""
+    for own in _modules():
+        if own == name:
+            found = vars(importlib.import_module(f"{models.__name__}.{own}")).get("Config")
+            if isinstance(found, type) and dataclasses.is_dataclass(found):
+                return found
+    return None
+
+
+def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(section) if field.init}
+    hints = typing.get_type_hints(section)
+    given = {name: value for name, value in saved.items() if name != "class"}
+    for name in given:
+        if name not in fields:
+            raise InputError(f"{source}: {where} has no field {_short(name)}: {_OTHER_VERSION}")
+    for name, field in fields.items():
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and name not in given:
+            raise InputError(f"{source}: {where}.{name} is missing: {_OTHER_VERSION}")
+    values = {
+        name: _value(value, hints[name], source, f"{where}.{name}") for name, value in given.items()
+    }
+    try:
+        return section(**values)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    except (ArithmeticError, ValueError, TypeError) as error:  # a check that met odd values
+        raise InputError(f"{source}: the fields of {where} do not fit ({error})") from error
+
+
+def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
+    """A field's value in the type that the field declares."""
+    if isinstance(value, Mapping):
+        for choice in (annotation, *typing.get_args(annotation)):
+            if isinstance(choice, type) and dataclasses.is_dataclass(choice):
+                older = value.get("class", choice.__name__)
+                if not isinstance(older, str) or (
+                    config.OLDER_CLASSES.get(older, older) != choice.__name__
+                ):
+                    raise InputError(f"{source}: {where} is a {choice.__name__}, not {older!r}")
+                return _make(choice, value, source, where)
+    held = tuple(value) if isinstance(value, list) else value
+    if not overrides.matches(held, annotation):
+        raise InputError(
+            f"{source}: {where} takes {overrides.takes(annotation)}, not {_short(value)}"
+        )
+    for number in held if isinstance(held, tuple) else (held,):
+        if isinstance(number, int | float) and not _is_sane(number):
+            raise InputError(f"{source}: {where}={_short(number)}: use a smaller, finite number")
+    return held
+
+
+def _is_sane(number: float) -> bool:
+    if isinstance(number, int):
+        return abs(number) < _LARGEST
+    return math.isfinite(number)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or a deep list
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

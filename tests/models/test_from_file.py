@@ -1,0 +1,181 @@
+"""Which model a file may name, and that nothing in a file chooses what runs."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_videos import busy, write
+from test_weights import write_run
+
+from jaxtrain import config, config_files, main, tensor_files, weights
+from jaxtrain.errors import InputError
+from jaxtrain.models import from_file, gpt, llama, mlm, video_ae
+
+MODELS = {"gpt": gpt, "llama": llama, "mlm": mlm, "video_ae": video_ae}
+FULL = video_ae.Config(
+    frames=12,
+    height=480,
+    width=720,
+    adversary=video_ae.Adversary(weight=0.5, crop=256),
+    perceptual=video_ae.Perceptual(weights="lpips.pth"),
+    teacher=video_ae.Teacher(encoder_weight=0.1),
+)
+# As to_dict had it before models had short names, word for word.
+OLDER = {
+    "class": "jaxtrain.models.video_ae.config.Config",
+    "frames": 4, "height": 16, "width": 16, "time_upscale": [True, True],
+    "teacher": {"class": "jaxtrain.models.video_ae.losses.Teacher", "encoder_weight": 0.5},
+}
+
+
+def attack(marker: Path) -> dict[str, dict[str, Any]]:
+    """What a stranger's file may say; each ran a command, a function or a traceback once."""
+    shell = {
+        "class": "jaxtrain.bench.request._run",
+        "command": ["sh", "-c", f"touch {marker}"], "timeout_s": 5,
+    }
+    tiny = config.to_dict(gpt.Config.tiny())
+    return {
+        "a function": shell,
+        "a nested function": {**config.to_dict(video_ae.Config.tiny()), "teacher": shell},
+        "a function where no section is": {**tiny, "depth": shell},
+        "a config file": {"class": "jaxtrain.config.named", "name_or_path": f"{marker}.py"},
+        "a removal": {"class": "jaxtrain.doctor.examination._remove", "folder": str(marker)},
+        "a class that is not a config": {"class": "jaxtrain.models.gpt.GPT"},
+        "another module's config": {"class": "jaxtrain.config.Mesh", "data": 1, "fsdp": 1},
+        "a module without a model": {"class": "gpt_weights"},
+        "this module": {"class": "from_file"},
+        "a path inside": {"class": "gpt.Config"},
+        "a relative path": {"class": "..errors"},
+        "the standard library": {"class": "os.system", "command": f"touch {marker}"},
+        "no class": {key: value for key, value in tiny.items() if key != "class"},
+        "a list for a class": {**tiny, "class": ["gpt"]},
+        "another section": {
+            **OLDER,
+            "teacher": {"class": "jaxtrain.models.video_ae.losses.Perceptual", "weights": "x"},
+        },
+        "a text for a number": {**tiny, "vocab_size": "12"},
+        "a number for a text": {**tiny, "init_from": 7},
+        "a switch for a number": {**tiny, "depth": True},
+        "a list for a number": {**tiny, "depth": [1]},
+        "an unknown field": {**tiny, "colour": 1},
+        "a lacking field": {key: value for key, value in OLDER.items() if key != "frames"},
+        "infinity": {**tiny, "depth": float("inf")},
+        "a number of 400 digits": {**tiny, "depth": 10**400},
+        "zero": {**tiny, "depth": 0},
+    }
+
+
+ATTACKS = sorted(attack(Path("x")))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_a_short_name_and_comes_back(name: str) -> None:
+    model = MODELS[name].Config.tiny()
+    saved = json.loads(json.dumps(config.to_dict(model)))
+    assert saved["class"] == name
+    assert from_file.make(saved, "x") == model
+
+
+def test_the_names_are_those_of_the_models() -> None:
+    assert from_file.names() == sorted(MODELS)
+
+
+@pytest.mark.parametrize("name", config_files.names())
+def test_every_shipped_model_comes_back(name: str) -> None:
+    model = config.named(name).model
+    assert from_file.make(json.loads(json.dumps(config.to_dict(model))), "x") == model
+
+
+def test_sections_come_back_and_name_no_class() -> None:
+    saved = json.loads(json.dumps(config.to_dict(FULL)))
+    assert "class" not in saved["teacher"]
+    assert from_file.make(saved, "x") == FULL
+
+
+def test_what_older_versions_wrote_is_read() -> None:
+    found = from_file.make(OLDER, "x")
+    assert found == video_ae.Config(
+        frames=4, height=16, width=16, teacher=video_ae.Teacher(encoder_weight=0.5)
+    )
+    for name, module in MODELS.items():
+        made = module.Config
+        older = {**config.to_dict(made.tiny()), "class": f"{made.__module__}.{made.__qualname__}"}
+        assert older["class"] in config.OLDER_CLASSES
+        assert from_file.make(older, "x") == made.tiny(), name
+
+
+def test_a_new_model_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxtrain import models
+
+    (tmp_path / "brand_new.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Config:\n    size: int\n"
+    )
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    found = from_file.make({"class": "brand_new", "size": 3}, "x")
+    assert dataclasses.asdict(found) == {"size": 3}
+    assert config.to_dict(found) == {"class": "brand_new", "size": 3}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("kind", ["safetensors", "checkpoint"])
+def test_no_file_runs_anything(
+    name: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The real commands on a weights file and on a checkpoint, whose checksums are right."""
+    marker = tmp_path / "marker"
+    (tmp_path / "marker.py").write_text(f"open({str(marker)!r}, 'w')")
+    said = attack(marker)[name]
+    out, video = str(tmp_path / "out.safetensors"), str(write(tmp_path / "in.mp4", busy(4)))
+    if kind == "safetensors":
+        source = str(tmp_path / "x.safetensors")
+        about = {weights.ABOUT: json.dumps(said)}
+        tensor_files.write(Path(source), {"a": np.ones(2, np.float32)}, about)
+        commands = [["import", source, out], ["export", source, out]]
+        commands += [["reconstruct", source, video, str(tmp_path / "out.mp4")]]
+    else:
+        source = str(tmp_path / "run")
+        write_run(Path(source), None, 8, {"a": np.ones(2, np.float32)}, said=said)
+        commands = [
+            ["export", source, out],
+            ["generate", source, "Once"],
+            ["fill", source, "[MASK]"],
+        ]
+        commands += [["generate", source], ["evaluate", source, "--data", video]]
+        commands += [["encode", source, video, out]]
+    for command in commands:
+        before = sorted(tmp_path.rglob("*"))
+        assert main.main(command) == 2, command
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith(f"error: {source}")
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, "null", "[]", '"gpt"', "1e999", '{"class": 1}', "\ud800"]
+)
+def test_json_that_describes_no_model(text: str, tmp_path: Path) -> None:
+    about = {weights.ABOUT: text.encode("utf-8", "replace").decode()}
+    tensor_files.write(tmp_path / "x.safetensors", {"a": np.ones(2, np.float32)}, about)
+    with pytest.raises(InputError, match=r"^.*x\.safetensors does not (describe|name) its model"):
+        weights.load(tmp_path / "x.safetensors", None)
+
+
+def test_what_is_wrong_is_named() -> None:
+    tiny = config.to_dict(gpt.Config.tiny())
+    with pytest.raises(InputError, match=r"x names the model 'os.system', which is unknown; there"):
+        from_file.make({"class": "os.system"}, "x")
+    with pytest.raises(InputError, match=r"x: model has no field 'colour': another version of"):
+        from_file.make({**tiny, "colour": 1}, "x")
+    with pytest.raises(InputError, match=r"x: model.vocab_size takes a whole number, not '12'"):
+        from_file.make({**tiny, "vocab_size": "12"}, "x")
+    with pytest.raises(InputError, match=r"x: model.teacher.encoder_weight takes a number, not "):
+        from_file.make({**OLDER, "teacher": {"encoder_weight": "much"}}, "x")
+    with pytest.raises(InputError, match=r"x: model.teacher is a Teacher, not 'os.system'"):
+        from_file.make({**OLDER, "teacher": {"class": "os.system"}}, "x")
+    with pytest.raises(InputError, match=r"x: model.frames is missing"):
+        from_file.make({key: value for key, value in OLDER.items() if key != "frames"}, "x")
