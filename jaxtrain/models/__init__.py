@@ -4,7 +4,9 @@ There is no base class and no registry: a model is a module in this package, and
 registration. A model knows no mesh, no optimizer and no loop. It offers two classes.
 
 ``Config``: a frozen, keyword-only dataclass beside the module that it builds. It raises
-``InputError`` when it is made with values that do not fit each other.
+``InputError`` when it is made with values that do not fit each other, or that no machine can build:
+a file of a stranger may hold any (:mod:`jaxtrain.models.from_file`). Files name a model after its
+module here, such as ``gpt``.
 
 - ``build(rngs: nnx.Rngs) -> nnx.Module``: float32 parameters, freshly drawn. Must work under
   ``jax.eval_shape``.
