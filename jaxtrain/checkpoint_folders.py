@@ -4,12 +4,13 @@ A checkpoint is a folder named by its completed updates. Nothing is remembered b
 failed save can leave the memory of a checkpoint manager wrong (maxtext#5260), but not the disk.
 """
 
-import json
+import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxtrain import manifest
+from jaxtrain import files, manifest
 from jaxtrain.disks import disk_trouble, reason
 from jaxtrain.errors import InputError
 
@@ -50,26 +51,96 @@ def latest_in(folder: Path) -> Path | None:
 def read_meta(path: Path) -> dict[str, Any]:
     """What the caller of :meth:`Checkpoints.save` said about this checkpoint.
 
+    Its ``step``, ``examples_seen`` and ``examples_left_out`` are whole numbers, and ``best`` is
+    None or what :mod:`jaxtrain.saving` writes; of all else see :func:`read_run_meta`.
+
     Raises:
-        InputError: the folder is no complete checkpoint.
+        InputError: the folder is no complete checkpoint, or says nothing of that kind.
         RunAgain: its disk does not answer.
     """
     meta: dict[str, Any] = _read(path)["meta"]
+    _check(meta, _COUNTS, path, "meta")
+    if meta.get("best") is not None:
+        _check(meta, {"best": dict}, path, "meta")
+        _check(meta["best"], _BEST, path, "meta.best")
     return meta
+
+
+def read_run_meta(path: Path) -> dict[str, Any]:
+    """The same of a checkpoint that a run resumes from: also its config, data and versions.
+
+    Raises:
+        InputError: the folder is no complete checkpoint, or no run's.
+        RunAgain: its disk does not answer.
+    """
+    meta = read_meta(path)
+    _check(meta, _OF_RUN, path, "meta")
+    _check(meta["config"], _CONFIG, path, "meta.config")
+    data = meta["config"]["data"]
+    numbers = [name for name in _NUMBERS_OF_DATA if data.get(name) is not None]
+    _check(data, dict.fromkeys(numbers, int), path, "meta.config.data")
+    return meta | {"best": meta.get("best")}
+
+
+_COUNTS = dict.fromkeys(("step", "examples_seen", "examples_left_out"), int)
+_BEST = {"step": int, "metric": str, "mode": str, "validations_since": int}
+_OF_RUN = {"fingerprint": str, "config": dict, "versions": dict, "evaluation_due": bool}
+_CONFIG = {"seed": int, "name": str, "model": dict, "data": dict}
+_NUMBERS_OF_DATA = ("batch_size", "clips_per_video", "clips_per_group", "group_spread")
+_KINDS = {int: "a whole number", str: "a text", dict: "an object", bool: "true or false"}
+
+
+def _check(held: Mapping[str, Any], kinds: Mapping[str, type], path: Path, where: str) -> None:
+    """Holds that an object has these entries.
+
+    Raises:
+        InputError: names the first that is missing or something else.
+    """
+    for name, kind in kinds.items():
+        value: Any = held.get(name)
+        if type(value) is not kind or (type(value) is int and not 0 <= value < _MOST):
+            raise InputError(
+                f"checkpoint {path} is not one that jaxtrain wrote: {where}.{name} in "
+                f"{META}/metadata is not {_KINDS[kind]}"
+            )
 
 
 def read_shapes(path: Path) -> dict[str, "jax.ShapeDtypeStruct"]:
     """Shape and dtype of every array of a checkpoint, by dotted name; reads no array.
 
     Raises:
-        InputError: the folder is no complete checkpoint.
+        InputError: the folder is no complete checkpoint, or describes no arrays.
     """
     import jax
+    import numpy as np
 
-    return {
-        name: jax.ShapeDtypeStruct(tuple(array["shape"]), array["dtype"])
-        for name, array in _read(path)["arrays"].items()
-    }
+    found = {}
+    for name, array in _read(path)["arrays"].items():
+        if not _is_array(array):
+            raise InputError(
+                f"checkpoint {path} is not one that jaxtrain wrote: the shape or dtype of "
+                f"{name!a} in {META}/metadata is not that of an array"
+            )
+        found[name] = jax.ShapeDtypeStruct(tuple(array["shape"]), np.dtype(array["dtype"]))
+    return found
+
+
+_MOST = 2**63
+_DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|float(16|32|64)|complex(64|128)|bfloat16")
+
+
+def _is_array(described: object) -> bool:
+    """Whether this is a shape and a dtype as :func:`jaxtrain.restoring.shapes_of` writes them."""
+    if not isinstance(described, dict):
+        return False
+    shape, dtype = described.get("shape"), described.get("dtype")
+    return (
+        isinstance(shape, list)
+        and all(type(size) is int and 0 <= size < _MOST for size in shape)
+        and math.prod(size for size in shape if size) < _MOST
+        and isinstance(dtype, str)
+        and _DTYPE.fullmatch(dtype) is not None
+    )
 
 
 def listed(numbers: list[int]) -> str:
@@ -101,9 +172,12 @@ def not_committed(path: Path) -> str:
     try:
         if not committed(path):
             return "it was never closed"
-        json.loads((path / META / "metadata").read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        return f"it cannot be read: {reason(error)}"
+        return f"_CHECKPOINT_METADATA cannot be read: {_words(error)}"
+    try:
+        files.read_json(path / META / "metadata")
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        return f"{META}/metadata cannot be read: {_words(error)}"
     return ""
 
 
@@ -114,8 +188,14 @@ def committed(path: Path) -> int:
         OSError: its record cannot be read.
         ValueError: its record is damaged.
     """
-    record = json.loads((path / "_CHECKPOINT_METADATA").read_text())
-    return int(record.get("commit_timestamp_nsecs") or 0)
+    moment = files.read_json(path / "_CHECKPOINT_METADATA").get("commit_timestamp_nsecs") or 0
+    if type(moment) is not int or not 0 <= moment < _MOST:
+        raise ValueError("its time is not a number of nanoseconds")
+    return moment
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) else reason(error)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -123,7 +203,15 @@ def _read(path: Path) -> dict[str, Any]:
         lacking = missing(path)
         if lacking:
             raise InputError(f"{path} is not a complete checkpoint: {lacking}")
-        described: dict[str, Any] = json.loads((path / META / "metadata").read_text())
+        described = files.read_json(path / META / "metadata")
     except OSError as error:
         raise disk_trouble(error, f"checkpoint {path} cannot be read", "take another one") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not a complete checkpoint: {META}/metadata: {error}") from None
+    for name in ("meta", "arrays"):
+        if not isinstance(described.get(name), dict):
+            raise InputError(
+                f"checkpoint {path} is not one that jaxtrain wrote: {META}/metadata has no object "
+                f"{name!r}"
+            )
     return described

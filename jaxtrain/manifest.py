@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError
-from jaxtrain.files import sync, write_whole
+from jaxtrain.files import read_json, sync, write_whole
 
 NAME = "manifest.json"
 
@@ -63,6 +63,13 @@ class Foreign(Unusable):
     """A manifest of another version's format, which is no damage."""
 
 
+class Linked(Unusable):
+    """Something in a checkpoint that is no file and no folder, such as a link or a pipe.
+
+    Saving makes none, so this is no damage either: somebody has put it there.
+    """
+
+
 def write(folder: Path, step: int) -> None:
     """Hashes every file of a checkpoint and writes its manifest: the checkpoint is complete then.
 
@@ -101,21 +108,58 @@ def read(folder: Path) -> Manifest:
         Unusable: it cannot; says why.
         OSError: the disk does not give it now.
     """
+    path = folder / NAME
     try:
-        content: Any = json.loads((folder / NAME).read_bytes())
+        content: dict[str, Any] = read_json(path)
     except _MISSING:
         raise Unusable(f"{NAME} is missing: the save did not end, or the file was lost") from None
-    except ValueError:
-        raise Unusable(f"{NAME} is damaged: it is no JSON") from None
-    if not isinstance(content, dict) or content.pop("sha256", None) != _checksum(content):
+    except ValueError as error:
+        raise Unusable(f"{NAME} is damaged: {error}") from None
+    if content.pop("sha256", None) != _checksum(content):
         raise Unusable(f"{NAME} is damaged: its content does not match its own checksum")
-    if content["format"] != _FORMAT:
-        raise Foreign(f"{NAME} has format {content['format']}, and this version reads {_FORMAT}")
-    step = int(content["step"])
-    if folder.name.isdigit() and int(folder.name) != step:
+    found_format = content.get("format")
+    if not _is_count(found_format):
+        raise Unusable(f"{NAME} is damaged: its format is not a number")
+    if found_format != _FORMAT:
+        raise Foreign(f"{NAME} has format {found_format}, and this version reads {_FORMAT}")
+    step: Any = content.get("step")
+    saved, files = content.get("saved"), content.get("files")
+    if not _is_count(step) or not isinstance(saved, str) or not isinstance(files, dict):
+        raise Unusable(f"{NAME} is damaged: its step, its time or its list of files is missing")
+    if folder.name.isascii() and folder.name.isdigit() and int(folder.name) != step:
         raise Unusable(f"{NAME} is of step {step}, and the folder of step {folder.name}")
-    files = {name: (one["bytes"], one["sha256"]) for name, one in content["files"].items()}
-    return Manifest(step, content["saved"], files)
+    for name, entry in files.items():
+        if not _is_inside(name):
+            raise Unusable(f"{NAME} is damaged: it lists {name!a}, which is not in this folder")
+        if not _is_entry(entry):
+            raise Unusable(f"{NAME} is damaged: its entry of {name!a} is not a size with checksums")
+    return Manifest(
+        step, saved, {name: (one["bytes"], one["sha256"]) for name, one in files.items()}
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a listed name is that of a file in the checkpoint itself, as we write them."""
+    return "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def _is_entry(entry: object) -> bool:
+    """Whether a file is described as we do it, with a checksum for each of its pieces.
+
+    So the number of pieces to be hashed is bounded by the size of the manifest.
+    """
+    if not isinstance(entry, dict) or not _is_count(entry.get("bytes")):
+        return False
+    digests = entry.get("sha256")
+    return (
+        isinstance(digests, list)
+        and all(isinstance(digest, str) for digest in digests)
+        and len(digests) == -(-entry["bytes"] // _PIECE_BYTES)
+    )
 
 
 def look(folder: Path) -> str:
@@ -137,7 +181,7 @@ def verify(folder: Path) -> str:
 
     Raises:
         OSError: the disk does not give a file now: nobody knows whether it is damaged.
-        InputError: another version wrote it.
+        InputError: another version wrote it, or it holds links, pipes or devices.
     """
     try:
         found = read(folder)
@@ -145,9 +189,13 @@ def verify(folder: Path) -> str:
         raise InputError(f"{folder}: {why}: take the version of jaxtrain that wrote it") from None
     except Unusable as why:
         return str(why)
-    wrong = _look(folder, found)
-    if wrong:
-        return wrong
+    try:
+        wrong = _look(folder, found)
+        if wrong:
+            return wrong
+        _check_unlisted(folder)
+    except Linked as why:
+        raise InputError(f"{folder}: {why}: copy the checkpoint without links (cp -rL)") from None
     try:
         digests = _hash({folder / name: size for name, (size, _) in found.files.items()})
     except _MISSING as error:
@@ -159,17 +207,56 @@ def verify(folder: Path) -> str:
 
 
 def _look(folder: Path, manifest: Manifest) -> str:
+    for inner in sorted({inner for name in manifest.files for inner in _folders_of(name)}):
+        try:
+            mode = (folder / inner).lstat().st_mode
+        except (*_MISSING, ValueError):
+            return f"{inner} is missing"
+        if stat.S_ISLNK(mode):
+            raise Linked(f"{inner} is a link")
     for name, (size, _) in manifest.files.items():
         try:
-            entry = (folder / name).stat()
-        except _MISSING:
+            entry = (folder / name).lstat()
+        except (*_MISSING, ValueError):
             return f"{name} is missing"
-        if not stat.S_ISREG(entry.st_mode):
+        if stat.S_ISDIR(entry.st_mode):
             return f"{name} is missing"
+        _check_kind(name, entry.st_mode)
         there = entry.st_size
         if there != size:
             return f"{name} has {there} bytes, and {size} were saved"
     return ""
+
+
+def _folders_of(name: str) -> list[str]:
+    """The folders in the checkpoint that a file is in, the outer ones first."""
+    parts = name.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _check_unlisted(folder: Path) -> None:
+    """Refuses what is no file and no folder anywhere in a checkpoint: Orbax would open it.
+
+    Raises:
+        Linked: names it.
+        OSError: the disk does not tell now.
+    """
+    places = [folder]
+    while places:
+        with os.scandir(places.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    places.append(Path(entry.path))
+                else:
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                    _check_kind(Path(entry.path).relative_to(folder).as_posix(), mode)
+
+
+def _check_kind(name: str, mode: int) -> None:
+    if stat.S_ISLNK(mode):
+        raise Linked(f"{name} is a link")
+    if not stat.S_ISREG(mode):
+        raise Linked(f"{name} is a pipe or a device")
 
 
 def _checksum(content: dict[str, Any]) -> str:

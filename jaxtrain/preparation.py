@@ -6,7 +6,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxtrain import checkpoint, config, debugging, processes, run_length, weights
+from jaxtrain import (
+    checkpoint,
+    checkpoint_folders,
+    config,
+    debugging,
+    processes,
+    run_length,
+    weights,
+)
 from jaxtrain import state as states
 from jaxtrain import step as steps
 from jaxtrain.building import Built, Say
@@ -33,7 +41,7 @@ def first_state(
     """A fresh state, or that of a checkpoint; takes over the best so far into ``meta``."""
     if start_from is None:
         return _first_values(built, say)
-    saved = checkpoint.read_meta(start_from)
+    saved = checkpoint_folders.read_run_meta(start_from)
     check_resume(saved, meta, start_from, say)
     weights.check_unseen(built.run.model, saved["config"]["model"], start_from)
     state = checkpoint.restore(start_from, built.target, verified=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.orbax_noise import quiet_orbax
 
 _ARRAYS_TO_NAME = 4
+# Orbax compresses with zstd and stores no chunk of zeros. Of the states that runs save most is
+# random: a fresh one, whose two moments and EMA are zeros or a copy, takes a quarter of its size.
+# What claims far more than this was forged, and would only fill the memory.
+_MOST_COMPRESSION = 64
+_MOST_UNSTORED_BYTES = 2**26
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -83,6 +89,7 @@ def restore(
             + (f"; and {more} more" if more > 0 else "")
             + ": take the config that wrote it, or start a new run"
         )
+    _check_size(path, wanted)
     quiet_orbax()
     failure = ""
     try:
@@ -106,6 +113,26 @@ def restore(
             raise RunAgain(f"{path} cannot be read ({failure}): {cure}")
         raise InputError(f"{path} cannot be read ({failure}){_beside(path)}")
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
+
+
+def _check_size(path: Path, wanted: Mapping[str, Any]) -> None:
+    """Refuses arrays that cannot be in the files, before memory is taken for them.
+
+    Raises:
+        InputError: says both sizes.
+    """
+    claimed = sum(math.prod(array.shape) * array.dtype.itemsize for array in wanted.values())
+    try:
+        stored = manifest.read(path).size()
+    except manifest.Unusable as why:
+        raise InputError(f"{path} is damaged ({why}){_beside(path)}") from None
+    except OSError as error:
+        raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
+    if claimed > _MOST_COMPRESSION * stored + _MOST_UNSTORED_BYTES:
+        raise InputError(
+            f"{path} was not written by jaxtrain: its arrays would have {claimed:,} bytes, and its "
+            f"files have {stored:,}"
+        )
 
 
 def _beside(path: Path) -> str:

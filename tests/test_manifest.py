@@ -91,10 +91,11 @@ def test_a_manifest_that_lies_is_found(folder: Path, tmp_path: Path) -> None:
     assert verdict(text.replace("1000", "1001")) == mismatch
     assert verdict(text.replace('"step": 12', '"step": 13')) == mismatch
     assert verdict(text.replace('"empty"', '"empti"')) == mismatch
-    assert verdict("[]") == verdict("null") == verdict("{}") == mismatch
+    assert verdict("{}") == mismatch
+    assert verdict("[]") == verdict("null") == "manifest.json is damaged: it is not a JSON object"
     for end in (0, 1, len(text) // 2, len(text) - 3):
-        assert verdict(text[:end]) == "manifest.json is damaged: it is no JSON"
-    assert verdict(b"\xff\xfe" + text.encode()) == "manifest.json is damaged: it is no JSON"
+        assert verdict(text[:end]) == "manifest.json is damaged: it is not JSON"
+    assert verdict(b"\xff\xfe" + text.encode()) == "manifest.json is damaged: it is not JSON"
     other = make(tmp_path / "13", 13, seed=1)
     assert (
         verdict((other / manifest.NAME).read_text())
@@ -133,20 +134,109 @@ def test_what_is_missing_is_named(folder: Path) -> None:
 def test_what_cannot_be_read_now_is_no_damage(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, victim: str, method: str
 ) -> None:
-    real = getattr(Path, method)
+    owner = os if (method, victim) == ("open", manifest.NAME) else Path
+    real = getattr(owner, method)
 
     def refuse(path: Path, *arguments: object, **more: object) -> object:
         if path == folder / victim:
             raise OSError(number, os.strerror(number), str(path))
         return real(path, *arguments, **more)
 
-    monkeypatch.setattr(Path, method, refuse)
+    monkeypatch.setattr(owner, method, refuse)
     if (method, victim) == ("stat", manifest.NAME):
         assert manifest.verify(folder) == ""  # it is only read
         return
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         manifest.verify(folder)
     assert caught.value.filename == str(folder / victim)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"format": []}, "its format is not a number"),
+        ({"format": {"a": 1}}, "its format is not a number"),
+        ({"format": "1"}, "its format is not a number"),
+        ({"format": True}, "its format is not a number"),
+        ({"format": None}, "its format is not a number"),
+        ({"step": "12"}, "its step, its time or its list of files is missing"),
+        ({"step": -1}, "its step, its time or its list of files is missing"),
+        ({"step": 10**400}, "its step, its time or its list of files is missing"),
+        ({"saved": 7}, "its step, its time or its list of files is missing"),
+        ({"files": ["a"]}, "its step, its time or its list of files is missing"),
+        ({"files": None}, "its step, its time or its list of files is missing"),
+        ({"files": {"a": []}}, "its entry of 'a' is not a size with checksums"),
+        ({"files": {"a": {"bytes": 1}}}, "its entry of 'a' is not a size with checksums"),
+        ({"files": {"a": {"bytes": -1, "sha256": []}}}, "its entry of 'a' is not a size"),
+        ({"files": {"a": {"bytes": 1.0, "sha256": ["x"]}}}, "its entry of 'a' is not a size"),
+        ({"files": {"a": {"bytes": 1, "sha256": [1]}}}, "its entry of 'a' is not a size"),
+        ({"files": {"a": {"bytes": 2**60, "sha256": ["x"]}}}, "its entry of 'a' is not a size"),
+        *(
+            ({"files": {name: {"bytes": 0, "sha256": []}}}, "which is not in this folder")
+            for name in ("../a", "/etc/hostname", "deep/../../a", "", ".", "a\0b", "deep//a", "a/")
+        ),
+    ],
+    ids=str,
+)
+def test_a_forged_manifest_is_damage(folder: Path, change: dict[str, object], why: str) -> None:
+    resign(folder, lambda content: content.update(change))
+    assert why in manifest.verify(folder)
+    assert why in manifest.look(folder)
+
+
+@pytest.mark.parametrize("name", ["format", "step", "saved", "files"])
+def test_a_manifest_without_a_part_is_damage(folder: Path, name: str) -> None:
+    resign(folder, lambda content: content.pop(name))
+    assert manifest.verify(folder).startswith("manifest.json is damaged: its ")
+
+
+def test_huge_sizes_are_only_sizes(folder: Path) -> None:
+    (folder / "a").write_bytes(b"")
+    huge = {"a": {"bytes": 2**40, "sha256": ["x"] * 2**14}}
+    resign(folder, lambda content: content.update(files=huge))
+    assert manifest.verify(folder) == f"a has 0 bytes, and {2**40} were saved"
+
+
+def test_a_deep_manifest_and_one_that_is_no_file_are_damage(folder: Path) -> None:
+    path = folder / manifest.NAME
+    path.write_text("[" * 10**6)
+    assert manifest.verify(folder) == "manifest.json is damaged: its JSON is nested too deeply"
+    path.unlink()
+    os.mkfifo(path)
+    assert manifest.verify(folder) == "manifest.json is damaged: it is not a regular file"
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert manifest.verify(folder) == "manifest.json is damaged: it is not a regular file"
+
+
+def test_links_and_pipes_in_a_checkpoint_are_refused_and_no_damage(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    assert manifest.verify(tmp_path / "link") == ""  # the folder itself may be one
+
+    def refused(words: str) -> None:
+        with pytest.raises(InputError, match=rf"{words}: copy the checkpoint without links \(cp"):
+            manifest.verify(folder)
+
+    (folder / "a").rename(tmp_path / "a")
+    (folder / "a").symlink_to(tmp_path / "a")
+    assert manifest.look(folder) == "a is a link"
+    refused("a is a link")
+    (folder / "a").unlink()
+    os.mkfifo(folder / "a")
+    assert manifest.look(folder) == "a is a pipe or a device"
+    refused("a is a pipe or a device")
+    (folder / "a").unlink()
+    (tmp_path / "a").rename(folder / "a")
+    (folder / "deep").rename(tmp_path / "deep")
+    (folder / "deep").symlink_to(tmp_path / "deep")
+    refused("deep is a link")
+    (folder / "deep").unlink()
+    (tmp_path / "deep").rename(folder / "deep")
+    os.mkfifo(folder / "deep" / "unlisted")  # Orbax would open it
+    assert manifest.look(folder) == ""
+    refused("deep/unlisted is a pipe or a device")
 
 
 def test_another_versions_format_is_no_damage(folder: Path) -> None:
