@@ -6,6 +6,7 @@ its place is kept free, and it is written when the last row has come.
 
 import contextlib
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import BinaryIO
 import ml_dtypes
 import numpy as np
 
-from jaxtrain import files
+from jaxtrain import files, tensor_files
 from jaxtrain.errors import InputError
 
 DTYPES: dict[str, tuple[str, np.dtype]] = {
@@ -91,35 +92,31 @@ def read(path: Path, name: str) -> tuple[tuple[int, ...], dict[str, str], Iterat
     Raises:
         InputError: there is no such file, or it holds no such array.
     """
-    import safetensors
-
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise InputError(f"{path} {what}; name a .safetensors file")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            about = dict(file.metadata() or {})
-            names = list(file.keys())
-            if name not in names:
-                raise InputError(
-                    f"{path} holds no {name!r}, which jaxtrain encode writes; there is "
-                    f"{', '.join(names[:6])}"
-                )
-            described = file.get_slice(name)
-            shape, code = tuple(described.get_shape()), described.get_dtype()
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{path} is no whole .safetensors file ({error})") from error
+    tensor_files.check_file(path, "a .safetensors file")
+    there, about = tensor_files.places(path)
+    if name not in there:
+        raise InputError(
+            f"{path} holds no {name!r}, which jaxtrain encode writes; there is "
+            f"{', '.join(list(there)[:6])}"
+        )
+    place = there[name]
     dtypes = dict(DTYPES.values())
-    if code not in dtypes:
-        raise InputError(f"{path}: {name} is of type {code}; wanted is one of {', '.join(dtypes)}")
-    return shape, about, _rows(path, name, shape[1:], dtypes[code])
+    if place.code not in dtypes:
+        raise InputError(
+            f"{path}: {name} is of type {place.code}; wanted is one of {', '.join(dtypes)}"
+        )
+    if not place.shape or not place.bytes:
+        raise InputError(f"{path}: {name} has the shape {list(place.shape)}: it holds nothing")
+    return place.shape, about, _rows(path, place, dtypes[place.code])
 
 
-def _rows(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[np.ndarray]:
-    size = int(np.prod(shape)) * dtype.itemsize
+def _rows(path: Path, place: tensor_files.Place, dtype: np.dtype) -> Iterator[np.ndarray]:
+    shape = place.shape[1:]
+    size = math.prod(shape) * dtype.itemsize
     with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        begin, end = json.loads(file.read(length))[name]["data_offsets"]
-        file.seek(8 + length + begin)
-        for _ in range((end - begin) // size):
-            yield np.frombuffer(file.read(size), dtype).reshape(shape).astype(np.float32)
+        file.seek(place.begin)
+        for _ in range(place.shape[0]):
+            content = file.read(size)
+            if len(content) < size:
+                raise InputError(f"{path} was cut off while it was read")
+            yield np.frombuffer(content, dtype).reshape(shape).astype(np.float32)

@@ -6,6 +6,8 @@ name keeps it out of the ordinary suite.
 Layout of videos in PyTorch: NTCHW.
 """
 
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from flax import nnx
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain import main, state, weights
+from jaxtrain import main, state, tensor_files, weights
+from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -241,3 +244,84 @@ def test_other_files_are_refused(
     assert "theirs.pth" in line
     assert "no PyTorch file of arrays" in line or "holds no state dict" in line
     assert not (tmp_path / "ours.safetensors").exists()
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        tensor_files.read(path)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: torch.eye(4).to_sparse(), "a is sparse and not read here"),
+        (lambda: torch.eye(4).to_sparse_csr(), "a is sparse and not read here"),
+        (lambda: torch.zeros(4, device="meta"), "a is on the device 'meta', without its numbers"),
+        (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "is quantized"),
+        (lambda: torch.zeros(4, dtype=torch.complex64), "a is of type complex64"),
+        (lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "of type float4"),
+        (lambda: torch.zeros(1).expand(10**12), "would take 4,000,000,000,000 bytes in float32"),
+        (lambda: torch.zeros(1).expand(10**6, 10**6, 10**6), "bytes in float32"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_what_is_no_plain_array_is_refused(
+    make: Callable[[], torch.Tensor], words: str, tmp_path: Path
+) -> None:
+    torch.save({"a": make()}, tmp_path / "x.pth")
+    assert words in refusal(tmp_path / "x.pth")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_nested_tensor_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, tmp_path / "x.pt")
+    refusal(tmp_path / "x.pt")
+
+
+def test_odd_but_plain_tensors_are_read(tmp_path: Path) -> None:
+    held = torch.arange(6.0).reshape(2, 3)
+    content = {
+        "transposed": held.T,
+        "eight": held.to(torch.float8_e4m3fn),
+        "parameter": nn.Parameter(held),
+        "flag": torch.ones(2, dtype=torch.bool),
+        "empty": torch.zeros(0, 5),
+        "u16": torch.ones(2, dtype=torch.uint16),
+    }
+    torch.save(content, tmp_path / "x.pth")
+    found, _ = tensor_files.read(tmp_path / "x.pth")
+    np.testing.assert_array_equal(found["transposed"], held.numpy().T)
+    np.testing.assert_array_equal(found["eight"], held.numpy())
+    np.testing.assert_array_equal(found["parameter"], held.numpy())
+    assert [str(found[name].dtype) for name in ("flag", "empty", "u16")] == [
+        "bool",
+        "float32",
+        "uint16",
+    ]
+
+
+def test_views_of_one_storage_cannot_fill_the_memory(tmp_path: Path) -> None:
+    shared = torch.zeros(2**20, dtype=torch.bfloat16)
+    torch.save({str(number): shared[:] for number in range(2000)}, tmp_path / "x.pth")
+    assert "bytes in float32, which its" in refusal(tmp_path / "x.pth")
+
+
+def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(2**20)}, tmp_path / "plain.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pth") as plain,
+        zipfile.ZipFile(tmp_path / "x.pth", "w", zipfile.ZIP_DEFLATED) as small,
+    ):
+        for name in plain.namelist():
+            small.writestr(name, plain.read(name))
+    assert "its entries are compressed, which PyTorch never does" in refusal(tmp_path / "x.pth")
+    torch.save({"a": torch.zeros(4)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    assert tensor_files.read(tmp_path / "old.pth")[0]["a"].shape == (4,)
+
+
+def test_names_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+    for name in (7, "a\nb", "a\x1b[2J"):
+        torch.save({name: torch.zeros(1)}, tmp_path / "x.pth")
+        assert "is not the name of an array" in refusal(tmp_path / "x.pth")
