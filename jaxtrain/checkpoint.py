@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint_files
+from jaxtrain import checkpoint_files, terminal
 from jaxtrain.checkpoint_folders import (
     BEST,
     CHECKPOINTS,
@@ -115,7 +115,7 @@ class Checkpoints:
         self,
         directory: Path,
         keep: int,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = terminal.out,
         every: int = 1,
         files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:

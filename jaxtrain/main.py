@@ -16,6 +16,7 @@ if multiprocessing.current_process().name != "MainProcess":
 
     workers.begin_without_jax()
 
+from jaxtrain import terminal
 from jaxtrain.commands import train
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
@@ -53,18 +54,17 @@ def main(arguments: list[str] | None = None) -> int:
         with StopSignals() as signals:
             return train.main(arguments, signals, COMMANDS)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.warn(f"error: {error}")
         return WRONG_USE
     except RunAgain as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.warn(f"error: {error}")
         return RUN_AGAIN
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "jaxtrain":
             raise
-        print(
+        terminal.warn(
             f"error: {error.name} is not installed for {sys.executable}: activate the environment "
-            "that jaxtrain was installed into, or name its python (.venv/bin/python)",
-            file=sys.stderr,
+            "that jaxtrain was installed into, or name its python (.venv/bin/python)"
         )
         return WRONG_USE
     except Stopped as stopped:
@@ -100,6 +100,7 @@ def _command(name: str, arguments: list[str]) -> int:
 
 def console() -> None:
     """The ``jaxtrain`` console script."""
+    sys.excepthook = terminal.show_error
     code = main()
     if code in (INTERRUPTED, RUN_AGAIN):
         # A compilation that is broken off goes on in XLA's threads, and XLA crashes where it is

@@ -91,7 +91,9 @@ class Recorder:
         """Logs a line that the console has already, with the UTC time."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         with self._lock:
-            lines = "".join(f"{now} {line}\n" for line in text.splitlines() or [""])
+            lines = "".join(
+                f"{now} {line}\n" for line in terminal.visible(text).splitlines() or [""]
+            )
             self.guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
 
     def log_error(self, kind: object, error: BaseException | None, trace: object) -> None:

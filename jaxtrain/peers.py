@@ -10,13 +10,13 @@ a stop signal, that one has left, that one is silent.
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from jaxtrain import terminal
 from jaxtrain.errors import first_line
 from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
 
@@ -211,7 +211,7 @@ class Peers:
             return
         reason = f"process {number} has ended with exit code {code}"
         if code in (WRONG_USE, INTERRUPTED):  # not to be run again
-            print(f"error: {reason}, and this one with it", file=sys.stderr, flush=True)
+            terminal.warn(f"error: {reason}, and this one with it")
             self.leave(code)
             os._exit(code)
         self._lost(reason)
@@ -225,5 +225,5 @@ def _line(told: dict[str, Any], heard: float, now: float) -> str:
 
 def _end_without_words(reason: str) -> None:
     """While there is no directory to write stacks into."""
-    print(f"{reason}; exit code {RUN_AGAIN}", file=sys.stderr, flush=True)
+    terminal.warn(f"{reason}; exit code {RUN_AGAIN}")
     os._exit(RUN_AGAIN)

@@ -5,7 +5,6 @@ import itertools
 import math
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxtrain import clusters, config, rollcall, same_run
+from jaxtrain import clusters, config, rollcall, same_run, terminal
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.peers import Peers
@@ -160,9 +159,9 @@ def leave(error: BaseException, peers: Peers) -> None:
     if members().count == 1:
         return
     if isinstance(error, InputError | RunAgain):
-        print(f"error: {error}", file=sys.stderr)
+        terminal.warn(f"error: {error}")
     elif exit_code(error) == 1:
-        traceback.print_exception(error)
+        terminal.show_error(type(error), error, error.__traceback__)
     end(exit_code(error), peers)
 
 

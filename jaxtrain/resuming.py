@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from jaxtrain import checkpoint_files, manifest
+from jaxtrain import checkpoint_files, manifest, terminal
 from jaxtrain.checkpoint_folders import (
     BEST,
     CHECKPOINTS,
@@ -37,7 +37,7 @@ def find(
     resume: str,
     output_dir: Path | None,
     runs_root: Path,
-    say: Say = print,
+    say: Say = terminal.out,
     hold: Callable[[Path], None] = lambda run: None,
     little: int = 0,
 ) -> Path | None:

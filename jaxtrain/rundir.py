@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import checkpoint, config, directory_lock, history, metrics, processes
+from jaxtrain import checkpoint, config, directory_lock, history, metrics, processes, terminal
 from jaxtrain.disks import cure_of, disk_trouble
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import write_whole
@@ -52,7 +51,7 @@ def start_from(
         return None
 
     def warn(line: str) -> None:
-        _warn(line)
+        terminal.warn(line)
         if say is not None:
             say(line)
 
@@ -112,15 +111,15 @@ def prepare(
         if output_dir is not None:
             directory = _absolute(output_dir)
             _make(directory)
-            directory_lock.hold(directory, _warn)
+            directory_lock.hold(directory, terminal.warn)
             _refuse_foreign(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
             directory = start_from.parent.parent
             _make(directory)
-            directory_lock.hold(directory, _warn)
+            directory_lock.hold(directory, terminal.warn)
         else:
             directory = _make_new(root.absolute() / name)
-            directory_lock.hold(directory, _warn)
+            directory_lock.hold(directory, terminal.warn)
         return str(directory)
 
     directory = Path(processes.told_by_process_zero(decide))
@@ -199,7 +198,7 @@ def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
 
 
 def write_config(
-    directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = print
+    directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = terminal.out
 ) -> None:
     """Writes ``config.json``, and the same for TensorBoard; process 0 only, the others return at
     once.
@@ -220,10 +219,6 @@ def write_config(
         tensorboard.write_config(path, config.flat(resolved))
     except OSError as error:
         say(f"warning: cannot write {path} ({error.strerror}): training goes on without it")
-
-
-def _warn(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _absolute(path: str) -> Path:
@@ -299,7 +294,9 @@ def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None
         )
 
 
-def link_latest(directory: Path, root: Path = ROOT, say: Callable[[str], None] = print) -> None:
+def link_latest(
+    directory: Path, root: Path = ROOT, say: Callable[[str], None] = terminal.out
+) -> None:
     """Points ``root/latest`` at a run below ``root``; a reader never finds it missing.
 
     Args:

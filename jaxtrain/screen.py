@@ -121,7 +121,9 @@ class Screen:
         if self._live is None or self._closed.is_set():
             terminal.plain(text)
         else:
-            self._live.console.print(Text(text), soft_wrap=True)  # a command is to be copied whole
+            self._live.console.print(  # not wrapped: a command is copied from here
+                Text(terminal.visible(text)), soft_wrap=True
+            )
 
     def working(self, work: terminal.Work | None) -> None:
         """Shows how far a piece of work is, until the next call."""

@@ -2,9 +2,35 @@
 
 import errno
 import os
+import re
 import sys
+import traceback
 from collections.abc import Mapping
+from types import TracebackType
 from typing import NamedTuple, Protocol, TextIO
+
+# What a terminal obeys instead of showing it: control characters (C0 except tab and line feed, DEL,
+# C1) and the marks that reverse the order of what follows them (Unicode's bidirectional overrides,
+# embeddings and isolates). Surrogates stand for bytes of a file name that are not UTF-8, and cannot
+# be encoded.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_BYTE = range(0xDC80, 0xDD00)  # what Python makes of a byte of a file name that is not UTF-8
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal would obey written out, such as ``\\x1b`` or ``\\u202e``.
+
+    File names, messages of other hosts and the text of models come from strangers. Everything that
+    is printed or logged goes through here, by the functions below, the screen and the recorder.
+    """
+    return _OBEYED.sub(_written_out, text)
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code in _BYTE:
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class Work(NamedTuple):
@@ -54,10 +80,31 @@ def lively(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
     return capable and not asked_not_to and stream.isatty()
 
 
+def out(text: str) -> None:
+    """Prints a line on standard output.
+
+    Raises:
+        BrokenPipeError: the reader of the output is gone.
+    """
+    print(visible(text), flush=True)
+
+
+def warn(text: str) -> None:
+    """Prints a line on standard error."""
+    print(visible(text), file=sys.stderr, flush=True)
+
+
+def show_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Prints a traceback on standard error; serves as ``sys.excepthook``."""
+    warn("".join(traceback.format_exception(kind, error, trace)).rstrip())
+
+
 def plain(text: str) -> None:
     """Prints a line; whoever read the output may have gone, for the log has every line."""
     try:
-        print(text, flush=True)
+        out(text)
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.EIO):  # a reader or a terminal that is gone
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -6,7 +6,6 @@ The time limits of the runtime itself do not fire while a process is alive but s
 
 import contextlib
 import faulthandler
-import functools
 import math
 import os
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from jaxtrain import terminal
 from jaxtrain.peers import OVERSLEPT_S, Peers
 from jaxtrain.signals import RUN_AGAIN
 
@@ -42,7 +42,7 @@ class Watchdog:
     def __init__(self, timeout_s: float | None, peers: Peers) -> None:
         self._timeout_s = timeout_s
         self._directory: Path | None = None
-        self._say: Callable[[str], None] = functools.partial(print, file=sys.stderr, flush=True)
+        self._say: Callable[[str], None] = terminal.warn
         self._peers = peers
         self._changed = threading.Condition()
         self._pauses: list[tuple[str, float | None]] = []  # name and limit of each open phase

@@ -1,5 +1,6 @@
 """What a person sees of a run: on a terminal, which is a real one here, and elsewhere."""
 
+import ast
 import contextlib
 import os
 import pty
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from jaxtrain import metrics, screen, terminal
+from jaxtrain import main, metrics, processes, screen, terminal
 from jaxtrain.data import meter
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.peers import Peers
 from jaxtrain.phases import Now, Phases
 from jaxtrain.screen import Screen, line_of
@@ -279,3 +281,99 @@ def test_without_a_display_the_meter_draws_its_own(monkeypatch: pytest.MonkeyPat
     with meter.metered("tokenising", 1.0, 0.0, print):
         pass
     assert asked == [True]
+
+
+HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb\u2066\x7f\udcff\n\tü ☃ \u200f"
+SHOWN = "a\\x1b[2J\\x07\\x0d\\x9b31m\\u202eb\\u2066\\x7f\\xff\n\tü ☃ \u200f"
+
+
+def test_what_a_terminal_obeys_is_written_out() -> None:
+    assert terminal.visible(HOSTILE) == SHOWN
+    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)):
+        shown = terminal.visible(chr(code))
+        assert (shown == chr(code)) == (chr(code) in "\n\t"), hex(code)
+    text = "".join(map(chr, range(0x20, 0x7F))) + "é日本語🙂\u2028"
+    assert terminal.visible(text) == text
+
+
+@pytest.mark.parametrize("show", [terminal.plain, terminal.out, terminal.warn])
+def test_every_way_of_printing_writes_it_out(
+    show: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(HOSTILE)
+    found = capsys.readouterr()
+    assert found.out + found.err == SHOWN + "\n"
+
+
+def test_the_log_and_the_console_write_it_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    recorder.say("left out \x1b[2Ja\x85forged")
+    recorder.log_error(InputError, InputError("no \x1b]0;x\x07"), None)
+    recorder.log_error(ValueError, ValueError("\x1b[31m"), None)
+    recorder.close()
+    assert capsys.readouterr().out == "left out \\x1b[2Ja\\x85forged\n"
+    log = (tmp_path / "log.txt").read_text()
+    assert len(log.splitlines()) == 3
+    assert "Z left out \\x1b[2Ja\\x85forged\n" in log
+    assert "Z error: no \\x1b]0;x\\x07\n" in log
+    assert "\x1b" not in log
+
+
+def test_a_terminal_with_a_living_line_obeys_no_file_name(on_terminal: Any) -> None:
+    drawn = on_terminal("""
+        with screen.Screen(phases, 0) as shown:
+            shown.say("left out \\x1b]0;title\\x07\\u202e")
+            shown.say("\\x1b[2J")
+    """).end()
+    assert "left out \\x1b]0;title\\x07\\u202e\r\n" in drawn
+    assert "\\x1b[2J\r\n" in drawn
+    assert not re.search("\x07|\u202e|\x1b\\]|\x1b\\[2J", drawn)
+
+
+def test_errors_and_tracebacks_write_it_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main.main(["--config", "\x1b[2J\x07"]) == 2
+    assert "\\x1b[2J" in (found := capsys.readouterr().err)
+    assert "\x1b" not in found
+    monkeypatch.setattr(processes, "members", lambda: processes.Members(0, 2, None))
+    monkeypatch.setattr(processes, "end", lambda code, peers: None)
+    peers = Peers(0, 2, None, StopSignals())
+    for error in (InputError("\x1b[2J"), RunAgain("\x1b[2J"), ValueError("\x1b[2J")):
+        processes.leave(error, peers)
+        assert "\\x1b[2J" in (found := capsys.readouterr().err)
+        assert "\x1b" not in found
+
+
+def test_a_traceback_that_nothing_catches_writes_it_out() -> None:
+    program = (
+        "from jaxtrain import main\n"
+        "def fails(): raise ValueError('\\x1b[2J')\n"
+        "main.main = fails\n"
+        "main.console()"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.endswith("ValueError: \\x1b[2J\n")
+    assert "\x1b" not in found.stderr
+
+
+# What may write to the console by itself, and why. All else goes through jaxtrain.terminal.
+OWN_PRINTS = {
+    "terminal.py": "the one place",
+    "commands/generate.py": "text as it comes, without line ends; exact where no terminal reads it",
+    "commands/train.py": "versions and the list of commands",
+    "commands/configs.py": "its usage",
+    "overrides.py": "the help text",
+}
+
+
+def test_one_place_prints(checkout: Path) -> None:
+    package, found = checkout / "jaxtrain", set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name) and node.id == "print":
+                found.add(path.relative_to(package).as_posix())
+    assert found == OWN_PRINTS.keys()

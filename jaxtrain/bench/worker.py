@@ -22,6 +22,7 @@ def main(path: str) -> int:
     began = time.perf_counter()
     import jax  # the import is part of what is measured
 
+    from jaxtrain import terminal
     from jaxtrain.bench import measurement
     from jaxtrain.errors import InputError, RunAgain, first_line
 
@@ -39,7 +40,7 @@ def main(path: str) -> int:
     try:
         measurement.measure(request, started, keep)
     except (InputError, RunAgain) as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.warn(f"error: {error}")
         return 2
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):

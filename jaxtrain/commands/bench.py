@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config, files
+from jaxtrain import config, files, terminal
 from jaxtrain.bench import report, sweep
 from jaxtrain.bench.request import PARTS, Request
 from jaxtrain.commands import command_line
@@ -38,18 +38,18 @@ def main(arguments: list[str]) -> int:
             report.write(findings, flags.json)
         return findings
 
-    print("measuring a cold start, steps, pipeline and saves ...", flush=True)
+    terminal.out("measuring a cold start, steps, pipeline and saves ...")
     with tempfile.TemporaryDirectory() as compiled:
         findings = keep(_request(flags, overrides, compiled, PARTS).findings() | {"sweep": {}})
         if "failure" not in findings:
-            print("measuring a warm start ...", flush=True)
+            terminal.out("measuring a warm start ...")
             warm = _request(flags, overrides, compiled, ()).findings()
             findings["rows"] |= {
                 name.replace("start/", "start/warm_"): value
                 for name, value in warm.get("rows", {}).items()
             }
     for label, changes in points.items():
-        print(f"measuring {flags.sweep} {label} ...", flush=True)
+        terminal.out(f"measuring {flags.sweep} {label} ...")
         findings["sweep"][label] = _point(flags, [*overrides, *changes])
         keep(findings)
     return _finish(keep(findings), flags.json)
@@ -124,15 +124,15 @@ def _ceilings(arguments: list[str]) -> int:
 
 def _finish(findings: dict[str, Any], path: Path | None) -> int:
     if "device" in findings:
-        print(f"\n{report.heading(findings)}")
-    print(report.table(findings))
+        terminal.out(f"\n{report.heading(findings)}")
+    terminal.out(report.table(findings))
     if findings["sweep"]:
         summaries = {label: sweep.summary(one) for label, one in findings["sweep"].items()}
         rates = {label: found[0] for label, found in summaries.items()}
         memory = {label: found[1] for label, found in summaries.items()}
-        print("\n" + report.curve("speed", rates, "examples/s"))
-        print("\n" + report.curve("memory", memory, "GiB a device"))
+        terminal.out("\n" + report.curve("speed", rates, "examples/s"))
+        terminal.out("\n" + report.curve("memory", memory, "GiB a device"))
     if path:
         report.write(findings, path)
-        print(f"\nwritten to {path}")
+        terminal.out(f"\nwritten to {path}")
     return 1 if "failure" in findings else 0

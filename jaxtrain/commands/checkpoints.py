@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from jaxtrain import directory_lock, files, manifest, resuming
+from jaxtrain import directory_lock, files, manifest, resuming, terminal
 from jaxtrain.checkpoint_folders import (
     BEST,
     CHECKPOINTS,
@@ -90,8 +90,8 @@ def main(arguments: list[str]) -> int:
         taken, words = _resume(run, {one.path: one for one in found})
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
-    print(_table(found))
-    print(words + (f", once the run at work here ({at_work}) has ended" if at_work else ""))
+    terminal.out(_table(found))
+    terminal.out(words + (f", once the run at work here ({at_work}) has ended" if at_work else ""))
     if flags.json:
         content = {
             "directory": str(run),

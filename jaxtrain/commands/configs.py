@@ -1,6 +1,6 @@
 """``jaxtrain configs list | show NAME | diff A B``: what the configs are, without running one."""
 
-from jaxtrain import config, config_files, overrides
+from jaxtrain import config, config_files, overrides, terminal
 from jaxtrain.errors import InputError
 
 USAGE = """\
@@ -38,17 +38,17 @@ def _list() -> None:
     names = config_files.names()
     width = max(map(len, names), default=0)
     for name in names:
-        print(f"{name:{width}}  {_first_line(name)}")
+        terminal.out(f"{name:{width}}  {_first_line(name)}")
 
 
 def _show(name: str, changes: list[str]) -> None:
     run = config.load(name, changes)
-    print(config_files.docstring(name))
+    terminal.out(config_files.docstring(name))
     print()
     everything = list(overrides.leaves(run))
     width = max(len(leaf.name) for leaf in everything)
     for leaf in everything:
-        print(f"{leaf.name:{width}}  {_as_typed(leaf.value)}")
+        terminal.out(f"{leaf.name:{width}}  {_as_typed(leaf.value)}")
 
 
 def _diff(before: str, after: str) -> None:
@@ -56,9 +56,9 @@ def _diff(before: str, after: str) -> None:
     everything = config.differences(config.to_dict(left), config.to_dict(right))
     found = [line for line in everything if not line.startswith("name: ")]
     for line in found:
-        print(line)
+        terminal.out(line)
     if not found:
-        print(f"{before} and {after} are the same")
+        terminal.out(f"{before} and {after} are the same")
 
 
 def _first_line(name: str) -> str:

@@ -9,7 +9,7 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
-from jaxtrain import autoencoding, tensor_stream
+from jaxtrain import autoencoding, tensor_stream, terminal
 from jaxtrain.commands import command_line, encode, video_flags
 from jaxtrain.data import video_writing
 from jaxtrain.data.video_reading import Picture
@@ -53,11 +53,11 @@ def main(arguments: list[str]) -> int:
             progress.one()
     size = f"{padded.shape[1]}x{padded.shape[0]}"
     if padded.shape != pixels.shape:
-        print(
+        terminal.out(
             f"{pixels.shape[1]}x{pixels.shape[0]} was filled up to {size} by repeating its edges: "
             "H.264 wants even sizes"
         )
-    print(f"{progress.line()} of {size} written to {flags.target}")
+    terminal.out(f"{progress.line()} of {size} written to {flags.target}")
     return 0
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-from jaxtrain import files
+from jaxtrain import files, terminal
 from jaxtrain.commands import command_line
 from jaxtrain.doctor import examination, page
 from jaxtrain.doctor.finding import Finding
@@ -51,13 +51,13 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
             findings.append(event)
             if event.group != heading:
                 heading = event.group
-                print(f"\n{heading}")
-            print(page.finding(event), flush=True)
+                terminal.out(f"\n{heading}")
+            terminal.out(page.finding(event))
         elif "about" in event:
             about = event["about"]
-            print(f"{about['config']} on {about['host']} (about half a minute)", flush=True)
+            terminal.out(f"{about['config']} on {about['host']} (about half a minute)")
     verdict = page.verdict(findings)
-    print(f"\n{verdict}", flush=True)
+    terminal.out(f"\n{verdict}")
     ready = all(one.level != "problem" for one in findings)
     if flags.json:
         told = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxtrain import autoencoding, config, files, tensor_stream, weights
+from jaxtrain import autoencoding, config, files, tensor_stream, terminal, weights
 from jaxtrain.commands import command_line, video_flags
 from jaxtrain.data.video_reading import Video
 from jaxtrain.errors import InputError
@@ -69,12 +69,12 @@ def _encode(model: autoencoding.Autoencoder, video: Video, flags: argparse.Names
             shape = (rows.count, *latent.shape)
         about["frames"] = str(frames)
     if off_s > 0.5 / video.rate:
-        print(
+        terminal.out(
             f"{flags.video} has uneven times: the file keeps the average rate alone, so jaxtrain "
             f"decode shows frames up to {off_s:.2g} s earlier or later ({float(video.rate):.5g} a "
             "second)"
         )
-    print(f"{told.line()} to {ARRAY} {'x'.join(map(str, shape))}, written to {flags.target}")
+    terminal.out(f"{told.line()} to {ARRAY} {'x'.join(map(str, shape))}, written to {flags.target}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxtrain import autoencoding, comparing, files, state, versions, weights
+from jaxtrain import autoencoding, comparing, files, state, terminal, versions, weights
 from jaxtrain.causal_text import CausalModel
 from jaxtrain.commands import command_line, evaluate_text, video_flags
 from jaxtrain.comparing import Comparison, Measure
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
     if not measured:
         raise InputError(f"--data {flags.data}: no clip can be read; see what was left out above")
     found = comparing.compare(measured, list(measures))
-    print(_text(found, [model.source for model in models], flags, meter.compared))
+    terminal.out(_text(found, [model.source for model in models], flags, meter.compared))
     if flags.json:
         content = {
             "sources": [model.source for model in models],
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
             "clips": [dataclasses.asdict(one) for one in measured],
         }
         files.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-        print(f"written to {flags.json}")
+        terminal.out(f"written to {flags.json}")
     return 0
 
 
@@ -112,7 +112,7 @@ def _check(flags: argparse.Namespace) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    terminal.out(line)
 
 
 def _text(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxtrain import causal_text, files, masked_text, versions
+from jaxtrain import causal_text, files, masked_text, terminal, versions
 from jaxtrain.causal_text import CausalModel
 from jaxtrain.commands import command_line
 from jaxtrain.data import documents
@@ -49,7 +49,7 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
         found = model.score(text, rows=flags.rows, max_tokens=flags.max_tokens, each=_teller())
     except InputError as error:
         raise InputError(f"--data {flags.data}: {error}") from error
-    print(_report(found, model, flags))
+    terminal.out(_report(found, model, flags))
     if flags.json:
         content = {
             "source": model.source,
@@ -61,7 +61,7 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
             **_derived(found),
         }
         files.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-        print(f"written to {flags.json}")
+        terminal.out(f"written to {flags.json}")
     return 0
 
 
@@ -100,7 +100,7 @@ def _teller() -> Callable[[int, int], None]:
         now = time.monotonic()
         if now - told >= _TELL_EVERY_S:
             told = now
-            print(f"{done / count:.0%} measured", flush=True)
+            terminal.out(f"{done / count:.0%} measured")
 
     return tell
 

@@ -8,7 +8,7 @@ file. It says which model it is. A .pth needs PyTorch: pip install -e '.[interop
 import argparse
 from pathlib import Path
 
-from jaxtrain import files, hf_folder, tensor_files, weights
+from jaxtrain import files, hf_folder, tensor_files, terminal, weights
 from jaxtrain.commands import command_line
 from jaxtrain.data import tokenizer
 from jaxtrain.errors import InputError
@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> int:
         count = hf_folder.write(flags.target, found.model, found.params, words)
     else:
         count = weights.save(flags.target, found.model, found.params)
-    print(f"{found.source}: {count:,} parameters of {type(found.model).__module__}")
-    print(f"written to {flags.target}")
+    terminal.out(f"{found.source}: {count:,} parameters of {type(found.model).__module__}")
+    terminal.out(f"written to {flags.target}")
     return 0
 
 

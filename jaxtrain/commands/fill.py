@@ -6,6 +6,7 @@ transformers' BertForMaskedLM. With several masks each is filled while the other
 
 import argparse
 
+from jaxtrain import terminal
 from jaxtrain.commands import command_line
 from jaxtrain.masked_text import MaskedModel
 
@@ -22,9 +23,9 @@ def main(arguments: list[str]) -> int:
     filled = MaskedModel(flags.source, flags.precision).fill(flags.text, flags.top)
     for number, guesses in enumerate(filled, 1):
         if len(filled) > 1:
-            print(f"mask {number}")
+            terminal.out(f"mask {number}")
         for one in guesses:
-            print(f"{one.probability:8.4f}  {one.token}")
+            terminal.out(f"{one.probability:8.4f}  {one.token}")
     return 0
 
 

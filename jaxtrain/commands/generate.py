@@ -13,16 +13,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain import rundir, weights
+from jaxtrain import rundir, terminal, weights
 from jaxtrain.causal_text import CausalModel
 from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 from jaxtrain.sampling import Choice
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-# What a terminal would obey, as the pictures that Unicode has of it; not tab and line feed.
-_SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
-_SHOWN |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def main(arguments: list[str]) -> int:
@@ -64,18 +61,18 @@ def _is_model(text: str) -> bool:
 
 def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
     """The first text as it comes, the others, which are written beside it, after it."""
-    terminal = sys.stdout.isatty()
+    on_terminal = sys.stdout.isatty()
 
     def show(text: str) -> None:
-        print(text.translate(_SHOWN) if terminal else text, end="", flush=True)
+        print(terminal.visible(text) if on_terminal else text, end="", flush=True)
 
     def begin(number: int) -> None:
         if samples > 1:
             print(f"===== {number} of {samples}")
-        if terminal:
+        if on_terminal:
             print(_BOLD, end="")
         show(prompt)
-        if terminal:
+        if on_terminal:
             print(_PLAIN, end="", flush=True)
 
     later = [""] * samples
@@ -91,14 +88,14 @@ def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
         begin(number)
         show(text)
         print()
-    if terminal and len(times) > 2:  # the first two wait for the compiler
+    if on_terminal and len(times) > 2:  # the first two wait for the compiler
         rate = samples * (len(times) - 2) / (times[-1] - times[1])
         _note(f"{len(times):,} tokens, {rate:.1f} tokens/s (measured)")
 
 
 def _note(text: str) -> None:
     sys.stdout.flush()
-    print(f"\nnote: {text}", file=sys.stderr, flush=True)
+    terminal.warn(f"\nnote: {text}")
 
 
 def _parser() -> argparse.ArgumentParser:

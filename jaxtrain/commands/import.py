@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from jaxtrain import files, hf_folder, state, tensor_files, weights
+from jaxtrain import files, hf_folder, state, tensor_files, terminal, weights
 from jaxtrain.commands import command_line
 from jaxtrain.data import tokenizer
 from jaxtrain.errors import InputError
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     model = _changed(model, flags)
     params = model.from_weights(tensors, str(flags.source))
     weights.save(flags.target, model, params)
-    print(f"{flags.source}: {described(model, params)}\nwritten to {flags.target}")
+    terminal.out(f"{flags.source}: {described(model, params)}\nwritten to {flags.target}")
     return 0
 
 
@@ -68,7 +68,7 @@ def _folder(flags: argparse.Namespace) -> int:
     hf_folder.check_target(flags.target)
     hf_folder.write(flags.target, found.model, found.params, words)
     size = found.model.to_settings()
-    print(
+    terminal.out(
         f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "
         f"{size['num_attention_heads']} heads, width {size['hidden_size']}, "
         f"{size['vocab_size']:,} words, {size['max_position_embeddings']} positions; "

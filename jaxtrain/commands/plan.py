@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config, files, overrides
+from jaxtrain import config, files, overrides, terminal
 from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, fit, plan, report
@@ -46,17 +46,17 @@ def main(arguments: list[str]) -> int:
 def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
     planner = Planner(flags.config, typed, flags.gpu, flags.devices, flags.price_per_gpu_hour)
     for line in planner.said:
-        print(line, flush=True)
-    print("compiling the step (half a minute) ...", flush=True)
+        terminal.out(line)
+    terminal.out("compiling the step (half a minute) ...")
     found = planner.compiled(())
-    print(f"\n{report.text(found)}", flush=True)
+    terminal.out(f"\n{report.text(found)}")
     _write(found, flags.json)
     fits = found["memory"]["spare"] >= 0
     if flags.fit or not (fits or found["compiled"]["estimate"]):
         _search(planner, found, flags)
         _write(found, flags.json)
     if flags.json:
-        print(f"\nwritten to {flags.json}")
+        terminal.out(f"\nwritten to {flags.json}")
     return 0 if fits or found["compiled"]["estimate"] else DOES_NOT_FIT
 
 
@@ -142,9 +142,9 @@ class Planner:
             try:
                 found = first if not changes else self.compiled(changes, timeout_s)
             except InputError as error:
-                print(f"  {label}: {error}", flush=True)
+                terminal.out(f"  {label}: {error}")
                 return None
-            print(f"  {label}: {report.verdict(found)}", flush=True)
+            terminal.out(f"  {label}: {report.verdict(found)}")
             memory, time = found["memory"], found["time"]
             best = found["arithmetic_s"] if time is None else time["best"]
             return fit.Tried(pasted, needed=memory["needed"], spare=memory["spare"], best=best)
@@ -158,7 +158,7 @@ class Planner:
 def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> None:
     """Prints the ranking, and adds it to the plan."""
     what = "other ways" if flags.fit else f"until {_WAYS} other ways fit"
-    print(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...", flush=True)
+    terminal.out(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...")
     tried, whole = planner.search(found, flags.fit_seconds, None if flags.fit else _WAYS)
     found["fit"] = {
         "tried": [dataclasses.asdict(one) | {"fits": one.fits} for one in tried],
@@ -167,15 +167,15 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
     ways = [one for one in tried if one.fits]
     shown = tried if flags.fit else ways[:_WAYS]
     if not whole and (flags.fit or len(ways) < _WAYS):
-        print(f"stopped after {flags.fit_seconds:g} s with ways untried (--fit-seconds)")
+        terminal.out(f"stopped after {flags.fit_seconds:g} s with ways untried (--fit-seconds)")
     if shown:
         title = "by predicted time" if flags.fit else "the cheapest ways to make it fit"
         if found["compiled"]["estimate"]:
             title += ", of arithmetic alone (estimate)"
-        print(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
+        terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
     if not ways:
         extra = "install '.[cuda12]' to know; or " if found["compiled"]["estimate"] else ""
-        print(
+        terminal.out(
             f"none of them fits: {extra}more devices (--devices 2x8), a card with more memory "
             "(--gpu), a smaller global batch or a smaller model"
         )

@@ -4,6 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
+from jaxtrain import terminal
 from jaxtrain.errors import InputError
 
 _USAGE = """\
@@ -20,7 +21,7 @@ def main(arguments: list[str]) -> int:
         InputError: wrong use.
     """
     if not arguments or arguments[0] in ("--help", "-h"):
-        print(f"usage: {_USAGE}\n{__doc__}\n\nEach has a --help of its own.")
+        terminal.out(f"usage: {_USAGE}\n{__doc__}\n\nEach has a --help of its own.")
         return 0
     if arguments[0] == "clips":
         return _clips(arguments[1:])
@@ -88,7 +89,7 @@ def _clips(arguments: list[str]) -> int:
     )
 
     def say(message: str) -> None:
-        print(message, flush=True)
+        terminal.out(message)
 
     report = prepare_clips.run(flags.source, flags.out, settings, workers=flags.workers, say=say)
     place = flags.out / prepare_clips.REPORT

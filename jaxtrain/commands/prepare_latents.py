@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 
-from jaxtrain import config, files
+from jaxtrain import config, files, terminal
 from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 
@@ -55,7 +55,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     from jaxtrain.data import cache, latents
 
     def say(message: str) -> None:
-        print(message, flush=True)
+        terminal.out(message)
 
     processes.check_accelerator(os.environ)
     teacher = teachers.load(

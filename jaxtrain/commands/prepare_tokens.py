@@ -8,7 +8,7 @@ it is given again.
 
 import json
 
-from jaxtrain import config, files, versions
+from jaxtrain import config, files, terminal, versions
 from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"--config {flags.config} trains on no text: it has no tokens")
 
     def say(message: str) -> None:
-        print(message, flush=True)
+        terminal.out(message)
 
     sources = run.data.open(run.model, seed=run.seed, say=say)
     for bad in sources.bad[:5]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from jaxtrain import autoencoding
+from jaxtrain import autoencoding, terminal
 from jaxtrain.commands import command_line, video_flags
 from jaxtrain.data import video_writing
 from jaxtrain.data.video_reading import Picture, Video
@@ -69,11 +69,11 @@ def _reconstruct(
             told.one()
     out_height, out_width = shown.shape[0] + padding.bottom, shown.shape[1] + padding.right
     if padding != autoencoding.Padding(0, 0):
-        print(
+        terminal.out(
             f"{shown.shape[1]}x{shown.shape[0]} was filled up to {out_width}x{out_height} by "
             "repeating its edges: H.264 wants even sizes"
         )
-    print(f"{told.line()} of {out_width}x{out_height} written to {target}")
+    terminal.out(f"{told.line()} of {out_width}x{out_height} written to {target}")
 
 
 def _pictures(

@@ -7,7 +7,7 @@ anew, also while a run is at work. Where each of several runs differs is marked.
 import argparse
 from pathlib import Path
 
-from jaxtrain import files
+from jaxtrain import files, terminal
 from jaxtrain.commands import command_line
 from jaxtrain.reporting import page, run_files
 
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         out = directories[0] / page.NAME if len(directories) == 1 else Path(page.NAME)
     files.check_writable("--out", out)
     page.write(directories, out)
-    print(f"report: {out}")
+    terminal.out(f"report: {out}")
     return 0
 
 

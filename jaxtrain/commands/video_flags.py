@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 
+from jaxtrain import terminal
 from jaxtrain.errors import InputError
 
 _WORST_CRF = 51
@@ -63,7 +64,7 @@ class Progress:
             self._first_s = now - self._began
         if now - self._told >= _TELL_EVERY_S:
             self._told = now
-            print(
+            terminal.out(
                 f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}", flush=True
             )
 

@@ -4,10 +4,10 @@ import dataclasses
 import errno
 import json
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from jaxtrain import terminal
 from jaxtrain.errors import BadExample
 
 _NAME = "quarantine.jsonl"
@@ -51,11 +51,7 @@ class Quarantine:
         try:
             _append(self.path, (line + "\n").encode())
         except OSError as error:
-            print(
-                f"warning: cannot write {self.path} ({error.strerror}), so here: {line}",
-                file=sys.stderr,
-                flush=True,
-            )
+            terminal.warn(f"warning: cannot write {self.path} ({error.strerror}), so here: {line}")
 
     def add_all(self, bad: Iterable[BadExample], *, found: str) -> None:
         """Records those that the file does not hold yet, also from an earlier run."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxtrain import terminal
 from jaxtrain.doctor.finding import Finding, problem
 from jaxtrain.errors import InputError
 
@@ -236,4 +237,4 @@ def _remove(folder: str) -> None:
     try:
         subprocess.run(["rm", "-rf", "--", folder], timeout=_REMOVE_S, check=False)
     except subprocess.TimeoutExpired:
-        print(f"could not remove {folder}", file=sys.stderr)
+        terminal.warn(f"could not remove {folder}")
