@@ -149,7 +149,15 @@ def train(
         saver = Saver(run, checkpoints, meta, say)
         bad_in_a_row = int(state.guard["bad_in_a_row"])
         progress = Progress(
-            run, recorder, phases, total, position, batches, mesh, bad_in_a_row=bad_in_a_row
+            run,
+            recorder,
+            phases,
+            total,
+            position,
+            batches,
+            mesh,
+            bad_in_a_row=bad_in_a_row,
+            waits=flags.debug,
         )
         stack.callback(progress.close)
         train_step, before_step = stack.enter_context(

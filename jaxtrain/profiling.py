@@ -89,10 +89,14 @@ class Profile:
         number = self._steps[0] + self._traced
         self._traced += 1
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
-            return self._step(state, batch)
+            result = self._step(state, batch)
+        if self._traced == self._steps[1] - self._steps[0]:  # before a validation or a save
+            jax.block_until_ready(result)
+            self.end()
+        return result
 
     def before_step(self, done: int, state: State) -> None:
-        """Starts or ends the trace where it is time to.
+        """Starts the trace where it is time to; it ends with its last step.
 
         Args:
             done: completed updates.
@@ -104,9 +108,6 @@ class Profile:
             jax.profiler.start_trace(self._own())
             self._running = self._began = True
             self._began_s = time.perf_counter()
-        elif done == self._steps[1] and self._running:
-            jax.block_until_ready(state)
-            self.end()
 
     def end(self, *, summarize: bool = True) -> None:
         """Ends a trace that runs, and says what it shows; a run may end inside of it."""

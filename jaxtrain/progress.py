@@ -54,6 +54,8 @@ class Progress:
         batches: asked how long the loop has waited.
         mesh: over all devices.
         bad_in_a_row: that the run goes on after.
+        waits: whether each step is complete when it is handed over, as with --debug. Then it is
+            recorded at once: its window would end with the step after it.
 
     Attributes:
         first: each metric's first value.
@@ -74,8 +76,10 @@ class Progress:
         mesh: jax.sharding.Mesh,
         *,
         bad_in_a_row: int = 0,
+        waits: bool = False,
     ) -> None:
         self._run = run
+        self._waits = waits
         self._recorder = recorder
         self._phases = phases
         self._total = total
@@ -127,6 +131,8 @@ class Progress:
         self.flush()
         self._pending = _Pending(found, self._seen, ids.tolist())
         self._seen += self._run.data.batch_size
+        if self._waits:
+            self.flush()
         # No step is handed over behind the one after which the run goes back: where it goes on
         # would depend on how far the host was ahead.
         settings = self._run.optim

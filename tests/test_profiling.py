@@ -5,6 +5,7 @@ import gzip
 import inspect
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,21 @@ def test_a_trace_holds_its_steps_and_says_where_the_time_went(tmp_path: Path, st
     assert said[: len(summary[:6])] == summary[:6]
     assert any("ui.perfetto.dev" in line and ".trace.json.gz" in line for line in said)
     assert any("tensorboard --logdir" in line for line in said)
+
+
+def test_what_follows_the_last_step_is_not_part_of_it(tmp_path: Path, step: Any) -> None:
+    """A validation and a save come between a step and the next one."""
+    said: list[str] = []
+    with profiling.profiled((2, 4), tmp_path, step, said.append, apart) as (traced, before_step):
+        state = batch = jnp.ones((600, 600))
+        for done in range(5):
+            before_step(done, state)
+            state, _ = traced(state, batch)
+            if done == 3:
+                assert said[0].startswith("steps 2 to 4 took ")
+                time.sleep(2.0)
+    (each_ms,) = re.findall(r"took ([\d.]+) ms each", said[0])
+    assert float(each_ms) < 900.0
 
 
 def test_a_run_that_ends_inside_has_its_trace_too(tmp_path: Path, step: Any) -> None:

@@ -70,7 +70,7 @@ class Story:
         self.bad_in_a_row = 0
         self.progress = self.begin()
 
-    def begin(self, **optim: Any) -> Progress:
+    def begin(self, *, waits: bool = False, **optim: Any) -> Progress:
         """From the start, with another optimizer config."""
         self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
         self.progress = Progress(
@@ -81,6 +81,7 @@ class Story:
             run_length.Position(),
             self.batches,
             toy.mesh_of(1, 8),
+            waits=waits,
         )
         return self.progress
 
@@ -252,6 +253,23 @@ def test_time_that_is_no_training_counts_for_no_rate(story: Story) -> None:
     assert rates == [1.0, 1.0, 1.0, 1.0]
     heard = story.watchdog.heard
     assert heard[:9] == [1, 2, 3, 4, "evaluation", "evaluation over", 5, 6, "evaluation"]
+
+
+def test_the_rate_of_steps_that_are_waited_for(story: Story) -> None:
+    """With --debug a step is complete when it is handed over; nothing is left for the next."""
+    story.begin(waits=True)
+    for number in range(1, TOTAL + 1):
+        story.spend(1.0)
+        found: Any = {
+            "bad_in_a_row": np.uint32(0),
+            "grad_norm": np.float32(2.0),
+            "learning_rate": np.float32(0.001),
+            "loss": np.float32(number),
+        }
+        story.progress.push(found, np.arange(8))
+    assert story.progress.finished()
+    rates = [record["train/steps_per_second"] for record in story.records().values()]
+    assert rates == [1.0, 1.0, 1.0, 1.0]
 
 
 def test_a_long_wait_for_input_is_mentioned_once_with_the_cure(story: Story, said: Any) -> None:
