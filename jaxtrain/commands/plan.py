@@ -51,13 +51,13 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
     found = planner.compiled(())
     terminal.out(f"\n{report.text(found)}")
     _write(found, flags.json)
-    fits = found["memory"]["spare"] >= 0
-    if flags.fit or not (fits or found["compiled"]["estimate"]):
+    fits = report.fits(found)
+    if flags.fit or fits is False:
         _search(planner, found, flags)
         _write(found, flags.json)
     if flags.json:
         terminal.out(f"\nwritten to {flags.json}")
-    return 0 if fits or found["compiled"]["estimate"] else DOES_NOT_FIT
+    return DOES_NOT_FIT if fits is False else 0
 
 
 class Planner:

@@ -31,7 +31,7 @@ def test_an_estimate_is_labelled_and_its_state_is_exact(
     said = capsys.readouterr().out
     assert "ESTIMATE" in said
     assert "names no card: planned for h100" in said
-    assert "fits with" in said
+    assert "cannot tell whether it fits: parameters, optimizer and batch take" in said
     assert "hours and money take the GPU's program" in said
     found = json.loads(output.read_text())
     compiled = found["compiled"]

@@ -120,7 +120,24 @@ def test_the_verdict_says_how_much() -> None:
         f"fits with {found['memory']['spare'] / GIB:.1f} GiB to spare on each device"
     )
     assert report.verdict(made(temporaries=1e11)).startswith("does not fit: ")
-    assert report.verdict(made(temporaries=1e11, estimate=True)).startswith("may not fit: ")
+    assert report.fits(found) is True
+    assert report.fits(made(temporaries=1e11)) is False
+
+
+@pytest.mark.parametrize("temporaries", [0.0, 1e9, 1e11])
+def test_an_estimate_cannot_tell_whether_it_fits(temporaries: float) -> None:
+    found = made(temporaries=temporaries, estimate=True)
+    assert report.fits(found) is None
+    said = report.verdict(found)
+    assert said.startswith("cannot tell whether it fits: parameters, optimizer and batch take ")
+    assert f"temporaries take {temporaries / GIB:.1f} GiB on a CPU" in said
+
+
+def test_an_estimate_can_tell_that_the_state_alone_is_too_large() -> None:
+    found = made(estimate=True)
+    found["memory"]["needed"] += 2 * found["memory"]["capacity"]
+    assert report.fits(found) is False
+    assert report.verdict(found).startswith("does not fit: parameters, optimizer and batch take ")
 
 
 def test_the_text_holds_every_section() -> None:
@@ -143,6 +160,6 @@ def test_an_estimate_says_so_first_and_leaves_out_what_it_cannot_know() -> None:
     assert found["run"]["money"] is None
     said = report.text(found)
     assert said.startswith("ESTIMATE")
-    assert "spare on each device (estimate)" in said
+    assert "cannot tell whether it fits" in said
     assert "read and written" not in said
     assert "sent by a device" not in said
