@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from jaxtrain import config_files, overrides
+from jaxtrain import addresses, config_files, overrides
 from jaxtrain.errors import InputError
 from jaxtrain.groups import Group as Group
 from jaxtrain.groups import Role as Role
@@ -252,6 +252,11 @@ def validate(run: Run) -> None:
         InputError: names the field, its value and the cure.
     """
     for leaf in overrides.leaves(run):
+        for value in leaf.value if isinstance(leaf.value, tuple) else (leaf.value,):
+            if isinstance(value, str):
+                addresses.refuse_user(value, leaf.name)
+                if leaf.name in _PATHS and addresses.is_address(value):
+                    addresses.check(value, leaf.name)
         if not overrides.matches(leaf.value, leaf.annotation):
             wanted = overrides.takes(leaf.annotation)
             near = overrides.nearest_value(str(leaf.value), leaf.annotation)
@@ -310,6 +315,7 @@ OLDER_CLASSES = {
 def to_dict(section: Any) -> dict[str, Any]:
     """A config as JSON holds it: nested dicts, tuples as lists; model and data with a short name.
 
+    Addresses are without their query (:mod:`jaxtrain.addresses`): what comes out is recorded.
     The name, such as ``gpt`` or ``text.Causal``, stays when modules move. What is read back from a
     file goes through :mod:`jaxtrain.models.from_file`, which takes no other names.
     """
@@ -324,7 +330,7 @@ def _fields(section: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value):
             # Of a section that is declared, the field says the class.
             value = to_dict(value) if field.type is Any else _fields(value)
-        result[field.name] = list(value) if isinstance(value, tuple) else value
+        result[field.name] = addresses.scrubbed(list(value) if isinstance(value, tuple) else value)
     return result
 
 
@@ -362,6 +368,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
         if name not in left or name not in right or left[name] != right[name]
     ]
 
+
+_PATHS = ("data.path", "data.more_paths", "data.val_path")
 
 # What remains is the detail of validate(). "Positive" holds where a field is not None.
 _POSITIVE: dict[str, tuple[str, ...]] = {

@@ -1,6 +1,7 @@
 """What a run did with its time: ``history.jsonl``, an object a line, over all of its starts.
 
-Process 0 writes it; it only grows. Every record has ``event``, ``time`` (seconds since 1970) and
+Process 0 writes it; it only grows. Of addresses it has what :mod:`jaxtrain.addresses` lets be
+recorded. Every record has ``event``, ``time`` (seconds since 1970) and
 ``step`` (completed updates then):
 
 - ``start``: what began, where it goes on, and on what it runs. ``total`` is null where the run
@@ -24,7 +25,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import config, datasheets, devices, metrics, versions
+from jaxtrain import addresses, config, datasheets, devices, metrics, versions
 from jaxtrain import state as states
 from jaxtrain.building import Built
 from jaxtrain.files import Appended, drop_torn_line
@@ -221,7 +222,7 @@ class History:
             "time": time.time() if at is None else at,
             "step": self._phases.now.step if step is None else step,
         }
-        line = json.dumps({"event": event, **now, **entry}) + "\n"
+        line = json.dumps({"event": event, **now, **addresses.scrubbed(entry)}) + "\n"
         self._recorder.guarded(NAME, lambda: file.append(line.encode()))
 
 

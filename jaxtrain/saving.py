@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import checkpoint, checkpoint_files, config, processes, versions
+from jaxtrain import addresses, checkpoint, checkpoint_files, config, processes, terminal, versions
 from jaxtrain import state as states
 from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import InputError, RunAgain
@@ -53,7 +53,7 @@ class Saver:
         run: config.Run,
         checkpoints: checkpoint.Checkpoints,
         meta: Meta,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = terminal.out,
     ) -> None:
         self._run = run
         self._checkpoints = checkpoints
@@ -189,7 +189,11 @@ def patience_over(settings: config.Loop, meta: Meta) -> bool:
 
 
 def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str], None]) -> None:
-    """Refuses another seed or other data; prints whatever else differs."""
+    """Refuses another seed or other data; prints whatever else differs.
+
+    What older versions saved may hold addresses with their query, which is not printed.
+    """
+    saved = addresses.scrubbed(saved)
     if saved["fingerprint"] != meta["fingerprint"]:
         raise InputError(
             f"{start_from} was trained on other data ({_data_of(saved)}) than this run's "

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 
+from jaxtrain import addresses
 from jaxtrain.errors import InputError
 from jaxtrain.signals import StopSignals
 
@@ -55,6 +56,10 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
         config.print_help(config.load(flags.config, []))
         return 0
     run = config.load(flags.config, overrides)
+    if flags.output_dir and addresses.is_address(flags.output_dir):
+        raise InputError(
+            f"--output-dir {addresses.public(flags.output_dir)} is an address: name a folder"
+        )
     if flags.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain import loop, profiling
@@ -68,7 +73,7 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
             debug=flags.debug,
             profile=profiling.span(flags.profile),
             program=_program(),
-            arguments=tuple(arguments),
+            arguments=addresses.scrubbed(tuple(arguments)),
         ),
         signals,
     )

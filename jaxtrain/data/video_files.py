@@ -13,6 +13,11 @@ of the list. An item with both keys is looked for at ``path`` first, then at ``f
 in a tar are read in place and are named ``shard.tar/member.mp4``. Each path may be an address
 (``https://``, ``s3://``, ``gs://``; in the last two a folder too), see
 :mod:`jaxtrain.data.remote`.
+
+A list at an address is somebody else's: its items may name what is on the list's own host or bucket
+by a relative path, and other places by ``https://``, ``s3://`` and ``gs://``; ``http://`` only
+where the list itself came by http. Absolute paths, ``~``, paths that climb above the host, and
+other schemes are refused, so that it cannot reach files of this machine.
 """
 
 import csv
@@ -23,6 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxtrain import addresses
 from jaxtrain.data import folders, remote, tar_members
 from jaxtrain.data.video_packets import Span
 from jaxtrain.errors import InputError
@@ -30,6 +36,7 @@ from jaxtrain.errors import InputError
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
 SUFFIXES |= frozenset((".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv", ".y4m"))
 LISTS = frozenset((".json", ".jsonl", ".csv", ".txt"))
+_REMOVED = "its copy was removed from the cache: start again to fetch it again"
 PIECES = ".pieces"
 """Ends the name of a folder that holds the pieces of one video."""
 
@@ -42,11 +49,13 @@ class Found(NamedTuple):
         path: where it lies now, absolute; in a tar: the tar's path and the member's name. It need
             not exist.
         span: where in a tar; None for a file of its own.
+        fetched: whether the file on the disk is the cache's copy of what is at an address.
     """
 
     name: str
     path: str
     span: Span | None = None
+    fetched: bool = False
 
     @property
     def file(self) -> str:
@@ -65,15 +74,20 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
 
     Raises:
         InputError: the path is missing, is of no known kind, or names no file, or two files would
-            have one name.
+            have one name; an address cannot be fetched or is not accepted.
+        RunAgain: an address cannot be fetched now.
     """
-    tar_members.check_not_packed(path, flag)
+    if addresses.is_address(path):
+        path = path.strip()
+        addresses.check(path, flag)
+    shown = addresses.public(path)
+    tar_members.check_not_packed(shown.partition("?")[0], flag)
 
-    def local(addresses: list[str]) -> dict[str, str]:
-        return remote.fetch(addresses, cache_root, flag, say)
+    def local(wanted: list[str]) -> dict[str, str]:
+        return remote.fetch(wanted, cache_root, flag, say)
 
     top = Path(path).expanduser().absolute()
-    if remote.is_remote(path):
+    if addresses.is_address(path):
         named = _remote(path, flag, local)
         cure = "name a video, a .tar, a list, or a folder that can be listed"
     elif top.is_dir():
@@ -91,8 +105,11 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
         named = [Found(Path(one).relative_to(above).as_posix(), one) for one in several]
         cure = "let it stand for .tar files with videos in them"
     elif top.suffix.lower() in LISTS:
-        items = [one for item in _items(top, flag) for one in _expanded(item)]
+        items = [one for item in _items(top, f"{flag} {path}") for one in _expanded(item)]
         named = [_locate(item, str(top.parent)) for item in items]
+        for one in named:
+            if addresses.is_address(one.path):
+                addresses.check(one.path, f"{flag} {path}:")
         cure = "put one path an entry into it"
     elif top.suffix.lower() in SUFFIXES | {tar_members.SUFFIX}:
         named = [Found(top.name, str(top))]
@@ -102,12 +119,15 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
             f"{flag} {path}: the ending {top.suffix!r} is neither of a video, a .tar nor of a list "
             f"({', '.join(sorted(LISTS))}); give a folder, a video or a list of videos"
         )
-    places = local([one.path for one in named if remote.is_remote(one.path)])
-    named = [one._replace(path=places.get(one.path, one.path)) for one in named]
+    places = local([one.path for one in named if addresses.is_address(one.path)])
+    named = [
+        one._replace(path=places[one.path], fetched=True) if one.path in places else one
+        for one in named
+    ]
     found = [inner for one in named for inner in _unfolded(one, flag, cache_root)]
     if not found:
-        raise InputError(f"{flag} {path} names no video file: {cure}")
-    return sorted(_distinct(found, flag, path).values(), key=lambda one: one.name)
+        raise InputError(f"{flag} {shown} names no video file: {cure}")
+    return sorted(_distinct(found, flag, shown).values(), key=lambda one: one.name)
 
 
 def split(names: list[str], train_share: float) -> list[bool]:
@@ -158,11 +178,18 @@ def _unfolded(one: Found, flag: str, cache_root: Path) -> Iterator[Found]:
     if not one.path.lower().endswith(tar_members.SUFFIX):
         yield one
         return
-    for name, span in tar_members.members(one.path, cache_root):
+    try:
+        members = tar_members.members(one.path, cache_root)
+    except InputError as error:
+        if not one.fetched:
+            raise
+        remote.discard(one.path)
+        raise InputError(f"{flag} {one.name}: {error}; {_REMOVED}") from None
+    for name, span in members:
         hidden = any(part.startswith(".") for part in name.removeprefix("./").split("/"))
         if os.path.splitext(name)[1].lower() in SUFFIXES and not hidden:
             name = name.removeprefix("./")
-            yield Found(f"{one.name}/{name}", f"{one.path}/{name}", span)
+            yield Found(f"{one.name}/{name}", f"{one.path}/{name}", span, one.fetched)
 
 
 def _distinct(found: list[Found], flag: str, path: str) -> dict[str, Found]:
@@ -191,7 +218,7 @@ def _expanded(item: dict[str, str]) -> list[dict[str, str]]:
     return [{"path": one} for one in tar_members.expand(path)]
 
 
-def _items(path: Path, flag: str) -> Iterator[dict[str, str]]:
+def _items(path: Path, where: str) -> Iterator[dict[str, str]]:
     """The entries of a list file, each with ``path`` or ``full_path`` or both."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a byte-order mark in front
@@ -200,9 +227,7 @@ def _items(path: Path, flag: str) -> Iterator[dict[str, str]]:
                 whole = json.loads(text)
                 raw = whole.get("list") if isinstance(whole, dict) else whole
                 if not isinstance(raw, list):
-                    raise InputError(
-                        f'{flag} {path}: a list, or an object with "list", was expected'
-                    )
+                    raise InputError(f'{where}: a list, or an object with "list", was expected')
             case ".jsonl":
                 raw = [json.loads(line) for line in text.splitlines() if line.strip()]
             case ".csv":
@@ -211,9 +236,9 @@ def _items(path: Path, flag: str) -> Iterator[dict[str, str]]:
                 lines = [line.strip() for line in text.splitlines()]
                 raw = [line for line in lines if line and not line.startswith("#")]
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{flag} {path} cannot be read: {error}") from error
+        raise InputError(f"{where} cannot be read: {error}") from error
     for number, item in enumerate(raw, 1):
-        yield _item(item, f"{flag} {path}, entry {number}")
+        yield _item(item, f"{where}, entry {number}")
 
 
 def _item(item: Any, where: str) -> dict[str, str]:
@@ -230,30 +255,76 @@ def _item(item: Any, where: str) -> dict[str, str]:
 
 def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]]) -> list[Found]:
     """What an address names: the files of a list, of a folder or of a pattern, or one file."""
-    ending = os.path.splitext(remote.name_of(address))[1].lower()
+    ending = _ending(address)
     if ending in LISTS:
-        listed = Path(local([address])[address])
-        items = [one for item in _items(listed, flag) for one in _expanded(item)]
-        return [_locate(item, address.partition("?")[0].rpartition("/")[0]) for item in items]
+        return _listed(address, flag, Path(local([address])[address]))
     several = tar_members.expand(address)
-    if ending not in SUFFIXES | {tar_members.SUFFIX}:
-        several = remote.list_below(address, flag)
     known = SUFFIXES | {tar_members.SUFFIX}
-    return [
-        Found(remote.name_of(one), one)
-        for one in several
-        if os.path.splitext(remote.name_of(one))[1].lower() in known
-    ]
+    if ending not in known:
+        several = [one for one in remote.list_below(address, flag) if _ending(one) in known]
+    return [Found(addresses.name_of(one), one) for one in several]
+
+
+def _ending(address: str) -> str:
+    return os.path.splitext(addresses.split(address).path)[1].lower()
+
+
+def _listed(address: str, flag: str, place: Path) -> list[Found]:
+    """The files that a list at an address names; ``place`` has it in the cache.
+
+    Raises:
+        InputError: it cannot be read, and was removed from the cache; or an item is not accepted.
+    """
+    where = f"{flag} {addresses.public(address)}"
+    try:
+        items = list(_items(place, where))
+    except InputError as error:
+        remote.discard(str(place))
+        raise InputError(f"{error}; {_REMOVED}") from None
+    return [_locate_at(one, address, where) for item in items for one in _expanded(item)]
+
+
+def _locate_at(item: dict[str, str], address: str, where: str) -> Found:
+    """Where an item of a list at an address is, and its name."""
+    given = (item.get("path") or item["full_path"]).strip()
+    home = addresses.split(address)
+    if addresses.is_address(given):
+        addresses.check(given, f"{where}:")
+        scheme = addresses.split(given).scheme
+        if scheme == "http" and home.scheme != "http":
+            raise InputError(
+                f"{where} names {addresses.public(given)}: a list that came by {home.scheme} may "
+                "name https://, s3:// and gs:// only"
+            )
+        return Found(addresses.name_of(given), given)
+    if given.startswith(("/", "~", "\\")):
+        raise InputError(
+            f"{where} names {given}, a path on this machine: a list at an address may name paths "
+            "relative to its own folder, https://, s3:// and gs:// only"
+        )
+    inside, mark, query = given.partition("?")
+    folder = home.path.rpartition("/")[0]
+    path = f"{folder}/{inside}"
+    if any(part in (".", "..") for part in inside.split("/")):
+        parts: list[str] = []
+        for part in path.split("/")[1:]:
+            if part == ".." and not parts:
+                raise InputError(f"{where} names {inside}, which is above {home.host}: remove it")
+            if part == "..":
+                parts.pop()
+            elif part != ".":
+                parts.append(part)
+        path = "/" + "/".join(parts)
+    found = f"{home.scheme}://{home.host}{path}{mark}{query}"
+    addresses.check(found, f"{where}:")
+    return Found(addresses.name_of(found), found)
 
 
 def _locate(item: dict[str, str], folder: str) -> Found:
-    """Where an entry's file lies, and its name, which moves with the list."""
+    """Where an item's file is, and its name, which moves with the list."""
     given = [os.path.expanduser(item[key]) for key in ("path", "full_path") if key in item]
-    if remote.is_remote(given[0]):
-        return Found(remote.name_of(given[0]), given[0])
-    if remote.is_remote(folder):
-        address = f"{folder}/{given[0]}"
-        return Found(remote.name_of(address), address)
+    if addresses.is_address(given[0]):
+        return Found(addresses.name_of(given[0]), given[0].strip())
     places = [os.path.normpath(os.path.join(folder, text)) for text in given]
     path = next((place for place in places if os.path.exists(place)), places[0])
     named = Path(places[0])

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from jaxtrain import addresses
 from jaxtrain.data import cache, remote, video_decode, video_files, video_packets
 from jaxtrain.data.video_decode import Verdict
 from jaxtrain.data.video_packets import Keyframe, Scan, Span
@@ -61,8 +62,14 @@ class Entry:
 
 
 def folder_of(path: str, cache_root: Path) -> Path:
-    """Where the cache keeps the index of what a path names; by its place, or its address."""
-    whole = path if remote.is_remote(path) else str(Path(path).expanduser().absolute())
+    """Where the cache keeps the index of what a path names; by its place, or its address.
+
+    A newly signed address has the index of the one before it.
+    """
+    if addresses.is_address(path):
+        whole = addresses.identity(path)
+    else:
+        whole = str(Path(path).expanduser().absolute())
     return cache_root / "video" / cache.digest(whole)[:16]
 
 
@@ -184,6 +191,9 @@ def _examine(
             info = video_packets.scan(found.path, found.span)
         except BadExample as bad:
             reason = bad.reason
+            if found.fetched and found.span is None:
+                remote.discard(found.path)
+                reason += " (its copy was removed from the cache: the next start fetches it again)"
         entry = Entry(
             name=found.name,
             path=found.path,

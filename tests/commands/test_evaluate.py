@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import file_server
 import jax.numpy as jnp
 import lpips_weights
 import numpy as np
@@ -104,20 +104,21 @@ def test_numbers_are_those_of_the_formulas(place: Path, tmp_path: Path) -> None:
         assert (gap["p_student"], gap["p_signs"]) == (wanted_p.p_student, wanted_p.p_signs)
 
 
-def test_tars_and_addresses_give_what_the_files_give(place: Path, tmp_path: Path) -> None:
+def test_tars_and_addresses_give_what_the_files_give(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two videos, each with others before it in its tar."""
     with tarfile.open(tmp_path / "s.tar", "w") as tar:
         for number in range(4):
             tar.add(place / "videos" / f"{number}.mp4", f"{number}.mp4")
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/evaluate/s.tar", (tmp_path / "s.tar").read_bytes())
     found = []
-    for data in (place / "videos", tmp_path / "s.tar", "memory://evaluate/s.tar"):
-        chosen = video_clips.choose(
-            str(data), "--data", frames=8, height=16, width=24, clips=2, say=lambda line: None
-        )
-        found.append([clip.read() for clip in chosen])
-    memory.rm("/evaluate", recursive=True)
+    with file_server.bucket(monkeypatch) as memory:
+        memory.pipe("/evaluate/s.tar", (tmp_path / "s.tar").read_bytes())
+        for data in (place / "videos", tmp_path / "s.tar", "s3://evaluate/s.tar"):
+            chosen = video_clips.choose(
+                str(data), "--data", frames=8, height=16, width=24, clips=2, say=lambda line: None
+            )
+            found.append([clip.read() for clip in chosen])
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
     report = tmp_path / "report.json"

@@ -1,34 +1,62 @@
-"""Addresses: fetched once, whole, through fsspec; its memory:// stands for the clouds."""
+"""Addresses: fetched once, complete; from a real HTTP server on loopback, and buckets in memory."""
 
 import builtins
+import json
 import tarfile
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import file_server
 import pytest
 import sample_videos as sample
+from file_server import Answer, Server
 
 from jaxtrain.data import remote, video, video_files
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
+
+SECRET = "sEcReT0123"
+SIGNED = f"X-Amz-Date=20260101T000000Z&X-Amz-Signature={SECRET}"
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy, no login of the user, no waiting."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.01)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Any]:
-    """memory://bucket with two videos, a tar and a list."""
-    memory = fsspec.filesystem("memory")
-    made = [sample.write(tmp_path / "made" / f"{n}.mp4", 20 + n) for n in range(3)]
-    with tarfile.open(tmp_path / "made/s.tar", "w") as tar:
-        tar.add(made[2], "inner.mp4")
-    for name in ("0.mp4", "sub/1.mp4"):
-        memory.pipe(f"/bucket/{name}", (tmp_path / "made" / name[-5:]).read_bytes())
-    memory.pipe("/bucket/s.tar", (tmp_path / "made/s.tar").read_bytes())
-    memory.pipe("/bucket/list.txt", b"0.mp4\nmemory://bucket/sub/1.mp4\ns.tar\n")
-    memory.pipe("/bucket/readme.md", b"")
-    yield memory
-    memory.rm("/bucket", recursive=True)
+def made(tmp_path: Path) -> Path:
+    """Three videos and a tar with one of them."""
+    folder = tmp_path / "made"
+    for number in range(3):
+        sample.write(folder / f"{number}.mp4", 20 + number)
+    with tarfile.open(folder / "s.tar", "w") as tar:
+        tar.add(folder / "2.mp4", "inner.mp4")
+    return folder
+
+
+@pytest.fixture
+def store(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """s3://bucket with two videos, a tar and a list."""
+    with file_server.bucket(monkeypatch) as memory:
+        for name in ("0.mp4", "sub/1.mp4"):
+            memory.pipe(f"/bucket/{name}", (made / name[-5:]).read_bytes())
+        memory.pipe("/bucket/s.tar", (made / "s.tar").read_bytes())
+        memory.pipe("/bucket/list.txt", b"0.mp4\ns3://bucket/sub/1.mp4\ns.tar\n")
+        memory.pipe("/bucket/readme.md", b"")
+        yield memory
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with file_server.serving() as made:
+        yield made
 
 
 def _find(path: str, cache: Path) -> tuple[list[video_files.Found], list[str]]:
@@ -36,23 +64,28 @@ def _find(path: str, cache: Path) -> tuple[list[video_files.Found], list[str]]:
     return video_files.find(path, "--data.path", cache, said.append), said
 
 
+def _kept(cache: Path) -> list[str]:
+    """Names of the fetched files in the cache, without their records."""
+    return sorted(path.name for path in cache.glob("remote/*/*/*"))
+
+
 NAMES = ["bucket/0.mp4", "bucket/s.tar/inner.mp4", "bucket/sub/1.mp4"]
 
 
 def test_folders_lists_and_files_are_fetched_once(store: Any, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    found, said = _find("memory://bucket", cache)
+    found, said = _find("s3://bucket", cache)
     assert [one.name for one in found] == NAMES
     assert said == [f"fetching 3 of 3 files into {cache / 'remote'}, once"]
     assert Path(found[0].path).read_bytes() == (tmp_path / "made/0.mp4").read_bytes()
     store.rm("/bucket/0.mp4")
     store.pipe("/bucket/0.mp4", b"other")
-    again, said = _find("memory://bucket", cache)
+    again, said = _find("s3://bucket", cache)
     assert (again, said) == (found, [])
-    listed, _ = _find("memory://bucket/list.txt", cache)
+    listed, _ = _find("s3://bucket/list.txt", cache)
     assert sorted(one.name for one in listed) == NAMES
     own = tmp_path / "own.txt"
-    own.write_text("memory://bucket/sub/1.mp4\nmade/2.mp4\n")
+    own.write_text("s3://bucket/sub/1.mp4\nmade/2.mp4\n")
     mixed, _ = _find(str(own), cache)
     assert [one.name for one in mixed] == ["bucket/sub/1.mp4", "made/2.mp4"]
     assert not list(cache.rglob(".*"))
@@ -61,30 +94,30 @@ def test_folders_lists_and_files_are_fetched_once(store: Any, tmp_path: Path) ->
 def test_they_are_data_like_any_other(store: Any, tmp_path: Path) -> None:
     model = types.SimpleNamespace(frames=6, height=32, width=48)
     config = video.Config(
-        path="memory://bucket/list.txt", batch_size=1, cache_dir=str(tmp_path / "cache")
+        path="s3://bucket/list.txt", batch_size=1, cache_dir=str(tmp_path / "cache")
     )
     sources = config.open(model, seed=0, say=lambda line: None)
     assert (sources.files, sources.bad) == (3, ())
 
 
-def test_a_file_that_comes_short_is_refused(
+def test_an_object_that_comes_short_is_not_kept(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = type(store).info
     monkeypatch.setattr(
-        type(store), "info", lambda self, path, **more: {**real(self, path), "size": 10**9}
+        type(store), "info", lambda self, path, **more: {**real(self, path), "size": 10**6}
     )
-    with pytest.raises(InputError, match=r"bucket/0\.mp4: [\d,]+ of 1,000,000,000 bytes came"):
-        _find("memory://bucket/0.mp4", tmp_path)
-    assert not list(tmp_path.rglob("remote/*/*/*"))
+    with pytest.raises(RunAgain, match=r"bucket/0\.mp4 .*: [\d,]+ of 1,000,000 bytes came, 4 time"):
+        _find("s3://bucket/0.mp4", tmp_path)
+    assert not _kept(tmp_path)
 
 
 def test_wrong_addresses_are_one_line(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for address, words in (
-        ("memory://bucket/gone.mp4", "gone.mp4 cannot be fetched: FileNotFoundError"),
-        ("memory://nothing", "names no video file"),
+        ("s3://bucket/gone.mp4", "gone.mp4 cannot be fetched: FileNotFoundError"),
+        ("s3://nothing", "names no video file"),
         ("nosuch://a/b.mp4", "use a path, https://, s3:// or gs://"),
     ):
         with pytest.raises(InputError, match=words) as caught:
@@ -103,8 +136,318 @@ def test_wrong_addresses_are_one_line(
         _find("s3://b/a.mp4", tmp_path)
 
 
-def test_what_an_address_is() -> None:
-    assert remote.is_remote("https://a/b.mp4?key=1")
-    assert not remote.is_remote("/a/b.mp4")
-    assert not remote.is_remote("a:/b.mp4")
-    assert remote.name_of("https://a.org/x/b.mp4?key=1") == "a.org/x/b.mp4"
+@pytest.mark.parametrize(
+    "address",
+    [
+        "file:///etc/hostname",
+        "ftp://host/a.mp4",
+        "ssh://host/a.mp4",
+        "memory://host/a.mp4",
+        "local:///etc/hostname",
+        "data://text/a.mp4",
+        "simplecache::file:///etc/passwd",
+        "https://x::file:///etc/a.mp4",
+        "https://host/a::file:///etc/a.mp4",
+        "zip://a.mp4::https://host/b.zip",
+        "https:///a.mp4",
+        "https://ho st/a.mp4",
+        "https://host:port/a.mp4",
+        "https://host\\@other/a.mp4",
+        "s3:///a.mp4",
+        f"https://user:{SECRET}@host/a.mp4",
+        f"https://{SECRET}@host/a.mp4",
+        f"s3://key:{SECRET}@bucket/a.mp4",
+        f"https://user:pa/{SECRET}@host/a.mp4",
+        f"HTTPS://user:{SECRET}@host/a.mp4",
+        f" https://user:{SECRET}@host/a.mp4",
+        "https://host/a.mp4?signed",
+        "https://host/a.mp4?query=sha256:f94e14b94966",
+    ],
+)
+def test_other_addresses_are_refused_before_a_request(address: str, tmp_path: Path) -> None:
+    """Typed, in a list of this machine, and in a list at an address."""
+    with pytest.raises(InputError) as caught:
+        _find(address, tmp_path)
+    assert SECRET not in str(caught.value)
+    listed = tmp_path / "list.json"
+    listed.write_text(json.dumps([address]))
+    with pytest.raises(InputError) as caught:
+        _find(str(listed), tmp_path)
+    assert SECRET not in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        video_files._listed("https://host/list.json", "--data.path", listed)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "/etc/hostname",
+        "~/a.mp4",
+        "//other/a.mp4",
+        "../../a.mp4",
+        "sub/../../../a.mp4",
+        "http://host/a.mp4",
+        "file:///etc/hostname",
+        "memory://bucket/a.mp4",
+        "..\x00/a.mp4",
+    ],
+)
+def test_a_list_at_an_address_names_nothing_of_this_machine(item: str, tmp_path: Path) -> None:
+    listed = tmp_path / "list.json"
+    for entry in (item, {"full_path": item}):
+        listed.write_text(json.dumps([entry]))
+        with pytest.raises(InputError, match=r"--data\.path https://host/data/list\.json"):
+            video_files._listed("https://host/data/list.json", "--data.path", listed)
+
+
+def test_relative_items_stay_on_the_host_of_the_list(tmp_path: Path) -> None:
+    listed = tmp_path / "list.json"
+    items = ["a.mp4", "../b.mp4", "./c/../d.mp4", "e.mp4?v=1", "s3://other/f.mp4", "g:/@x/h.mp4"]
+    listed.write_text(json.dumps(items))
+    found = video_files._listed(f"https://host/data/l.json?{SIGNED}", "--data.path", listed)
+    assert [one.path for one in found] == [
+        "https://host/data/a.mp4",
+        "https://host/b.mp4",
+        "https://host/data/d.mp4",
+        "https://host/data/e.mp4?v=1",
+        "s3://other/f.mp4",
+        "https://host/data/g:/@x/h.mp4",
+    ]
+    listed.write_text('["http://other/a.mp4"]')
+    (one,) = video_files._listed("http://host/l.json", "--data.path", listed)
+    assert one.path == "http://other/a.mp4"
+
+
+def test_what_was_fetched_has_a_record(server: Server, made: Path, tmp_path: Path) -> None:
+    body = (made / "0.mp4").read_bytes()
+    server.files["/a b.mp4"] = Answer(body)
+    server.files["/a%20b.mp4"] = Answer(body, headers={"ETag": '"tag"'})
+    (one,), _ = _find(f"{server.base}/a b.mp4", tmp_path / "cache")
+    assert Path(one.path).read_bytes() == body
+    (record,) = (tmp_path / "cache/remote").glob("*/*.json")
+    found = json.loads(record.read_text())
+    assert (found["size"], found["etag"]) == (len(body), '"tag"')
+    assert server.asked == ["/a%20b.mp4"]
+    chunked = f"{server.base}/c.mp4"
+    server.files["/c.mp4"] = Answer(body, chunked=True)
+    (one,), _ = _find(chunked, tmp_path / "cache")
+    assert Path(one.path).read_bytes() == body
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (Answer(b"x" * 9000, sent=5000), RunAgain, "5,000 of 9,000 bytes came, 4 times"),
+        (Answer(b"x" * 9000, sent=5000, chunked=True), RunAgain, "ended after [0-9,]+ bytes"),
+        (Answer(b"x" * 9000, sent=5000, announced=False), InputError, "announces no size"),
+        (Answer(b"<html>log in</html>"), InputError, "holds HTML, maybe for a login"),
+        (Answer(b"\n <!DOCTYPE HTML><p>log in"), InputError, "holds HTML"),
+        (Answer(b"x", headers={"Content-Type": "text/html; charset=x"}), InputError, "web page"),
+        (Answer(b"x", headers={"Content-Encoding": "gzip"}), InputError, "Content-Encoding"),
+        (Answer(b"x", 206), InputError, "HTTP 206"),
+        (Answer(b"x", 403), InputError, r"HTTP 403 Forbidden: .*netrc"),
+        (Answer(b"x", 404), InputError, "HTTP 404 Not Found"),
+        (Answer(b"x", 503), RunAgain, "HTTP 503 Service Unavailable, 4 times"),
+        (
+            Answer(b"x", headers={"Content-Length": str(10**17)}),
+            RunAgain,
+            "bytes are free|are free",
+        ),
+    ],
+    ids=map(str, range(12)),
+)
+def test_what_is_not_the_complete_file_is_never_kept(
+    answer: Answer, error: type[Exception], words: str, server: Server, tmp_path: Path
+) -> None:
+    server.files["/x.mp4"] = answer
+    with pytest.raises(error, match=words) as caught:
+        _find(f"{server.base}/x.mp4?{SIGNED}", tmp_path)
+    assert "\n" not in str(caught.value)
+    assert SECRET not in repr(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__cause__ is None
+    assert not _kept(tmp_path)
+    assert not list(tmp_path.rglob(".x*"))
+    assert len(server.asked) == (4 if "times" in str(caught.value) else 1)
+
+
+def test_a_list_has_a_limit(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_MOST_LIST_BYTES", 100)
+    server.files["/announced.txt"] = Answer(b"a.mp4\n" * 100)
+    server.files["/chunked.txt"] = Answer(b"a.mp4\n" * 100, chunked=True)
+    for name in ("announced", "chunked"):
+        with pytest.raises(InputError, match=r"may have 100|more than 100 bytes"):
+            _find(f"{server.base}/{name}.txt", tmp_path)
+    assert not _kept(tmp_path)
+
+
+def test_failures_that_pass_are_retried(server: Server, made: Path, tmp_path: Path) -> None:
+    body = (made / "0.mp4").read_bytes()
+    server.files["/x.mp4"] = [
+        Answer(b"", 500),
+        Answer(body, sent=100),
+        Answer(b"", 429, headers={"Retry-After": "0"}),
+        Answer(body),
+    ]
+    (one,), said = _find(f"{server.base}/x.mp4?{SIGNED}", tmp_path)
+    assert Path(one.path).read_bytes() == body
+    assert [line for line in said if "HTTP 429" in line]
+    assert len(server.asked) == 4
+    assert SECRET not in "".join(said)
+
+
+def test_a_server_that_is_not_there_is_another_days_trouble(tmp_path: Path) -> None:
+    with file_server.serving() as gone:
+        base = gone.base
+    with pytest.raises(RunAgain, match=r"the connection failed \(Connection refused\), 4 times"):
+        _find(f"{base}/x.mp4", tmp_path)
+
+
+def _late(server: Server, path: str) -> Answer:
+    time.sleep(8)
+    return Answer(b"x")
+
+
+@pytest.mark.parametrize("slow", ["body", "headers", "chunks"])
+def test_a_server_that_stalls_is_given_up_on(
+    slow: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then, which no timeout of a socket ever ends."""
+    monkeypatch.setattr(remote, "_STALL_S", 0.4)
+    monkeypatch.setattr(remote, "_TRIES", 2)
+    body = b"x" * 10**5
+    if slow == "body":
+        server.files["/x.mp4"] = Answer(body, pause_s=0.05)
+    elif slow == "headers":
+        monkeypatch.setattr(Server, "take", _late)
+    else:
+        chunks = {"Transfer-Encoding": "chunked"}  # the size of the first one, digit by digit
+        server.files["/x.mp4"] = Answer(b"0" * 10**4, headers=chunks, announced=False, pause_s=0.05)
+    begun = time.monotonic()
+    with pytest.raises(RunAgain, match=r"fewer than 65,536 in 0\.4 s, 2 times"):
+        _find(f"{server.base}/x.mp4", tmp_path)
+    assert time.monotonic() - begun < 7
+    assert not _kept(tmp_path)
+
+
+def test_a_copy_of_another_size_is_fetched_again(
+    server: Server, made: Path, tmp_path: Path
+) -> None:
+    body = (made / "0.mp4").read_bytes()
+    server.files["/x.mp4"] = Answer(body)
+    address = f"{server.base}/x.mp4"
+    (one,), _ = _find(address, tmp_path)
+    (record,) = tmp_path.glob("remote/*/*.json")
+    for spoil in (
+        lambda: Path(one.path).write_bytes(body[:500]),
+        lambda: record.write_text("{"),
+        lambda: record.write_text('{"size": "x"}'),
+    ):
+        spoil()
+        (again,), said = _find(address, tmp_path)
+        assert Path(again.path).read_bytes() == body
+        assert [line for line in said if "fetching it again" in line]
+    assert len(server.asked) == 4
+    record.unlink()  # an older version wrote none
+    _, said = _find(address, tmp_path)
+    assert said == []
+
+
+@pytest.mark.parametrize("name", ["x.mp4", "x.tar", "x.json"])
+def test_what_cannot_be_read_leaves_the_cache(
+    name: str, server: Server, made: Path, tmp_path: Path
+) -> None:
+    """A file that an older version took though it was none, or an upload that was broken off."""
+    good = {
+        "x.mp4": (made / "0.mp4").read_bytes(),
+        "x.tar": (made / "s.tar").read_bytes(),
+        "x.json": b'["y.mp4"]',
+    }
+    server.files[f"/{name}"] = [Answer(good[name][:-10][:700]), Answer(good[name])]
+    server.files["/y.mp4"] = Answer(good["x.mp4"])
+    if name == "x.json":
+        server.files["/x.json"] = [Answer(b'["y.mp4"'), Answer(good["x.json"])]
+    model = types.SimpleNamespace(frames=6, height=32, width=48)
+    config = video.Config(
+        path=f"{server.base}/{name}",
+        val_path=str(made / "1.mp4"),
+        batch_size=1,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    with pytest.raises(InputError, match="removed from the cache"):
+        config.open(model, seed=0, say=lambda line: None)
+    assert not _kept(tmp_path / "cache")
+    assert config.open(model, seed=0, say=lambda line: None).bad == ()
+
+
+def test_redirects_lead_to_http_only(server: Server, made: Path, tmp_path: Path) -> None:
+    server.files["/good.mp4"] = Answer((made / "0.mp4").read_bytes())
+    for number, target in enumerate(
+        (
+            "/good.mp4",
+            "file:///etc/hostname",
+            "ftp://127.0.0.1/a.mp4",
+            "data:video/mp4,abc",
+            f"http://user:{SECRET}@127.0.0.1/a.mp4",
+            "/3.mp4",
+            "http://[/",
+        )
+    ):
+        server.files[f"/{number}.mp4"] = Answer(b"", 302, headers={"Location": target})
+    (one,), _ = _find(f"{server.base}/0.mp4", tmp_path)
+    assert Path(one.path).read_bytes() == (made / "0.mp4").read_bytes()
+    for number in range(1, 7):
+        with pytest.raises(
+            InputError, match=r"redirect is not followed|cannot be fetched"
+        ) as wrong:
+            _find(f"{server.base}/{number}.mp4", tmp_path)
+        assert SECRET not in str(wrong.value)
+    handler = remote._Redirects()
+    request = remote._request("https://host/a.mp4")
+    fp = types.SimpleNamespace(close=lambda: None)
+    with pytest.raises(remote.urllib.error.HTTPError):  # from https to http
+        handler.redirect_request(request, fp, 302, "", {}, "http://host/a.mp4")
+    assert handler.redirect_request(request, fp, 302, "", {}, "https://other/a.mp4")
+
+
+def test_logins_come_from_netrc(server: Server, made: Path, tmp_path: Path) -> None:
+    body = (made / "0.mp4").read_bytes()
+    server.files["/x.mp4"] = Answer(body)
+    server.files["/y.mp4"] = Answer(
+        b"", 302, headers={"Location": server.base.replace("127.0.0.1", "localhost") + "/x.mp4"}
+    )
+    file = tmp_path / "home/.netrc"
+    file.parent.mkdir()
+    file.write_text(f"machine 127.0.0.1 login me password {SECRET}\ndefault login d password e\n")
+    file.chmod(0o600)
+    _find(f"{server.base}/x.mp4", tmp_path)
+    assert server.logins == ["Basic bWU6c0VjUmVUMDEyMw=="]
+    _find(f"{server.base}/y.mp4", tmp_path / "other")
+    assert server.logins[1:] == ["Basic bWU6c0VjUmVUMDEyMw==", None]  # another host gets none
+    assert remote._login("other") is None
+    plain = remote.urllib.parse.urlsplit("http://example.org/")
+    assert not remote._is_private(plain)
+
+
+def test_a_newly_signed_address_is_the_same_file(
+    server: Server, made: Path, tmp_path: Path
+) -> None:
+    server.files["/x.mp4"] = Answer((made / "0.mp4").read_bytes())
+    first, _ = _find(f"{server.base}/x.mp4?{SIGNED}", tmp_path)
+    second, said = _find(f"{server.base}/x.mp4?{SIGNED}more&X-Amz-Expires=60", tmp_path)
+    assert (first, said) == (second, [])
+    assert server.asked == [f"/x.mp4?{SIGNED}"]  # and the server gets all of it
+
+
+def test_addresses_that_differ_in_their_query_are_different_files(
+    server: Server, made: Path, tmp_path: Path
+) -> None:
+    server.files["/x.mp4"] = [Answer((made / f"{n}.mp4").read_bytes()) for n in range(2)]
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"{server.base}/x.mp4?part=1&token={SECRET}\n{server.base}/x.mp4?part=2\n")
+    found, _ = _find(str(listed), tmp_path)
+    assert len({one.name for one in found}) == len({one.path for one in found}) == 2
+    assert all(one.name.endswith(".mp4") for one in found)
+    assert SECRET not in str(found)

@@ -1,0 +1,247 @@
+"""Addresses of data: which are accepted, and what of them may be recorded or printed.
+
+An address may hold a secret. A password in it (``https://user:password@host/``) is refused. A query
+(``?X-Amz-Signature=...``) is used to fetch and never recorded or printed. A short hash takes its
+place, so that addresses that differ only in their query stay distinct::
+
+    https://host/a.tar?part=3            ->  https://host/a.tar?query=sha256:f94e14b94966
+    https://host/a.tar?X-Amz-Date=...    ->  https://host/a.tar?signed
+    https://host/a.tar?part=3&X-Amz-...  ->  https://host/a.tar?query=sha256:f94e14b94966
+
+Signatures are not part of the hash, the name, or the place in the cache: storage services issue a
+new one for each presigned address, and the file behind it is the same. So a run resumes with a
+newly signed address. Signatures are the parameters of AWS (versions 4 and 2), Google Cloud,
+CloudFront and Azure SAS; any other parameter, such as ``token``, counts as part of the address.
+
+A fragment (``#...``) of an http address never reaches the server and is dropped. A secret in the
+path itself cannot be recognized.
+"""
+
+import hashlib
+import re
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+from jaxtrain.errors import InputError
+
+T = TypeVar("T")
+
+SCHEMES = ("https", "http", "s3", "gs", "gcs")
+"""What an address may begin with."""
+HTTP = ("https", "http")
+
+SIGNED = "signed"
+HASH = "query=sha256:"
+_HASH_DIGITS = 12  # 48 bits: two of a million addresses share one with a probability of 0.2%
+
+_SIGNATURES = re.compile(
+    "x-(amz|goog)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id",
+    re.IGNORECASE,
+)
+# Only beside "sig", for their names are short.
+# https://learn.microsoft.com/rest/api/storageservices/create-service-sas
+_AZURE = {"sig", "sv", "ss", "srt", "sp", "se", "st", "spr", "sr", "sip", "si", "sdd", "ses"}
+_AZURE |= {"skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid"}
+
+_ADDRESS = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@\\/?#]+)(:\d{1,5})?")
+_BUCKET = re.compile(r"[\w.-]+|arn:[\w.:-]+")
+_PUBLIC = re.compile(f"{SIGNED}|{re.escape(HASH)}[0-9a-f]{{{_HASH_DIGITS}}}")
+# A user or password: before the first slash, or, with a slash in the password, behind a colon that
+# no port follows.
+_USER = re.compile(r"[^/?#\s]*@|[^/@\[\s]*:(?!\d+(?:/|$))[^@\s]*@")
+_WITH_USER = re.compile(r"([A-Za-z][\w+.-]*)://(?:[^/?#\s]*@|[^/@\[\s]*:(?!\d+/)[^@\s]*@)")
+# In a text an address ends at a space or a quote, and pathlib has made one slash of two.
+_IN_TEXT = re.compile(
+    r"\b(?P<start>[A-Za-z][\w+.-]*://|(?:https?|s3a?|gcs|gs|ftps?|sftp|ssh|hf|file):/)"
+    r"(?P<rest>[^\s\"'<>]*)",
+    re.IGNORECASE,
+)
+_NOT_IN_TEXT = re.compile(r"[\s\"'<>]")
+_ENDING = ".,;:!)]}"
+
+
+class Parts(NamedTuple):
+    """An address in pieces.
+
+    Attributes:
+        scheme: in lower case.
+        host: with the port; of s3 and gs the bucket.
+        path: with its leading slash, as typed.
+        query: behind the first ``?``; "" without one.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    query: str
+
+
+def is_address(text: str) -> bool:
+    """Whether this is an address rather than a path, an accepted one or not."""
+    return _ADDRESS.match(text.lstrip()) is not None
+
+
+def split(address: str) -> Parts:
+    """The pieces of an address. Of http the fragment is dropped; in a bucket # is a letter."""
+    match = _ADDRESS.match(address.strip())
+    assert match, "is_address() holds"
+    scheme, rest = match[1].lower(), match[2]
+    if scheme in HTTP:
+        rest = rest.partition("#")[0]
+    before, _, query = rest.partition("?")
+    host, slash, path = before.partition("/")
+    return Parts(scheme, host, slash + path, query)
+
+
+def check(address: str, flag: str) -> None:
+    """Refuses an address that is not of a known form, before anything is asked of the network.
+
+    Args:
+        address: as typed, or as a list names it.
+        flag: the option or the list that named it, for messages.
+
+    Raises:
+        InputError: it holds a user or a password, names no host, is of another scheme, is a chain
+            of addresses (``zip::https://...``), or was recorded without its query.
+    """
+    refuse_user(address, flag)
+    parts, shown = split(address), public(address)
+    if "::" in parts.scheme + parts.path + re.sub(r"\[.*?\]", "", parts.host):
+        raise InputError(f"{flag} {shown} chains addresses with '::': give one address")
+    if parts.scheme not in SCHEMES:
+        raise InputError(
+            f"{flag} {shown}: unknown scheme {parts.scheme}://: use a path, https://, s3:// or "
+            "gs://"
+        )
+    if not (_HOST if parts.scheme in HTTP else _BUCKET).fullmatch(parts.host):
+        what = "host" if parts.scheme in HTTP else "bucket"
+        raise InputError(
+            f"{flag} {parts.scheme}://...: what follows :// is not a {what}: write "
+            f"{parts.scheme}://{what.upper()}/PATH"
+        )
+    if not address.strip().isprintable():
+        raise InputError(f"{flag} {shown!r} holds a control character: remove it")
+    if _PUBLIC.fullmatch(parts.query):
+        raise InputError(
+            f"{flag} {shown} is an address as it is recorded, without its query: give the complete "
+            "address"
+        )
+    if parts.query and _NOT_IN_TEXT.search(address.strip()):
+        raise InputError(
+            f"{flag} {shown} has a query, and a space, quote or angle bracket: write %20, %22, "
+            "%27, %3C or %3E"
+        )
+
+
+def refuse_user(text: str, flag: str) -> None:
+    """Refuses a text with an address in it that holds a user or a password.
+
+    Args:
+        text: a value of any field or argument.
+        flag: that it was given to.
+
+    Raises:
+        InputError: does not repeat the address.
+    """
+    match = _WITH_USER.search(text)
+    if match is None:
+        return
+    scheme = match[1].lower()
+    google = "set GOOGLE_APPLICATION_CREDENTIALS"
+    cures = {
+        "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+        "gs": google,
+        "gcs": google,
+    }
+    raise InputError(
+        f"{flag} {scheme}://***@...: the address holds a user name or a password, which would be "
+        f"recorded: remove what precedes the @, and {cures.get(scheme, 'put it into ~/.netrc')}"
+    )
+
+
+def identity(address: str) -> str:
+    """What the cache knows an address by: without its signature. May hold secrets: only hash it.
+
+    An address without a query is itself.
+    """
+    parts = split(address)
+    kept = _kept(parts.query)
+    return f"{parts.scheme}://{parts.host}{parts.path}" + (f"?{kept}" if kept else "")
+
+
+def public(address: str) -> str:
+    """An address as it may be recorded and printed. What is public already stays as it is."""
+    match = _ADDRESS.fullmatch(address.strip())
+    return scrub(address) if match is None else _shown(f"{match[1]}://", match[2])
+
+
+def name_of(address: str) -> str:
+    """What data at an address is called: host and path, and a hash of a query that is not signing.
+
+    The hash stands before the ending, ``a.org/x/b.query-f94e14b94966.mp4``, so that names can
+    become names of files.
+    """
+    parts = split(address)
+    name = f"{parts.host}{parts.path}".strip("/")
+    kept = _kept(parts.query)
+    if not kept:
+        return name
+    folder, slash, last = name.rpartition("/")
+    stem, dot, ending = last.rpartition(".")
+    mark = f"query-{_digest(kept)}"
+    return folder + slash + (f"{stem}.{mark}.{ending}" if dot and stem else f"{last}.{mark}")
+
+
+def scrub(text: str) -> str:
+    """A text in which each address is public: without user, password and query."""
+    if ":/" not in text:
+        return text
+    return _IN_TEXT.sub(_replaced, text)
+
+
+def scrubbed(value: T) -> T:
+    """JSON-able values, or tuples of them, in which each text is public."""
+    found: Any = value
+    if isinstance(value, str):
+        found = public(value)
+    elif isinstance(value, dict):
+        found = {scrubbed(key): scrubbed(one) for key, one in value.items()}
+    elif isinstance(value, list | tuple):
+        found = type(value)(scrubbed(one) for one in value)
+    return found  # type: ignore[no-any-return]
+
+
+def _replaced(match: re.Match[str]) -> str:
+    rest = match["rest"].rstrip(_ENDING)
+    return _shown(match["start"], rest) + match["rest"][len(rest) :]
+
+
+def _shown(start: str, rest: str) -> str:
+    user = _USER.match(rest)
+    rest = f"***@{rest[user.end() :]}" if user else rest
+    if start.lower().startswith(HTTP):
+        rest = rest.partition("#")[0]
+    before, _, query = rest.partition("?")
+    if not query:
+        return start + before
+    if _PUBLIC.fullmatch(query):
+        return start + rest
+    kept = _kept(query)
+    return f"{start}{before}?" + (f"{HASH}{_digest(kept)}" if kept else SIGNED)
+
+
+def _kept(query: str) -> str:
+    """The parameters that say which file it is, in one order."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    azure = _AZURE if any(name == "sig" for name, _ in pairs) else set()
+    kept = [
+        (name, value)
+        for name, value in pairs
+        if not _SIGNATURES.fullmatch(name) and name not in azure
+    ]
+    return urlencode(sorted(kept), errors="surrogatepass")
+
+
+def _digest(kept: str) -> str:
+    return hashlib.sha256(kept.encode()).hexdigest()[:_HASH_DIGITS]

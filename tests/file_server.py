@@ -1,0 +1,136 @@
+"""A real HTTP server on loopback that can misbehave, and a bucket in memory in place of s3."""
+
+import contextlib
+import dataclasses
+import http.server
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+
+@dataclasses.dataclass
+class Answer:
+    """What the server sends for a path.
+
+    Attributes:
+        body: of the answer.
+        status: of the answer.
+        headers: besides Content-Length, or in place of it.
+        sent: bytes of the body that are sent before the connection is closed; None: all.
+        announced: whether there is a Content-Length.
+        chunked: sends the body in chunks.
+        pause_s: between two bytes.
+        query: that the request must have, or it is answered with 403.
+    """
+
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    sent: int | None = None
+    announced: bool = True
+    chunked: bool = False
+    pause_s: float = 0.0
+    query: str | None = None
+
+
+class Server:
+    """Serves ``files``; a list is served answer by answer, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Answer | list[Answer]] = {}
+        self.asked: list[str] = []
+        self.logins: list[str | None] = []
+        self.base = ""
+
+    def take(self, path: str) -> Answer:
+        """The next answer for a path."""
+        found = self.files.get(path, Answer(b"not here", 404))
+        if isinstance(found, list):
+            found = found.pop(0) if len(found) > 1 else found[0]
+        return found
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Server]:
+    """A server on a free port of 127.0.0.1."""
+    server = Server()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            server.asked.append(self.path)
+            server.logins.append(self.headers.get("Authorization"))
+            path, _, query = self.path.partition("?")
+            answer = server.take(path)
+            if answer.query is not None and query != answer.query:
+                answer = Answer(b"<Error>SignatureDoesNotMatch</Error>", 403)
+            self.send_response(answer.status)
+            if answer.chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+            elif answer.announced and "Content-Length" not in answer.headers:
+                self.send_header("Content-Length", str(len(answer.body)))
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                body = answer.body[: answer.sent]
+                if answer.pause_s:
+                    for byte in body:
+                        self.wfile.write(bytes([byte]))
+                        self.wfile.flush()
+                        time.sleep(answer.pause_s)
+                elif answer.chunked:
+                    self.wfile.write(f"{len(answer.body):x}\r\n".encode() + body)
+                    self.wfile.write(b"\r\n0\r\n\r\n" if answer.sent is None else b"")
+                else:
+                    self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.daemon_threads = True
+    server.base = f"http://127.0.0.1:{made.server_address[1]}"
+    thread = threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        made.shutdown()
+        made.server_close()
+
+
+class Bucket(MemoryFileSystem):  # type: ignore[misc]
+    """``s3://`` in memory."""
+
+    protocol = ("s3", "gs")
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        bare = path.partition("://")[2] if "://" in path else path
+        return "/" + bare.strip("/")
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"s3://{name.strip('/')}"
+
+
+@contextlib.contextmanager
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What ``s3://`` and ``gs://`` name from now on, empty."""
+    registered = sys.modules[fsspec.register_implementation.__module__]._registry
+    for scheme in ("s3", "gs"):
+        monkeypatch.setitem(registered, scheme, Bucket)
+    Bucket.store.clear()
+    yield Bucket()
+    Bucket.store.clear()
