@@ -96,6 +96,7 @@ class Progress:
         self._left_out = position.left_out
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
+        self._unsaid = 0  # bad updates in a row, after the first
         self._vitals = vitals.Vitals(os.environ, mesh.local_devices, recorder.say)
         self._of_all = processes.Exchange(mesh, vitals.MEAN, (*vitals.LARGEST, GPU_MEMORY))
         self._waited_s = 0.0
@@ -169,6 +170,7 @@ class Progress:
             self._left_out += self._run.data.batch_size
             self._tell_bad(pending, values)
             return
+        self._count_bad()
         self._done += 1
         if self._run.loop.record_examples:
             entry = {"position": pending.position, "ids": pending.ids}
@@ -179,6 +181,7 @@ class Progress:
 
     def rewind(self, back_to: run_length.Position) -> None:
         """Goes back to where a checkpoint was saved; the examples seen since stay seen."""
+        self._count_bad()
         self._done = back_to.done
         self._left_out = self._seen - back_to.learned
         self.bad_in_a_row = 0
@@ -231,11 +234,22 @@ class Progress:
         self._recorder.enlist("bad_steps", self._done, entry | {"ids": pending.ids})
         most = {"off": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
         if self.bad_in_a_row >= most:
+            self._count_bad()
             raise InputError(
                 f"{what}: bad_steps.jsonl names them; go on from the newest checkpoint with "
                 "--resume latest and a lower --optim.peak_lr, or look with --debug"
             )
-        self.say(f"{what}: left out; bad_steps.jsonl names them")
+        if self.bad_in_a_row == 1:
+            self.say(f"{what}: skipped; bad_steps.jsonl lists it")
+        else:
+            self._unsaid += 1
+
+    def _count_bad(self) -> None:
+        """After a row of bad updates: how many followed the first, in one line."""
+        if self._unsaid:
+            which = "one more update" if self._unsaid == 1 else f"{self._unsaid} more updates"
+            self.say(f"{which} in a row skipped as bad; bad_steps.jsonl lists them")
+        self._unsaid = 0
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()

@@ -40,7 +40,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_bad_updates_are_left_out_and_taken_back(place: Path) -> None:
     log = (place / "straight" / "log.txt").read_text()
-    assert "left out; bad_steps.jsonl names them" in log
+    assert "skipped; bad_steps.jsonl lists it" in log
     assert "back to checkpoint" in log
     examples, bad = (
         lines(place / "straight" / "examples.jsonl"),

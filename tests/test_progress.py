@@ -189,6 +189,21 @@ def test_a_bad_update_is_left_out_and_its_examples_named(
     assert not story.progress.finished()
 
 
+def test_a_row_of_bad_updates_is_two_lines(story: Story, said: Any) -> None:
+    story.begin(bad_updates="skip", bad_in_a_row=20)
+    for gradient in (2.0, *[math.inf] * 10, 2.0, math.inf, 2.0, *[math.inf] * 2, 2.0, 2.0):
+        story.step(gradient=gradient)
+    found = [line for line in said() if "bad" in line]
+    assert [line.partition(":")[0] for line in found] == [
+        "update 2 is bad",
+        "9 more updates in a row skipped as bad; bad_steps.jsonl lists them",
+        "update 3 is bad",
+        "update 4 is bad",
+        "one more update in a row skipped as bad; bad_steps.jsonl lists them",
+    ]
+    assert len((story.directory / "bad_steps.jsonl").read_text().splitlines()) == 13
+
+
 def test_too_many_bad_updates_in_a_row_stop_a_run_that_skips(story: Story) -> None:
     story.begin(bad_updates="skip", bad_in_a_row=3)
     story.step(gradient=math.nan)
