@@ -1,12 +1,16 @@
 """Small videos made on the spot, whose frames carry their number; and ways to break them."""
 
 import struct
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+
+from jaxtrain.data import video_decode, video_frames
+from jaxtrain.data.video_packets import Scan
 
 HEIGHT, WIDTH = 64, 96
 _BITS = 8
@@ -138,4 +142,52 @@ def shorten_edit(path: Path, share: float) -> Path:
     (duration,) = struct.unpack_from(">I", data, field)
     struct.pack_into(">I", data, field, int(duration * share))
     path.write_bytes(data)
+    return path
+
+
+def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame]:
+    """The frames with these numbers."""
+    frames: dict[int, av.VideoFrame] = {}
+    video_decode.read(path, info, numbers, frames.__setitem__)
+    return [frames[place] for place in range(len(numbers))]
+
+
+def cropped(frames: Sequence[av.VideoFrame], info: Scan, **cut: Any) -> np.ndarray:
+    """The same piece of all frames; ``cut`` as for :class:`jaxtrain.data.video_frames.Cut`."""
+    clip = video_frames.Cut(info, frames=len(frames), **cut)
+    for place, frame in enumerate(frames):
+        clip.put(place, frame)
+    return clip.out_THWC
+
+
+def single_picture(path: Path, height: int, width: int, times: int = 1) -> Path:
+    """A black PNG in a MOV, repeated: large for few bytes."""
+    once = path.with_name(f"once_{path.name}")
+    with av.open(str(once), "w") as container:
+        stream: Any = container.add_stream("png", rate=25)
+        stream.height, stream.width, stream.pix_fmt = height, width, "rgb24"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((height, width, 3), "u1"))))
+        container.mux(stream.encode())
+    with av.open(str(once), options={"max_pixels": "1"}) as source, av.open(str(path), "w") as out:
+        stream = out.add_stream("png", rate=25)
+        stream.height, stream.width, stream.pix_fmt = height, width, "rgb24"
+        data = next(bytes(packet) for packet in source.demux(video=0) if packet.size)
+        for number in range(times):
+            packet = av.Packet(data)
+            packet.pts = packet.dts = number
+            packet.time_base, packet.stream = Fraction(1, 25), stream
+            packet.is_keyframe = True
+            out.mux(packet)
+    once.unlink()
+    return path
+
+
+def growing(path: Path, small: tuple[int, int], large: tuple[int, int]) -> Path:
+    """An MPEG transport stream whose pictures grow after 150 frames: (height, width) of each."""
+    whole = b""
+    for number, size in enumerate((small, large)):
+        part = path.with_name(f"part{number}.ts")
+        whole += write(part, [numbered(n, *size) for n in range(150)]).read_bytes()
+        part.unlink()
+    path.write_bytes(whole)
     return path

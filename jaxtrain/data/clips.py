@@ -275,9 +275,9 @@ def unvaried(entry: Entry, numbers: Sequence[int], height: int, width: int) -> n
     Raises:
         BadExample: a frame does not come out whole.
     """
-    return video_frames.crop_and_resize(
-        video_decode.read(entry.path, entry.scanned, numbers, entry.span),
+    clip = video_frames.Cut(
         entry.scanned,
+        frames=len(numbers),
         height=height,
         width=width,
         scale=1.0,
@@ -285,6 +285,8 @@ def unvaried(entry: Entry, numbers: Sequence[int], height: int, width: int) -> n
         down=0.5,
         mirror=False,
     )
+    video_decode.read(entry.path, entry.scanned, numbers, clip.put, entry.span)
+    return clip.out_THWC
 
 
 def _stretches(entry: Entry, present: np.ndarray, least: int, most: int) -> np.ndarray:

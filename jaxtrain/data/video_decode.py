@@ -5,6 +5,7 @@ FFmpeg's corrupt flag, if decoding raises, or if too few frames come out.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,28 +76,46 @@ def _missing(delivered: list[int | None], stamps: list[int | None], info: Scan) 
 
 
 def read(
-    path: str, info: Scan, numbers: Sequence[int], span: Span | None = None
-) -> list[VideoFrame]:
+    path: str,
+    info: Scan,
+    numbers: Sequence[int],
+    take: Callable[[int, VideoFrame], None],
+    span: Span | None = None,
+) -> None:
     """Decode the frames with these numbers, ascending, and as few others as can be.
 
     Decoding starts at the keyframe before. Frames on the way that no other frame refers to are
     not decoded; that changes nothing in the others.
 
+    Args:
+        path: of the file.
+        info: of the file.
+        numbers: of the frames, ascending.
+        take: is given a frame's place in ``numbers`` and the frame. No frame is held here, so it
+            decides what memory is needed. A frame can be given again.
+        span: where in a tar the file lies.
+
     Raises:
         BadExample: a frame does not come out whole.
     """
-    found: dict[int, VideoFrame] = {}
+    places = {number: place for place, number in enumerate(numbers)}
+    found: set[int] = set()
     failure = ""
     for start in _starts(info, numbers[0]):
-        came: dict[int, VideoFrame] = {}
+        came: set[int] = set()
+
+        def give(number: int, frame: VideoFrame, came: set[int] = came) -> None:
+            came.add(number)
+            take(places[number], frame)
+
         try:
             with open_input(path, span) as container:
-                _read_from(container, info, numbers, start, came.__setitem__)
+                _read_from(container, info, numbers, start, give)
             found = came
         except (av.FFmpegError, OSError) as error:
             failure = f": {reason(error)}"
         if len(found) == len(numbers):
-            return [found[number] for number in numbers]
+            return
     lacking = next(number for number in numbers if number not in found)
     raise BadExample(path, f"frame {lacking} of {info.frames} cannot be decoded{failure}")
 
@@ -135,8 +154,7 @@ def read_each(
             left = [clip for clip in members if clip not in whole]
         for clip in left:
             try:
-                for place, frame in enumerate(read(path, info, clips[clip], span)):
-                    take(clip, place, frame)
+                read(path, info, clips[clip], functools.partial(take, clip), span)
             except BadExample as bad:
                 failures[clip] = bad
     return failures

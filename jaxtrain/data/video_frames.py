@@ -4,9 +4,7 @@ One filter graph does all three without copying in between: 1280x720 to 720x480 
 on one core, where converting with PyAV and resizing with Pillow takes 9 ms.
 """
 
-from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import av
 import av.filter
@@ -81,20 +79,6 @@ class Cut:
         self._graph.push(frame)
         picture_HWC = self._graph.vpull().to_ndarray()
         self.out_THWC[number] = np.rot90(picture_HWC, self._info.rotation // 90)
-
-
-def crop_and_resize(frames: Sequence[VideoFrame], info: Scan, **cut: Any) -> np.ndarray:
-    """The same piece of all frames, as uint8 [T, height, width, 3].
-
-    Args:
-        frames: as decoded, not yet rotated.
-        info: of the file.
-        cut: the other arguments of :class:`Cut`.
-    """
-    clip = Cut(info, frames=len(frames), **cut)
-    for number, frame in enumerate(frames):
-        clip.put(number, frame)
-    return clip.out_THWC
 
 
 class WholeFrames:

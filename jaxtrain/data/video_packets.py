@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 from av.container import InputContainer
+from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from jaxtrain.errors import BadExample
@@ -20,6 +21,19 @@ SLACK_FRAMES = 2
 SLACK_SHARE = 0.02
 _CONSTANT_RATE = 0.95  # share of usual gaps between frames from which a frame rate is constant
 _ANY_TEXT: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+MAX_PIXELS = 139_264 * 256
+"""Of a frame: the most that H.264 (table A-1), HEVC and AV1 allow up to level 6.2, a little above 8K
+(7680x4320). A few kilobytes of PNG can declare billions."""
+_OPTIONS = {
+    # Without it the decoders that guess a stream's parameters would decode frames of any size.
+    "max_pixels": str(MAX_PIXELS),
+    # A file may be a playlist: it must not open a connection. subfile reads a part of a file.
+    "protocol_whitelist": "file,subfile",
+    # Each video stream has a decoder while the file is opened, which holds three such frames
+    # (measured: 80 MiB for one of PNG). Films have up to about 30, sound and subtitles included.
+    "max_streams": "32",
+}
+_MAX_ASPECT = 16  # of a pixel, either way; anamorphic films have up to 2
 _FIRST_FRAME = 128  # packets within which a good file gives its first frame
 _VP8_SHOWN = 0x10  # bit of a VP8 packet's first byte (RFC 6386, 9.1): hidden frames have it unset
 
@@ -110,11 +124,16 @@ def shows_frame(packet: av.Packet, stream: VideoStream) -> bool:
 
 def open_input(path: str, span: Span | None = None) -> InputContainer:
     """Open a file for reading, or a part of one; its titles and tags may be in any encoding."""
+    name = local(path)
+    if span is not None:
+        name = f"subfile,,start,{span.offset},end,{span.offset + span.size},,:{local(span.file)}"
     # PyAV 18 raises on text that is not UTF-8 unless told not to; 19 has no such setting.
-    if span is None:
-        return av.open(path, **_ANY_TEXT)
-    place = f"start,{span.offset},end,{span.offset + span.size}"
-    return av.open(f"subfile,,{place},,:{span.file}", **_ANY_TEXT)
+    return av.open(name, options=_OPTIONS, **_ANY_TEXT)
+
+
+def local(path: str) -> str:
+    """A path as FFmpeg takes it: ``12:30.mp4`` and ``concat:a|b`` would be addresses to it."""
+    return f"file:{os.path.abspath(path)}"
 
 
 def scan(path: str, span: Span | None = None) -> Scan:
@@ -134,6 +153,10 @@ def scan(path: str, span: Span | None = None) -> Scan:
     try:
         with open_input(path, span) as container:
             return _scan(path, container)
+    except MemoryError as error:  # also FFmpeg's answer to too many streams
+        streams = _OPTIONS["max_streams"]
+        text = f"cannot be read: it has more than {streams} streams, or takes too much memory"
+        raise BadExample(path, text) from error
     except (av.FFmpegError, OSError) as error:
         raise BadExample(path, f"cannot be read: {reason(error)}") from error
 
@@ -143,6 +166,8 @@ def _check_file(path: str) -> None:
         status = os.stat(path)
     except OSError as error:
         raise BadExample(path, str(error.strerror)) from error
+    except ValueError as error:  # a NUL in the name, from a list
+        raise BadExample(path, f"is not the name of a file: {error}") from error
     if not stat.S_ISREG(status.st_mode):
         raise BadExample(path, "is not a file")
     if status.st_size == 0:
@@ -151,6 +176,7 @@ def _check_file(path: str) -> None:
 
 def _scan(path: str, container: InputContainer) -> Scan:
     stream = _best(path, container)
+    check_size(path, stream.width, stream.height)
     declared = stream.frames or 0
     # Without a declared count the promise is the container's duration, which any stream may fill.
     others = [s for s in container.streams if s.type in ("video", "audio")]
@@ -162,26 +188,38 @@ def _scan(path: str, container: InputContainer) -> Scan:
         packets.add(packet)
         if first is None and packet.stream_index == stream.index and fed < _FIRST_FRAME:
             fed += 1
-            first = next(iter(stream.codec_context.decode(packet)), None)
+            first = _first_frame(path, stream, packet)
     if not packets.shown:
         raise BadExample(path, "holds no video packet")
     if first is None:
-        first = next(iter(stream.codec_context.decode(None)), None)
+        first = _first_frame(path, stream, None)
     if first is None:
         raise BadExample(path, f"gives no frame, though it holds {packets.total} video packets")
+    check_size(path, first.width, first.height)
     fps = float(stream.average_rate or stream.guessed_rate or 0)
     _check_promise(path, container, packets, declared, fps)
-    aspect = stream.sample_aspect_ratio
+    aspect = float(stream.sample_aspect_ratio or 1)
+    if not 1 / _MAX_ASPECT <= aspect <= _MAX_ASPECT:
+        raise BadExample(path, f"has pixels {aspect:.4g} times as wide as high")
     return Scan(
         stream=stream.index,
         frames=len(packets.shown),
         width=first.width,
         height=first.height,
         rotation=round(first.rotation / 90) * 90 % 360,
-        pixel_aspect=float(aspect) if aspect else 1.0,
+        pixel_aspect=aspect,
         fps=fps,
         keyframes=_keyframes(packets, container.format.name),
     )
+
+
+def _first_frame(path: str, stream: VideoStream, packet: av.Packet | None) -> VideoFrame | None:
+    """The first frame that comes of a packet, if one does."""
+    try:
+        return next(iter(stream.codec_context.decode(packet)), None)
+    except av.ArgumentError as error:  # FFmpeg's answer to a frame above the limit
+        text = f"its frames are damaged, or have more than {MAX_PIXELS:,} pixels"
+        raise BadExample(path, f"cannot be decoded: {text}") from error
 
 
 def _check_promise(
@@ -259,17 +297,35 @@ def _best(path: str, container: InputContainer) -> VideoStream:
     return single_threaded(max(streams, key=lambda stream: stream.width * stream.height))
 
 
+def check_size(path: str, width: int, height: int) -> None:
+    """Refuses pictures above :data:`MAX_PIXELS`.
+
+    Raises:
+        BadExample: with the size.
+    """
+    if width * height > MAX_PIXELS:
+        raise BadExample(path, f"is {width}x{height}: more than {MAX_PIXELS:,} pixels a frame")
+
+
+def limit_pixels(stream: VideoStream) -> VideoStream:
+    """Keeps the decoder from frames above :data:`MAX_PIXELS`, wherever in the stream they come."""
+    limit = {"max_pixels": str(MAX_PIXELS)}
+    stream.codec_context.options = {**stream.codec_context.options, **limit}
+    return stream
+
+
 def single_threaded(stream: VideoStream) -> VideoStream:
-    """One thread a decoder: the machine's cores belong to the workers."""
+    """One thread a decoder: the machine's cores belong to the workers; and limited frames."""
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
-    return stream
+    return limit_pixels(stream)
 
 
 def flag_corrupt(stream: VideoStream) -> None:
     """Lets no decoder pass over damage: HEVC's flags no corrupt frame, and so has to raise."""
     if stream.codec_context.name == "hevc":
-        stream.codec_context.options = {"err_detect": "explode"}
+        options = {**stream.codec_context.options, "err_detect": "explode"}
+        stream.codec_context.options = options
 
 
 def reason(error: Exception) -> str:

@@ -108,13 +108,22 @@ class Video:
                     continue
                 last = self._stamp(item, number, last)
                 number += 1
-                yield Picture(convert(item), last)
+                yield Picture(self._converted(convert, item), last)
+
+    def _converted(self, convert: video_frames.WholeFrames, frame: VideoFrame) -> np.ndarray:
+        try:
+            return convert(frame)
+        except (av.FFmpegError, MemoryError) as error:
+            raise InputError(
+                f"{self.path}: a frame of {frame.width}x{frame.height} {frame.format.name} cannot "
+                f"be converted to RGB ({video_packets.reason(error)}): convert the file with FFmpeg"
+            ) from error
 
     def _stream(self, container: av.container.InputContainer) -> VideoStream:
         stream = container.streams[self._info.stream]
         assert isinstance(stream, VideoStream)
         stream.thread_type = "AUTO"
-        return stream
+        return video_packets.limit_pixels(stream)
 
     def _stamp(self, frame: VideoFrame, number: int, last: int) -> int:
         if not self._stamped or frame.pts is None:

@@ -16,7 +16,7 @@ from small_state import make_state, meta_of
 
 from jaxtrain import autoencoding, checkpoint, comparing, config, intervals, main, weights
 from jaxtrain.commands import evaluate as command
-from jaxtrain.data import video_clips, video_decode, video_frames, video_packets
+from jaxtrain.data import video_clips, video_packets
 from jaxtrain.errors import InputError
 from jaxtrain.models import gpt
 from jaxtrain.models.video_ae import quality
@@ -72,8 +72,8 @@ def test_numbers_are_those_of_the_formulas(place: Path, tmp_path: Path) -> None:
     assert set(found["metrics"]) == set(METRICS)
     path = str(place / "videos" / "3.mp4")
     info = video_packets.scan(path)
-    video = video_frames.crop_and_resize(
-        video_decode.read(path, info, range(11, 19)),  # the middle 8 of 30
+    video = sample_videos.cropped(
+        sample_videos.decoded(path, info, range(11, 19)),  # the middle 8 of 30
         info,
         height=16,
         width=24,

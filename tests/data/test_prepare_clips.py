@@ -70,7 +70,7 @@ def test_pieces_hold_all_frames_in_order(tmp_path: Path) -> None:
         assert (info.height, info.width, info.fps) == (64, 96, 25.0)
         assert video_decode.verify(str(path), info).broken is None
         for number in (0, 5, 11):
-            frames = video_decode.read(str(path), info, [number])
+            frames = sample.decoded(str(path), info, [number])
             picture = frames[0].to_ndarray(format="rgb24")
             assert sample.number_of(picture) == first + number
 
@@ -117,11 +117,10 @@ def test_colours_survive(tmp_path: Path) -> None:
 
 
 def _read(path: str) -> np.ndarray:
-    from jaxtrain.data import video_frames
 
     info = video_packets.scan(path)
-    frames = video_decode.read(path, info, [3])
-    picture = video_frames.crop_and_resize(
+    frames = sample.decoded(path, info, [3])
+    picture = sample.cropped(
         frames, info, height=32, width=48, scale=1, across=0, down=0, mirror=False
     )
     return picture[0, 16, [8, 24, 40]].astype(int)
@@ -146,11 +145,10 @@ def test_turned_and_odd_sized_videos(tmp_path: Path) -> None:
 
 
 def _read_whole(path: str) -> np.ndarray:
-    from jaxtrain.data import video_frames
 
     info = video_packets.scan(path)
-    return video_frames.crop_and_resize(
-        video_decode.read(path, info, [5]),
+    return sample.cropped(
+        sample.decoded(path, info, [5]),
         info,
         height=48,
         width=32,

@@ -42,7 +42,7 @@ def test_frames_read_alone_equal_those_of_the_whole(
         whole = [frame.to_ndarray(format="gray") for frame in container.decode(video=0)]
     assert scan.frames == len(whole) == 40
     for numbers in ([0, 1, 2], [13, 15, 17], [9, 10, 11], [30, 31], [37, 38, 39], [0, 39]):
-        frames = video_decode.read(path, scan, numbers)
+        frames = sample.decoded(path, scan, numbers)
         for number, frame in zip(numbers, frames, strict=True):
             np.testing.assert_array_equal(frame.to_ndarray(format="gray"), whole[number])
 
@@ -71,7 +71,7 @@ def test_a_frame_that_is_garbled_is_not_handed_out(tmp_path: Path) -> None:
         if broken is not None:
             reasons.append(broken)
             with pytest.raises(BadExample, match=r"frame \d+ of 40 cannot be decoded"):
-                video_decode.read(garbled, scan, list(range(40)))
+                sample.decoded(garbled, scan, list(range(40)))
     assert any("is corrupt" in reason for reason in reasons), reasons
     assert any("decoding fails" in reason for reason in reasons), reasons
 

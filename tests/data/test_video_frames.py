@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sample_videos as sample
 
-from jaxtrain.data import video_decode, video_frames, video_packets
+from jaxtrain.data import video_packets
 
 _RED, _GREEN, _BLUE, _WHITE = (220, 30, 30), (30, 200, 30), (30, 30, 220), (230, 230, 230)
 
@@ -32,8 +32,8 @@ def _corners(picture: np.ndarray) -> list[tuple[int, ...]]:
 def _clip(path: Path, *, height: int, width: int, **changes: object) -> np.ndarray:
     scan = video_packets.scan(str(path))
     settings = {"scale": 1.0, "across": 0.5, "down": 0.5, "mirror": False, **changes}
-    frames = video_decode.read(str(path), scan, list(range(scan.frames)))
-    return video_frames.crop_and_resize(frames, scan, height=height, width=width, **settings)  # type: ignore[arg-type]
+    frames = sample.decoded(str(path), scan, list(range(scan.frames)))
+    return sample.cropped(frames, scan, height=height, width=width, **settings)  # type: ignore[arg-type]
 
 
 def _close(got: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> None:
@@ -110,8 +110,8 @@ def test_pixels_that_are_not_square_are_widened(tmp_path: Path) -> None:
     disc = (np.hypot(y - 60, (x - 50) * 2) < 40)[..., None] * np.full(3, 255)
     path = sample.write(tmp_path / "a.mp4", [disc.astype(np.uint8)] * 2, crf="4")
     scan = video_packets.scan(str(path))._replace(pixel_aspect=2.0)
-    frames = video_decode.read(str(path), scan, [0])
-    clip = video_frames.crop_and_resize(
+    frames = sample.decoded(str(path), scan, [0])
+    clip = sample.cropped(
         frames, scan, height=100, width=100, scale=1.0, across=0.5, down=0.5, mirror=False
     )
     white = clip[0, ..., 0] > 127
@@ -154,7 +154,7 @@ def test_colours_of_half_resolution_are_interpolated(along: str) -> None:
     )
     frame.colorspace = 1
     info = video_packets.Scan(0, 1, 240, 160, 0, 1.0, 25.0, ())
-    clip = video_frames.crop_and_resize(
+    clip = sample.cropped(
         [frame], info, height=80, width=120, scale=1, across=0, down=0, mirror=False
     )
     wanted = picture.reshape(80, 2, 120, 2, 3).mean((1, 3))

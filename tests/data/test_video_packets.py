@@ -1,6 +1,11 @@
 """Indexing by packets: good files are good, shortened ones are named."""
 
+import os
+import socket
+import subprocess
+import sys
 import types
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +13,9 @@ import av
 import pytest
 import sample_videos as sample
 
-from jaxtrain.data import video_packets
-from jaxtrain.errors import BadExample
+from jaxtrain.data import pieces, video_decode, video_packets
+from jaxtrain.data.video_reading import Video
+from jaxtrain.errors import BadExample, InputError
 
 
 def test_what_a_scan_tells(tmp_path: Path) -> None:
@@ -125,3 +131,142 @@ def test_hidden_packets_show_no_frame(
     packet: Any = _Packet(is_discard=discard, data=[first_byte, 0])
     stream: Any = types.SimpleNamespace(codec_context=types.SimpleNamespace(name=codec))
     assert video_packets.shows_frame(packet, stream) is shown
+
+
+def test_a_path_is_never_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = sample.write(tmp_path / "a.mp4", 12).read_bytes()
+    names = [
+        "12:30.mp4",
+        "concat:a.mp4|a.mp4",
+        "subfile,,start,1,end,2,,:a.mp4",
+        "data:x",
+        "pipe:0",
+    ]
+    for name in names:
+        Path(name).write_bytes(data)
+        assert video_packets.scan(name).frames == 12
+        assert len(list(Video(Path(name)).pictures())) == 12
+        tar = Path(f"tar:{name}")
+        tar.write_bytes(b"x" * 100 + data + b"y" * 100)
+        span = video_packets.Span(str(tar), 100, len(data))
+        assert video_packets.scan("tar.tar/a.mp4", span).frames == 12
+    with pytest.raises(BadExample, match="is not the name of a file"):
+        video_packets.scan("a\0.mp4")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile '{}'\n",
+    ],
+)
+def test_a_playlist_opens_no_connection(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.mp4"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        for scheme in ("http", "tcp", "async:http"):
+            path.write_text(text.format(f"{scheme}://127.0.0.1:{server.getsockname()[1]}/a.ts"))
+            with pytest.raises(BadExample):
+                video_packets.scan(str(path))
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def peak_mib(program: str, *arguments: object) -> float:
+    """The largest resident memory of a program that is run by itself, in MiB."""
+    code = f"import resource\n{program}\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    found = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    return int(found.stdout.split()[-1]) / 1024
+
+
+SCANS = """
+import sys
+from jaxtrain.data import pieces, video_decode, video_packets
+from jaxtrain.data.video_reading import Video
+from jaxtrain.errors import BadExample, InputError
+try:
+    video_packets.scan(sys.argv[1])
+except BadExample as bad:
+    assert sys.argv[2] in bad.reason, bad
+else:
+    assert not sys.argv[2]
+"""
+
+
+def test_a_frame_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    path = sample.single_picture(tmp_path / "bomb.mov", 8000, 8000)
+    assert path.stat().st_size < 500_000
+    least = peak_mib(SCANS, tmp_path / "gone.mov", "No such file")
+    assert peak_mib(SCANS, path, "more than 35,651,584 pixels") < least + 50  # decoded, 570
+
+
+def test_sizes_within_the_limit_are_read(tmp_path: Path) -> None:
+    eight_k = sample.single_picture(tmp_path / "8k.mov", 4320, 7680)
+    assert video_packets.scan(str(eight_k)).width == 7680
+
+
+def test_a_size_that_is_declared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(sample.write(tmp_path / "a.mp4", 12))
+    monkeypatch.setattr(video_packets, "MAX_PIXELS", 64 * 128)  # the decoder pads
+    assert video_packets.scan(path).frames == 12
+    monkeypatch.setattr(video_packets, "MAX_PIXELS", 64 * 96 - 1)
+    with pytest.raises(BadExample, match="is 96x64: more than 6,143 pixels a frame"):
+        video_packets.scan(path)
+
+
+def test_frames_that_grow_beyond_the_limit_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sample.growing(tmp_path / "a.ts", (64, 96), (640, 960))
+    info = video_packets.scan(str(path))
+    assert video_decode.verify(str(path), info).broken is None
+    monkeypatch.setattr(video_packets, "MAX_PIXELS", 10_000)  # the decoder pads
+    assert video_decode.verify(str(path), info).broken
+    sample.decoded(str(path), info, [3, 4])
+    with pytest.raises(BadExample, match="cannot be decoded"):
+        sample.decoded(str(path), info, [3, 180])
+    with pytest.raises(InputError, match=r"decoding fails|can be decoded"):
+        list(Video(path).pictures())
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BadExample, match=r"decoding fails|can be decoded"):
+        pieces.cut(str(path), None, tmp_path / "out", pieces.Settings())
+
+
+def test_pixels_of_an_absurd_shape_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        stream.codec_context.sample_aspect_ratio = Fraction(20, 1)
+        for number in range(12):
+            picture = av.VideoFrame.from_ndarray(sample.numbered(number), "rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    with pytest.raises(BadExample, match="has pixels 20 times as wide as high"):
+        video_packets.scan(str(path))
+
+
+CLIP = """
+import sys
+from jaxtrain.data import clips, video_index, video_packets
+info = video_packets.scan(sys.argv[1])
+class Entry:
+    path, scanned, span = sys.argv[1], info, None
+assert clips.unvaried(Entry, range(info.frames), 64, 64).shape == (info.frames, 64, 64, 3)
+"""
+
+
+def test_a_clip_takes_the_memory_of_few_frames(tmp_path: Path) -> None:
+    few, many = (
+        peak_mib(CLIP, sample.single_picture(tmp_path / f"{times}.mov", 2000, 2000, times))
+        for times in (3, 20)
+    )
+    assert many < few + 40, (few, many)  # a frame has 11.4 MiB: holding them took 194 more
