@@ -207,8 +207,10 @@ def scrubbed(value: T) -> T:
         found = public(value)
     elif isinstance(value, dict):
         found = {scrubbed(key): scrubbed(one) for key, one in value.items()}
-    elif isinstance(value, list | tuple):
-        found = type(value)(scrubbed(one) for one in value)
+    elif isinstance(value, list):
+        found = [scrubbed(one) for one in value]
+    elif isinstance(value, tuple):
+        found = tuple(scrubbed(one) for one in value)
     return found  # type: ignore[no-any-return]
 
 

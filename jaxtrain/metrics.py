@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import pictures, terminal
+from jaxtrain import addresses, pictures, terminal
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.files import Appended, drop_torn_line, write_whole
 from jaxtrain.signals import stop_inside, why
@@ -81,7 +81,11 @@ class Recorder:
             self.guarded("metrics.jsonl", lambda: drop_torn_line(self._metrics.path))
 
     def say(self, text: str) -> None:
-        """Prints a line (process 0) and logs it with the UTC time (every process)."""
+        """Prints a line (process 0) and logs it with the UTC time (every process).
+
+        Addresses lose their query in both (:mod:`jaxtrain.addresses`).
+        """
+        text = addresses.scrub(text)
         with self._lock:
             if self._first:
                 self._show(text)
@@ -90,10 +94,9 @@ class Recorder:
     def log(self, text: str) -> None:
         """Logs a line that the console has already, with the UTC time."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        text = terminal.visible(addresses.scrub(text))
         with self._lock:
-            lines = "".join(
-                f"{now} {line}\n" for line in terminal.visible(text).splitlines() or [""]
-            )
+            lines = "".join(f"{now} {line}\n" for line in text.splitlines() or [""])
             self.guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
 
     def log_error(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import NamedTuple, Protocol, TextIO
 
+from jaxtrain import addresses
+
 # What a terminal obeys instead of showing it: control characters (C0 except tab and line feed, DEL,
 # C1) and the marks that reverse the order of what follows them (Unicode's bidirectional overrides,
 # embeddings and isolates). Surrogates stand for bytes of a file name that are not UTF-8, and cannot
@@ -90,8 +92,8 @@ def out(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Prints a line on standard error."""
-    print(visible(text), file=sys.stderr, flush=True)
+    """Prints a line on standard error, with addresses as they may be recorded."""
+    print(visible(addresses.scrub(text)), file=sys.stderr, flush=True)
 
 
 def show_error(

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import config, files, terminal
+from jaxtrain import addresses, config, files, terminal
 from jaxtrain.bench import report, sweep
 from jaxtrain.bench.request import PARTS, Request
 from jaxtrain.commands import command_line
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     files.check_writable("--json", flags.json)
 
     def keep(findings: dict[str, Any]) -> dict[str, Any]:
-        findings = report.complete(findings, arguments)
+        findings = addresses.scrubbed(report.complete(findings, arguments))
         if flags.json:
             report.write(findings, flags.json)
         return findings

@@ -1,6 +1,6 @@
 """``jaxtrain configs list | show NAME | diff A B``: what the configs are, without running one."""
 
-from jaxtrain import config, config_files, overrides, terminal
+from jaxtrain import addresses, config, config_files, overrides, terminal
 from jaxtrain.errors import InputError
 
 USAGE = """\
@@ -45,7 +45,9 @@ def _show(name: str, changes: list[str]) -> None:
     run = config.load(name, changes)
     terminal.out(config_files.docstring(name))
     print()
-    everything = list(overrides.leaves(run))
+    everything = [
+        leaf._replace(value=addresses.scrubbed(leaf.value)) for leaf in overrides.leaves(run)
+    ]
     width = max(len(leaf.name) for leaf in everything)
     for leaf in everything:
         terminal.out(f"{leaf.name:{width}}  {_as_typed(leaf.value)}")

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-from jaxtrain import files, terminal
+from jaxtrain import addresses, files, terminal
 from jaxtrain.commands import command_line
 from jaxtrain.doctor import examination, page
 from jaxtrain.doctor.finding import Finding
@@ -52,7 +52,7 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
             if event.group != heading:
                 heading = event.group
                 terminal.out(f"\n{heading}")
-            terminal.out(page.finding(event))
+            terminal.out(addresses.scrub(page.finding(event)))
         elif "about" in event:
             about = event["about"]
             terminal.out(f"{about['config']} on {about['host']} (about half a minute)")
@@ -60,13 +60,15 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
     terminal.out(f"\n{verdict}")
     ready = all(one.level != "problem" for one in findings)
     if flags.json:
-        told = {
-            **about,
-            "overrides": overrides,
-            "ready": ready,
-            "verdict": verdict,
-            "findings": [one.as_dict() for one in findings],
-        }
+        told = addresses.scrubbed(
+            {
+                **about,
+                "overrides": overrides,
+                "ready": ready,
+                "verdict": verdict,
+                "findings": [one.as_dict() for one in findings],
+            }
+        )
         files.write_whole(flags.json, json.dumps(told, indent=1) + "\n")
     return 0 if ready else NOT_READY
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxtrain import autoencoding, comparing, files, state, terminal, versions, weights
+from jaxtrain import addresses, autoencoding, comparing, files, state, terminal, versions, weights
 from jaxtrain.causal_text import CausalModel
 from jaxtrain.commands import command_line, evaluate_text, video_flags
 from jaxtrain.comparing import Comparison, Measure
@@ -73,13 +73,14 @@ def main(arguments: list[str]) -> int:
         measured.append(one)
         told.one()
     if not measured:
-        raise InputError(f"--data {flags.data}: no clip can be read; see what was left out above")
+        data = addresses.public(flags.data)
+        raise InputError(f"--data {data}: no clip can be read; see what was left out above")
     found = comparing.compare(measured, list(measures))
     terminal.out(_text(found, [model.source for model in models], flags, meter.compared))
     if flags.json:
         content = {
             "sources": [model.source for model in models],
-            "data": flags.data,
+            "data": addresses.public(flags.data),
             "frames": flags.frames,
             "compared_frames": meter.compared,
             "height": flags.height,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxtrain import addresses
 from jaxtrain.data import cache, latents, scenes, video_files, video_index
 from jaxtrain.data.clips import Clips
 from jaxtrain.data.source import Sources
@@ -183,8 +184,9 @@ class Config:
             if len({video_files.video_of(entry.name) for entry in train}) < 2:
                 _say_left_out(bad, say)
                 raise InputError(
-                    f"only one video of {path} can be used ({train[0].name}), and it cannot both "
-                    "train and validate: give more videos, or others with --data.val_path"
+                    f"only one video of {addresses.public(path)} can be used ({train[0].name}), "
+                    "and it cannot both train and validate: give more videos, or others with "
+                    "--data.val_path"
                 )
             sides = video_files.split([entry.name for entry in train], self.train_split)
             val = [entry for entry, trains in zip(train, sides, strict=True) if not trains]
@@ -243,7 +245,8 @@ class Config:
         if not usable:
             _say_left_out(bad[1:], say)
             raise InputError(
-                f"{flag} {path}: none of {len(entries):,} videos can be used; the first is {bad[0]}"
+                f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used; "
+                f"the first is {bad[0]}"
             )
         return usable, bad, folder
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxtrain import addresses
 from jaxtrain.data import cache, video_files, video_index
 from jaxtrain.data.clips import unvaried
 from jaxtrain.data.video_index import Entry
@@ -92,7 +93,8 @@ def choose(
             usable.append(entry)
     if not usable:
         raise InputError(
-            f"{flag} {path}: none of {len(found):,} videos can be used; see what was left out above"
+            f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used; see what "
+            "was left out above"
         )
     count = clips or len(usable)
     if count < len(usable):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtrain import config
+from jaxtrain import addresses, config
 from jaxtrain.planning import prediction
 from jaxtrain.planning.cards import Card
 
@@ -37,7 +37,7 @@ def make(
     time = None if findings["estimate"] else prediction.time(*about)
     return {
         "config": run.name,
-        "overrides": list(overrides),
+        "overrides": addresses.scrubbed(list(overrides)),
         "precision": run.precision,
         "batch_size": run.data.batch_size,
         "accumulate": run.optim.accumulate,
