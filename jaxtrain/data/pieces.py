@@ -30,6 +30,7 @@ from jaxtrain.data.video_packets import too_few as are_too_few
 from jaxtrain.errors import BadExample, InputError
 
 _SIDES = 8  # no autoencoder here takes other sizes
+_SLOWEST = Fraction(1, 1001)  # frames per second that a piece is marked with
 _FPS = 25  # of a file that does not tell its own; nothing in training depends on it
 _TURNS = {90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
 
@@ -265,7 +266,8 @@ class _Writer:
 
     def __init__(self, path: Path, size: tuple[int, int], fps: float, settings: Settings) -> None:
         self.path, self.size, self.frames = path, size, 0
-        rate = Fraction(fps or _FPS).limit_denominator(1001)
+        # 1/1001 has no neighbor below it but 0.
+        rate = max(Fraction(fps or _FPS).limit_denominator(1001), _SLOWEST)
         options = {
             "preset": "veryfast",
             "tune": "fastdecode",  # half the decoding time, for a tenth more bytes

@@ -7,6 +7,7 @@ beside them says that a video is done, so that a run that was killed goes on whe
 
 import concurrent.futures
 import dataclasses
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -22,8 +23,8 @@ from jaxtrain import directory_lock
 from jaxtrain.data import cache, pieces, video_files
 from jaxtrain.data.pieces import Settings
 from jaxtrain.data.video_files import PIECES, Found
-from jaxtrain.errors import BadExample, InputError
-from jaxtrain.files import sync, write_whole
+from jaxtrain.errors import BadExample, InputError, first_line
+from jaxtrain.files import read_json, sync, write_whole
 
 REPORT = "report.json"
 _WORK = ".prepare"  # in OUT; hidden, so that nobody takes what lies there for data
@@ -105,12 +106,11 @@ class _Job:
 
     def done(self) -> Record | None:
         """The record, if it is that of the video as it is now."""
-        try:
-            record: Record = json.loads(self.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        record = _read_record(self.record)
+        if record is None:
             return None
         fresh = record["video"] == _identity(self.found)
-        return record if fresh and (self.folder.is_dir() or not record["pieces"]) else None
+        return record if fresh and (not record["pieces"] or os.path.isdir(self.folder)) else None
 
 
 def _run(jobs: list[_Job], out: Path, settings: Settings, workers: int, say: Say) -> Record:
@@ -217,17 +217,26 @@ def _cut(job: _Job, settings: Settings) -> Record:
     job.work.mkdir()
     try:
         made = pieces.cut(job.found.path, job.found.span, job.work, settings)
+        for path in (*job.work.iterdir(), job.work):
+            sync(path)
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(job.folder, ignore_errors=True)
+        os.rename(job.work, job.folder)
+        sync(job.folder.parent)
     except BadExample as bad:
-        shutil.rmtree(job.work)
-        shutil.rmtree(job.folder, ignore_errors=True)  # of the video as it was before
-        return _finish(job, _record(job, dropped=bad.reason))
-    for path in (*job.work.iterdir(), job.work):
-        sync(path)
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(job.folder, ignore_errors=True)
-    os.rename(job.work, job.folder)
-    sync(job.folder.parent)
+        return _dropped(job, bad.reason)
+    except Exception as error:  # of FFmpeg's filters and encoder, or not foreseen
+        # Reading a broken video raises BadExample; what is left is of the disk, and ends all.
+        if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+            raise
+        return _dropped(job, f"cannot be cut: {type(error).__name__}: {first_line(error)}")
     return _finish(job, _record(job, pieces=list(made.pieces), left_out=made.left_out))
+
+
+def _dropped(job: _Job, why: str) -> Record:
+    shutil.rmtree(job.work, ignore_errors=True)
+    shutil.rmtree(job.folder, ignore_errors=True)  # of the video as it was before
+    return _finish(job, _record(job, dropped=why))
 
 
 def _record(
@@ -249,11 +258,32 @@ def _finish(job: _Job, record: Record) -> Record:
     return record
 
 
+def _read_record(path: Path) -> Record | None:
+    """A record as :func:`_record` makes it; None where there is none or it is damaged."""
+    try:  # not files.read_json, which refuses names that are not UTF-8
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    kinds = {
+        "source": str,
+        "video": list | None,
+        "folder": str,
+        "pieces": list,
+        "left_out": int,
+        "dropped": str | None,
+    }
+    sound = isinstance(record, dict) and all(
+        name in record and isinstance(record[name], kinds[name]) for name in kinds
+    )
+    sound = sound and all(isinstance(frames, int) for frames in record["pieces"])
+    return record if sound else None
+
+
 def _identity(found: Found) -> list[int] | None:
     """Size and time of change of a video, and where it lies in a tar; None where it is gone."""
     try:
         status = os.stat(found.file)
-    except OSError:
+    except (OSError, ValueError):  # a NUL in the name, from a list
         return None
     span = found.span
     return [status.st_size, status.st_mtime_ns, *((span.offset, span.size) if span else ())]
@@ -265,12 +295,11 @@ def _gone(jobs: list[_Job], out: Path) -> list[Record]:
     folders = {job.folder for job in jobs}
     found = []
     for path in (out / _WORK / "records").glob("*/*.json"):
-        try:
-            record: Record = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # a damaged one is of no video
+        record = _read_record(path)
+        if record is None:  # a damaged one is of no video
             continue
         folder = out / record["folder"]
-        if record["source"] not in named and folder not in folders and folder.is_dir():
+        if record["source"] not in named and folder not in folders and os.path.isdir(folder):
             found.append(record)
     return sorted(found, key=lambda record: str(record["source"]))
 
@@ -304,7 +333,7 @@ def _keep_settings(out: Path, settings: Settings) -> None:
     """Raise InputError where the folder's pieces were made with other settings."""
     path, now = out / _WORK / "settings.json", dataclasses.asdict(settings)
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path)
     except FileNotFoundError:
         write_whole(path, json.dumps(now))
         return

@@ -22,8 +22,8 @@ SLACK_SHARE = 0.02
 _CONSTANT_RATE = 0.95  # share of usual gaps between frames from which a frame rate is constant
 _ANY_TEXT: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 MAX_PIXELS = 139_264 * 256
-"""Of a frame: the most that H.264 (table A-1), HEVC and AV1 allow up to level 6.2, a little above 8K
-(7680x4320). A few kilobytes of PNG can declare billions."""
+"""Of a frame: the most that H.264 (table A-1), HEVC and AV1 allow up to level 6.2, somewhat above
+8K (7680x4320). A few kilobytes of PNG can declare billions."""
 _OPTIONS = {
     # Without it the decoders that guess a stream's parameters would decode frames of any size.
     "max_pixels": str(MAX_PIXELS),

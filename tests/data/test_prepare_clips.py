@@ -1,5 +1,6 @@
 """Cutting videos into pieces: what a piece is, what is dropped, and going on after a kill."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import av
 import numpy as np
@@ -248,6 +250,46 @@ def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
             Settings(**wrong)
 
 
+def test_a_video_with_hours_between_frames_is_cut(tmp_path: Path) -> None:
+    pictures = [sample.numbered(number) for number in range(9)]
+    slow = sample.write_at(tmp_path / "slow.mp4", pictures, [n * 5_000_000 for n in range(9)])
+    assert 0 < video_packets.scan(str(slow)).fps < 1 / 2002
+    report, _ = _run(slow, tmp_path / "out")
+    assert (report["cut"], report["frames"], report["dropped"]) == (1, 9, [])
+
+
+def test_any_error_over_a_video_drops_it_and_names_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_clips, "_cut", _cut_and_fail)
+    shutil.copy(source / "sub/0.mp4", source / f"{'n' * 250}.mp4")  # with .pieces, too long a name
+    report, said = _run(source, tmp_path / "out")
+    assert report["cut"] == 2
+    reasons = {one["source"]: one["reason"] for one in report["dropped"]}
+    assert reasons.pop("broken.mp4")
+    assert reasons.pop("sub/1.mp4") == "cannot be cut: ZeroDivisionError: not foreseen"
+    assert "File name too long" in reasons.popitem()[1]
+    assert not reasons
+    assert any(f"dropped: {source}/sub/1.mp4: cannot be cut" in line for line in said)
+    report, said = _run(source, tmp_path / "out")  # the records hold
+    assert said[0] == "5 of 5 videos are done already"
+    for record in (tmp_path / "out/.prepare/records").glob("*/*"):
+        record.write_text("[" * 100_000)
+    assert _run(source, tmp_path / "out")[0]["cut"] == 2
+    for content in ("[]", '{"source": 1}', "9" * 5000):
+        for record in (tmp_path / "out/.prepare/records").glob("*/*"):
+            record.write_text(content)
+    assert _run(source, tmp_path / "out")[0]["cut"] == 2
+
+
+def test_a_full_disk_ends_all(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_clips, "_cut", _cut_on_a_full_disk)
+    with pytest.raises(InputError, match=r"cannot write to .*out \(No space left on device\)"):
+        _run(source, tmp_path / "out")
+
+
 def test_a_video_that_ends_its_process_is_dropped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +334,26 @@ def test_a_process_that_dies_while_another_record_is_taken(
     assert list(dropped) == ["broken.mp4"]
 
 
+def _cut_and_fail(job: Any, settings: Settings) -> Any:
+    return _cut_beside(job, settings, ZeroDivisionError("not foreseen"))
+
+
+def _cut_on_a_full_disk(job: Any, settings: Settings) -> Any:
+    return _cut_beside(job, settings, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def _cut_beside(job: Any, settings: Settings, error: Exception) -> Any:
+    """In the worker: 1.mp4 raises the error."""
+
+    def cut(path: str, *arguments: Any) -> pieces.Cut:
+        if path.endswith("1.mp4"):
+            raise error
+        return _real_pieces(path, *arguments)
+
+    with mock.patch.object(pieces, "cut", cut):
+        return _real_cut(job, settings)
+
+
 def _cut_or_die_late(job: Any, settings: Settings) -> Any:
     while job.found.name == "sub/0.mp4":
         if (job.out / "die").exists():
@@ -320,6 +382,7 @@ def test_what_source_names_no_more_is_listed(
 
 
 _real_cut = prepare_clips._cut
+_real_pieces = pieces.cut
 
 
 def _cut_or_die(job: Any, settings: Settings) -> Any:
