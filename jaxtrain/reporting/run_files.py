@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import directory_lock, metrics
+from jaxtrain import addresses, directory_lock, metrics
 from jaxtrain.errors import InputError
 
 _PARTS = ("model", "data", "optim", "mesh", "loop", "checkpoint")
@@ -87,6 +87,8 @@ def check(directory: Path, given: object) -> None:
 def read(directory: Path, label: str, *, own: bool = False) -> Run:
     """Reads a run; what cannot be read is named in ``missing``.
 
+    Older versions recorded addresses with their query, which the page does not repeat.
+
     Args:
         directory: of the run.
         label: what the page calls it.
@@ -94,9 +96,9 @@ def read(directory: Path, label: str, *, own: bool = False) -> Run:
             would lose it by that.
     """
     missing: list[str] = []
-    config = _config(directory / CONFIG, missing)
+    config = addresses.scrubbed(_config(directory / CONFIG, missing))
     records = _records(directory / METRICS, missing)
-    history = _history(directory / HISTORY, missing)
+    history = addresses.scrubbed(_history(directory / HISTORY, missing))
     if records and not any(_validates(record) for record in records):
         missing.append("No validation is recorded.")
     return Run(
