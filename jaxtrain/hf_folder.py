@@ -4,7 +4,6 @@
 ``AutoTokenizer.from_pretrained``, load what :func:`write` writes; what they save is read here.
 """
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,29 +12,28 @@ from typing import Any
 import numpy as np
 
 from jaxtrain import files, tensor_files
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, first_line
 
 SETTINGS = "config.json"
+_SETTINGS_BYTES = 2**24  # the largest known have some 100 KB, of labels
+_SHOWN = 100  # characters of a value in a message
 _DESCRIBED, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _ARRAYS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PYTORCH = "pytorch_model.bin"
 _WRITTEN = {SETTINGS, _DESCRIBED, _TOKENS, _ARRAYS, "tokenizer.json"}
-_MODELS = {
-    "bert": "jaxtrain.models.mlm",
-    "llama": "jaxtrain.models.llama",
-    "nanochat": "jaxtrain.models.gpt",
-}
+_KINDS = ("bert", "llama", "nanochat")
 _CAUSAL = "ForCausalLM"  # how architectures end whose tokenizers mark beginnings alone
 
 
 def is_one(path: Path) -> bool:
     """Whether a path is such a folder; a run's directory has a config.json of another kind."""
+    if not (path / SETTINGS).is_file():
+        return False
     try:
-        content = json.loads((path / SETTINGS).read_bytes())
+        return "model_type" in files.read_json(path / SETTINGS, _SETTINGS_BYTES)
     except (OSError, ValueError):
         return False
-    return isinstance(content, Mapping) and "model_type" in content
 
 
 def model(folder: Path) -> Any:
@@ -45,11 +43,28 @@ def model(folder: Path) -> Any:
         InputError: no such model is known, or it differs from ours.
     """
     path = folder / SETTINGS
-    content = json.loads(path.read_bytes())
-    kind = content["model_type"]
-    if kind not in _MODELS:
-        raise InputError(f"{path}: model_type is {kind!r}; known are: {', '.join(_MODELS)}")
-    return importlib.import_module(_MODELS[kind]).Config.from_settings(content, str(path))
+    try:
+        content = files.read_json(path, _SETTINGS_BYTES)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
+    kind = content.get("model_type")
+    source = str(path)
+    # The modules are named here: what a file says must not choose what is imported.
+    match kind:
+        case "bert":
+            from jaxtrain.models import mlm
+
+            return mlm.Config.from_settings(content, source)
+        case "llama":
+            from jaxtrain.models import llama
+
+            return llama.Config.from_settings(content, source)
+        case "nanochat":
+            from jaxtrain.models import gpt
+
+            return gpt.Config.from_settings(content, source)
+    shown = ascii(kind)[:_SHOWN]
+    raise InputError(f"{path}: model_type is {shown}; known are: {', '.join(_KINDS)}")
 
 
 def tensors(folder: Path) -> tensor_files.Tensors:
@@ -61,10 +76,7 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     if (folder / _ARRAYS).is_file():  # as transformers, which looks at an index after it
         names = [_ARRAYS]
     elif (folder / _INDEX).is_file():
-        try:
-            names = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise InputError(f"{folder / _INDEX} lists no files ({error})") from error
+        names = _parts(folder / _INDEX)
     else:
         names = [_PYTORCH] if (folder / _PYTORCH).is_file() else []
     if not names:
@@ -73,6 +85,32 @@ def tensors(folder: Path) -> tensor_files.Tensors:
     for name in names:
         found |= tensor_files.read(folder / name)[0]
     return found
+
+
+def _parts(index: Path) -> list[str]:
+    """The files that an index names, all of them in its own folder.
+
+    Raises:
+        InputError: it names none, or others.
+    """
+    try:
+        names = files.read_json(index).get("weight_map")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{index} cannot be read: {first_line(error)}") from error
+    if not isinstance(names, dict) or not names:
+        raise InputError(f"{index} lists no files: its weight_map is not an object with names")
+    for name in names.values():
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.isprintable()
+            or not name.endswith(tensor_files.SAFETENSORS)
+        ):
+            raise InputError(
+                f"{index}: its weight_map names {ascii(name)[:_SHOWN]}, and it may name "
+                f"{tensor_files.SAFETENSORS} files of its own folder only"
+            )
+    return sorted(set(names.values()))
 
 
 def check_target(folder: Path) -> None:

@@ -110,6 +110,20 @@ def check_file(path: Path, wanted: str) -> None:
     raise InputError(f"{path} {what}; name {wanted}")
 
 
+def check_real(tensors: Mapping[str, np.ndarray], source: str) -> None:
+    """Refuses whole numbers where weights should be, such as quantized ones without their scales.
+
+    Raises:
+        InputError: names the first array.
+    """
+    for name, array in tensors.items():
+        if array.dtype.kind in "iub":
+            raise InputError(
+                f"{source}: {name} holds whole numbers ({array.dtype}), not weights: export the "
+                "weights as float32, bfloat16 or float16"
+            )
+
+
 def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
     """Writes arrays; the file appears whole.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain import bounds, tensor_files
 from jaxtrain.errors import InputError
 
 Tensors = Mapping[str, np.ndarray]
@@ -89,10 +90,13 @@ def from_bert(
         InputError: an array is missing, has another shape, or belongs to no layer; names all.
     """
     given = _renamed(tensors, source)
+    tensor_files.check_real(given, source)
     shapes = {name: array.shape for name, array in to_bert(_empty(expected)).items()}
-    shapes[_TYPES] = (given.get(_TYPES, np.empty((_TOKEN_TYPES, 0))).shape[0], shapes[_TYPES][1])
+    types = given.get(_TYPES)
+    if types is not None and types.ndim == 2 and types.shape[0]:  # as many as they have
+        shapes[_TYPES] = (types.shape[0], shapes[_TYPES][1])
     positions = given.get(_POSITION)
-    if positions is not None and positions.shape[0] > shapes[_POSITION][0]:
+    if positions is not None and positions.ndim == 2 and positions.shape[0] > shapes[_POSITION][0]:
         given[_POSITION] = positions[: shapes[_POSITION][0]]
     complaints = {
         "missing": [name for name in shapes if name not in given],
@@ -151,28 +155,31 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         if content.get(name, wanted) != wanted
     ]
     if other:
-        raise InputError(f"{source}: this is another network than BERT: {', '.join(other)}")
+        shown = bounds.shown(", ".join(other))
+        raise InputError(f"{source}: this is another network than BERT: {shown}")
     dropout = content.get("hidden_dropout_prob", 0.1)
     of_attention = content.get("attention_probs_dropout_prob", dropout)
+    bounds.fraction(f"{source}: hidden_dropout_prob", dropout)
+    bounds.fraction(f"{source}: attention_probs_dropout_prob", of_attention)
     if of_attention != dropout:
         raise InputError(
             f"{source}: attention_probs_dropout_prob={of_attention} and hidden_dropout_prob="
             f"{dropout}: this model has one dropout for both; write the one to train with into both"
         )
-    try:
-        hidden, ff = content["hidden_size"], content["intermediate_size"]
-        return {
-            "vocab_size": content["vocab_size"],
-            "sequence_length": content["max_position_embeddings"],
-            "hidden": hidden,
-            "layers": content["num_hidden_layers"],
-            "heads": content["num_attention_heads"],
-            "ff": None if ff == 4 * hidden else ff,
-            "pad_id": content.get("pad_token_id") or 0,  # null: BERT's own
-            "dropout": dropout,
-        }
-    except KeyError as error:
-        raise InputError(f"{source}: {error} is missing") from error
+    hidden = bounds.entry(content, "hidden_size", bounds.WIDTH, source)
+    ff = bounds.entry(content, "intermediate_size", bounds.WIDTH, source)
+    pad_id = content.get("pad_token_id") or 0  # null: BERT's own
+    bounds.whole(f"{source}: pad_token_id", pad_id, bounds.WORDS, least=0)
+    return {
+        "vocab_size": bounds.entry(content, "vocab_size", bounds.WORDS, source),
+        "sequence_length": bounds.entry(content, "max_position_embeddings", bounds.TOKENS, source),
+        "hidden": hidden,
+        "layers": bounds.entry(content, "num_hidden_layers", bounds.LAYERS, source),
+        "heads": bounds.entry(content, "num_attention_heads", bounds.HEADS, source),
+        "ff": None if ff == 4 * hidden else ff,
+        "pad_id": pad_id,
+        "dropout": float(dropout),
+    }
 
 
 def _renamed(tensors: Tensors, source: str) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jaxtrain import bounds, tensor_files
 from jaxtrain.errors import InputError
 
 Tensors = Mapping[str, np.ndarray]
@@ -60,6 +61,7 @@ class Names:
             InputError: names the arrays that are missing, extra or misshapen.
         """
         given = self._once(tensors, source)
+        tensor_files.check_real(given, source)
         wanted = {
             self._name(path): shape if path in self.whole else shape[::-1]
             for path, shape in expected.items()
@@ -180,33 +182,40 @@ class Shape:
         Raises:
             InputError: it lacks an entry, or describes a network that ours is not.
         """
-        try:
-            hidden, heads = content["hidden_size"], content["num_attention_heads"]
-            kv_heads = content.get("num_key_value_heads")
-            shape = cls(
-                vocab_size=content["vocab_size"],
-                sequence_length=content["max_position_embeddings"],
-                hidden=hidden,
-                layers=content["num_hidden_layers"],
-                heads=heads,
-                kv_heads=heads if kv_heads is None else kv_heads,
-                ff=content["intermediate_size"],
-                norm_eps=content.get("rms_norm_eps", 1e-6),
-                rotary_base=float(_rotary(content).get(_BASE, 10_000.0)),
-            )
-        except KeyError as error:
-            raise InputError(f"{source}: {error} is missing") from error
+
+        def whole(name: str, most: int) -> int:
+            return bounds.entry(content, name, most, source)
+
+        rotary = _rotary(content, source)
+        hidden = whole("hidden_size", bounds.WIDTH)
+        heads = whole("num_attention_heads", bounds.HEADS)
+        given = content.get("num_key_value_heads") is not None
+        kv_heads = whole("num_key_value_heads", bounds.HEADS) if given else heads
+        eps, base = content.get("rms_norm_eps", 1e-6), rotary.get(_BASE, 10_000.0)
+        bounds.number(f"{source}: rms_norm_eps", eps, above=0, most=1)
+        bounds.number(f"{source}: {_BASE}", base, above=0, most=bounds.ROTARY)
+        shape = cls(
+            vocab_size=whole("vocab_size", bounds.WORDS),
+            sequence_length=whole("max_position_embeddings", bounds.TOKENS),
+            hidden=hidden,
+            layers=whole("num_hidden_layers", bounds.LAYERS),
+            heads=heads,
+            kv_heads=kv_heads,
+            ff=whole("intermediate_size", bounds.WIDTH),
+            norm_eps=eps,
+            rotary_base=float(base),
+        )
         other = [
             f"{name}={content[name]!r} (here {wanted!r})"
             for name, wanted in fixed.items()
             if content.get(name, wanted) != wanted
         ]
         width = content.get("head_dim")
-        if width is not None and width * heads != hidden:
+        if width is not None and whole("head_dim", bounds.WIDTH) * heads != hidden:
             other.append(f"head_dim={width} (here hidden_size / num_attention_heads)")
         other += [
             f"{name}={value!r} of its rotary positions (here {_ROTARY.get(name)!r})"
-            for name, value in _rotary(content).items()
+            for name, value in rotary.items()
             if name != _BASE and value not in (None, _ROTARY.get(name))
         ]
         other += [
@@ -214,11 +223,15 @@ class Shape:
             for name in ("sliding_window", "quantization_config")
             if content.get(name) is not None
         ]
-        kinds = sorted(set(content.get("layer_types") or ()) - {_FULL})
+        types = content.get("layer_types") or []
+        if not isinstance(types, list):
+            raise InputError(f"{source}: layer_types is not a list")
+        kinds = sorted({str(kind) for kind in types if kind != _FULL})
         if kinds:
             other.append(f"layer_types with {', '.join(kinds)} (here {_FULL} alone)")
         if other:
-            raise InputError(f"{source}: this network is not computed here: {'; '.join(other)}")
+            shown = bounds.shown("; ".join(other))
+            raise InputError(f"{source}: this network is not computed here: {shown}")
         return shape
 
 
@@ -229,10 +242,13 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
 
 
-def _rotary(content: Mapping[str, Any]) -> dict[str, Any]:
+def _rotary(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Entries on rotary positions, where transformers 4 and 5 put them."""
     names = (_BASE, "partial_rotary_factor")
     found = {name: content[name] for name in names if name in content}
     for name in ("rope_scaling", "rope_parameters"):
-        found |= content.get(name) or {}
+        entries = content.get(name) or {}
+        if not isinstance(entries, Mapping):
+            raise InputError(f"{source}: {name} is not an object")
+        found |= entries
     return found

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import causal, causal_loss, config, initial, writing
+from jaxtrain import bounds, causal, causal_loss, config, initial, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, remat
 from jaxtrain.models import causal_weights, gpt_weights
@@ -64,13 +64,18 @@ class Config:
     UNSEEN = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "sequence_length", "depth", "loss_piece"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name}={getattr(self, name)}: use at least 1")
-        for name in ("width", "heads", "kv_heads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"model.{name}={value}: use at least 1, or None")
+        bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
+        bounds.whole("model.sequence_length", self.sequence_length, bounds.TOKENS)
+        bounds.whole("model.depth", self.depth, bounds.LAYERS)
+        bounds.whole("model.loss_piece", self.loss_piece, bounds.TOKENS)
+        for name, value, most in (
+            ("width", self.width, bounds.WIDTH),
+            ("heads", self.heads, bounds.HEADS),
+            ("kv_heads", self.kv_heads, bounds.HEADS),
+        ):
+            if value is not None:
+                bounds.whole(f"model.{name}", value, most, or_none=", or None")
+        bounds.number("model.norm_eps", self.norm_eps, above=0, most=1)
         d, n, h = self.hidden, self.query_heads, self.shared_heads
         if d % (2 * n):
             fits = [m for m in range(1, d + 1) if d % (2 * m) == 0 and d // m <= _HEAD]
@@ -186,7 +191,11 @@ class Config:
         Raises:
             InputError: no weights of this model.
         """
-        return cls(**gpt_weights.sizes(tensors, source, _HEAD))
+        sizes = gpt_weights.sizes(tensors, source, _HEAD)
+        try:
+            return cls(**sizes)
+        except InputError as error:
+            raise InputError(f"{source} holds no weights of this model: {error}") from error
 
     def to_settings(self) -> dict[str, Any]:
         """The `config.json` of transformers."""
@@ -221,7 +230,10 @@ class Config:
         }
         fields |= {name: None for name in dial if fields[name] == dial[name]}
         piece = causal_loss.fitting_piece(cls.loss_piece, fields["sequence_length"])
-        return cls(loss_piece=piece, **fields)
+        try:
+            return cls(loss_piece=piece, **fields)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
 
     @classmethod
     def tiny(cls) -> "Config":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import causal
+from jaxtrain import bounds, causal
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights
 
@@ -122,14 +122,20 @@ def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str
     word, key = names.whole["lm_head.words"], f"{names.theirs}.0.{names.of_block['k']}.weight"
     if word not in tensors or key not in tensors:
         raise InputError(f"{source} holds no {word if word not in tensors else key}: no such GPT")
-    vocab, width = tensors[word].shape
+    words, keys = tensors[word], tensors[key]
+    if words.ndim != 2 or keys.ndim != 2 or not 0 < words.shape[1] <= bounds.WIDTH:
+        raise InputError(
+            f"{source}: {word} has shape {words.shape} and {key} has shape {keys.shape}, which are "
+            "not those of this GPT"
+        )
+    vocab, width = words.shape
     heads = causal.fewest_heads(width, head)
     return {
         "vocab_size": vocab,
         "sequence_length": 2048,
         "depth": names.layers(tensors),
         "width": width,
-        "kv_heads": tensors[key].shape[0] * heads // width,
+        "kv_heads": keys.shape[0] * heads // width,
     }
 
 

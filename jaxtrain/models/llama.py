@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import causal, causal_loss, config, initial, writing
+from jaxtrain import bounds, causal, causal_loss, config, initial, writing
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, dropout, remat, split_keys
 from jaxtrain.models import causal_weights, llama_weights
@@ -67,10 +67,14 @@ class Config:
     UNSEEN = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
 
     def __post_init__(self) -> None:
-        positive = ("vocab_size", "sequence_length", "hidden", "layers", "heads", "kv_heads", "ff")
-        for name in (*positive, "loss_piece"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name}={getattr(self, name)}: use at least 1")
+        bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
+        bounds.whole("model.sequence_length", self.sequence_length, bounds.TOKENS)
+        bounds.whole("model.hidden", self.hidden, bounds.WIDTH)
+        bounds.whole("model.layers", self.layers, bounds.LAYERS)
+        bounds.whole("model.heads", self.heads, bounds.HEADS)
+        bounds.whole("model.kv_heads", self.kv_heads, bounds.HEADS)
+        bounds.whole("model.ff", self.ff, bounds.WIDTH)
+        bounds.whole("model.loss_piece", self.loss_piece, bounds.TOKENS)
         if self.hidden % (2 * self.heads):
             fits = [m for m in range(1, self.hidden + 1) if self.hidden % (2 * m) == 0]
             near = min(fits, key=lambda m: abs(m - self.heads)) if fits else "none"
@@ -85,11 +89,9 @@ class Config:
                 f"{max(fits)}"
             )
         causal_loss.check_piece(self.loss_piece, self.sequence_length)
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"model.dropout={self.dropout}: use a share from 0 to below 1")
-        for name in ("norm_eps", "rotary_base"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"model.{name}={getattr(self, name)}: use a number above 0")
+        bounds.fraction("model.dropout", self.dropout)
+        bounds.number("model.norm_eps", self.norm_eps, above=0, most=1)
+        bounds.number("model.rotary_base", self.rotary_base, above=0, most=bounds.ROTARY)
 
     @property
     def head_width(self) -> int:
@@ -168,7 +170,10 @@ class Config:
         """
         shape = dataclasses.asdict(llama_weights.shape(content, source))
         piece = causal_loss.fitting_piece(cls.loss_piece, shape["sequence_length"])
-        return cls(dropout=0.0, loss_piece=piece, **shape)
+        try:
+            return cls(dropout=0.0, loss_piece=piece, **shape)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":

@@ -19,12 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import initial
+from jaxtrain import bounds, initial
 from jaxtrain.errors import InputError
 from jaxtrain.layers import Remat, cross_entropy, dropout, einsum_float32, gelu, remat, split_keys
 from jaxtrain.models import bert_weights
 
 PAD = 0
+# All pairs of positions are scored: 32,768 of them are 4 GiB a head.
+_MOST_TOKENS = 2**15
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
@@ -66,19 +68,23 @@ class Config:
     transformers' BertForMaskedLM."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "sequence_length", "hidden", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name}={getattr(self, name)}: use at least 1")
-        if self.ff is not None and self.ff < 1:
-            raise InputError(f"model.ff={self.ff}: use at least 1, or None for 4 x model.hidden")
+        bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
+        bounds.whole("model.sequence_length", self.sequence_length, _MOST_TOKENS)
+        bounds.whole("model.hidden", self.hidden, bounds.WIDTH)
+        bounds.whole("model.layers", self.layers, bounds.LAYERS)
+        bounds.whole("model.heads", self.heads, bounds.HEADS)
+        if self.ff is not None:
+            none = ", or None for 4 x model.hidden"
+            bounds.whole("model.ff", self.ff, bounds.WIDTH, or_none=none)
+        bounds.whole("model.pad_id", self.pad_id, bounds.WORDS, least=0)
         if self.hidden % self.heads:
             near = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
             raise InputError(
                 f"model.hidden={self.hidden} must be a multiple of model.heads={self.heads}: "
                 f"the nearest number of heads is {min(near, key=lambda n: abs(n - self.heads))}"
             )
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"model.dropout={self.dropout}: use a share from 0 to below 1")
+        bounds.fraction("model.dropout", self.dropout)
+        bounds.number("model.mask_fraction", self.mask_fraction)
         if not 0 < self.mask_fraction <= 1:
             raise InputError(f"model.mask_fraction={self.mask_fraction}: use a share in (0, 1]")
         if self.predicted < 1:
@@ -165,7 +171,11 @@ class Config:
         Raises:
             InputError: another network.
         """
-        return cls(**bert_weights.fields(content, source))
+        fields = bert_weights.fields(content, source)
+        try:
+            return cls(**fields)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import config
+from jaxtrain import bounds, config
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import (
     adversary,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
 
 _LEAST_SIDE = 16
+_MOST_SIDE, _MOST_FRAMES, _MOST_PATCH, _MOST_CHANNELS = 2**15, 2**16, 64, 4096
 _DISCRIMINATOR = "adversary.discriminator."
 
 DecoderKind = Literal["base", "super"]
@@ -90,12 +91,17 @@ class Config:
     (.safetensors, .pth) in the reference's names."""
 
     def __post_init__(self) -> None:
-        for name in ("frames", "patch_size", "latent_channels", "encoder_width"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name}={getattr(self, name)}: use at least 1")
+        bounds.whole("model.frames", self.frames, _MOST_FRAMES)
+        bounds.whole("model.height", self.height, _MOST_SIDE)
+        bounds.whole("model.width", self.width, _MOST_SIDE)
+        bounds.whole("model.patch_size", self.patch_size, _MOST_PATCH)
+        bounds.whole("model.latent_channels", self.latent_channels, _MOST_CHANNELS)
+        bounds.whole("model.encoder_width", self.encoder_width, _MOST_CHANNELS)
         widths = self.decoder_widths
-        if widths is not None and (len(widths) != 4 or min(widths) < 1):
+        if widths is not None and len(widths) != 4:
             raise InputError(f"model.decoder_widths={widths}: use four widths of at least 1")
+        for channels in widths or ():
+            bounds.whole("model.decoder_widths", channels, _MOST_CHANNELS)
         for name, count in (("time_upscale", 2), ("space_upscale", 3)):
             if len(getattr(self, name)) != count:
                 raise InputError(f"model.{name}={getattr(self, name)}: use {count} switches")
@@ -117,10 +123,7 @@ class Config:
                 f"model.height={self.height} and model.width={self.width}: use at least "
                 f"{_LEAST_SIDE} for each (SSIM looks at windows of {quality.SSIM_WINDOW})"
             )
-        if not self.reconstruction_weight > 0:
-            raise InputError(
-                f"model.reconstruction_weight={self.reconstruction_weight}: use a number above 0"
-            )
+        bounds.number("model.reconstruction_weight", self.reconstruction_weight, above=0)
         if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:
             raise InputError(
                 f"model.height={self.height} and model.width={self.width}: model.perceptual needs "
@@ -312,7 +315,10 @@ class Config:
         if fields.get("decoder_widths") == _DECODER_WIDTHS[fields["decoder"]]:
             del fields["decoder_widths"]
         side = network.SPACE_FACTOR * int(fields["patch_size"]) * 2
-        return cls(frames=timing.TIME_FACTOR, height=side, width=side, **fields)
+        try:
+            return cls(frames=timing.TIME_FACTOR, height=side, width=side, **fields)
+        except InputError as error:
+            raise InputError(f"{source} holds no weights of TAEHV: {error}") from error
 
     @classmethod
     def tiny(cls) -> "Config":

@@ -6,6 +6,7 @@ A section of a config is None where its loss is off, so that no weight stands wi
 import dataclasses
 import math
 
+from jaxtrain import bounds
 from jaxtrain.errors import InputError
 
 
@@ -78,6 +79,8 @@ class Adversary:
                     f"model.adversary.{name}={getattr(self, name)}: use more than 0, or set "
                     "model.adversary None"
                 )
+        for name, most in (("frames", 2**10), ("replay", 2**20)):
+            bounds.whole(f"model.adversary.{name}", getattr(self, name), most)
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"model.adversary.{name}={getattr(self, name)}: use 0 to below 1")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxtrain import tensor_files
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import network
 
@@ -124,8 +125,10 @@ def from_reference(
     for one in known:
         if one.reference not in tensors:
             continue
+        tensor_files.check_real({one.reference: tensors[one.reference]}, source)
         tensor = np.asarray(tensors[one.reference], np.float32)
-        wanted = _OUT[one.kind](np.empty(expected[one.ours], np.bool_)).shape
+        # An array that takes no memory, but where the change of layout copies it.
+        wanted = _OUT[one.kind](np.broadcast_to(np.bool_(0), expected[one.ours])).shape
         if one.kind == "grow" and tensor.ndim == 4 and tensor.shape[0] > wanted[0]:
             tensor = tensor[-wanted[0] :]
         if tensor.shape != wanted:
@@ -157,7 +160,7 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
         InputError: these are no weights of this network.
     """
     head, tail = tensors.get("encoder.0.weight"), tensors.get("encoder.17.weight")
-    if head is None or tail is None or head.ndim != 4 or tail.ndim != 4:
+    if head is None or tail is None or head.ndim != 4 or tail.ndim != 4 or not head.size:
         few = ", ".join(sorted(tensors)[:_LISTED])
         raise InputError(
             f"{name} holds no weights of TAEHV: encoder.0.weight or encoder.17.weight is missing "

@@ -1,0 +1,95 @@
+"""Bounds of a config's numbers, which may come from a stranger's file.
+
+Without them a file that says ``depth=10**9`` hangs the program that builds its model. They are far
+above any model that was ever trained.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtrain.errors import InputError
+
+WORDS = 2**24
+TOKENS = 2**20
+LAYERS = 1000
+WIDTH = 2**20
+HEADS = 2**14
+ROTARY = 1e15
+
+_SHOWN, _LONGEST = 60, 1000  # characters of a value in a message, and of all values
+
+
+def whole(name: str, value: Any, most: int, *, least: int = 1, or_none: str = "") -> None:
+    """Refuses what is not a whole number within bounds.
+
+    Args:
+        name: of the field, such as ``model.depth``.
+        value: of the field.
+        most: the largest value allowed.
+        least: the smallest one.
+        or_none: what else the field takes, for the error, such as ``", or None"``.
+
+    Raises:
+        InputError: names the field, its value and the nearest bound.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name}={_short(value)}: use a whole number{or_none}")
+    if value < least:
+        raise InputError(f"{name}={_short(value)}: use at least {least}{or_none}")
+    if value > most:
+        raise InputError(f"{name}={_short(value)}: use at most {most}{or_none}")
+
+
+def entry(content: Mapping[str, Any], name: str, most: int, source: str) -> int:
+    """An entry of a config.json that must be a whole number from 1 to ``most``.
+
+    Raises:
+        InputError: it is missing, or something else.
+    """
+    if name not in content:
+        raise InputError(f"{source}: {name!r} is missing")
+    value = content[name]
+    whole(f"{source}: {name}", value, most)
+    return int(value)
+
+
+def number(name: str, value: Any, *, above: float = -math.inf, most: float = math.inf) -> None:
+    """Refuses what is not a finite number in (above, most].
+
+    Raises:
+        InputError: names the field, its value and what to use.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{name}={_short(value)}: use a number")
+    if not above < value:  # also NaN
+        words = "finite number" if above == -math.inf else f"number above {above:g}"
+        raise InputError(f"{name}={_short(value)}: use a {words}")
+    if value > most or value == math.inf:
+        words = "finite number" if most == math.inf else f"number up to {most:g}"
+        raise InputError(f"{name}={_short(value)}: use a {words}")
+
+
+def fraction(name: str, value: Any) -> None:
+    """Refuses what is not a number from 0 to below 1.
+
+    Raises:
+        InputError: names the field and its value.
+    """
+    number(name, value)
+    if not 0 <= value < 1:
+        raise InputError(f"{name}={_short(value)}: use a share from 0 to below 1")
+
+
+def shown(words: str) -> str:
+    """Words that quote a stranger's file, as a message can show them: one line, not too long."""
+    cut = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in cut)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = str(value) if isinstance(value, int | float) else ascii(value)
+    except (ValueError, RecursionError):  # thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

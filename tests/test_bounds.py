@@ -1,0 +1,91 @@
+"""Values of a model's config that would hang a program or fill its memory."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain import config
+from jaxtrain.errors import InputError
+from jaxtrain.models import gpt, llama, mlm, video_ae
+
+MODELS: dict[str, Any] = {
+    "gpt": gpt.Config.tiny(),
+    "llama": llama.Config.tiny(),
+    "mlm": mlm.Config.tiny(),
+    "video_ae": video_ae.Config.tiny(),
+}
+SIZES = {
+    "gpt": ("vocab_size", "sequence_length", "depth", "width", "heads", "kv_heads", "loss_piece"),
+    "llama": (
+        *("vocab_size", "sequence_length", "hidden", "layers", "heads", "kv_heads", "ff"),
+        "loss_piece",
+    ),
+    "mlm": ("vocab_size", "sequence_length", "hidden", "layers", "heads", "ff", "pad_id"),
+    "video_ae": ("frames", "height", "width", "patch_size", "latent_channels", "encoder_width"),
+}
+FLOATS = {
+    "gpt": ("norm_eps",),
+    "llama": ("dropout", "norm_eps", "rotary_base"),
+    "mlm": ("dropout", "mask_fraction"),
+    "video_ae": ("reconstruction_weight",),
+}
+
+
+def of(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+    return [(model, name) for model, names in table.items() for name in names]
+
+
+@pytest.mark.parametrize(("model", "name"), of(SIZES))
+def test_no_size_can_be_huge_or_something_else(model: str, name: str) -> None:
+    for value, words in (
+        (10**9, f"model.{name}=1000000000: use at most "),
+        (10**12, f"model.{name}=1000000000000: use at most "),
+        (10**400, f"model.{name}=1000.*: use at most "),
+        (-1, f"model.{name}=-1: use at least "),
+        ("7", f"model.{name}='7': use a whole number"),
+        (1.5, f"model.{name}=1.5: use a whole number"),
+        (math.nan, f"model.{name}=nan: use a whole number"),
+        (True, f"model.{name}=True: use a whole number"),
+        ([1], rf"model.{name}=\[1\]: use a whole number"),
+    ):
+        with pytest.raises(InputError, match=words) as caught:
+            dataclasses.replace(MODELS[model], **{name: value})
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(("model", "name"), of(FLOATS))
+def test_no_number_is_nan_infinite_negative_or_something_else(model: str, name: str) -> None:
+    for value in (math.nan, math.inf, -math.inf, -1.0, "1", None, [0.1], True):
+        with pytest.raises(InputError, match=f"model.{name}="):
+            dataclasses.replace(MODELS[model], **{name: value})
+
+
+@pytest.mark.parametrize("widths", [(10**9, 8, 8, 8), (8, 8, 8), (8, 8, 8, 0), (8, 8, 8, "8")])
+def test_widths_of_the_decoder_are_bounded(widths: Any) -> None:
+    with pytest.raises(InputError, match=r"model.decoder_widths="):
+        dataclasses.replace(MODELS["video_ae"], decoder_widths=widths)
+
+
+@pytest.mark.parametrize("name", ["frames", "replay"])
+def test_sizes_of_the_adversary_are_bounded(name: str) -> None:
+    with pytest.raises(InputError, match=f"model.adversary.{name}=1000000000: use at most"):
+        video_ae.Adversary(**{name: 10**9})
+
+
+def test_shipped_configs_are_far_below(checkout: Path) -> None:
+    for path in (checkout / "configs").glob("*.py"):
+        model = config.named(path.stem).model
+        for name in SIZES[type(model).__module__.split(".")[2]]:
+            value = getattr(model, name)
+            if value is None:
+                continue
+            refusal = ""
+            try:
+                dataclasses.replace(model, **{name: 4 * value})
+            except InputError as error:  # as it does not go with other fields
+                refusal = str(error)
+            assert "use at most" not in refusal, path.name
