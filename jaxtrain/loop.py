@@ -130,7 +130,9 @@ def train(
         profiling.check(flags.profile, position.done, total, say)
         recorder.rewind(position.done, position.seen, validated=not evaluation_due)
         rundir.write_config(directory, meta["config"], say)
-        rundir.link_latest(directory, say=say)
+        link_latest = functools.partial(rundir.link_latest, directory, say=say)
+        if start_from is not None and start_from.is_relative_to(directory):
+            link_latest()  # it has saved; otherwise the first save does it
 
         batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)
@@ -146,7 +148,7 @@ def train(
             sources.files_to_keep,
         )
         stack.callback(checkpoints.close)
-        saver = Saver(run, checkpoints, meta, say)
+        saver = Saver(run, checkpoints, meta, say, link_latest)
         bad_in_a_row = int(state.guard["bad_in_a_row"])
         progress = Progress(
             run,

@@ -186,6 +186,13 @@ def set_aside(path: Path, wrong: str, say: Say) -> None:
         say(f"warning: {aside / REASON} cannot be written ({error.strerror})")
 
 
+def newest_runs(root: Path) -> list[Path]:
+    """The runs of all configs below ``output``, the one that saved last first."""
+    names = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    runs = [run for name in names if not name.is_symlink() for run in _runs(name)]
+    return sorted(runs, key=lambda run: (_last_save(run), run), reverse=True)
+
+
 def _runs(root: Path) -> list[Path]:
     """The runs below ``output/NAME`` that hold checkpoints, the one that saved last first.
 

@@ -46,6 +46,7 @@ class Saver:
         checkpoints: writes them.
         meta: what stands beside each state.
         say: takes a line when a save fails.
+        saved: called once, when the first checkpoint is complete.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class Saver:
         checkpoints: checkpoint.Checkpoints,
         meta: Meta,
         say: Callable[[str], None] = terminal.out,
+        saved: Callable[[], None] = lambda: None,
     ) -> None:
         self._run = run
         self._checkpoints = checkpoints
         self._meta = meta
         self._say = say
+        self._saved: Callable[[], None] | None = saved
         self._failures = 0  # in a row
         self._begun = False  # a save whose end nobody has looked at
         self._best_kept: Meta | None = meta["best"]  # the newest that is on the disk
@@ -162,6 +165,9 @@ class Saver:
         else:
             self._best_kept = self._best_begun or self._best_kept
         self._failures = 0
+        if self._saved is not None:
+            self._saved()
+            self._saved = None
         return None
 
     def _failed(self, failure: checkpoint.SaveFailed) -> checkpoint.SaveFailed:

@@ -95,6 +95,17 @@ def best_of(values: list[float], **settings: Any) -> list[int]:
     return checkpoints.best
 
 
+def test_the_first_complete_save_is_told_once() -> None:
+    one, _, said, _ = failing(at_once={1}, later={2})
+    one = saving.Saver(one._run, one._checkpoints, one._meta, said.append, lambda: said.append("!"))
+    for step in (10, 20, 30):
+        one.save(at(step), STATE)
+        assert "!" not in said  # 10 and 20 fail; nobody has waited for 30
+    one.save(at(40), STATE)
+    one.save(at(50), STATE)
+    assert said.count("!") == 1
+
+
 def test_the_best_is_the_largest_or_the_smallest() -> None:
     assert best_of([20, 19, 21, 21, 22]) == [1, 3, 5]
     assert best_of([20, 19, 21, 18, 18], best_mode="min") == [1, 2, 4]

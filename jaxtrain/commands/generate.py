@@ -1,19 +1,20 @@
 """A causal language model goes on with a text, which is printed as it comes.
 
 SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a folder with
-weights and a tokenizer.json; without it output/latest is taken. A text ends after --tokens, or
-where the model ends the document. Past the length that it was trained with the model begins anew
-with the last half of what it saw, and says so.
+weights and a tokenizer.json; without it, the newest run of such a model below output/. A text ends
+after --tokens, or where the model ends the document. Past the length that it was trained with the
+model starts again from the last half of what it saw, and says so.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain import rundir, terminal, weights
+from jaxtrain import resuming, rundir, terminal, weights
 from jaxtrain.causal_text import CausalModel
 from jaxtrain.commands import command_line
 from jaxtrain.errors import InputError
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
         return 0
     source = flags.source
     if source is None:
-        source = rundir.ROOT / "latest"
+        source = _newest_run()
         if _is_model(flags.text):
             raise InputError(f"TEXT is missing: what shall the model at {flags.text} go on with?")
     choice = Choice(temperature=flags.temperature, top_k=flags.top_k, top_p=flags.top_p)
@@ -50,6 +51,22 @@ def main(arguments: list[str]) -> int:
     )
     _print(flags.text, texts, flags.samples)
     return 0
+
+
+def _newest_run() -> Path:
+    """``output/latest``, or where its model does not continue texts, the newest run that does.
+
+    Raises:
+        InputError: there is none.
+    """
+    for run in (rundir.ROOT / "latest", *resuming.newest_runs(rundir.ROOT)):
+        with contextlib.suppress(InputError):  # of another program or version: not meant here
+            if getattr(weights.model_at(run), "TRY", "").startswith("generate"):
+                return run
+    raise InputError(
+        f"SOURCE is missing, and no run in {rundir.ROOT} holds a causal language model: name a "
+        "checkpoint, the directory of a run, or a folder with weights and a tokenizer.json"
+    )
 
 
 def _is_model(text: str) -> bool:
@@ -110,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SOURCE",
         type=command_line.named_file,
         nargs="?",
-        help="a causal language model (output/latest)",
+        help="a causal language model (default: the newest run of one below output/)",
     )
     add("text", metavar="TEXT", help="what it goes on with")
     add("--tokens", metavar="N", type=int, default=200, help="tokens to write, at most (200)")

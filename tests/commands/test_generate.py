@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,7 +210,7 @@ def test_without_a_source_it_takes_the_latest_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("generate", "once") == 2
-    assert "output/latest: nothing is there" in capsys.readouterr().err
+    assert "no run in output holds a causal language model" in capsys.readouterr().err
     (tmp_path / "output").mkdir()
     (tmp_path / "output/latest").symlink_to(source)
     assert run("generate", "once", *ASKED) == 0
@@ -220,6 +221,13 @@ def test_without_a_source_it_takes_the_latest_run(
         assert run("generate", text, "--tokens", 2) == 0
     assert run("generate", "x" * 2000) == 2
     assert "tokens with the one that begins it" in capsys.readouterr().err
+    (tmp_path / "output/latest").unlink()
+    shutil.copytree(source, tmp_path / "output/demo_gpt/a")
+    (tmp_path / "output/demo_mlm").mkdir()
+    saved(tmp_path / "output/demo_mlm/b", mlm.Config.tiny(), {})
+    (tmp_path / "output/latest").symlink_to("demo_mlm/b")
+    assert run("generate", "once", *ASKED) == 0
+    assert capsys.readouterr().out == expected(model, "once") + "\n"
 
 
 @pytest.mark.parametrize(
