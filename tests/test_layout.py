@@ -152,8 +152,8 @@ def choices(tree: ast.AST, inside: tuple[str, ...] = ()) -> list[tuple[str, str]
             attribute = node.args[1:2] if name == "getattr" else node.args[:1]
             named = all(isinstance(one, ast.Constant) for one in attribute)
             runs = name in RUNNERS and not (literal and name == "import_module")
-            # re.compile and jax's own compile no text of Python.
-            if name == "compile" and owner:
+            # As methods these are others': re.compile, torch's model.eval().
+            if name in ("compile", "eval") and owner:
                 runs = False
             loads = owner.rpartition(".")[2] in ("pickle", "marshal", "shelve", "dill", "yaml")
             shell = any(

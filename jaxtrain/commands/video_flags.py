@@ -64,9 +64,7 @@ class Progress:
             self._first_s = now - self._began
         if now - self._told >= _TELL_EVERY_S:
             self._told = now
-            terminal.out(
-                f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}", flush=True
-            )
+            terminal.out(f"{self._done:,} of {self._expected:,} {self._what}s, {self._rate(now)}")
 
     def line(self) -> str:
         """As "30 frames (12.0 frames/s after a start of 3.1 s)"; of a single one "(3.1 s)"."""
