@@ -7,6 +7,7 @@ stack trace of C++. Here each variable is checked before anything waits for anyb
 
 import dataclasses
 import ipaddress
+import os
 import re
 import socket
 import time
@@ -18,6 +19,10 @@ ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PRO
 
 # How long to wait for the others: machines boot, images are pulled. A variable can change it.
 PATIENCE, PATIENCE_S = "JAXTRAIN_CONNECT_S", 300.0
+
+# A secret of the run that all its processes know; the launchers make one.
+TOKEN = "JAXTRAIN_RUN_TOKEN"
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 
 # Ports that Linux gives to nobody by itself (its ephemeral ones end at 60999).
 _FIRST_PORT, _PORTS = 61440, 4096
@@ -101,6 +106,45 @@ def patience(environment: Mapping[str, str]) -> float:
     if not text.replace(".", "", 1).isdecimal():
         raise InputError(f"{PATIENCE} is {text!r}; it has to be a number of seconds, as 300")
     return float(text)
+
+
+def token(environment: Mapping[str, str]) -> bytes:
+    """The secret by which the processes of a run recognize one another; empty without one."""
+    # A secret of Kubernetes often ends with a line feed, which a shell's copy of it lacks.
+    return os.fsencode(environment.get(TOKEN, "").strip())
+
+
+def is_local(cluster: Cluster) -> bool:
+    """Whether all processes run on this machine: then nobody else needs to reach process 0.
+
+    A name that only happens to mean loopback here (Debian's 127.0.1.1) does not say so.
+    """
+    if cluster.host == "localhost":
+        return True
+    try:
+        return _only_here(cluster.host)
+    except ValueError:  # a name
+        return cluster.hosts == 1 and is_loopback(cluster.host)
+
+
+def bind_address(cluster: Cluster, environment: Mapping[str, str]) -> str:
+    """Where process 0 listens, and jax's coordination service after it: HOST:PORT.
+
+    JAX_COORDINATOR_BIND_ADDRESS if it is set, loopback if all processes are on this machine, else
+    all addresses of this host.
+    """
+    if environment.get(BIND):
+        return environment[BIND]
+    if not is_local(cluster):
+        return f"[::]:{cluster.port}"
+    try:
+        found = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    hosts = [str(one[4][0]) for one in sorted(found, key=lambda one: one[0])]  # IPv4 first
+    host = hosts[0] if hosts else "127.0.0.1"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{cluster.port}" if ":" in host else f"{host}:{cluster.port}"
 
 
 def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:

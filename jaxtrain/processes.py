@@ -63,7 +63,11 @@ def members() -> Members:
 def connect(environment: Mapping[str, str], simulate_devices: int | None) -> None:
     """Joins this process to the others, if there are others; call it before any device is used.
 
-    Who the others are, :mod:`jaxtrain.clusters` finds in the environment.
+    Who the others are, :mod:`jaxtrain.clusters` finds in the environment. They prove to each other
+    that they know JAXTRAIN_RUN_TOKEN (:mod:`jaxtrain.rollcall`). jax's own coordination service,
+    which takes the port after that, checks nobody: any process that reaches it may read and change
+    what the processes tell each other, or end them. It listens on loopback if all processes are on
+    this machine.
 
     Args:
         environment: ``os.environ``.
@@ -72,7 +76,8 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
     Raises:
         InputError: variables are missing or wrong, two processes have the same number, or the
             devices do not divide.
-        RunAgain: not all processes came in time.
+        RunAgain: not all processes came in time; or two have the same number in a run without a
+            token, where one of them may be a stranger.
     """
     cluster = clusters.find(environment)
     if simulate_devices is not None:
@@ -92,6 +97,7 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
             cluster.index,
             local_device_ids=cluster.devices,
             initialization_timeout=_CONNECT_S,
+            coordinator_bind_address=clusters.bind_address(cluster, environment),
         )
     except jax.errors.JaxRuntimeError as error:  # another program took the port just now
         raise RunAgain(

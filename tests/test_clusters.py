@@ -219,3 +219,49 @@ def test_a_name_without_an_address_is_refused_and_in_kubernetes_waited_for(
             one, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXTRAIN_CONNECT_S": "25"}
         )
     assert len(waits) <= 3  # whoever is not patient with processes is not with names either
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "bind"),
+    [
+        ("127.0.0.1", None, "127.0.0.1:1234"),
+        ("127.0.0.1", 1, "127.0.0.1:1234"),
+        ("127.0.0.7", None, "127.0.0.7:1234"),
+        ("localhost", None, "127.0.0.1:1234"),
+        ("0.0.0.0", None, "127.0.0.1:1234"),
+        ("[::1]", None, "[::1]:1234"),
+        ("[::]", None, "[::1]:1234"),
+        ("10.0.0.1", 1, "[::]:1234"),
+        ("10.0.0.1", None, "[::]:1234"),
+        # Debian has the host's own name at 127.0.1.1, and others may know it by another address.
+        ("debian", None, "[::]:1234"),
+        ("debian", 1, "127.0.1.1:1234"),
+    ],
+)
+def test_process_0_listens_where_the_others_are(
+    host: str, hosts: int | None, bind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def known(name: str, *arguments: Any, **more: Any) -> Any:
+        return real("127.0.1.1" if name == "debian" else name, *arguments, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", known)
+    cluster = clusters.Cluster(
+        scheme="test",
+        coordinator=f"{host}:1234",
+        source="TEST",
+        count=2,
+        index=0,
+        hosts=hosts,
+        devices=[],
+    )
+    assert clusters.bind_address(cluster, {}) == bind
+    assert clusters.bind_address(cluster, {clusters.BIND: ""}) == bind
+    assert clusters.bind_address(cluster, {clusters.BIND: "10.1.1.1:99"}) == "10.1.1.1:99"
+
+
+def test_a_token_is_the_text_without_the_space_around_it() -> None:
+    assert clusters.token({}) == clusters.token({clusters.TOKEN: " \n"}) == b""
+    assert clusters.token({clusters.TOKEN: "abc\n"}) == b"abc"
+    assert clusters.token({clusters.TOKEN: "\udcff\u00e9"}) == b"\xff\xc3\xa9"

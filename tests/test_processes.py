@@ -1,6 +1,10 @@
 """How processes find each other and agree, as far as one process can show it."""
 
 import functools
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 import toy
+from test_rollcall import listeners
 
 from jaxtrain import processes
 from jaxtrain.errors import InputError, RunAgain
@@ -26,8 +31,13 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What ``jax.distributed.initialize`` was called with; it does nothing here."""
     calls: list[Any] = []
 
-    def initialize(*args: Any, local_device_ids: Any, initialization_timeout: int) -> None:
-        calls.append((*args, local_device_ids))
+    def initialize(
+        *args: Any,
+        local_device_ids: Any,
+        initialization_timeout: int,
+        coordinator_bind_address: str,
+    ) -> None:
+        calls.append((*args, local_device_ids, coordinator_bind_address))
 
     def hold(cluster: Any, environment: Any) -> None:
         calls.append(f"roll call of process {cluster.index}")
@@ -50,7 +60,11 @@ def test_processes_join_after_the_roll_call(joined: list[Any]) -> None:
     processes.connect({}, None)
     assert not joined
     processes.connect(ALL | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, None)
-    assert joined == ["roll call of process 0", ("host:1234", 3, 0, [0, 1])]
+    assert joined == ["roll call of process 0", ("host:1234", 3, 0, [0, 1], "[::]:1234")]
+    processes.connect(ALL | {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1234"}, None)
+    assert joined[-1] == ("127.0.0.1:1234", 3, 0, [], "127.0.0.1:1234")
+    processes.connect(ALL | {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.1:99"}, None)
+    assert joined[-1] == ("host:1234", 3, 0, [], "10.0.0.1:99")
 
 
 def test_a_service_that_does_not_start_can_be_tried_again(
@@ -79,13 +93,69 @@ def test_simulated_devices_are_divided_among_the_processes(
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # put back what connect() changes
     processes.connect(ALL, 12)
-    assert joined[1:] == [("host:1234", 3, 0, [])]
+    assert joined[1:] == [("host:1234", 3, 0, [], "[::]:1234")]
     assert settings == {
         "jax_platforms": "cpu",
         "jax_num_cpu_devices": 4,
         "jax_enable_preemption_service": False,
         "jax_cpu_collectives_implementation": "gloo",
     }
+
+
+CONNECTS = """
+import os, sys
+from jaxtrain import processes
+from jaxtrain.errors import InputError, RunAgain
+try:
+    processes.connect(os.environ, None)
+except (InputError, RunAgain) as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+print("met", flush=True)
+sys.stdin.read()
+processes.end(0, processes.peers(None))
+"""
+
+
+@pytest.mark.slow
+def test_on_one_machine_jax_listens_to_that_machine_only() -> None:
+    """And one more process is told that all are there: jax's service greets it first."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def started(index: int, patience_s: str) -> "subprocess.Popen[str]":
+        variables = {
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(index),
+            "JAX_PLATFORMS": "cpu",
+            "JAXTRAIN_RUN_TOKEN": "1f2e3d",
+            "JAXTRAIN_CONNECT_S": patience_s,
+            "PYTHONPATH": str(Path(processes.__file__).parents[1]),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-c", CONNECTS],
+            env=os.environ | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with started(0, "200") as first, started(1, "200") as second:
+        try:
+            for one in (first, second):
+                assert one.stdout is not None
+                assert one.stdout.readline() == "met\n"
+            assert listeners(port) == {"0100007F"}
+            with started(1, "4") as third:
+                _, err = third.communicate(timeout=100)
+            assert third.returncode == 1
+            assert f"RunAgain: 127.0.0.1:{port}" in err
+            assert "another one is process 1 too" in err
+        finally:
+            for one in (first, second):
+                one.kill()
 
 
 @pytest.fixture
