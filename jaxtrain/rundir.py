@@ -110,7 +110,13 @@ def prepare(
     def decide() -> str:
         if output_dir is not None:
             directory = _absolute(output_dir)
+            made = next((path for path in directory.parents if not path.exists()), None)
             _make(directory)
+            if made is not None:
+                terminal.warn(
+                    f"--output-dir {directory}: {directory.parent} did not exist and was made: is "
+                    "its disk mounted?"
+                )
             directory_lock.hold(directory, terminal.warn)
             _refuse_foreign(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
@@ -269,6 +275,8 @@ def discard_unused(directory: Path) -> None:
     with contextlib.suppress(OSError):
         if {path.name for path in directory.iterdir()} <= unused:
             shutil.rmtree(directory)
+            for empty in (directory.parent, directory.parent.parent):  # output/NAME, output
+                empty.rmdir()  # fails where other runs are
 
 
 def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None) -> None:

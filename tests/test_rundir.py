@@ -246,10 +246,32 @@ def test_a_disk_that_fails_on_one_host_is_worth_another_start(
 
 
 def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
-    for names, stays in ((["log.txt", "history.jsonl", ".lock"], False), (["metrics.jsonl"], True)):
-        directory = tmp_path / names[0]
-        directory.mkdir()
+    """Not even output/NAME, if this was its first run."""
+    for names, stays in (
+        (["log.txt", "history.jsonl", ".lock"], []),
+        (["metrics.jsonl"], ["output", "output/demo", "output/demo/run"]),
+    ):
+        directory = tmp_path / "output" / "demo" / "run"
+        directory.mkdir(parents=True)
         for name in names:
             (directory / name).touch()
         rundir.discard_unused(directory)
-        assert directory.exists() == stays
+        found = [path for path in sorted(tmp_path.rglob("*")) if path.is_dir()]
+        assert [path.relative_to(tmp_path).as_posix() for path in found] == stays
+
+
+def test_another_run_keeps_the_directory_of_its_config(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "output" / "demo" / name).mkdir(parents=True)
+    rundir.discard_unused(tmp_path / "output" / "demo" / "a")
+    assert [path.name for path in (tmp_path / "output" / "demo").iterdir()] == ["b"]
+
+
+def test_folders_made_above_a_run_are_reported(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rundir.prepare("demo", str(tmp_path / "one"), None, None, root)
+    assert capsys.readouterr().err == ""
+    rundir.prepare("demo", str(tmp_path / "mnt" / "shared" / "run"), None, None, root)
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/mnt/shared did not exist and was made" in said

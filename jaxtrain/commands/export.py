@@ -43,7 +43,9 @@ def main(arguments: list[str]) -> int:
         count = hf_folder.write(flags.target, found.model, found.params, words)
     else:
         count = weights.save(flags.target, found.model, found.params)
-    terminal.out(f"{found.source}: {count:,} parameters of {type(found.model).__module__}")
+    own = sum(array.size for array in found.params.values())
+    more = f" ({count - own:+,} that the other program's form needs)" if count != own else ""
+    terminal.out(f"{found.source}: {own:,} parameters of {type(found.model).__module__}{more}")
     terminal.out(f"written to {flags.target}")
     return 0
 

@@ -164,7 +164,9 @@ def _facts(prepared: Prepared, examples: Mapping[str, int], sequence_length: int
         f"{sequence_length}"
         for name in splitting.SPLITS
     ]
-    return f"{prepared.files} text files ({len(prepared.bad)} bad); {'; '.join(parts)}"
+    total = sum(prepared.total(name, "documents") for name in splitting.SPLITS)
+    cut = ", long ones as several documents" if total > prepared.files else ""
+    return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(parts)}"
 
 
 def _summary(prepared: Prepared, indexes: list[dict[str, Any]]) -> str:

@@ -76,6 +76,8 @@ def test_import_and_export_change_nothing(
     assert run("import", folder, tmp_path / "in") == 0
     assert "2 layers, 2 heads, width 16, 11 words, 16 positions" in capsys.readouterr().out
     assert run("export", tmp_path / "in", tmp_path / "out", "--format", "hf") == 0
+    # Token types: 2 rows of the width, which our positions hold.
+    assert "parameters of jaxtrain.models.mlm (+32 that the other" in capsys.readouterr().out
     for path in folder.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     assert run("export", folder, tmp_path / "file.safetensors") == 0
