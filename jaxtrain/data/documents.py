@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxtrain.data import cache, crew, folders, meter
 from jaxtrain.errors import BadExample, InputError
@@ -44,6 +45,13 @@ TEXT_FIELDS = (
     "context",
 )
 SECTION_CHARACTERS = 16_000
+LONGEST_BYTES = 2**26
+"""Of a document, and of a line of ``.jsonl``: several times the longest books. Parsing a line and
+tokenizing a text take up to a hundred times its size in memory."""
+_DECODED_BYTES = 2**25  # of parquet, at once
+_ROWS_AT_ONCE = 256
+_LARGE_BYTES = 2**27  # a row group below may be compressed as it likes
+_MOST_COMPRESSED = 1000  # times; text by 3 to 20, equal lines by zstd up to some hundred
 _VERSION = 2  # of the record of what was found, and of how files are read
 _CHUNK_BYTES = 1 << 20
 _MB_WORTH_A_PROCESS = 64.0  # below, starting it takes longer than what it saves
@@ -314,7 +322,9 @@ def decoded(path: Path) -> Iterator[str]:
 def _read_jsonl(path: Path, text_field: str | None) -> Iterator[str]:
     field = text_field
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_BYTES + 1), b""), 1):
+            if len(line) > LONGEST_BYTES:
+                raise BadExample(str(path), _too_long(f"line {number}", len(line)))
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
@@ -353,7 +363,7 @@ def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_CHUNK_BYTES) as file:
             names = file.schema_arrow.names
             field = text_field or _choose_field(names, path, "columns")
             if field not in names:
@@ -365,14 +375,72 @@ def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
             kind = file.schema_arrow.field(field).type
             if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
                 raise BadExample(str(path), f"column {field!r} is no text: {kind}")
-            for batch in file.iter_batches(batch_size=256, columns=[field]):
-                for value in batch.column(0).to_pylist():
-                    if value is not None:
-                        yield value
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+            for group in range(file.num_row_groups):
+                rows = _rows_at_once(path, file, group, field)
+                for batch in file.iter_batches(rows, row_groups=[group], columns=[field]):
+                    yield from _texts(path, batch.column(0))
+    except BadExample:
+        raise
+    except Exception as error:  # of pyarrow, by a dozen classes, and Python's own
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
             raise
         raise BadExample(str(path), f"broken parquet: {error}") from error
+
+
+def _rows_at_once(path: Path, file: Any, group: int, field: str) -> int:
+    """How many rows of a row group to decode together, so that memory stays bounded.
+
+    A few hundred bytes of parquet can hold gigabytes of text: a long value of a dictionary (or of
+    the row before, with ``DELTA_BYTE_ARRAY``) costs nothing to repeat, and zeros compress well.
+
+    Raises:
+        BadExample: the row group is compressed more than text ever is.
+    """
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    columns = file.metadata.row_group(group)
+    found = (columns.column(number) for number in range(columns.num_columns))
+    column = next(one for one in found if one.path_in_schema == field)
+    packed, size = column.total_compressed_size, column.total_uncompressed_size
+    if size > _LARGE_BYTES and size > _MOST_COMPRESSED * packed:
+        raise BadExample(
+            str(path),
+            f"row group {group} unpacks from {packed:,} bytes to {size:,}: more than "
+            f"{_MOST_COMPRESSED} times, which no text does",
+        )
+    if "DELTA_BYTE_ARRAY" in column.encodings:
+        return 1
+    if not column.has_dictionary_page or not columns.num_rows:
+        return _ROWS_AT_ONCE
+    # The first row brings the whole dictionary. To read all rows in this way would take 20 times
+    # as long as to decode them (measured, distinct documents of 2 kB).
+    with pyarrow.parquet.ParquetFile(
+        path, buffer_size=_CHUNK_BYTES, read_dictionary=[field]
+    ) as again:
+        first = next(again.iter_batches(1, row_groups=[group], columns=[field])).column(0)
+        values = first.dictionary
+        if len(values) < 2:  # that row by itself, perhaps, and the dictionary comes into use later
+            return 1
+        longest = pyarrow.compute.max(pyarrow.compute.binary_length(values)).as_py()
+    return max(1, min(_ROWS_AT_ONCE, _DECODED_BYTES // max(1, longest)))
+
+
+def _texts(path: Path, column: Any) -> Iterator[str]:
+    """The values of a column, but for nulls."""
+    if column.nbytes <= _DECODED_BYTES:
+        yield from (value for value in column.to_pylist() if value is not None)
+        return
+    for value in column:  # one after the other: as Python's text they may take four times as much
+        if not value.is_valid:
+            continue
+        if len(value.as_buffer()) > LONGEST_BYTES:
+            raise BadExample(str(path), _too_long("a document", len(value.as_buffer())))
+        yield value.as_py()
+
+
+def _too_long(what: str, size: int) -> str:
+    return f"{what} has {size:,} bytes or more, and the limit is {LONGEST_BYTES:,}: split it"
 
 
 def _choose_field(names: list[str], path: Path, place: str) -> str:

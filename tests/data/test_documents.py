@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from peak_memory import peak_mib
 
 from jaxtrain.data import documents
 from jaxtrain.data.documents import SECTION_CHARACTERS, find, read, scan
@@ -194,3 +195,77 @@ def test_another_version_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(documents, "_VERSION", version)
         scan(pattern, None, tmp_path, "--data.path", said.append)
         assert len(said) == lines
+
+
+READS = """
+import sys
+from pathlib import Path
+from jaxtrain.data import documents
+from jaxtrain.errors import BadExample
+try:
+    print(sum(1 for _ in documents.read(Path(sys.argv[1]), None)))
+except BadExample as bad:
+    print(bad.reason)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_long_value_that_is_repeated_takes_no_more_memory(tmp_path: Path, late: bool) -> None:
+    """Hundreds of bytes: 256 rows of one dictionary entry of 4 MiB took 3.2 GiB."""
+    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
+    values = pa.array(["b", "c", "a" * (4 << 20)])
+    numbers = pa.array([0, 1] * (128 if late else 0) + [2] * 256, pa.int32())
+    bomb = tmp_path / "bomb.parquet"
+    table = pa.table({"text": pa.DictionaryArray.from_arrays(numbers, values)})
+    pq.write_table(table, bomb, compression="zstd", store_schema=False)
+    assert bomb.stat().st_size < 2000
+    most, count = peak_mib(READS, bomb)
+    assert count == str(len(numbers))
+    assert most < base + 150, (base, most)
+
+
+def test_a_prefix_that_is_repeated_takes_no_more_memory(tmp_path: Path) -> None:
+    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(
+        pa.table({"text": ["a" * (4 << 20) + str(n) for n in range(64)]}),
+        path,
+        use_dictionary=False,
+        column_encoding={"text": "DELTA_BYTE_ARRAY"},
+    )
+    most, count = peak_mib(READS, path)
+    assert count == "64"
+    assert most < base + 150, (base, most)
+
+
+def test_a_row_group_of_nothing_but_compression_is_refused(tmp_path: Path) -> None:
+    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
+    path = tmp_path / "bomb.parquet"
+    texts = [str(n) + "a" * (4 << 20) for n in range(40)]
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 20_000
+    most, why = peak_mib(READS, path)
+    assert "row group 0 unpacks from" in why
+    assert most < base + 20, (base, most)
+
+
+def test_documents_and_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LONGEST_BYTES", 30)
+    monkeypatch.setattr(documents, "_DECODED_BYTES", 10)
+    assert list(read(parquet(tmp_path / "a.parquet", text=["x" * 30, None]), None)) == ["x" * 30]
+    assert "a document has 31 bytes or more, and the limit is 30: split it" in reason(
+        parquet(tmp_path / "b.parquet", text=["x", "x" * 31])
+    )
+    line = '{"text": "' + "x" * 17 + '"}\n'
+    assert len(line) == 30
+    assert len(list(read(write(tmp_path / "c.jsonl", line * 2), None))) == 2
+    assert "line 2 has 31 bytes or more" in reason(write(tmp_path / "d.jsonl", line + " " + line))
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "zeros.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 36)
+    most, count = peak_mib(READS, path)
+    assert "line 1 has" in count
+    assert most < 400, most
