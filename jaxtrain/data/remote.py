@@ -442,6 +442,8 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        for connection in self._connections:
+            connection.end()
 
     def _run(self) -> None:
         before = 0
@@ -460,12 +462,19 @@ class _Cut:
 
     sock: Any
     _answering: Any = None
+    _answer: http.client.HTTPResponse | None = None
 
     def getresponse(self) -> http.client.HTTPResponse:
         """The answer, which takes the socket over."""
         self._answering = self.sock
-        response: http.client.HTTPResponse = super().getresponse()  # type: ignore[misc]
-        return response
+        answer: http.client.HTTPResponse = super().getresponse()  # type: ignore[misc]
+        self._answer = answer
+        return answer
+
+    def end(self) -> None:
+        """Closes the answer, which an error on the way to a redirect leaves open."""
+        if self._answer is not None:
+            self._answer.close()
 
     def cut(self) -> None:
         """Ends what waits for the socket."""
