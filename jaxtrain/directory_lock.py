@@ -71,7 +71,7 @@ def holder(directory: Path) -> str:
     # struct flock of Linux: type, whence, start, length (0: all), process.
     question = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        descriptor = os.open(directory / NAME, os.O_RDONLY)
+        descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return ""
     try:
@@ -87,5 +87,5 @@ def _holder(descriptor: int) -> str:
     try:
         found = json.loads(os.pread(descriptor, 1000, 0))
         return f"process {found['pid']} on {found['host']}"
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return "nobody knows which"

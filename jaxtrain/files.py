@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +152,25 @@ JSON_BYTES = 2**26
 _JSON_DEPTH = 100
 
 
-def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """Reads a complete regular file that a stranger may have made.
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Opens a regular file that a stranger may have made, to read bytes.
 
     Symbolic links are followed. A pipe or a device is refused without waiting for it.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder (IsADirectoryError).
+        ValueError: it is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # raises for a folder
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a regular file")
+        yield file
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """Reads a complete regular file that a stranger may have made (:func:`open_regular`).
 
     Args:
         path: of the file.
@@ -164,14 +180,11 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         OSError: it cannot be read, or is a folder (IsADirectoryError).
         ValueError: it is not a regular file, or too large; says why in a few words.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # raises for a folder
-        entry = os.fstat(descriptor)
-        if not stat.S_ISREG(entry.st_mode):
-            raise ValueError("it is not a regular file")
-        content = file.read(limit_bytes + 1) if entry.st_size <= limit_bytes else b""
-        if max(entry.st_size, len(content)) > limit_bytes:
-            size = max(entry.st_size, len(content))
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(limit_bytes + 1) if size <= limit_bytes else b""
+        size = max(size, len(content))
+        if size > limit_bytes:
             raise ValueError(f"it has {size:,} bytes, more than {limit_bytes:,}")
         return content
 

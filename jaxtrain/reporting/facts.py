@@ -185,4 +185,5 @@ def tokens_per_example(run: Run) -> int | None:
     """By the ratio of both rates; None of a model that counts no tokens."""
     tokens = typical(series(run, "train/tokens_per_second"))
     samples = typical(series(run, "train/samples_per_second"))
-    return round(tokens / samples) if tokens and samples else None
+    ratio = tokens / samples if tokens and samples else 0.0
+    return round(ratio) if ratio and math.isfinite(ratio) else None

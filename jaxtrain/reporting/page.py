@@ -35,7 +35,8 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
         run_files.read(directory, label, own=own)
         for directory, label in zip(directories, labels, strict=True)
     ]
-    write_whole(out, page(runs))
+    # A path on the page may hold bytes that are no UTF-8.
+    write_whole(out, page(runs).encode(errors="replace"))
 
 
 def page(runs: Sequence[Run]) -> str:

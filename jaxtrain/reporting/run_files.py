@@ -1,15 +1,21 @@
 """What a run's directory holds, as far as it can be read."""
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import addresses, directory_lock, metrics
-from jaxtrain.errors import InputError
+from jaxtrain import addresses, directory_lock, files
+from jaxtrain.errors import InputError, first_line
 
 _PARTS = ("model", "data", "optim", "mesh", "loop", "checkpoint")
+# Of a stranger's files, which may hold anything. A line takes some ten times its size in memory.
+_MOST_BYTES, _MOST_LINES, _MOST_NAMES, _MOST_FILES = 2**28, 10**6, 300, 1000
+_CHARACTERS = 100_000  # of a text
+_LARGEST, _HUGE = 2**53, 1e100
+_SHOWN = 2000  # of a text in a table
+_LAST_TIME_S = 2.5e11  # in the year 9892; datetime ends with 9999
 CONFIG, METRICS, HISTORY = "config.json", "metrics.jsonl", "history.jsonl"
 
 
@@ -138,48 +144,103 @@ def _validates(record: Mapping[str, Any]) -> bool:
 
 def _config(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = files.read_json(path)
     except FileNotFoundError:
         missing.append(f"{CONFIG} is not there: the config is unknown.")
         return {}
     except (OSError, ValueError) as error:
-        missing.append(f"{CONFIG} cannot be read ({error}): the config is unknown.")
+        missing.append(f"{CONFIG} cannot be read ({first_line(error)}): the config is unknown.")
         return {}
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(one, {}), dict) for one in _PARTS
-    ):
+    if not _is_config(found):
         missing.append(f"{CONFIG} is no config: the config is unknown.")
         return {}
     return found
 
 
+def _is_config(found: object) -> bool:
+    """Whether the page can take it: what it computes with is of the kind that a run writes."""
+    if not isinstance(found, dict):
+        return False
+    if not all(isinstance(found.get(one, {}), dict) for one in _PARTS):
+        return False
+    return (
+        _is_whole(found.get("data", {}).get("batch_size", 0))
+        and _is_whole(found.get("loop", {}).get("steps") or 0)
+        and isinstance(found.get("checkpoint", {}).get("best_metric"), str | None)
+    )
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def _is_time(value: object) -> bool:
+    return _is_number(value) and 0 <= value < _LAST_TIME_S  # type: ignore[operator]
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) < _HUGE  # type: ignore[arg-type]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _CHARACTERS
+
+
 def _records(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     """Records, each step's in order; of a damaged file what stands before the damage."""
     found: list[dict[str, Any]] = []
+    names: set[str] = set()
     try:
-        for record in metrics.read(path):
-            record["step"], record["time"] = int(record["step"]), float(record["time"])
-            for name, value in record.items():
-                record[name] = None if value is None else value + 0  # TypeError: no number
+        for line in _lines_of(path, missing):
+            if not line.endswith(b"\n"):
+                missing.append(f"The last line of {METRICS} is not whole and is left out.")
+                break
+            record = _record(line)
+            names |= record.keys()
+            if len(names) > _MOST_NAMES:
+                raise ValueError(f"more than {_MOST_NAMES} names")
             found.append(record)
     except FileNotFoundError:
         missing.append(f"{METRICS} is not there: no update was recorded.")
+        return []
     except OSError as error:
         missing.append(f"{METRICS} cannot be read ({error.strerror}).")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         missing.append(
             f"Line {len(found) + 1} of {METRICS} is no record: what follows it is left out."
         )
     else:
         if not found:
             missing.append(f"{METRICS} holds no whole record yet.")
-        if _torn(path):
-            missing.append(f"The last line of {METRICS} is not whole and is left out.")
-    return sorted(found, key=lambda record: record["step"])
+    return sorted(found, key=lambda record: int(record["step"]))
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """A line of ``metrics.jsonl`` with NaN and infinities put back.
+
+    Raises:
+        ValueError: it is no record.
+    """
+    record = files.parse_json(line)
+    if not isinstance(record, dict):
+        raise ValueError("no object")
+    nonfinite = record.pop("nonfinite", {})
+    if not isinstance(nonfinite, dict) or not all(map(_is_text, nonfinite.values())):
+        raise ValueError("no names of what is not finite")
+    record |= {name: float(text) for name, text in nonfinite.items()}
+    if not _is_whole(record.get("step")) or not _is_time(record.get("time")):
+        raise ValueError("no step or time")
+    for name, value in record.items():
+        finite = _is_number(value) or value is None
+        if not finite and not (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError("no number")
+        if not _is_text(name):
+            raise ValueError("no name")
+    return record
 
 
 def _history(path: Path, missing: list[str]) -> list[dict[str, Any]]:
-    if not path.is_file():
+    if not path.exists():
         missing.append(
             f"{HISTORY} is not there, as in runs of an older version: how it ended, where the time "
             "went, the plan, the hardware and the versions are unknown."
@@ -192,54 +253,98 @@ def _history(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     return whole
 
 
+def _is_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+
+
+# What an event may hold that the page computes with: name -> whether a value is of its kind. None
+# is always allowed. A run writes nothing else, so an event with something else is none.
+_KINDS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("name", "from", "host", "device_kind", "platform", "driver", "why"), _is_text),
+    **dict.fromkeys(("from_step", "seen", "total", "devices", "processes", "params"), _is_whole),
+    **dict.fromkeys(("seconds", "waited_s", "planned_gib", "state_gib"), _is_number),
+    **dict.fromkeys(("flops_per_step", "peak_flops", "bandwidth"), _is_number),
+    "began": _is_time,
+    "code": lambda value: type(value) is int and abs(value) < _LARGEST,
+    "versions": _is_texts,
+    "config": _is_config,
+    "arguments": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+}
+
+
 def _is_event(line: Mapping[str, Any]) -> bool:
-    numbers = [line.get("time"), line.get("step")]
-    if line.get("event") == "phase":
-        numbers.append(line.get("seconds"))
-    if line.get("event") == "start":
-        numbers.append(line.get("began"))
-    return "event" in line and all(isinstance(number, int | float) for number in numbers)
+    event = line.get("event")
+    if not isinstance(event, str):
+        return False
+    needed = {"phase": ["seconds"], "start": ["began"]}.get(event, [])
+    return (
+        _is_time(line.get("time"))
+        and _is_whole(line.get("step"))
+        and all(line.get(name) is not None for name in needed)
+        and all(
+            value is None or name not in _KINDS or _KINDS[name](value)
+            for name, value in line.items()
+        )
+    )
 
 
 def _quarantined(directory: Path, missing: list[str]) -> list[Quarantined]:
     found: dict[str, Quarantined] = {}
-    for path in sorted(directory.glob("quarantine*.jsonl")):
+    for path in sorted(directory.glob("quarantine*.jsonl"))[:_MOST_FILES]:
         for line in _lines(path, missing):
-            name = str(line.get("path", "?"))
-            reason, where = str(line.get("reason", "")), str(line.get("found", ""))
+            name, reason, where = (
+                str(line.get(key, other))[:_SHOWN]
+                for key, other in (("path", "?"), ("reason", ""), ("found", ""))
+            )
             found.setdefault(name, Quarantined(path=name, reason=reason, found=where))
     return list(found.values())
 
 
 def _lines(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     """The objects of a file of one a line; says how many lines are none."""
+    found, damaged = [], 0
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        for line in _lines_of(path, missing):
+            try:
+                one = files.parse_json(line.decode(errors="replace"))
+            except ValueError:
+                one = None
+            if isinstance(one, dict):
+                found.append(one)
+            else:
+                damaged += 1
     except FileNotFoundError:
         return []
     except OSError as error:
         missing.append(f"{path.name} cannot be read ({error.strerror}).")
-        return []
-    found, damaged = [], 0
-    for line in lines:
-        try:
-            one = json.loads(line)
-        except ValueError:
-            one = None
-        if isinstance(one, dict):
-            found.append(one)
-        else:
-            damaged += 1
+    except ValueError as error:
+        missing.append(f"{path.name} cannot be read ({error}).")
     if damaged:
         verb = "line is" if damaged == 1 else "lines are"
         missing.append(f"{damaged} {verb} not whole in {path.name}, and left out.")
     return found
 
 
-def _torn(path: Path) -> bool:
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        if size == 0:
-            return False
-        file.seek(size - 1)
-        return file.read(1) != b"\n"
+def _lines_of(path: Path, missing: list[str]) -> Iterator[bytes]:
+    """The lines of a file, within limits that no run comes near; says where they end it.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a regular file.
+    """
+    left = _MOST_BYTES
+    with files.open_regular(path) as file:
+        for _ in range(_MOST_LINES):
+            line = file.readline(left + 1)
+            left -= len(line)
+            if not line:
+                return
+            if left < 0:
+                break
+            yield line
+        if left >= 0 and not file.read(1):
+            return
+    missing.append(
+        f"{path.name} has more than {_MOST_LINES:,} lines or {_MOST_BYTES:,} bytes: what follows "
+        "them is left out."
+    )

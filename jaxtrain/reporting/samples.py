@@ -3,10 +3,15 @@
 import base64
 import dataclasses
 import re
+import struct
 from pathlib import Path
+
+from jaxtrain import files
 
 # What a page holds of them, over all its runs: mail and browsers bear that.
 MOST_BYTES = 16 * 2**20
+_MOST_PIXELS = 2**26
+_MOST_FILES = 1000
 _KINDS = {".png": "image/png", ".mp4": "video/mp4", ".txt": "text/plain"}
 _NAME = re.compile(r"(\w+)_(\d+)(\.png|\.mp4|\.txt)")
 
@@ -36,8 +41,38 @@ class Sample:
 
         Raises:
             OSError: it cannot be read.
+            ValueError: its content is of another kind than its name says, or too large.
         """
-        return f"data:{self.kind};base64,{base64.b64encode(self.path.read_bytes()).decode()}"
+        content = files.read_regular(self.path, MOST_BYTES)
+        if self.kind == "image/png":
+            _check_png(content)
+        elif content[4:8] != b"ftyp":
+            raise ValueError("it is not an MP4 video")
+        return f"data:{self.kind};base64,{base64.b64encode(content).decode()}"
+
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not a regular file, or too large.
+        """
+        return files.read_regular(self.path, MOST_BYTES).decode(errors="replace")
+
+
+def _check_png(content: bytes) -> None:
+    """Refuses what no browser should be asked to show.
+
+    Raises:
+        ValueError: says why.
+    """
+    # The signature, then the first chunk: length, name, width, height (PNG specification, 5.2 and
+    # 11.2.2).
+    if content[:16] != b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" or len(content) < 33:
+        raise ValueError("it is not a PNG image")
+    width, height = struct.unpack(">II", content[16:24])
+    if not 0 < width * height <= _MOST_PIXELS:
+        raise ValueError(f"it has {width}x{height} pixels, more than {_MOST_PIXELS:,}")
 
 
 def newest(directory: Path) -> list[Sample]:
@@ -45,14 +80,15 @@ def newest(directory: Path) -> list[Sample]:
     found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
     for path in (directory / "samples").glob("*"):
         match = _NAME.fullmatch(path.name)
-        if match and path.is_file():
+        # Saving makes no links: one could put any file of the reader's into the page.
+        if match and path.is_file() and not path.is_symlink():
             found.setdefault((match[1], match[3]), []).append((int(match[2]), path))
     order = [".txt", ".png", ".mp4"]
     samples = []
-    for (name, ending), files in sorted(
+    for (name, ending), every in sorted(
         found.items(), key=lambda item: (order.index(item[0][1]), item[0][0] == "latents", item[0])
     ):
-        step, path = max(files)
+        step, path = max(every)
         samples.append(
             Sample(
                 name=name,
@@ -60,7 +96,7 @@ def newest(directory: Path) -> list[Sample]:
                 kind=_KINDS[ending],
                 path=path,
                 bytes=path.stat().st_size,
-                earlier=len(files) - 1,
+                earlier=len(every) - 1,
             )
         )
     return samples
@@ -70,7 +106,7 @@ def fitting(samples: list[Sample], most: int = MOST_BYTES) -> tuple[list[Sample]
     """Those that go into the page, the smallest first; and those that are left out."""
     kept: set[Path] = set()
     total = 0
-    for sample in sorted(samples, key=lambda one: one.bytes):
+    for sample in sorted(samples, key=lambda one: one.bytes)[:_MOST_FILES]:
         total += sample.bytes
         if total <= most:
             kept.add(sample.path)

@@ -13,6 +13,7 @@ from jaxtrain.reporting.sections import NOTHING, Row, named, section, side_by_si
 
 _MOST_ROWS = 10
 _MOST_CHARACTERS = 20_000
+_MOST_STARTS = 1000
 
 
 _ROWS = (
@@ -34,7 +35,11 @@ def samples(runs: Sequence[Run]) -> Html:
         groups += [title, element("div", *figures, class_="samples")]
     notes = []
     if left_out:
-        names = ", ".join(f"{one.path.name} ({formats.size(one.bytes)})" for one in left_out)
+        names = ", ".join(
+            f"{one.path.name} ({formats.size(one.bytes)})" for one in left_out[:_MOST_ROWS]
+        )
+        if len(left_out) > _MOST_ROWS:
+            names += f" and {len(left_out) - _MOST_ROWS:,} more"
         notes.append(f"Left out, as the page would grow too large: {names}.")
     earlier = sum(one.earlier for found in every for one in found)
     if earlier:
@@ -50,7 +55,7 @@ def _figure(sample: Sample) -> Html:
     )
     try:
         if sample.kind == "text/plain":
-            text = sample.path.read_text(errors="replace")
+            text = sample.text()
             shown = text[:_MOST_CHARACTERS]
             if len(text) > len(shown):
                 shown += f"\n… {len(text) - len(shown):,} characters more"
@@ -58,6 +63,9 @@ def _figure(sample: Sample) -> Html:
         address = sample.data_uri()
     except OSError as error:
         words = f"{sample.path.name} cannot be read ({error.strerror})."
+        return element("figure", caption, element("p", words, class_="none"))
+    except ValueError as error:
+        words = f"{sample.path.name} is left out: {error}."
         return element("figure", caption, element("p", words, class_="none"))
     if sample.kind == "video/mp4":
         shows = element(
@@ -163,7 +171,7 @@ def starts(runs: Sequence[Run]) -> Html:
         if not found:
             continue
         rows = []
-        for number, attempt in enumerate(found):
+        for number, attempt in list(enumerate(found))[-_MOST_STARTS:]:
             before = found[number - 1].start if number else None
             start = attempt.start
             source = start.get("from")
@@ -178,6 +186,8 @@ def starts(runs: Sequence[Run]) -> Html:
                     joined([*(element("div", line) for line in _changes(before, start))]),
                 ]
             )
+        if len(found) > _MOST_STARTS:
+            parts.append(element("p", f"The newest {_MOST_STARTS:,} of {len(found):,} starts:"))
         head = ["", "began", "from", "steps", "lasted", "ended", "changed"]
         parts += [element("h3", named(runs, index)) if len(runs) > 1 else ""]
         parts.append(table(head, rows, class_="words"))

@@ -128,7 +128,7 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
                 continue
             updates, lost = _updates(event, kept_up_to[id(event)])
             share = lost / updates if updates else 0.0
-            waited = min(took, max(0.0, float(event.get("waited_s", 0.0))))
+            waited = min(took, max(0.0, float(event.get("waited_s") or 0.0)))
             again += lost
             seconds[AGAIN] += took * share
             seconds[INPUT] += waited * (1 - share)
