@@ -4,7 +4,9 @@ Listing reads a header for each member, so what was found is kept in the cache u
 changes.
 """
 
+import io
 import json
+import math
 import os
 import re
 import tarfile
@@ -17,6 +19,9 @@ from jaxtrain.errors import InputError
 SUFFIX = ".tar"
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST_NAMES = 1_000_000  # that a pattern stands for
+_MOST_RANGES, _MOST_DIGITS = 8, 18  # of a pattern, and of a number in it
+_LONGEST_HEADER = 2**16  # bytes; a path has 4,096 at most, and what else stands there is short
 _FORMAT = 1
 
 
@@ -37,7 +42,23 @@ def expand(pattern: str) -> list[str]:
     """The names that ``shards-{000..127}.tar`` stands for; a name without braces stands for itself.
 
     Numbers are as wide as the first one is written.
+
+    Raises:
+        InputError: they are too many.
     """
+    ranges = _RANGE.findall(pattern)
+    digits = max((len(number) for limits in ranges for number in limits), default=0)
+    if len(ranges) > _MOST_RANGES or digits > _MOST_DIGITS:
+        raise InputError(
+            f"{pattern}: a pattern has at most {_MOST_RANGES} ranges, and its numbers at most "
+            f"{_MOST_DIGITS} digits"
+        )
+    count = math.prod(max(0, int(last) - int(first) + 1) for first, last in ranges)
+    if count > _MOST_NAMES:
+        raise InputError(
+            f"{pattern} stands for {count:,} names, and the limit is {_MOST_NAMES:,}: correct it, "
+            "or name a folder or a list"
+        )
     match = _RANGE.search(pattern)
     if match is None:
         return [pattern]
@@ -65,7 +86,9 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
         if found is None:
             found = _list(tar)
             cache.write_file(kept, json.dumps({"tar": now, "members": found}))
-    except (OSError, tarfile.TarError) as error:
+    # A number that is none or too large for a file, sparse maps that are none, and headers of
+    # headers of headers.
+    except (OSError, tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         text = getattr(error, "strerror", None) or error
         raise InputError(f"{tar} cannot be read as a tar: {text}") from error
     for name, offset, size in found[-1:]:
@@ -78,8 +101,28 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
 
 
 def _list(tar: str) -> list[tuple[str, int, int]]:
-    with tarfile.open(tar, "r:") as file:
-        return [(one.name, one.offset_data, one.size) for one in file if one.isreg()]
+    found = []
+    with _Headers(tar) as headers, tarfile.open(tar, "r:", headers) as file:
+        for one in file:
+            if not one.isreg():
+                continue
+            if one.issparse():
+                raise InputError(
+                    f"{tar}: its member {one.name} is sparse, which cannot be read in place: make "
+                    "the tar again without --sparse"
+                )
+            found.append((one.name, one.offset_data, one.size))
+    return found
+
+
+class _Headers(io.FileIO):
+    """A tar of which only headers are read: a long name or PAX header can announce gigabytes."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Raises ReadError where a header is longer than any should be."""
+        if size is None or not 0 <= size <= _LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {size:,} bytes at byte {self.tell():,}")
+        return super().read(size) or b""
 
 
 def _read(kept: Path, now: list[int]) -> list[tuple[str, int, int]] | None:

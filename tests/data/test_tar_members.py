@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sample_videos as sample
+from peak_memory import peak_mib
 
 from jaxtrain.data import tar_members, video, video_files
 from jaxtrain.errors import BadExample, InputError
@@ -124,3 +125,91 @@ def test_tars_that_cannot_be_used_say_why(shards: Path, tmp_path: Path) -> None:
         _add(tar, "a.txt", b"a")
     with pytest.raises(InputError, match=r"names no video file"):
         _find(tmp_path / "empty.tar", tmp_path)
+
+
+def _header(name: bytes, size: int, kind: bytes, magic: bytes = b"ustar  \0") -> bytes:
+    """A tar header (POSIX.1-1988 with GNU's numbers above 8 GiB)."""
+    block = bytearray(512)
+    block[: len(name)] = name
+    block[100:124] = b"0000644\0" + b"0000000\0" * 2
+    large = b"\x80" + size.to_bytes(11, "big")
+    block[124:136] = large if size >= 8**11 else b"%011o\0" % size
+    block[136:148] = b"%011o\0" % 0
+    block[156:157], block[257:265] = kind, magic
+    block[148:156] = b"%06o\0 " % (sum(block) + 8 * 32)
+    return bytes(block)
+
+
+def _pax(key: bytes, value: bytes) -> bytes:
+    length = len(key) + len(value) + 3
+    length += len(str(length + len(str(length))))
+    body = b"%d %s=%s\n" % (length, key, value)
+    header = _header(b"pax", len(body), b"x", b"ustar\x0000")
+    return header + body + bytes(-len(body) % 512)
+
+
+PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (_pax(b"GNU.sparse.map", b"0,a") + PLAIN, "invalid literal"),
+        (_pax(b"GNU.sparse.major", b"1") + _pax(b"GNU.sparse.minor", b"0") + PLAIN, None),
+        (_pax(b"GNU.sparse.size", b"z") + PLAIN, "invalid literal"),
+        (_header(b"v.mp4", 10, b"S") + PLAIN[512:], r"member v\.mp4 is sparse.*without --sparse"),
+        (_header(b"v.mp4", 2**80, b"0") + bytes(1024), "cannot be read as a tar"),
+        (b"".join(_pax(b"path", b"%d.mp4" % n) for n in range(3000)) + PLAIN, "recursion"),
+        (_header(b"long", 2**16 + 1, b"L") + bytes(2**17) + PLAIN, "a header of 66,048 bytes"),
+        (_header(b"long", 2**16, b"x") + bytes(2**16) + PLAIN, None),
+    ],
+)
+def test_odd_headers_are_one_line(tmp_path: Path, content: bytes, said: str | None) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(content)
+    if said is None:  # odd, and yet it can be read
+        tar_members.members(str(path), tmp_path)
+        return
+    with pytest.raises(InputError, match=said) as error:
+        tar_members.members(str(path), tmp_path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+LISTS = """
+import sys
+from pathlib import Path
+from jaxtrain.data import tar_members
+from jaxtrain.errors import InputError
+try:
+    tar_members.members(sys.argv[1], Path(sys.argv[2]))
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
+def test_a_name_of_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
+    (tmp_path / "small.tar").write_bytes(PLAIN)
+    base, _ = peak_mib(LISTS, tmp_path / "small.tar", tmp_path)
+    path = tmp_path / "a.tar"
+    path.write_bytes(_header(b"long", 1 << 30, kind))
+    os.truncate(path, (1 << 30) + 4096)
+    most, said = peak_mib(LISTS, path, tmp_path)
+    assert "a header of 1,073,741,824 bytes at byte 512" in said
+    assert most < base + 20, (base, most)
+
+
+def test_a_pattern_stands_for_a_bounded_number_of_names() -> None:
+    assert len(tar_members.expand("{000..127}-{0..9}.tar")) == 1280
+    assert tar_members.expand("{5..3}.tar") == []
+    for pattern in (
+        "{0..99999999999}.tar",
+        "{0..999}{0..999}{0..999}.tar",
+        "{0..9}" * 8 + ".tar",
+        "{1..1}" * 400 + ".tar",
+        "{%s..1}.tar" % ("0" * 5000),
+        "{0..%s}.tar" % ("9" * 5000),
+    ):
+        with pytest.raises(InputError, match=r"stands for [\d,]+ names|at most 8 ranges"):
+            tar_members.expand(pattern)
