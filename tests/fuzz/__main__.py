@@ -1,0 +1,252 @@
+"""Mutates valid files by seed and runs the real commands on them; nothing bad may come of it.
+
+    python tests/fuzz --cases 10000 --fresh 1500 --seed 1 --jobs 2
+    python tests/fuzz --kind safetensors --cases 200
+    python tests/fuzz --replay checkpoint:1000017 --keep
+    python tests/fuzz --listed --cases 300
+
+A case is a kind of input and a seed, from which everything follows: which valid file is taken, how
+it is changed, which command reads it. Most cases run in forks of a server that has imported the
+program and started no jax backend; ``--fresh`` of them run in processes of their own.
+
+Allowed: it works; the input is skipped, and that is reported; or one line of error and exit code 2
+(checkpoints may report damage and exit with 1). Forbidden: a traceback, another exit code, a
+signal, control characters in the output, a file written outside the folders given to the case, a
+program or process that the command does not start for the valid file, a connection, more than
+4 GiB of resident memory, or more time than the deadline.
+
+The harness runs in namespaces of its own without a network: whatever a library does in C, it
+reaches nobody. A hook in the fuzzed process records what Python code does; see ``fuzzed.py``.
+
+Exit codes: 0 all cases passed, 1 some did not, 2 wrong use.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import queue
+import random
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "tests")]
+
+# Only now they can be found.
+from fuzz import cases, corpus, isolation, sandbox, verdict  # noqa: E402
+from fuzz.table import Result, summary, table  # noqa: E402
+
+LISTED = Path(__file__).parent / "seeds.txt"
+_PER_SEED = 1_000_000  # case number n of --seed S has the seed S * this + n
+Wanted = tuple[str, int, bool]  # kind, seed, fresh
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python tests/fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--cases", type=int, default=1000, help="how many (default: 1000)")
+    add("--fresh", type=int, help="how many of them in a fresh process (default: 15%%)")
+    add("--seed", type=int, default=1, help="of all cases (default: 1)")
+    add("--kind", action="append", choices=[*cases.KINDS], help="only this kind; may be repeated")
+    add("--listed", action="store_true", help="run every seed of tests/fuzz/seeds.txt first")
+    add("--replay", action="append", metavar="KIND:SEED", help="only this case; may be repeated")
+    add("--jobs", type=int, default=1, help="cases at once, each on a core (default: 1)")
+    add("--minutes", type=float, help="start no further case after this time")
+    add("--work", type=Path, default=Path("fuzz"), help="folder for cases and failures (fuzz)")
+    add("--keep", action="store_true", help="keep replayed cases that pass, too")
+    add("--results", type=Path, help="append a line of JSON for each case")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    given = _parse(arguments)
+    try:
+        wanted = _wanted(given)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not isolation.inside():
+        why = isolation.enter(arguments)
+        print(f"note: without namespaces, so only the hook sees connections: {why}")
+    else:
+        isolation.start_loopback()
+    work: Path = given.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    compiled = work / "compiled"
+    compiled.mkdir(exist_ok=True)
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAXTRAIN_CACHE": str(work / "cache")}
+    valid = corpus.make(work, variables)
+    if not (valid / "published.pth").exists():
+        print("note: torch is not installed here: cases of kind pth are skipped")
+        wanted = [one for one in wanted if one[0] != "pth"]
+    began = time.monotonic()
+    with _Pool(given.jobs, work, compiled, valid, keep=bool(given.keep)) as pool:
+        usual_problems = pool.learn({kind for kind, _, _ in wanted})
+        if usual_problems:
+            print("\n".join(usual_problems))
+            print(f"error: {len(usual_problems)} commands fail on valid input", file=sys.stderr)
+            return 1
+        print(f"valid input: {time.monotonic() - began:.0f} s", flush=True)
+        began = time.monotonic()
+        results = pool.run(wanted, given.minutes, given.results)
+    print(table(results))
+    print(summary(results, time.monotonic() - began))
+    return 1 if any(one.problems for one in results) else 0
+
+
+def _wanted(given: argparse.Namespace) -> list[Wanted]:
+    """All cases, in order.
+
+    Raises:
+        ValueError: a replayed case does not exist.
+    """
+    if given.replay:
+        return [(*_parsed(text), bool(given.fresh)) for text in given.replay]
+    listed = [line.partition("#")[0].strip() for line in LISTED.read_text().splitlines()]
+    found = [(*_parsed(line), False) for line in listed if line and given.listed]
+    rng = random.Random(f"cases {given.seed}")
+    kinds = given.kind or [*cases.KINDS]
+    weights = [cases.KINDS[kind].weight for kind in kinds]
+    fresh = round(given.cases * 0.15) if given.fresh is None else given.fresh
+    alone = set(rng.sample(range(given.cases), min(fresh, given.cases)))
+    for number in range(given.cases):
+        (kind,) = rng.choices(kinds, weights)
+        found.append((kind, given.seed * _PER_SEED + number, number in alone))
+    return found
+
+
+def _parsed(text: str) -> tuple[str, int]:
+    kind, _, seed = text.partition(":")
+    if kind not in cases.KINDS or not seed.isdigit():
+        raise ValueError(f"{text!r} is not KIND:SEED; kinds are {', '.join(cases.KINDS)}")
+    return kind, int(seed)
+
+
+class _Pool:
+    """Sandboxes, each of which runs one case at a time."""
+
+    def __init__(self, jobs: int, work: Path, compiled: Path, valid: Path, *, keep: bool) -> None:
+        self._work, self._valid, self._keep = work, valid, keep
+        cores = sorted(os.sched_getaffinity(0))
+        self._free: queue.Queue[sandbox.Sandbox] = queue.Queue()
+        self._all = [
+            sandbox.Sandbox(work / f"job-{n}" / "case", compiled, cores[n % len(cores)])
+            for n in range(jobs)
+        ]
+        for one in self._all:
+            self._free.put(one)
+        self._usual: dict[tuple[str, ...], frozenset[str]] = {}
+        self._lock = threading.Lock()
+        self._threads = concurrent.futures.ThreadPoolExecutor(jobs)
+
+    def __enter__(self) -> "_Pool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for one in self._all:
+            one.__exit__()
+
+    def learn(self, kinds: set[str]) -> list[str]:
+        """Runs every command on valid input: what it starts is usual. Returns what fails.
+
+        What was learned is kept beside the valid input, which is made anew for other code.
+        """
+        path = self._valid / "usual.json"
+        if path.exists():
+            known = json.loads(path.read_text())
+            self._usual = {tuple(words): frozenset(usual) for words, usual in known}
+        todo = cases.unchanged(lambda kind: kind in kinds and (kind != "pth" or self._has_pth()))
+        todo = [one for one in todo if one[2].words not in self._usual]
+        found = [line for lines in self._threads.map(self._learn, todo) for line in lines]
+        if not found:
+            known = [[words, sorted(usual)] for words, usual in self._usual.items()]
+            path.write_text(json.dumps(known))
+        return found
+
+    def _has_pth(self) -> bool:
+        return (self._valid / "published.pth").exists()
+
+    def _learn(self, one: tuple[str, cases.Seed, cases.Command]) -> list[str]:
+        kind, seed, command = one
+        box = self._free.get()
+        try:
+            path = cases.place(seed, self._valid, box.clear())
+            arguments = command.arguments(f"{sandbox.INPUT}/{path.name}")
+            known = cases.KINDS[kind]
+            ended = box.run(
+                arguments, fresh=False, entry=known.entry, network=known.network, seconds=180
+            )
+            events = {event["detail"] for event in ended.events if event["what"] == "starts"}
+            usual = frozenset(events | ended.started)
+            with self._lock:
+                self._usual[command.words] = self._usual.get(command.words, frozenset()) | usual
+            found = verdict.problems(ended, arguments, usual=usual, allowed=command.allowed)
+            if found:
+                self._save(box, f"valid-{kind}-{path.name}", found)
+            return [f"{' '.join(arguments)}: {line}" for line in found]
+        finally:
+            self._free.put(box)
+
+    def run(
+        self, wanted: Sequence[Wanted], minutes: float | None, results: Path | None
+    ) -> list[Result]:
+        """Runs cases; prints those that fail as they do."""
+        until = time.monotonic() + 60 * minutes if minutes else float("inf")
+        found: list[Result] = []
+
+        def one(case: Wanted) -> None:
+            if time.monotonic() > until:
+                return
+            result = self._one(*case)
+            with self._lock:
+                found.append(result)
+                if results:
+                    with results.open("a") as file:
+                        file.write(json.dumps(vars(result)) + "\n")
+                for problem in result.problems:
+                    mode = " fresh" if result.fresh else ""
+                    print(f"FAILED {result.kind}:{result.seed}{mode}: {problem}", flush=True)
+                if len(found) % 500 == 0:
+                    print(f"{len(found)} of {len(wanted)} cases", flush=True)
+
+        list(self._threads.map(one, wanted))
+        return found
+
+    def _one(self, kind: str, seed: int, fresh: bool) -> Result:
+        box = self._free.get()
+        try:
+            case = cases.make(kind, seed, self._valid, box.clear())
+            known = cases.KINDS[kind]
+            ended = box.run(case.arguments, fresh=fresh, entry=known.entry, network=known.network)
+            usual = self._usual.get(case.command.words, frozenset())
+            found = verdict.problems(
+                ended, case.arguments, usual=usual, allowed=case.command.allowed
+            )
+            if found or self._keep:
+                self._save(box, f"{kind}-{seed}", found)
+            outcome = verdict.outcome(ended)
+            return Result(kind, seed, fresh, outcome, tuple(found), ended.seconds, ended.peak_bytes)
+        finally:
+            self._free.put(box)
+
+    def _save(self, box: sandbox.Sandbox, name: str, problems: list[str]) -> None:
+        """Moves a case's folder to where a reader finds it."""
+        target = self._work / "failed" / name
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(exist_ok=True)
+        box.folder.rename(target)
+        (target / "problems.txt").write_text("".join(f"{line}\n" for line in problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

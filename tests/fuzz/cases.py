@@ -1,0 +1,322 @@
+"""Kinds of cases: which valid input is taken, how it is changed, and which command reads it.
+
+Everything follows from the kind and the seed. ``doctor`` and ``train`` are left out: they take tens
+of seconds and open the data as ``prepare`` and ``evaluate`` do.
+"""
+
+import dataclasses
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fuzz import formats, mutate
+from fuzz.sandbox import INPUT, OUTPUT
+
+_IN, _OUT = f"{INPUT}/", f"{OUTPUT}/"
+_SMALL_TEXT = ("--model.vocab_size", "300", "--model.sequence_length", "32")
+_CLIPS = (
+    "--height",
+    "16",
+    "--width",
+    "16",
+    "--frames",
+    "4",
+    "--min-frames",
+    "2",
+    "--min-side",
+    "8",
+)
+_FEW = ("--tokens", "4")
+_SIZE = ("--frames", "4", "--height", "16", "--width", "16", "--clips", "2")
+_TEXT_TO_FILL = "paris is the [MASK] of france"
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command line.
+
+    Attributes:
+        words: of it; ``{}`` stands for the input.
+        weight: how often it is chosen.
+        allowed: exit codes.
+    """
+
+    words: tuple[str, ...]
+    weight: float = 1.0
+    allowed: tuple[int, ...] = (0, 2)
+
+    def arguments(self, name: str) -> list[str]:
+        """The command line for an input's path."""
+        return [word.replace("{}", name) for word in self.words]
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+    """A valid input.
+
+    Attributes:
+        files: of the corpus, which are copied; the first is what is changed.
+        commands: that read it.
+        change: "file", "folder", or the ending of the file's name in a folder.
+        name: which copy the commands get; by default the first.
+        weight: how often it is chosen.
+    """
+
+    files: tuple[str, ...]
+    commands: tuple[Command, ...]
+    change: str = "file"
+    name: str = ""
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Cases of one kind.
+
+    Attributes:
+        seeds: valid inputs.
+        weight: share of all cases.
+        entry: what is called; by default the program.
+        network: whether it connects to this machine.
+    """
+
+    seeds: tuple[Seed, ...]
+    weight: float
+    entry: str = "jaxtrain.main:console"
+    network: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A case whose input has been made.
+
+    Attributes:
+        kind: its name.
+        seed: its number.
+        arguments: of the command line.
+        command: that they come from.
+    """
+
+    kind: str
+    seed: int
+    arguments: list[str]
+    command: Command
+
+
+def _safetensors() -> tuple[Seed, ...]:
+    video = ("video.mp4",)
+    video_models = tuple(
+        Seed(
+            (name, *video, "latents.safetensors"),
+            (
+                Command(("import", "{}", _OUT + "a.safetensors"), 5),
+                Command(("export", "{}", _OUT + "a.safetensors"), 3),
+                Command(("encode", "{}", _IN + "video.mp4", _OUT + "l.safetensors"), 1),
+                Command(("decode", "{}", _IN + "latents.safetensors", _OUT + "v.mp4"), 1),
+                Command(("reconstruct", "{}", _IN + "video.mp4", _OUT + "v.mp4"), 0.5),
+                Command(("evaluate", "{}", "--data", _IN + "video.mp4", *_SIZE), 0.5),
+            ),
+            weight=weight,
+        )
+        for name, weight in (("video_ae.safetensors", 3), ("published.safetensors", 1))
+    )
+    latents = Seed(
+        ("latents.safetensors", "video_ae.safetensors"),
+        (Command(("decode", _IN + "video_ae.safetensors", "{}", _OUT + "v.mp4")),),
+        weight=1.5,
+    )
+    texts = tuple(
+        Seed(
+            (f"{name}.safetensors",),
+            (
+                Command(("export", "{}", _OUT + "a.safetensors"), 3),
+                Command(("export", "{}", _OUT + "hf", "--format", "hf")),
+                Command(("import", "{}", _OUT + "a.safetensors")),
+            ),
+            weight=0.7,
+        )
+        for name in ("mlm", "gpt", "llama")
+    )
+    return (*video_models, latents, *texts)
+
+
+def _pth() -> tuple[Seed, ...]:
+    commands = (
+        Command(("import", "{}", _OUT + "a.safetensors"), 3),
+        Command(("export", "{}", _OUT + "a.pth")),
+        Command(("encode", "{}", _IN + "video.mp4", _OUT + "l.safetensors"), 0.3),
+    )
+    return (Seed(("published.pth", "video.mp4"), commands),)
+
+
+def _text_models(prefix: str) -> tuple[Seed, ...]:
+    """Runs or folders of language models, and the commands that use one."""
+
+    def of(name: str, use: Command, *, weight: float) -> Seed:
+        more = (
+            Command(("export", "{}", _OUT + "a.safetensors"), 3),
+            Command(("export", "{}", _OUT + "hf", "--format", "hf"), 3),
+            Command(("evaluate", "{}", "--data", _IN + "prompt.txt", "--max-tokens", "8"), 0.5),
+        )
+        more += (Command(("import", "{}", _OUT + "hf"), 3),) if prefix == "hf" else ()
+        more += (Command(("checkpoints", "{}"), 3),) if prefix == "run" else ()
+        return Seed((f"{prefix}-{name}", "prompt.txt"), (use, *more), "folder", weight=weight)
+
+    fill = Command(("fill", "{}", _TEXT_TO_FILL), 1.5)
+    generate = Command(("generate", "{}", "once upon", *_FEW), 1)
+    return (
+        of("mlm", fill, weight=1.3),
+        of("gpt", generate, weight=1.0),
+        of("llama", generate, weight=1.0),
+    )
+
+
+def _run_of_video() -> Seed:
+    commands = (
+        Command(("checkpoints", "{}"), 3),
+        Command(("export", "{}", _OUT + "a.safetensors"), 3),
+        Command(("encode", "{}", _IN + "video.mp4", _OUT + "l.safetensors"), 0.5),
+        Command(("reconstruct", "{}", _IN + "video.mp4", _OUT + "v.mp4"), 0.3),
+        Command(("evaluate", "{}", "--data", _IN + "video.mp4", *_SIZE), 0.3),
+    )
+    return Seed(("run-video_ae", "video.mp4"), commands, "folder")
+
+
+def _only(seeds: Sequence[Seed], ending: str) -> tuple[Seed, ...]:
+    """The same, and only files with this ending are changed."""
+    return tuple(dataclasses.replace(seed, change=ending) for seed in seeds)
+
+
+def _videos(*names: str, tar: bool = False) -> tuple[Seed, ...]:
+    model = "video_ae.safetensors"
+    source = _IN + model
+    single = (
+        Command(("encode", source, "{}", _OUT + "l.safetensors"), 4),
+        Command(("reconstruct", source, "{}", _OUT + "v.mp4"), 2),
+    )
+    commands = (
+        Command(("prepare", "clips", "{}", _OUT + "clips", *_CLIPS, "--workers", "1"), 1),
+        Command(("evaluate", source, "--data", "{}", *_SIZE), 3),
+    )
+    return tuple(Seed((name, model), commands if tar else (*single, *commands)) for name in names)
+
+
+def _lists() -> tuple[Seed, ...]:
+    videos, model = ("video.mp4", "video.mkv"), "video_ae.safetensors"
+    command = Command(("evaluate", _IN + model, "--data", "{}", *_SIZE))
+    clips = ("prepare", "clips", "{}", _OUT + "clips", *_CLIPS, "--workers", "1")
+    return tuple(
+        Seed((f"list.{ending}", *videos, model), (command, Command(clips, 0.3)))
+        for ending in ("json", "jsonl", "csv", "txt")
+    )
+
+
+def _texts(*names: str) -> tuple[Seed, ...]:
+    def tokens(config: str) -> Command:
+        flags = ("--config", config, "--data.path", "{}", *_SMALL_TEXT)
+        return Command(("prepare", "tokens", *flags))
+
+    scored = Command(("evaluate", _IN + "run-gpt", "--data", "{}", "--max-tokens", "8"), 0.3)
+    both = (tokens("demo_mlm"), tokens("demo_gpt"))
+    return tuple(
+        Seed((name, "run-gpt"), (*both, scored) if name.endswith(".txt") else both)
+        for name in names
+    )
+
+
+def _tokenizers() -> tuple[Seed, ...]:
+    flags = ("--data.path", _IN + "text.txt", "--data.tokenizer", "{}", *_SMALL_TEXT)
+    command = Command(("prepare", "tokens", "--config", "demo_gpt", *flags))
+    given = Seed(("tokenizer.json", "text.txt"), (command,), weight=2)
+    return (given, *_only((*_text_models("hf"), *_text_models("run")), "tokenizer.json"))
+
+
+def _reports() -> tuple[Seed, ...]:
+    command = Command(("report", "{}", "--out", _OUT + "report.html"), 3)
+    two = Command(("report", "{}", "{}", "--out", _OUT + "report.html"))
+    return (Seed(("report",), (command, two), "folder"),)
+
+
+def _meetings() -> tuple[Seed, ...]:
+    commands = (Command(("{}", "token"), allowed=(0,)), Command(("{}",), 0.5, allowed=(0, 2, 75)))
+    return (Seed(("packets.json",), commands),)
+
+
+KINDS: dict[str, Kind] = {
+    "safetensors": Kind(_safetensors(), 18),
+    "pth": Kind(_pth(), 6),
+    "checkpoint": Kind((*_text_models("run"), _run_of_video()), 14),
+    "manifest": Kind(_only((*_text_models("run"), _run_of_video()), "manifest.json"), 5),
+    "hf": Kind(_text_models("hf"), 8),
+    "config": Kind(_only(_text_models("hf"), "config.json"), 6),
+    "tokenizer": Kind(_tokenizers(), 7),
+    "txt": Kind(_texts("text.txt"), 2),
+    "jsonl": Kind(_texts("text.jsonl"), 4),
+    "parquet": Kind(_texts("text.parquet"), 5),
+    "tar": Kind(_videos("videos.tar", tar=True), 5),
+    "video": Kind(_videos("video.mp4", "sound.mp4", "video.mkv", "video.webm"), 9),
+    "list": Kind(_lists(), 3),
+    "report": Kind(_reports(), 6),
+    "rendezvous": Kind(_meetings(), 2, "fuzz.rendezvous:main", network=True),
+}
+
+
+def make(kind: str, seed: int, corpus: Path, folder: Path) -> Case:
+    """Makes the input of a case.
+
+    Args:
+        kind: of :data:`KINDS`.
+        seed: determines everything.
+        corpus: of valid files.
+        folder: for the input, empty.
+    """
+    rng = random.Random(f"{kind}:{seed}")
+    chosen: Seed = mutate.weighted(rng, [(one.weight, one) for one in KINDS[kind].seeds])
+    command: Command = mutate.weighted(rng, [(one.weight, one) for one in chosen.commands])
+    path = place(chosen, corpus, folder)
+    if chosen.change == "file":
+        data = path.read_bytes()
+        other = (corpus / rng.choice(("video.mkv", "text.txt", "latents.safetensors"))).read_bytes()
+        path.write_bytes(formats.by_name(rng, path, data, other))
+        if rng.random() < 0.06 and kind != "rendezvous":
+            path = _renamed(rng, path)
+    elif chosen.change == "folder":
+        formats.folder(rng, path)
+    else:
+        formats.folder(rng, path, lambda file: file.name == chosen.change)
+    name = os.fsdecode(
+        os.path.join(os.fsencode(INPUT), os.path.relpath(os.fsencode(path), os.fsencode(folder)))
+    )
+    return Case(kind, seed, command.arguments(name), command)
+
+
+def place(seed: Seed, corpus: Path, folder: Path) -> Path:
+    """Copies a valid input; returns the path that is changed."""
+    for name in seed.files:
+        source = corpus / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name)
+        else:
+            shutil.copyfile(source, folder / name)
+    return folder / seed.files[0]
+
+
+def _renamed(rng: random.Random, path: Path) -> Path:
+    """The file under a name of somebody else, with the same ending."""
+    name = rng.choice(formats.STRANGE_NAMES) + os.fsencode(path.suffix)
+    target = os.path.join(os.fsencode(path.parent), name)
+    os.rename(path, target)
+    return Path(os.fsdecode(target))
+
+
+def unchanged(accept: Callable[[str], bool] = lambda kind: True) -> list[tuple[str, Seed, Command]]:
+    """Every valid input with every command that reads it, once."""
+    found: dict[tuple[str, Command], tuple[str, Seed, Command]] = {}
+    for kind, one in KINDS.items():
+        for seed in one.seeds:
+            for command in seed.commands:
+                if accept(kind):
+                    found.setdefault((seed.files[0], command), (kind, seed, command))
+    return list(found.values())

@@ -1,0 +1,205 @@
+"""The process that is fuzzed: the real program, with a hook that records what it does.
+
+    python tests/fuzz/fuzzed.py REQUEST.json      one case in a fresh process
+    python tests/fuzz/fuzzed.py --server          imports everything once, then forks for each case
+
+A request is a JSON object: ``entry`` (module:function), ``arguments``, ``folder`` (the case's
+folder, which is also the working directory), ``writable`` (folders that the program may write to)
+and ``network`` (whether it may connect to this machine). The server reads requests from its
+standard input, one a line, and answers with the child's pid and then with how it ended.
+
+The hook (``sys.addaudithook``) writes one line of JSON to ``events.jsonl`` for each forbidden act:
+a file opened for writing, made, renamed or deleted outside the writable folders; a program started;
+a connection or a name looked up; code that comes from the case's folder; and a pickle that names a
+function such as ``os.system``. A hook cannot be removed, and forks inherit it. Processes that
+multiprocessing spawns import this file again and so have the hook too.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_REQUEST = "JAXTRAIN_FUZZ_REQUEST"  # for spawned processes
+EVENTS = "events.jsonl"
+# What the program imports sooner or later. pyarrow starts a thread, so it stays out.
+PRELOADED = (
+    *("jax", "jax.numpy", "flax.nnx", "optax", "orbax.checkpoint", "grain", "av", "tokenizers"),
+    *("safetensors.numpy", "dm_pix", "tensorboardX", "torch", "PIL.Image", "rich.console", "tyro"),
+    *("plotly", "jaxtrain.loop", "jaxtrain.data.text", "jaxtrain.data.prepare_clips"),
+    *("jaxtrain.rollcall", "jaxtrain.models.gpt", "jaxtrain.models.llama", "jaxtrain.models.mlm"),
+    *("jaxtrain.models.video_ae", "jaxtrain.reporting.page"),
+)
+_COMMANDS = ("checkpoints", "decode", "encode", "evaluate", "export", "fill", "generate", "import")
+_COMMANDS += ("prepare", "prepare_tokens", "reconstruct", "report", "train")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_DEVICES = ("/dev/null/", "/dev/tty/", "/dev/shm/")
+# Event -> which of its arguments are paths, and which of them is a dir_fd.
+_CHANGES = {
+    "os.mkdir": ((0,), 2),
+    "os.rename": ((0, 1), None),
+    "os.remove": ((0,), 1),
+    "os.rmdir": ((0,), 1),
+    "os.link": ((1,), None),
+    "os.symlink": ((1,), 2),
+    "os.truncate": ((0,), None),
+    "os.chmod": ((0,), None),
+    "os.chown": ((0,), None),
+    "os.utime": ((0,), None),
+    "os.setxattr": ((0,), None),
+}
+_PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
+_PROGRAMS += ("os.spawn", "os.startfile", "pty.spawn", "webbrowser.open")
+_LOOK_UPS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
+_UNFIT = ("os", "posix", "nt", "pty", "subprocess", "runpy", "importlib", "shutil", "socket", "sys")
+_UNFIT_BUILTINS = ("eval", "exec", "compile", "getattr", "__import__", "open", "globals")
+
+
+class _Recorder:
+    """Writes down forbidden acts.
+
+    Args:
+        request: of the case.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._folder = os.path.realpath(request["folder"])
+        self._writable = tuple(os.path.realpath(path) + "/" for path in request["writable"])
+        self._network = request["network"]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(os.path.join(self._folder, EVENTS), flags, 0o600)
+        self._busy = False
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            self._judge(event, arguments)
+        except Exception as error:  # as a surrogate in a path; never stops the program
+            self._write("hook", f"{event}: {error!r}")
+        finally:
+            self._busy = False
+
+    def _judge(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            writes = (flags or 0) & _WRITING or (isinstance(mode, str) and set(mode) & set("wax+"))
+            if writes and isinstance(path, str | bytes | os.PathLike):
+                self._check(event, path, -1)
+        elif event in _CHANGES:
+            places, directory = _CHANGES[event]
+            beneath = arguments[directory] if directory is not None else -1
+            for place in places:
+                if isinstance(arguments[place], str | bytes | os.PathLike):
+                    self._check(event, arguments[place], beneath)
+        elif event in _PROGRAMS:
+            self._write("starts", _program(event, arguments))
+        elif event in _LOOK_UPS:
+            if not (self._network and arguments[0] in ("127.0.0.1", "::1", None)):
+                self._write("connects", f"{event} {arguments[0]!r}")
+        elif event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+            address = arguments[1]
+            here = isinstance(address, tuple) and address[0] in ("127.0.0.1", "::1")
+            if address is not None and not (self._network and here):
+                self._write("connects", f"{event} {address!r}")
+        elif event == "exec":
+            path = getattr(arguments[0], "co_filename", "")
+            if path[:1] != "<" and os.path.realpath(path).startswith(self._folder):
+                self._write("runs", path)
+        elif event == "pickle.find_class":
+            module, name = arguments
+            if module.partition(".")[0] in _UNFIT or (
+                module in ("builtins", "__builtin__") and name in _UNFIT_BUILTINS
+            ):
+                self._write("unpickles", f"{module}.{name}")
+
+    def _check(self, event: str, path: Any, directory: int) -> None:
+        text = os.fsdecode(path)
+        if not os.path.isabs(text) and isinstance(directory, int) and directory >= 0:
+            text = os.path.join(os.readlink(f"/proc/self/fd/{directory}"), text)
+        # Where a link leads is opened, but a link itself is renamed or removed.
+        full = os.path.realpath(text)
+        if event != "open":
+            full = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+        if not f"{full}/".startswith((*self._writable, *_DEVICES)):
+            self._write("writes", f"{event} {full}")
+
+    def _write(self, what: str, detail: str) -> None:
+        os.write(self._file, json.dumps({"what": what, "detail": detail[:500]}).encode() + b"\n")
+
+
+def _program(event: str, arguments: tuple[Any, ...]) -> str:
+    """The name of the program that is started, without what differs from run to run."""
+    if event == "os.fork":
+        return event
+    words = arguments[1] if event == "subprocess.Popen" else arguments[0]
+    if isinstance(words, str | bytes | os.PathLike):
+        return f"{event} {os.path.basename(os.fsdecode(words))}"
+    return f"{event} {' '.join(os.path.basename(os.fsdecode(word)) for word in list(words)[:2])}"
+
+
+def _redirect(folder: Path) -> None:
+    for number, name in ((1, "stdout.txt"), (2, "stderr.txt")):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _import_everything() -> None:
+    import contextlib
+    import importlib
+
+    for name in (*PRELOADED, *(f"jaxtrain.commands.{name}" for name in _COMMANDS)):
+        with contextlib.suppress(ImportError):  # torch is optional, and modules get other names
+            importlib.import_module(name)
+
+
+def _serve() -> dict[str, Any]:
+    """Forks for each request; returns it in the child. The parent ends with its input."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    _import_everything()
+    threads = len(os.listdir("/proc/self/task"))
+    answers.write(json.dumps({"threads": threads}) + "\n")
+    for line in sys.stdin:
+        request: dict[str, Any] = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.close(answers.fileno())
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            return request
+        answers.write(json.dumps({"pid": pid}) + "\n")
+        _, status, usage = os.wait4(pid, 0)
+        answers.write(json.dumps({"status": status, "peak": usage.ru_maxrss * 1024}) + "\n")
+    os._exit(0)
+
+
+def _run(request: dict[str, Any]) -> None:
+    """The entry point, as the console script calls it; then Python ends as it always does."""
+    import importlib
+
+    folder = Path(request["folder"])
+    os.chdir(folder)
+    _redirect(folder)
+    module, _, function = request["entry"].partition(":")
+    entry = getattr(importlib.import_module(module), function)
+    sys.argv = ["jaxtrain", *request["arguments"]]
+    os.environ[_REQUEST] = json.dumps(request)
+    sys.addaudithook(_Recorder(request))
+    sys.exit(entry())
+
+
+# jaxtrain.main is imported first, as by the program itself: in a worker it keeps jax away.
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+import jaxtrain.main  # noqa: E402, F401
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--server"]:
+        _run(_serve())
+    else:
+        _run(json.loads(Path(sys.argv[1]).read_text()))
+elif os.environ.get(_REQUEST):
+    sys.addaudithook(_Recorder(json.loads(os.environ[_REQUEST])))

@@ -1,0 +1,336 @@
+"""Runs one case in the process that is fuzzed, within limits of memory and time.
+
+What is watched from outside: resident memory of the case's processes together, every 50 ms (and
+the peak that the kernel noted), wall time, processes that are started, and processes that stay
+behind. RLIMIT_AS is not used: it limits addresses, of which jax maps far more than it touches.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from fuzz import fuzzed
+
+MEMORY_BYTES = 4 * 2**30
+FRESH_S, FORKED_S = 60.0, 20.0
+_LOOK_EVERY_S = 0.05
+_LEAVE_S = 1.0  # for processes that end after the main one, such as the resource tracker
+_START_S = 120.0
+_LONGEST_OUTPUT = 2**20
+# Folders of a case: what the program reads, writes, and calls its own.
+INPUT, OUTPUT = "in", "out"
+_OWN = ("home", "tmp", "cache", OUTPUT)
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What a case did.
+
+    Attributes:
+        code: the exit code; minus a signal's number.
+        seconds: how long it took.
+        peak_bytes: the most resident memory of all its processes.
+        late: it did not end in time, and was killed.
+        output: ``stdout`` and ``stderr``.
+        events: what the hook recorded.
+        started: command lines of processes it had, without what differs from run to run.
+        left: command lines of processes that it left behind.
+        changed: files of its input that are not as they were.
+    """
+
+    code: int
+    seconds: float
+    peak_bytes: int
+    late: bool
+    output: dict[str, bytes]
+    events: tuple[dict[str, str], ...]
+    started: frozenset[str]
+    left: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+class Sandbox:
+    """A folder that cases use one after the other, and a server that forks for them.
+
+    Args:
+        folder: of the cases; removed and made again for each.
+        compiled: jax's compilation cache, which all share.
+        core: the only one that the processes use; None lets them use all.
+    """
+
+    def __init__(self, folder: Path, compiled: Path, core: int | None = None) -> None:
+        self.folder, self._compiled, self._core = folder, compiled, core
+        self._server: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def clear(self) -> Path:
+        """Makes an empty case; returns the folder for its input."""
+        _remove(self.folder)
+        for name in (*_OWN, INPUT):
+            (self.folder / name).mkdir(parents=True)
+        return self.folder / INPUT
+
+    def run(
+        self,
+        arguments: list[str],
+        *,
+        fresh: bool,
+        entry: str = "jaxtrain.main:console",
+        network: bool = False,
+        memory_bytes: int = MEMORY_BYTES,
+        seconds: float | None = None,
+    ) -> Ended:
+        """Runs the case whose input is there.
+
+        Args:
+            arguments: of the command line; paths relative to the case's folder.
+            fresh: in a new process instead of a fork of the server.
+            entry: what to call, module:function.
+            network: whether it may connect to this machine.
+            memory_bytes: the most resident memory.
+            seconds: the longest time; by default :data:`FRESH_S` or :data:`FORKED_S`.
+        """
+        request = {
+            "entry": entry,
+            "arguments": arguments,
+            "folder": str(self.folder),
+            "writable": [str(self.folder / name) for name in _OWN] + [str(self._compiled)],
+            "network": network,
+        }
+        (self.folder / "request.json").write_text(json.dumps(request))
+        before = _listing(self.folder)
+        limit_s = seconds or (FRESH_S if fresh else FORKED_S)
+        begin = self._fresh if fresh else self._forked
+        watched = begin(request, memory_bytes, limit_s)
+        late, status, peak, started, left, took_s = watched
+        after = _listing(self.folder)
+        return Ended(
+            code=os.waitstatus_to_exitcode(status),
+            seconds=took_s,
+            peak_bytes=peak,
+            late=late,
+            output={name: _head(self.folder / f"{name}.txt") for name in ("stdout", "stderr")},
+            events=tuple(map(json.loads, _lines(self.folder / fuzzed.EVENTS))),
+            started=frozenset(started),
+            left=tuple(left),
+            changed=tuple(
+                sorted(n for n in before.keys() | after if before.get(n) != after.get(n))
+            ),
+        )
+
+    def _fresh(self, request: dict[str, Any], memory: int, limit_s: float) -> Any:
+        del request
+        path = self.folder / "request.json"
+        with (self.folder / "stderr.txt").open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, fuzzed.__file__, str(path)],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=self._pin,
+            )
+        ended: list[tuple[int, int]] = []
+
+        def wait(seconds: float) -> tuple[int, int] | None:
+            until = time.monotonic() + seconds
+            while not ended:
+                pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+                if pid:
+                    ended.append((status, usage.ru_maxrss * 1024))
+                    process.returncode = status
+                elif time.monotonic() > until:
+                    return None
+                else:
+                    time.sleep(0.01)
+            return ended[0]
+
+        return _watch(process.pid, wait, memory, limit_s)
+
+    def _forked(self, request: dict[str, Any], memory: int, limit_s: float) -> Any:
+        server = self._started()
+        assert server.stdin is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        pid = self._answer(_START_S)["pid"]
+
+        def wait(seconds: float) -> tuple[int, int] | None:
+            answer = self._answer(seconds)
+            return (answer["status"], answer["peak"]) if answer else None
+
+        return _watch(pid, wait, memory, limit_s)
+
+    def _answer(self, seconds: float) -> Any:
+        """The next line of the server; None if it does not come in time."""
+        assert self._server is not None
+        assert self._server.stdout is not None
+        if not select.select([self._server.stdout], [], [], seconds)[0]:
+            return None
+        line = self._server.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server ended; see {self.folder.parent / 'server.txt'}")
+        return json.loads(line)
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._server is None:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            with (self.folder.parent / "server.txt").open("ab") as errors:
+                self._server = subprocess.Popen(
+                    [sys.executable, fuzzed.__file__, "--server"],
+                    env=self._environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    bufsize=1,
+                    preexec_fn=self._pin,
+                )
+            ready = self._answer(_START_S)
+            if not ready or ready["threads"] != 1:
+                raise RuntimeError(f"the server must have one thread before it forks: {ready}")
+        return self._server
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+            self._server.communicate()
+            self._server = None
+
+    def _pin(self) -> None:
+        if self._core is not None:
+            os.sched_setaffinity(0, {self._core})
+
+    def _environment(self) -> dict[str, str]:
+        kept = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        home = str(self.folder / "home")
+        return environment | {
+            "HOME": home,
+            "XDG_CACHE_HOME": f"{home}/.cache",
+            "XDG_CONFIG_HOME": f"{home}/.config",
+            "XDG_DATA_HOME": f"{home}/.local/share",
+            "XDG_RUNTIME_DIR": home,
+            "TMPDIR": str(self.folder / "tmp"),
+            "JAXTRAIN_CACHE": str(self.folder / "cache"),
+            "JAX_COMPILATION_CACHE_DIR": str(self._compiled),
+            "JAX_PLATFORMS": "cpu",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OPENBLAS_NUM_THREADS": "1",  # its threads would be there before the fork
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+
+def _watch(pid: int, wait: Any, memory: int, limit_s: float) -> Any:
+    """Waits for a case; kills it if it takes too much time or memory."""
+    began = time.monotonic()
+    started: set[str] = set()
+    peak, late, ended = 0, False, None
+    while ended is None:
+        ended = wait(_LOOK_EVERY_S)
+        found = _tree(pid)
+        started |= {_described(one) for one in found if one != pid} - {""}
+        peak = max(peak, sum(map(_resident, found)))
+        late = late or (ended is None and time.monotonic() - began > limit_s)
+        if late or peak > memory:
+            _kill(found)
+    took_s = time.monotonic() - began
+    until = time.monotonic() + _LEAVE_S
+    left: list[int] = []
+    while (left := [one for one in _tree(pid) if one != pid]) and time.monotonic() < until:
+        time.sleep(0.01)
+    names = [_described(one) for one in left]
+    _kill(left)
+    status, noted = ended
+    return late, status, max(peak, noted), started, names, took_s
+
+
+def _tree(leader: int) -> list[int]:
+    """A case's processes: its descendants and all of its session, which are not dead."""
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            # pid (name) state parent group session ...
+            words = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
+            if words[0] in "ZX":
+                continue
+            parents[int(name)] = int(words[1])
+            if int(name) == leader or int(words[3]) == leader:
+                found.add(int(name))
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found)
+
+
+def _resident(pid: int) -> int:
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path("/proc", str(pid), "statm").read_text().split()[1]) * _PAGE
+    return 0
+
+
+def _described(pid: int) -> str:
+    """A process's command line without numbers and paths; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        words = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
+        known = [name for name in ("resource_tracker", "spawn_main") if name in " ".join(words)]
+        return " ".join([os.path.basename(words[0]).rstrip("0123456789."), *known]).strip()
+    return ""
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of what the program must leave alone."""
+    found: dict[str, tuple[int, int]] = {}
+    ours = {"stdout.txt", "stderr.txt", fuzzed.EVENTS}
+    for place, folders, names in os.walk(os.fsencode(folder)):
+        if place == os.fsencode(folder):
+            folders[:] = [os.fsencode(INPUT)]
+        for name in names:
+            path = os.path.join(place, name)
+            status = os.lstat(path)
+            shown = os.fsdecode(os.path.relpath(path, os.fsencode(folder)))
+            if shown not in ours:
+                found[shown] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LONGEST_OUTPUT)
+    except FileNotFoundError:  # it ended before it began
+        return b""
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []
