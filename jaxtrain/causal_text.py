@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import causal, compiling, metrics, processes, state, weights, writing
-from jaxtrain.data import byte_level, cache, specials, tokenizer
+from jaxtrain.data import byte_level, cache, specials, tokenizer, tokenizer_file
 from jaxtrain.errors import InputError
 from jaxtrain.models import mlm
 from jaxtrain.sampling import Choice
@@ -154,11 +154,7 @@ class CausalModel:
         """
         if not prompt:
             raise InputError("the text is empty: give the model a beginning, a word will do")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:
-            raise InputError("the text is not UTF-8: convert it, as with iconv") from None
-        ids = [self.begin, *self.tokenizer.encode(prompt, add_special_tokens=False).ids]
+        ids = [self.begin, *tokenizer_file.ids(self.tokenizer, prompt)]
         if len(ids) > self.longest:
             raise InputError(
                 f"the text has {len(ids)} tokens with the one that begins it, the model sees "
@@ -252,7 +248,7 @@ class CausalModel:
 
     def count(self, text: str) -> int:
         """Tokens of a text."""
-        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return len(tokenizer_file.ids(self.tokenizer, text))
 
     def score(
         self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
@@ -272,7 +268,7 @@ class CausalModel:
         Raises:
             InputError: the text has no token.
         """
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids[:max_tokens]
+        ids = tokenizer_file.ids(self.tokenizer, text)[:max_tokens]
         if not ids:
             raise InputError("there is no token in the text")
         sizes = np.array([len(self.bytes_of[one] or b"") for one in ids], np.int32)

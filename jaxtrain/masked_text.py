@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import compiling, processes, state, weights
-from jaxtrain.data import cache, specials, tokenizer
+from jaxtrain.data import cache, specials, tokenizer, tokenizer_file
 from jaxtrain.errors import InputError
 from jaxtrain.models import mlm
 
@@ -116,7 +116,7 @@ class MaskedModel:
         own = str(self.tokenizer.id_to_token(self.special.mask))
         for mask in _MASKS:
             text = text.replace(mask, own)
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = tokenizer_file.ids(self.tokenizer, text)
         if self.special.mask not in ids:
             raise InputError(f"{text!r} has no {own}: write it where a word is to be found")
         if len(ids) > self.longest:
@@ -135,7 +135,7 @@ class MaskedModel:
 
     def count(self, text: str) -> int:
         """Tokens of a text; a literal "[MASK]" in it is ordinary pieces."""
-        return len(self._plain.encode(text, add_special_tokens=False).ids)
+        return len(tokenizer_file.ids(self._plain, text))
 
     def score(
         self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
@@ -155,7 +155,7 @@ class MaskedModel:
         Raises:
             InputError: the text has no token, or none that is known.
         """
-        ids = np.asarray(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
+        ids = np.asarray(tokenizer_file.ids(self._plain, text), np.int32)
         if not len(ids):
             raise InputError("there is no token in the text")
         known = np.flatnonzero(ids[:max_tokens] != self.special.unk)

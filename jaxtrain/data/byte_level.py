@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from jaxtrain.data import specials, word_counts
+from jaxtrain.data import specials, tokenizer_file, word_counts
 from jaxtrain.errors import InputError
 
 WORDS = (
@@ -198,7 +198,8 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
             f"{kind} has no token for {len(absent)} of 256 bytes, such as {absent[0]}; {cure}"
         )
     for part in [_PROBE, *_PROBE.split(" ")]:
-        back = plain.decode(plain.encode(part, add_special_tokens=False).ids)
+        with tokenizer_file.explained(f"{name} fails on {part!r}", quiet=True):
+            back = plain.decode(plain.encode(part, add_special_tokens=False).ids)
         if back != part:
             raise InputError(f"{kind} turns {part!r} into {back!r}; {cure}")
 
@@ -211,7 +212,9 @@ def as_bytes(tokenizer: tokenizers.Tokenizer) -> list[bytes | None]:
     byte_of = {character: byte for byte, character in enumerate(CHARACTERS)}
     found: list[bytes | None] = [None] * (1 + max(tokenizer.get_vocab().values()))
     for entry, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
-        found[token_id] = bytes(byte_of[character] for character in entry)
+        # As the library decodes: what is not written in these characters stands for itself.
+        known = all(character in byte_of for character in entry)
+        found[token_id] = bytes(map(byte_of.__getitem__, entry)) if known else entry.encode()
     for token_id, token in tokenizer.get_added_tokens_decoder().items():
         found[token_id] = None if token.special else token.content.encode()
     return found
@@ -221,9 +224,12 @@ def lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     """Bytes of UTF-8 text that each id stands for, int32 [ids]; 0 for special tokens."""
     vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
     added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
+    ours = frozenset(CHARACTERS)
     lengths_V = np.zeros(1 + max([*vocab.values(), *added]), np.int32)
     for entry, token_id in vocab.items():
-        lengths_V[token_id] = len(entry)  # a character of the vocabulary is a byte of the text
+        # A character of the vocabulary is a byte of the text; others stand for themselves.
+        known = ours.issuperset(entry)
+        lengths_V[token_id] = len(entry) if known else len(entry.encode())
     for token_id, token in added.items():
         lengths_V[token_id] = 0 if token.special else len(token.content.encode())
     return lengths_V

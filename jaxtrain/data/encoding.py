@@ -6,11 +6,12 @@ See :data:`jaxtrain.data.specials.Form`.
 import array
 import dataclasses
 import functools
+from pathlib import Path
 
 import numpy as np
 import tokenizers
 
-from jaxtrain.data import byte_level, sentences, specials
+from jaxtrain.data import byte_level, sentences, specials, tokenizer_file
 from jaxtrain.data.specials import Form
 from jaxtrain.data.splitting import SPLITS
 from jaxtrain.errors import InputError
@@ -50,7 +51,7 @@ class Part:
 @functools.lru_cache(maxsize=1)
 def _words(path: str) -> tokenizers.Tokenizer:
     # So that a literal "[SEP]" in the text becomes ordinary pieces, not a special token.
-    return specials.plain(tokenizers.Tokenizer.from_file(path))
+    return specials.plain(tokenizer_file.read(Path(path)))
 
 
 @functools.lru_cache(maxsize=1)
@@ -75,11 +76,12 @@ def encode(piece: Piece, path: str, dtype: str, form: Form, mark: int) -> tuple[
     for side in range(len(SPLITS)):
         texts = [text for its_side, text in piece.texts if its_side == side]
         ids, ends, count = array.array("I"), array.array("Q"), 0
-        if form == "exact":
-            _add_whole(texts, path, mark, ids, ends)
-            count = len(texts)
-        else:
-            count = _add_sentences(texts, path, mark, ids, ends)
+        with tokenizer_file.explained(f"{path} fails on a document"):
+            if form == "exact":
+                _add_whole(texts, path, mark, ids, ends)
+                count = len(texts)
+            else:
+                count = _add_sentences(texts, path, mark, ids, ends)
         parts.append(
             Part(
                 ids=np.frombuffer(ids, np.uint32).astype(dtype).tobytes(),

@@ -27,7 +27,7 @@ from typing import Literal
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jaxtrain.data import byte_level, specials, word_counts
+from jaxtrain.data import byte_level, specials, tokenizer_file, word_counts
 from jaxtrain.data.specials import CLS, SEP, Form
 from jaxtrain.data.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
@@ -219,10 +219,7 @@ def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.To
     """
     if not path.is_file():
         raise InputError(f"--data.tokenizer {path}: no such file")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(f"{path}: not a tokenizer.json: {error}") from error
+    tokenizer = tokenizer_file.read(path)
     # Only the path is named: the file may be that of model.init_from or of a checkpoint.
     if form == "exact":
         byte_level.check(tokenizer, str(path))
@@ -230,8 +227,6 @@ def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.To
     else:
         specials.find(tokenizer, str(path))
     check_size(tokenizer, vocab_size, str(path))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     return tokenizer
 
 
@@ -266,12 +261,13 @@ def check_travels(source: Path) -> None:
 
 def decode(path: Path, ids: Sequence[int]) -> str:
     """The text that ids of a ``tokenizer.json`` stand for, with the special tokens written out."""
-    return str(_read(path).decode(list(ids), skip_special_tokens=False))
+    with tokenizer_file.explained(str(path), quiet=True):
+        return str(_read(path).decode(list(ids), skip_special_tokens=False))
 
 
 @functools.cache
 def _read(path: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(path))
+    return tokenizer_file.read(path)
 
 
 def of_source(source: Path) -> tokenizers.Tokenizer:
@@ -284,14 +280,7 @@ def of_source(source: Path) -> tokenizers.Tokenizer:
     Raises:
         InputError: there is none, or it is damaged.
     """
-    path = source if source.is_file() else beside(source)
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(f"{path}: not a tokenizer.json: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
+    return tokenizer_file.read(source if source.is_file() else beside(source))
 
 
 def beside(source: Path) -> Path:

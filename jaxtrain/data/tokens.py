@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import tokenizers
 
 from jaxtrain.data import (
     byte_level,
@@ -37,6 +36,7 @@ from jaxtrain.data import (
     meter,
     specials,
     tokenizer,
+    tokenizer_file,
 )
 from jaxtrain.data.encoding import Part, Piece
 from jaxtrain.data.meter import Say
@@ -185,7 +185,7 @@ def _write(
 ) -> dict[str, Any]:
     """Tokenise every document into the streams of both splits; returns the manifest's facts."""
     path = work / tokenizer.NAME
-    words = tokenizers.Tokenizer.from_file(str(path))
+    words = tokenizer_file.read(path)
     if form == "exact":
         mark = specials.begin(words, str(path))
         special: dict[str, Any] = {"begin": mark}
