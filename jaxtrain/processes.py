@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxtrain import clusters, config, rollcall, same_run, terminal
+from jaxtrain import clusters, config, rollcall, same_run, terminal, versions
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.peers import Peers
@@ -138,7 +138,7 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
     if _NVIDIA_DRIVER.exists():
         raise InputError(
             "this machine has an NVIDIA driver, but jax sees only the CPU: "
-            "pip install -e '.[cuda12]', or set JAX_PLATFORMS=cpu to train on the CPU"
+            f"{versions.install('cuda12')}, or set JAX_PLATFORMS=cpu to train on the CPU"
         )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain import state as states
-from jaxtrain import weights
+from jaxtrain import versions, weights
 from jaxtrain.data.latents import Teacher
 from jaxtrain.errors import InputError, first_line
 
@@ -107,7 +107,7 @@ class Diffusers:
             import torch
         except ImportError as error:
             raise InputError(
-                f"--teacher {folder} needs {error.name}: pip install -e '.[interop]'"
+                f"--teacher {folder} needs {error.name}: {versions.install('interop')}"
             ) from error
         kind = str(_class_name(folder))
         made = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxtrain import files
+from jaxtrain import files, versions
 from jaxtrain.errors import InputError, first_line
 
 SAFETENSORS = ".safetensors"
@@ -322,7 +322,7 @@ def _torch(path: Path) -> Any:
         import torch
     except ImportError as error:
         raise InputError(
-            f"{path}: PyTorch's files need PyTorch: pip install -e '.[interop]', or take a "
+            f"{path}: PyTorch's files need PyTorch: {versions.install('interop')}, or take a "
             f"{SAFETENSORS} file"
         ) from error
     return torch

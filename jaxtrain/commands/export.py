@@ -1,7 +1,7 @@
 """Weights out, under the names and in the layout of the program that the model comes from.
 
 SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a weights
-file. It says which model it is. A .pth needs PyTorch: pip install -e '.[interop]'.
+file. It says which model it is. A .pth needs PyTorch.
 --format hf writes a folder that transformers' from_pretrained loads, with the tokenizer.
 """
 

@@ -1,7 +1,7 @@
 """Published weights in: checks names and shapes, says which they are.
 
 The file that is written also says which model it belongs to, so that every command and
---model.init_from take it as it is. A .pth needs PyTorch: pip install -e '.[interop]'.
+--model.init_from take it as it is. A .pth needs PyTorch.
 
 IN may also be a folder of transformers' BertForMaskedLM, LlamaForCausalLM or NanoChatForCausalLM
 with its tokenizer. OUT is then such a folder too, with what our model has; the pooler and the

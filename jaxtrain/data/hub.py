@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jaxtrain import versions
 from jaxtrain.data import cache, documents, folders, meter
 from jaxtrain.data.meter import Say
 from jaxtrain.disks import disk_trouble
@@ -161,7 +162,8 @@ def _datasets(named: _Named) -> Any:
         import datasets
     except ImportError as error:
         raise InputError(
-            f"{named.flag}: Hugging Face datasets take the extra hf: pip install 'jaxtrain[hf]'"
+            f"{named.flag}: Hugging Face datasets require the package datasets: "
+            f"{versions.install('hf')}"
         ) from error
     datasets.disable_progress_bars()
     return datasets

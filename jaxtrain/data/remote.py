@@ -46,7 +46,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from jaxtrain import addresses
+from jaxtrain import addresses, versions
 from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.files import write_whole
@@ -599,7 +599,7 @@ def _get_from_bucket(address: str, target: _Target, flag: str) -> _About:
 
 def _bucket(address: str, flag: str) -> tuple[Any, str]:
     """The file system of s3 or gs, and the path there."""
-    shown, cure = addresses.public(address), "pip install -e '.[cloud]'"
+    shown, cure = addresses.public(address), versions.install("cloud")
     try:
         import fsspec
     except ImportError:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
+from jaxtrain import versions
 from jaxtrain.doctor import nvidia, packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.nvidia import Driver
@@ -41,7 +42,7 @@ def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
         return
     least = nvidia.LEAST_DRIVER.get(cuda) if cuda is not None else None
     if least is not None and not requirements.at_least(found.version, least):
-        older = "; or jax's build for CUDA 12: pip install -e '.[cuda12]'" if cuda == 13 else ""
+        older = f"; or jax's build for CUDA 12: {versions.install('cuda12')}" if cuda == 13 else ""
         yield problem(
             f"NVIDIA driver {found.version}: jax for CUDA {cuda} wants {least} or newer",
             f"install a driver {least} or newer on the host{older}",
@@ -66,7 +67,7 @@ def unused(found: Driver, backend: str, environment: Mapping[str, str]) -> Itera
     elif visible is not None and visible.strip() in ("", "-1"):
         yield problem(f"{seen}: {_VISIBLE} is {visible!r}", f"unset {_VISIBLE}")
     else:
-        yield problem(seen, "pip install -e '.[cuda12]', or set JAX_PLATFORMS=cpu for the CPU")
+        yield problem(seen, f"{versions.install('cuda12')}, or set JAX_PLATFORMS=cpu for the CPU")
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

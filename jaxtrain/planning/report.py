@@ -86,7 +86,7 @@ def _heading(plan: Plan) -> str:
         lines.insert(
             0,
             "ESTIMATE: jax cannot compile for GPUs here. To know, install jax's compiler for GPUs, "
-            "which needs no GPU: pip install -e '.[cuda12]'. State, batch and arithmetic are "
+            f"which needs no GPU: {versions.install('cuda12')}. State, batch and arithmetic are "
             "exact; temporaries are those of the CPU's program (h100_16: 3.7 times the GPU's); "
             "memory and link traffic are omitted",
         )
