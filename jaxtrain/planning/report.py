@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxtrain import versions
 from jaxtrain.devices import GIB
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.plan import Plan
@@ -70,11 +71,11 @@ def ranking(tried: Sequence[Tried]) -> str:
 
 def _heading(plan: Plan) -> str:
     compiled = plan["compiled"]
-    versions = compiled["versions"]
+    used = compiled["versions"]
     nodes = "1 node" if plan["nodes"] == 1 else f"{plan['nodes']} nodes"
     lines = [
         f"{plan['config']} on {plan['devices']} x {plan['card']['name']} ({nodes}): compiled in "
-        f"{compiled['compile_s']:.0f} s by jax {versions['jax']}",
+        f"{compiled['compile_s']:.0f} s by jax {used['jax']}",
         "; ".join([verdict(plan), *_cost(plan)]),
         f"{compiled['elements']:,} parameters; {compiled['batch_of']}",
         *(
