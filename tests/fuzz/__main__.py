@@ -225,19 +225,22 @@ class _Pool:
     def _one(self, kind: str, seed: int, fresh: bool) -> Result:
         box = self._free.get()
         try:
-            case = cases.make(kind, seed, self._valid, box.clear())
-            known = cases.KINDS[kind]
-            ended = box.run(case.arguments, fresh=fresh, entry=known.entry, network=known.network)
-            usual = self._usual.get(case.command.words, frozenset())
-            found = verdict.problems(
-                ended, case.arguments, usual=usual, allowed=case.command.allowed
-            )
-            if found or self._keep:
-                self._save(box, f"{kind}-{seed}", found)
-            outcome = verdict.outcome(ended)
-            return Result(kind, seed, fresh, outcome, tuple(found), ended.seconds, ended.peak_bytes)
+            return self._judged(box, kind, seed, fresh=fresh)
+        except Exception as error:  # of the harness: the other cases go on
+            return Result(kind, seed, fresh, "harness", (f"the harness: {error!r}",), 0.0, 0)
         finally:
             self._free.put(box)
+
+    def _judged(self, box: sandbox.Sandbox, kind: str, seed: int, *, fresh: bool) -> Result:
+        case = cases.make(kind, seed, self._valid, box.clear())
+        known = cases.KINDS[kind]
+        ended = box.run(case.arguments, fresh=fresh, entry=known.entry, network=known.network)
+        usual = self._usual.get(case.command.words, frozenset())
+        found = verdict.problems(ended, case.arguments, usual=usual, allowed=case.command.allowed)
+        if found or self._keep:
+            self._save(box, f"{kind}-{seed}", found)
+        outcome = verdict.outcome(ended)
+        return Result(kind, seed, fresh, outcome, tuple(found), ended.seconds, ended.peak_bytes)
 
     def _save(self, box: sandbox.Sandbox, name: str, problems: list[str]) -> None:
         """Moves a case's folder to where a reader finds it."""

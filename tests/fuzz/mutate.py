@@ -6,6 +6,7 @@ failed relies on. Here an example is a complete file or folder, and what is judg
 """
 
 import json
+import math
 import random
 import struct
 from collections.abc import Callable, Sequence
@@ -240,7 +241,7 @@ def _changed(rng: random.Random, value: Any) -> Any:
         return _with_changed_member(rng, value)
     holds_json = isinstance(value, str) and not isinstance(value, Raw) and value[:1] in ("{", "[")
     if holds_json and rng.random() < 0.7:  # such as the model in the header of a weights file
-        return json_text(rng, value.encode()).decode("utf-8", "surrogatepass")
+        return json_text(rng, value.encode("utf-8", "surrogatepass")).decode(errors="replace")
     tweaked = _tweaked(rng, value)
     return strange_value(rng) if tweaked is None or rng.random() < 0.6 else tweaked
 
@@ -286,10 +287,10 @@ def _tweaked(rng: random.Random, value: Any) -> Any:
     """A value like the one given; None if there is none."""
     if isinstance(value, bool) or value is None:
         return None if value is None else not value
-    if isinstance(value, int):
+    if isinstance(value, int) and abs(value) < 2**70:
         near = (value + 1, value - 1, -value, value * 2, value // 2, value * 1000, value * 10**6)
         return rng.choice((*near, float(value), str(value), [value]))
-    if isinstance(value, float):
+    if isinstance(value, float) and math.isfinite(value):
         return rng.choice((-value, value * 1e6, value * 1e-6, int(value), str(value)))
     if isinstance(value, str) and value and not isinstance(value, Raw):
         at = rng.randrange(len(value))

@@ -21,7 +21,7 @@ from typing import Any, Self
 from fuzz import fuzzed
 
 MEMORY_BYTES = 4 * 2**30
-FRESH_S, FORKED_S = 60.0, 20.0
+FRESH_S, FORKED_S = 60.0, 30.0
 _LOOK_EVERY_S = 0.05
 _LEAVE_S = 1.0  # for processes that end after the main one, such as the resource tracker
 _START_S = 120.0
@@ -144,8 +144,8 @@ class Sandbox:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 start_new_session=True,
-                preexec_fn=self._pin,
             )
+        self._pin(process.pid)
         ended: list[tuple[int, int]] = []
 
         def wait(seconds: float) -> tuple[int, int] | None:
@@ -199,8 +199,8 @@ class Sandbox:
                     stderr=errors,
                     text=True,
                     bufsize=1,
-                    preexec_fn=self._pin,
                 )
+            self._pin(self._server.pid)
             ready = self._answer(_START_S)
             if not ready or ready["threads"] != 1:
                 raise RuntimeError(f"the server must have one thread before it forks: {ready}")
@@ -212,9 +212,10 @@ class Sandbox:
             self._server.communicate()
             self._server = None
 
-    def _pin(self) -> None:
+    def _pin(self, pid: int) -> None:
+        """At once after it was started, so that all its threads and processes inherit it."""
         if self._core is not None:
-            os.sched_setaffinity(0, {self._core})
+            os.sched_setaffinity(pid, {self._core})
 
     def _environment(self) -> dict[str, str]:
         kept = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")

@@ -1,0 +1,184 @@
+"""The harness itself: it sees whatever is forbidden, and a seed stands for the same case."""
+
+import itertools
+import json
+import os
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuzz import cases, formats, isolation, mutate, verdict
+from fuzz.sandbox import Ended, Sandbox
+from fuzz.table import Result, summary, table
+
+FORBIDDEN = {
+    "traceback": "stderr: Traceback (most recent call last): KeyError: 'model'",
+    "thread_traceback": "stderr: Traceback",
+    "two_lines": "exit 2 with 1 lines of error",
+    "silent_refusal": "exit 2 with 0 lines of error",
+    "other_code": "exit 1",
+    "aborts": "signal 6",
+    "writes_outside": "writes: open",
+    "renames_outside": "writes: os.rename",
+    "changes_input": "changes in/a.json",
+    "starts_program": "starts: subprocess.Popen true",
+    "shell": "starts: os.system true",
+    "leaves_process": "leaves a process: python",
+    "connects": "connects: socket.connect",
+    "looks_up": "connects: socket.getaddrinfo",
+    "runs_code_of_input": "runs: ",
+    "unpickles_function": "unpickles: posix.system",
+    "eats_memory": "memory: above",
+    "hangs": "deadline",
+    "escape": "control character '\\x1b'",
+    "direction": "control character '\\u202e'",
+    "endless_line": "a line of more than",
+}
+MEMORY_BYTES = 2**28
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    place = tmp_path_factory.mktemp("fuzz")
+    with Sandbox(place / "case", place / "compiled") as made:
+        yield made
+
+
+def run(sandbox: Sandbox, name: str) -> Ended:
+    (sandbox.clear() / "a.json").write_text("{}")
+    limit_s = 3.0 if name == "hangs" else 60.0
+    entry = f"fuzz.planted:{name}"
+    # A fresh process imports little, so this shows its memory and its time.
+    return sandbox.run([], fresh=True, entry=entry, memory_bytes=MEMORY_BYTES, seconds=limit_s)
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_what_is_forbidden_is_seen(sandbox: Sandbox, name: str) -> None:
+    ended = run(sandbox, name)
+    found = verdict.problems(ended, ["import"], memory_bytes=MEMORY_BYTES)
+    assert any(FORBIDDEN[name] in one for one in found), (found, ended)
+
+
+@pytest.mark.parametrize(("name", "outcome"), [("works", "worked"), ("refuses", "refused")])
+def test_what_is_allowed_passes(sandbox: Sandbox, name: str, outcome: str) -> None:
+    ended = run(sandbox, name)
+    assert not verdict.problems(ended, ["import"], memory_bytes=MEMORY_BYTES)
+    assert verdict.outcome(ended) == outcome
+
+
+@pytest.mark.slow
+def test_a_fork_of_the_server_is_judged_like_a_fresh_process(sandbox: Sandbox) -> None:
+    for name, wanted in (("works", ""), ("traceback", "Traceback"), ("connects", "connects: ")):
+        (sandbox.clear() / "a.json").write_text("{}")
+        ended = sandbox.run([], fresh=False, entry=f"fuzz.planted:{name}")
+        found = verdict.problems(ended, ["import"])
+        assert wanted in " ".join(found)
+        assert bool(found) == bool(wanted), found
+
+
+def test_checkpoints_may_report_damage() -> None:
+    ended = Ended(1, 1.0, 0, False, {"stdout": b"DAMAGED", "stderr": b""}, (), frozenset(), (), ())
+    assert not verdict.problems(ended, ["checkpoints", "in/run"])
+    assert verdict.problems(ended, ["export", "in/run"])
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Files that look like those of the harness's corpus, without jax."""
+    place = tmp_path / "corpus"
+    model = json.dumps({"class": "gpt", "depth": 2})
+    header = json.dumps({"__metadata__": {"jaxtrain_model": model}, "w": {"dtype": "F32"}})
+    file = struct.pack("<Q", len(header)) + header.encode() + bytes(64)
+    names = {name for kind in cases.KINDS.values() for seed in kind.seeds for name in seed.files}
+    for name in sorted(names):
+        path = place / name
+        if path.suffix:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file if path.suffix == ".safetensors" else b'[{"path": "a.mp4"}]\n')
+            continue
+        path.mkdir(parents=True)
+        for inner in ("config.json", "tokenizer.json", "manifest.json"):
+            (path / inner).write_text(json.dumps({"files": {}, "step": 3, "layers": 2}))
+    return place
+
+
+def tree(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = os.fsdecode(os.fsencode(path.relative_to(folder)))
+        found[name] = (
+            os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes()
+        )
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted({*cases.KINDS} - {"pth", "parquet", "tar"}))
+def test_a_seed_is_a_case(corpus: Path, tmp_path: Path, kind: str) -> None:
+    for seed in range(20):
+        made = []
+        for number in range(2):
+            folder = tmp_path / f"{seed}-{number}"
+            folder.mkdir()
+            made.append((cases.make(kind, seed, corpus, folder), tree(folder)))
+        assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("mutation", [mutate.raw_bytes, mutate.json_text, mutate.json_lines])
+def test_mutations_change_most_files_and_are_repeated(mutation: mutate.Mutation) -> None:
+    data = json.dumps({"a": [1, 2.5, "text"], "b": {"c": None, "d": '{"class": "gpt"}'}}).encode()
+    found = [mutation(random.Random(seed), data) for seed in range(300)]
+    assert found == [mutation(random.Random(seed), data) for seed in range(300)]
+    assert len({*found}) > 150
+
+
+def test_a_changed_header_has_its_right_length() -> None:
+    header = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2]}}).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(8)
+    found = [formats.safetensors(random.Random(seed), data) for seed in range(100)]
+    assert (
+        sum(len(one) - 16 == struct.unpack("<Q", one[:8])[0] for one in found if len(one) > 8) > 40
+    )
+
+
+def test_a_signed_manifest_passes_its_checks(tmp_path: Path) -> None:
+    from jaxtrain import manifest
+
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "data").write_bytes(b"saved")
+    manifest.write(tmp_path / "12", 12)
+    (tmp_path / "12" / "data").write_bytes(b"changed")
+    assert manifest.verify(tmp_path / "12")
+    signs = (formats.sign(random.Random(n), tmp_path / "12" / "manifest.json") for n in range(9))
+    assert any(manifest.verify(tmp_path / "12") == "" for _ in signs)
+
+
+def test_every_kind_has_input_and_commands() -> None:
+    for kind in cases.KINDS.values():
+        assert kind.weight > 0
+        assert all(seed.files and seed.commands for seed in kind.seeds)
+        words = itertools.chain.from_iterable(c.words for seed in kind.seeds for c in seed.commands)
+        assert "{}" in "".join(words)
+
+
+def test_listed_seeds_are_cases() -> None:
+    lines = (Path(__file__).parent / "seeds.txt").read_text().splitlines()
+    for line in filter(None, (line.partition("#")[0].strip() for line in lines)):
+        kind, _, seed = line.partition(":")
+        assert kind in cases.KINDS
+        assert seed.isdigit()
+
+
+def test_the_table_counts() -> None:
+    one = Result("tar", 1, False, "refused", (), 0.5, 2**30)
+    bad = Result("tar", 2, True, "exit 1", ("exit 1",), 1.5, 2**31)
+    lines = table([one, bad]).splitlines()
+    assert lines[-1] == "| all | 2 | 1 | 0 | 0 | 1 | 0 | 1 | 1.00 | 1.5 | 2.00 |"
+    assert summary([one, bad], 2.0) == "1 passed, 1 failed in 2 s (1.00 cases/s)"
+
+
+def test_outside_of_namespaces_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert not isolation.inside()
+    assert "unshare" in isolation.enter([])
