@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.errors import InputError
+from jaxtrain.files import expanded
 from jaxtrain.overrides import did_you_mean
 
 
@@ -39,7 +40,7 @@ def find(name_or_path: str) -> Path:
         InputError: no such config or file; names the nearest.
     """
     if name_or_path.endswith(".py") or "/" in name_or_path:
-        path = Path(name_or_path).expanduser()
+        path = expanded(name_or_path)
         if not path.is_file():
             raise InputError(f"no config file {name_or_path}")
         if path.suffix != ".py":

@@ -169,6 +169,21 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         yield file
 
 
+def expanded(path: str | Path) -> Path:
+    """A path that somebody typed, with ~ for a home folder.
+
+    Raises:
+        InputError: it begins with ~, and no such home folder is known.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # a container's user, perhaps, without HOME and of no name
+        raise InputError(
+            f"{path}: the home folder that ~ stands for is not known: write the complete path, or "
+            "set HOME"
+        ) from None
+
+
 def read_regular(path: Path, limit_bytes: int) -> bytes:
     """Reads a complete regular file that a stranger may have made (:func:`open_regular`).
 

@@ -28,6 +28,7 @@ from jaxtrain import mesh as meshes
 from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.farewell import farewell, go_on, in_each, report
+from jaxtrain.files import expanded
 from jaxtrain.journal import Journal
 from jaxtrain.peers import Peers
 from jaxtrain.phases import Phases
@@ -110,7 +111,7 @@ def train(
             say(f"--resume {flags.resume}: no checkpoint to resume from, starting anew")
         quarantine = Quarantine.open(directory, jax.process_index())
         if start_from is None and run.model.init_from is not None:
-            weights.check_there(Path(run.model.init_from).expanduser())
+            weights.check_there(expanded(run.model.init_from))
         with phases.within("data", allowance_s=None):
             sources = preparation.open_data(run, start_from, say)
         bad_share = preparation.quarantined(run, sources, quarantine, say)

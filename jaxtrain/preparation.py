@@ -23,6 +23,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.errors import InputError
 from jaxtrain.evaluation import Evaluator
+from jaxtrain.files import expanded
 from jaxtrain.history import History
 from jaxtrain.saving import Meta, carried_best, check_best_metric, check_resume
 from jaxtrain.watchdog import PAUSE_ALLOWANCE_S
@@ -65,7 +66,7 @@ def _first_values(built: Built, say: Say) -> states.State:
     frozen = model.frozen() if hasattr(model, "frozen") else {}
     params: dict[str, np.ndarray] = {}
     if model.init_from is not None:
-        source = Path(model.init_from).expanduser()
+        source = expanded(model.init_from)
         params, notes = weights.params_for(source, model, built.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
     return states.replaced(built.fresh_state(), params, frozen)

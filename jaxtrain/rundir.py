@@ -18,7 +18,7 @@ import jax
 from jaxtrain import checkpoint, config, directory_lock, history, metrics, processes, terminal
 from jaxtrain.disks import cure_of, disk_trouble
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.files import write_whole
+from jaxtrain.files import expanded, write_whole
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
@@ -228,7 +228,7 @@ def write_config(
 
 
 def _absolute(path: str) -> Path:
-    return Path(path).expanduser().absolute()
+    return expanded(path).absolute()
 
 
 def _make(directory: Path) -> None:

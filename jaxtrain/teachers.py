@@ -21,6 +21,7 @@ from jaxtrain import state as states
 from jaxtrain import versions, weights
 from jaxtrain.data.latents import Teacher
 from jaxtrain.errors import InputError, first_line
+from jaxtrain.files import expanded
 
 _DIGITS = 12  # of a digest in a teacher's name
 _ENCODER = "encoder."
@@ -47,7 +48,7 @@ def load(
     Raises:
         InputError: no such thing there, or it is not to be used so.
     """
-    path = Path(spec).expanduser().absolute()
+    path = expanded(spec).absolute()
     if not path.exists():
         raise InputError(
             f"--teacher {spec}: no such file or folder; name a checkpoint, a run's directory, a "

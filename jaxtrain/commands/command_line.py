@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from jaxtrain import config, config_files
 from jaxtrain.errors import InputError
+from jaxtrain.files import expanded
 
 
 def _plain(docstring: str | None) -> str | None:
@@ -144,7 +145,7 @@ def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse
 
 def named_file(text: str) -> Path:
     """A path, with ~ for the home folder; a type for argparse."""
-    return Path(text).expanduser()
+    return expanded(text)
 
 
 @contextlib.contextmanager

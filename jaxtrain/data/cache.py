@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxtrain.disks import cure_of
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.files import sync, write_whole
+from jaxtrain.files import expanded, sync, write_whole
 
 MANIFEST = "manifest.json"
 
@@ -31,7 +31,13 @@ def root(cache_dir: str | None) -> Path:
         RunAgain: not now: its disk is full or does not answer.
     """
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
-    folder = Path(text).expanduser().absolute()
+    try:
+        folder = expanded(text).absolute()
+    except InputError as error:
+        raise InputError(
+            f"the cache folder {text}: no home folder is known: set HOME or $JAXTRAIN_CACHE, or "
+            "name a folder with --data.cache_dir"
+        ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):

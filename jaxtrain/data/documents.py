@@ -30,6 +30,7 @@ from typing import Any
 
 from jaxtrain.data import cache, crew, folders, meter
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.files import expanded
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 TEXT_FIELDS = (
@@ -113,10 +114,10 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
     Raises:
         InputError: nothing there, or nothing of a known kind.
     """
-    given = Path(pattern).expanduser().absolute()
-    if given.is_file():
+    given = expanded(pattern).absolute()
+    if os.path.isfile(given):  # not pathlib's, which raise where a name is too long
         base, paths = given.parent, [given]
-    elif given.is_dir():
+    elif os.path.isdir(given):
         base, paths = given, list(folders.files(given))
     else:
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]

@@ -13,6 +13,7 @@ behind the last one.
 
 import dataclasses
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from jaxtrain.data import cache, documents, folders, meter
 from jaxtrain.data.meter import Say
 from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.files import appearing
+from jaxtrain.files import appearing, expanded
 
 FIELD = "text"  # the column of the parts
 PARTS = "part-*.parquet"
@@ -61,8 +62,8 @@ class _Named:
     @property
     def folder(self) -> Path | None:
         """The folder that the name means, if there is one."""
-        path = Path(self.name).expanduser()
-        return path.absolute() if path.is_dir() else None
+        path = expanded(self.name)
+        return path.absolute() if os.path.isdir(path) else None
 
 
 def fetch(
@@ -88,7 +89,7 @@ def fetch(
     name, config, split, *more = [*path.removeprefix(_PREFIX).split(":"), "", ""]
     if not name or any(more):
         raise InputError(f"{flag} {path}: write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
-    at = "" if Path(name).expanduser().is_dir() else name.partition("@")[2]
+    at = "" if os.path.isdir(expanded(name)) else name.partition("@")[2]
     named = _Named(name.removesuffix(f"@{at}"), at, config, split, f"{flag} {path}")
     wanted = None if most is None else -(-most // _PART_DOCUMENTS)
     about = [name, config, split, text_field]

@@ -24,7 +24,7 @@ from jaxtrain.data import cache, pieces, video_files
 from jaxtrain.data.pieces import Settings
 from jaxtrain.data.video_files import PIECES, Found
 from jaxtrain.errors import BadExample, InputError, first_line
-from jaxtrain.files import read_json, sync, write_whole
+from jaxtrain.files import expanded, read_json, sync, write_whole
 
 REPORT = "report.json"
 _WORK = ".prepare"  # in OUT; hidden, so that nobody takes what lies there for data
@@ -52,9 +52,9 @@ def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -
         RunAgain: another run is at work in ``out``.
     """
     found = video_files.find(source, "SOURCE", cache.root(None), say)
-    out = out.expanduser().absolute()
-    top = Path(source).expanduser().absolute()
-    if top.is_dir() and out.is_relative_to(top):
+    out = expanded(out).absolute()
+    top = expanded(source).absolute()
+    if os.path.isdir(top) and out.is_relative_to(top):
         raise InputError(
             f"OUT {out} lies in SOURCE {top}: its pieces would be cut again; name another folder"
         )

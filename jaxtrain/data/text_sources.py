@@ -28,6 +28,7 @@ from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.specials import Form
 from jaxtrain.data.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.files import expanded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ class Text:
             vocab_size=vocab_size,
             kind=self.tokenizer_kind,
             form=form,
-            given=Path(self.tokenizer).expanduser() if self.tokenizer else None,
+            given=expanded(self.tokenizer) if self.tokenizer else None,
             folder=folder,
             say=say,
         )
@@ -202,7 +203,7 @@ class Text:
         """With the tokenizer of ``model.init_from``: its word vectors mean nothing with another."""
         if self.tokenizer is not None or model.init_from is None:
             return self
-        source = Path(model.init_from).expanduser()
+        source = expanded(model.init_from)
         if not source.is_dir():
             raise InputError(
                 f"model.init_from {source} has no tokenizer beside it: name the one that its words "

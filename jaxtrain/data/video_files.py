@@ -32,6 +32,7 @@ from jaxtrain import addresses
 from jaxtrain.data import folders, remote, tar_members
 from jaxtrain.data.video_packets import Span
 from jaxtrain.errors import InputError
+from jaxtrain.files import expanded
 
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
 SUFFIXES |= frozenset((".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv", ".y4m"))
@@ -86,15 +87,15 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
     def local(wanted: list[str]) -> dict[str, str]:
         return remote.fetch(wanted, cache_root, flag, say)
 
-    top = Path(path).expanduser().absolute()
+    top = expanded(path).absolute()
     if addresses.is_address(path):
         named = _remote(path, flag, local)
         cure = "name a video, a .tar, a list, or a folder that can be listed"
-    elif top.is_dir():
+    elif os.path.isdir(top):
         named = list(_walk(top))
         endings = ", ".join(sorted(SUFFIXES))
         cure = f"give {flag} a folder with {endings} or .tar files, or a list of them"
-    elif not top.exists():
+    elif not os.path.exists(top):
         several = tar_members.expand(str(top))
         if several == [str(top)]:
             raise InputError(

@@ -25,6 +25,7 @@ from jaxtrain.data import cache, remote, video_decode, video_files, video_packet
 from jaxtrain.data.video_decode import Verdict
 from jaxtrain.data.video_packets import Keyframe, Scan, Span
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.files import expanded
 
 _FORMAT = 2  # of the index; another number builds it anew
 _SAY_EVERY_S = 10.0
@@ -69,7 +70,7 @@ def folder_of(path: str, cache_root: Path) -> Path:
     if addresses.is_address(path):
         whole = addresses.identity(path)
     else:
-        whole = str(Path(path).expanduser().absolute())
+        whole = str(expanded(path).absolute())
     return cache_root / "video" / cache.digest(whole)[:16]
 
 

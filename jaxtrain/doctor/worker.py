@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from jaxtrain.doctor.finding import Check, Finding, run_checks
 from jaxtrain.errors import InputError
+from jaxtrain.files import expanded
 
 Write = Callable[[dict[str, Any]], None]
 
@@ -63,7 +64,7 @@ def _examine(request: dict[str, Any], write: Write) -> None:
     run = config.load(request["config"], request["overrides"])
     short = cards.card_of_config(run.name)
     given = request["output_dir"]
-    output = Path(given).expanduser() if given else rundir.ROOT / run.name
+    output = expanded(given) if given else rundir.ROOT / run.name
     write(
         {"about": {"config": run.name, "host": socket.gethostname(), "versions": versions.line()}}
     )

@@ -1,12 +1,14 @@
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from jaxtrain.data import cache
+from jaxtrain.data import cache, documents, video_files
 from jaxtrain.errors import InputError, RunAgain
 
 
@@ -144,3 +146,59 @@ def test_a_cache_whose_disk_is_away_is_worth_another_start(
     monkeypatch.setattr(Path, "mkdir", away)
     with pytest.raises(RunAgain, match=r"\(Stale file handle\): .*bring the disk back"):
         cache.root(str(tmp_path / "cache"))
+
+
+NAMELESS = """
+import os, pwd, sys
+def unknown(uid): raise KeyError(uid)
+pwd.getpwuid = unknown
+del os.environ["HOME"]
+os.environ.pop("JAXTRAIN_CACHE", None)
+from jaxtrain import main
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["prepare", "tokens", "--config", "demo_mlm"],
+            "error: the cache folder ~/.cache/jaxtrain: no home folder is known: set HOME or "
+            "$JAXTRAIN_CACHE, or name a folder with --data.cache_dir",
+        ),
+        (
+            ["prepare", "clips", "~/videos", "~/out"],
+            "error: the cache folder ~/.cache/jaxtrain: no home folder is known: set HOME or "
+            "$JAXTRAIN_CACHE, or name a folder with --data.cache_dir",
+        ),
+        (["fill", "~/model", "a [MASK]"], "error: ~/model: the home folder that ~ stands for"),
+        (
+            ["report", "~nobody-of-this-name/run"],
+            "error: ~nobody-of-this-name/run: the home folder",
+        ),
+    ],
+)
+def test_a_user_without_a_home_or_a_name_reads_one_line(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", NAMELESS, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert found.returncode == 2
+    assert found.stderr.startswith(said)
+    assert found.stderr.count("\n") == 1
+
+
+def test_names_that_no_file_can_have_are_not_there(tmp_path: Path) -> None:
+    long = str(tmp_path / ("a" * 5000))
+    for find in (
+        lambda: documents.find(long, "--data.path", print),
+        lambda: video_files.find(long, "--data.path", tmp_path, print),
+    ):
+        with pytest.raises(InputError, match="no such file or folder"):
+            find()

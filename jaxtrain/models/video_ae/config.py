@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import jax
@@ -13,6 +12,7 @@ from flax import nnx
 
 from jaxtrain import bounds, config
 from jaxtrain.errors import InputError
+from jaxtrain.files import expanded
 from jaxtrain.models.video_ae import (
     adversary,
     augment,
@@ -197,8 +197,8 @@ class Config:
             return {}
         backbone = self.perceptual.backbone
         found = lpips.read(
-            Path(self.perceptual.weights).expanduser(),
-            None if backbone is None else Path(backbone).expanduser(),
+            expanded(self.perceptual.weights),
+            None if backbone is None else expanded(backbone),
         )
         return {f"lpips.{name}": array for name, array in found.items()}
 
