@@ -160,7 +160,7 @@ def replaced(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     names = [entry.name.removesuffix(_REPLACED) for entry in folder.glob(f"*{_REPLACED}")]
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
 
 def _replaced(target: Path) -> Path:

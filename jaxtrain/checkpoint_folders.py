@@ -155,7 +155,7 @@ def numbered(folder: Path) -> list[int]:
     return sorted(
         int(entry.name)
         for entry in folder.iterdir()
-        if re.fullmatch(r"0|[1-9]\d*", entry.name) and entry.is_dir()
+        if re.fullmatch(r"0|[1-9][0-9]*", entry.name) and entry.is_dir()
     )
 
 

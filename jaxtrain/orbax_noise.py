@@ -25,11 +25,16 @@ def quiet_orbax() -> None:
 
 
 class _Unraisable:
-    """What Python calls for errors in callbacks; those of a closed event loop are Orbax's."""
+    """What Python calls for errors in callbacks; those of a closed event loop are Orbax's.
+
+    So are those of its coroutines that nobody waits for any more, as they are thrown away.
+    """
 
     def __init__(self, before: Callable[[Any], object]) -> None:
         self._before = before
 
     def __call__(self, unraisable: Any) -> None:
-        if "Event loop is closed" not in str(unraisable.exc_value):
+        code = getattr(unraisable.object, "cr_code", None)
+        of_orbax = code is not None and "orbax" in code.co_filename
+        if not of_orbax and "Event loop is closed" not in str(unraisable.exc_value):
             self._before(unraisable)

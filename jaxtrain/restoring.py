@@ -21,9 +21,9 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.orbax_noise import quiet_orbax
 
 _ARRAYS_TO_NAME = 4
-# Orbax compresses with zstd and stores no chunk of zeros. Of the states that runs save most is
-# random: a fresh one, whose two moments and EMA are zeros or a copy, takes a quarter of its size.
-# What claims far more than this was forged, and would only fill the memory.
+# Orbax compresses with zstd. The moments of a fresh optimizer are zeros and take nothing, but the
+# parameters are random, and take their size. What claims far more than its files was forged, and
+# would only fill the memory.
 _MOST_COMPRESSION = 64
 _MOST_UNSTORED_BYTES = 2**26
 
@@ -89,11 +89,14 @@ def restore(
             + (f"; and {more} more" if more > 0 else "")
             + ": take the config that wrote it, or start a new run"
         )
-    _check_size(path, wanted)
+    claimed = _check_size(path, wanted)
     quiet_orbax()
     failure = ""
     try:
-        with contextlib.closing(ocp.Checkpointer(ocp.PyTreeCheckpointHandler())) as reader:
+        # A chunk of a forged array can be larger than the array; Orbax's own limit is 96 GB.
+        most_gb = 1 + 2 * claimed // 10**9
+        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=min(96, most_gb))
+        with contextlib.closing(ocp.Checkpointer(handler)) as reader:
             arrays = reader.restore(
                 path.absolute() / STATE,
                 args=ocp.args.PyTreeRestore(
@@ -115,8 +118,11 @@ def restore(
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
 
 
-def _check_size(path: Path, wanted: Mapping[str, Any]) -> None:
+def _check_size(path: Path, wanted: Mapping[str, Any]) -> int:
     """Refuses arrays that cannot be in the files, before memory is taken for them.
+
+    Returns:
+        Bytes of the arrays.
 
     Raises:
         InputError: says both sizes.
@@ -133,6 +139,7 @@ def _check_size(path: Path, wanted: Mapping[str, Any]) -> None:
             f"{path} was not written by jaxtrain: its arrays would have {claimed:,} bytes, and its "
             f"files have {stored:,}"
         )
+    return int(claimed)
 
 
 def _beside(path: Path) -> str:

@@ -23,6 +23,7 @@ from jaxtrain.checkpoint_folders import (
     steps,
 )
 from jaxtrain.errors import InputError
+from jaxtrain.files import expanded
 
 REASON = "reason.txt"  # beside a damaged checkpoint's own files
 
@@ -77,11 +78,11 @@ def find(
         if refused:
             raise refused
         return None
-    if resume.isdigit():
+    if resume.isascii() and resume.isdigit():
         if output_dir is not None:
             hold(output_dir)
         return _find_step(int(resume), output_dir)
-    return _find_path(Path(resume).expanduser())
+    return _find_path(expanded(resume))
 
 
 def newest_verified(run: Path, say: Say, little: int = 0) -> Path | None:

@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import json
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,7 @@ from jaxtrain.disks import disk_trouble
 from jaxtrain.errors import InputError
 
 _MIB = 2**20
+_REASON_BYTES = 2**16
 _WAITING = ".replaced"  # beside the checkpoint of the same step that is to take its place
 
 # "unknown": it cannot be read now, or another version wrote it. "saving": by a run at work.
@@ -120,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_of(given: Path) -> Path:
-    run = given.expanduser().absolute()
+    run = files.expanded(given).absolute()
     if not run.is_dir():
         raise InputError(f"checkpoints {given}: there is no such folder; name a run's directory")
     if not any((run / name).is_dir() for name in (CHECKPOINTS, BEST, DAMAGED)):
@@ -145,7 +147,11 @@ def _resume(run: Path, found: dict[str, Finding]) -> tuple[Path | None, str]:
     """
     taken: list[Path] = []
     for folder in (CHECKPOINTS, BEST):  # of both, as a damaged best one is moved aside too
-        steps = {one.step for path, one in found.items() if path.startswith(f"{folder}/")}
+        steps = {
+            one.step
+            for path, one in found.items()
+            if path.removesuffix(_WAITING) == f"{folder}/{one.step}"
+        }
         for step in sorted(steps, reverse=True):
             one, path = _given_back(run, found, f"{folder}/{step}"), run / folder / str(step)
             if one.verdict == "unknown":
@@ -180,7 +186,7 @@ def _findings(run: Path, folder: Path, at_work: bool) -> Iterator[Finding]:
     paths = [
         entry
         for entry in (folder.iterdir() if folder.is_dir() else ())
-        if re.fullmatch(r"\d+(\.\d+|\.replaced)?", entry.name) and entry.is_dir()
+        if re.fullmatch(r"[0-9]+(\.[0-9]+|\.replaced)?", entry.name) and entry.is_dir()
     ]
     paths.sort(key=lambda path: [int(one) for one in re.findall(r"\d+", path.name)])
     for path in paths:
@@ -226,16 +232,18 @@ def _verdict(path: Path) -> tuple[Verdict, str]:
 def _every(run: Path) -> int:
     """Updates between checkpoints, as the run's config says; 0 if it does not."""
     try:
-        return int(json.loads((run / "config.json").read_text())["checkpoint"]["every"])
+        every = files.read_json(run / "config.json")["checkpoint"]["every"]
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+    return every if type(every) is int else 0
 
 
 def _bytes(path: Path) -> int:
     total = 0
     for one in path.rglob("*"):
         try:
-            total += one.stat().st_size if one.is_file() else 0
+            entry = one.lstat()
+            total += entry.st_size if stat.S_ISREG(entry.st_mode) else 0
         except OSError:  # deleted meanwhile, or unreadable, which the verdict says
             continue
     return total
@@ -244,7 +252,7 @@ def _bytes(path: Path) -> int:
 def _saved(path: Path) -> str | None:
     try:
         nanoseconds = committed(path)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return None
     when = datetime.datetime.fromtimestamp(nanoseconds / 1e9, datetime.UTC)
     return when.strftime("%Y-%m-%d %H:%M:%S") if nanoseconds else None
@@ -252,15 +260,17 @@ def _saved(path: Path) -> str | None:
 
 def _examples_seen(path: Path) -> int | None:
     try:
-        return int(json.loads((path / META / "metadata").read_text())["meta"]["examples_seen"])
+        seen = files.read_json(path / META / "metadata")["meta"]["examples_seen"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return seen if type(seen) is int and 0 <= seen < 2**63 else None
 
 
 def _told(path: Path) -> str:
     """Why a resume has moved it aside."""
     try:
-        return (path / resuming.REASON).read_text().splitlines()[1]
+        text = files.read_regular(path / resuming.REASON, _REASON_BYTES).decode(errors="replace")
+        return text.splitlines()[1]
     except (OSError, ValueError, IndexError):
         return ""
 
