@@ -17,6 +17,7 @@ shift
 check_settings
 directory=$(output_dir "$@") || exit
 make_directory "$directory"
+make_run_token
 
 gpus() { # how many GPUs the processes shall share; 0 for none
     if [[ ${JAX_PLATFORMS:-} == cpu ]] || option --simulate-devices "$@" >/dev/null; then

@@ -6,6 +6,9 @@
 #
 # One process a node uses all its GPUs. Every node needs the same DIR, on storage that all see. Each
 # node starts its own process again; they find each other again at the same address.
+#
+# The nodes share nothing before they meet, so no secret can be made here. Set JAXTRAIN_RUN_TOKEN to
+# the same random text on all nodes, as a secret of the platform (supervise.sh).
 # Settings (MAX_RESTARTS, PYTHON, ...): supervise.sh. NCCL's: nccl.sh.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")

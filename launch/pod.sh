@@ -4,7 +4,8 @@
 # JobSet knows no progress, and so restarts without a limit. Pod 0 counts, and where restarts bring no
 # new checkpoint it ends with 2, which ends the run.
 # Settings, from the environment: PYTHON, MAX_RESTARTS and RESTART_DELAY_S (supervise.sh); NCCL's:
-# nccl.sh; RESTARTS: how often JobSet has started this run again (0).
+# nccl.sh; RESTARTS: how often JobSet has started this run again (0). JAXTRAIN_RUN_TOKEN comes from a
+# Secret (k8s-jobset.yaml).
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/supervise.sh

@@ -7,6 +7,7 @@
 # is process 0. Empty lines and what follows # do not count. Every host is checked first. The output
 # of each is shown with its name in front. If one process or its connection dies, all are ended, and
 # the run starts again with --resume latest. Ctrl-C and SIGTERM reach all: they save and leave.
+# JAXTRAIN_RUN_TOKEN (supervise.sh) reaches the hosts through ssh's standard input.
 #
 # Settings, from the environment (further ones: supervise.sh, nccl.sh):
 #   REMOTE_DIR         folder to run in, on every host (the current one)
@@ -43,8 +44,8 @@ remote_check() { # remote_check DIR PYTHON OUTPUT_DIR: says in one line what is 
     fi
 }
 
-remote_run() { # remote_run PID_FILE SILENCE_S SAVE_S KILL_S DIR COMMAND...: obeys its input
-    local file=$1 silence_s=$2 save_s=$3 kill_s=$4 pid code=0 order silent_s=0 status lost=''
+remote_run() { # remote_run NAME SILENCE_S SAVE_S KILL_S DIR COMMAND...: obeys its input
+    local name=$1 silence_s=$2 save_s=$3 kill_s=$4 pid code=0 order='' silent_s=0 status lost='' file
     end_group() { # end_group PID SECONDS: SIGTERM, and SIGKILL to the group if that is not enough
         local left
         kill -s TERM -- "$1" 2>/dev/null
@@ -55,10 +56,38 @@ remote_run() { # remote_run PID_FILE SILENCE_S SAVE_S KILL_S DIR COMMAND...: obe
         kill -s KILL -- "-$1" 2>/dev/null
         return 0
     }
+    started_at() { # started_at PID: in ticks since boot, so that a number used again is another one
+        local stat fields
+        stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+        read -ra fields <<<"${stat##*) }" # after the name, which may contain spaces
+        echo "${fields[19]}"
+    }
+    note_file() { # prints where the process is noted: in a folder that only this user can write
+        local folder=${HOME:-~}/.cache/jaxtrain
+        if [[ -n ${XDG_RUNTIME_DIR:-} && -d $XDG_RUNTIME_DIR && -O $XDG_RUNTIME_DIR ]]; then
+            folder=$XDG_RUNTIME_DIR/jaxtrain
+        fi
+        (umask 077 && mkdir -p -- "$folder") && [[ -O $folder && -w $folder ]] &&
+            echo "$folder/$name.$HOSTNAME" # hosts may share a home
+    }
+    left_here() { # left_here FILE: prints the process that the file notes, if it still runs
+        local noted began
+        [[ -f $1 && ! -L $1 && -O $1 ]] && read -r noted began <"$1" &&
+            [[ $noted =~ ^[0-9]+$ && -O /proc/$noted && $(started_at "$noted") == "$began" ]] &&
+            echo "$noted"
+    }
+    while [[ $order != token\ * ]]; do # the first thing that is sent
+        IFS= read -r -t "$silence_s" order || return 75
+    done
+    export JAXTRAIN_RUN_TOKEN=${order#token }
     cd -- "$5" || return 2
     shift 5
+    file=$(note_file 2>&1) || {
+        echo "cannot note this process (${file:-no folder}): the next start will not find it" >&2
+        file=''
+    }
     # What a broken connection has left here would write into the same directory.
-    if [[ -e $file ]] && pid=$(<"$file") && grep -qs jaxtrain "/proc/$pid/cmdline"; then
+    if [[ -n $file ]] && pid=$(left_here "$file"); then
         end_group "$pid" "$kill_s"
     fi
     set -m # a process group of its own
@@ -66,7 +95,10 @@ remote_run() { # remote_run PID_FILE SILENCE_S SAVE_S KILL_S DIR COMMAND...: obe
     "$@" </dev/null > >(cat || exec cat >/dev/null) 2>&1 &
     pid=$!
     set +m
-    echo "$pid" >"$file"
+    # By renaming: what stands there is replaced, and a link is not followed.
+    [[ -z $file ]] || (umask 077 && noted=$(mktemp -- "$file.XXXXXX") &&
+        echo "$pid $(started_at "$pid")" >"$noted" && mv -fT -- "$noted" "$file") ||
+        echo "cannot write $file: the next start will not find this process" >&2
     while kill -0 "$pid" 2>/dev/null; do
         status=0
         read -r -t 1 order || status=$?
@@ -86,9 +118,13 @@ remote_run() { # remote_run PID_FILE SILENCE_S SAVE_S KILL_S DIR COMMAND...: obe
     done
     wait "$pid" 2>/dev/null || code=$?
     end_group "$pid" 5
-    rm -f -- "$file"
+    [[ -z $file ]] || rm -f -- "$file"
     [[ -z $lost ]] || code=75
     return "$code"
+}
+
+remote_address() { # remote_address NAME: prints its addresses as this host sees them
+    getent ahosts "$1"
 }
 
 remote_newest() { # remote_newest REMOTE_DIR DIR
@@ -137,7 +173,7 @@ check_hosts() { # all at the same time; refuses with a line for each that does n
 }
 
 find_coordinator() { # sets COORDINATOR_HOST to an address that the last host reaches
-    local name found
+    local name found last=${hosts[${#hosts[@]} - 1]}
     if ((${#hosts[@]} == 1)); then
         COORDINATOR_HOST=127.0.0.1
         return
@@ -145,13 +181,13 @@ find_coordinator() { # sets COORDINATOR_HOST to an address that the last host re
     name=$("${ssh_command[@]}" -G "${hosts[0]}" | sed -n 's/^hostname //p') || true
     name=${name:-${hosts[0]##*@}}
     # As a number: on the first host itself its name may mean 127.0.1.1.
-    found=$("${ssh_command[@]}" -n "${hosts[${#hosts[@]} - 1]}" "getent ahosts $name") || true
+    found=$("${ssh_command[@]}" -n "$last" "$(remotely remote_address "$name")") || true
     COORDINATOR_HOST=$(head -n 1 <<<"${found:-$name}" | cut -d ' ' -f 1)
     [[ $COORDINATOR_HOST != *:* ]] || COORDINATOR_HOST="[$COORDINATOR_HOST]"
 }
 
 start_process() {
-    local index=$1 host=${hosts[$1]} variables name pid_file
+    local index=$1 host=${hosts[$1]} variables name control
     shift
     ((index)) || port=${COORDINATOR_PORT:-$((61440 + RANDOM % 4096))}
     variables=(
@@ -161,18 +197,27 @@ start_process() {
     for name in "${!NCCL_@}" "${!XLA_@}" JAXTRAIN_CONNECT_S JAX_PLATFORMS; do
         [[ -z ${!name+set} ]] || variables+=("$name=${!name}")
     done
-    pid_file=/tmp/jaxtrain-ssh-$(cksum <<<"$REMOTE_DIR $directory" | cut -d ' ' -f 1).$index
+    name=ssh-$(cksum <<<"$REMOTE_DIR $directory" | cut -d ' ' -f 1).$index
     # The way to the process: what is written there, the host obeys. ssh itself has it open for both,
-    # or it would end with the first writer.
+    # or it would end with the first writer. The token waits in it for the host to read.
     rm -f "$workplace/control.$index"
-    mkfifo "$workplace/control.$index"
+    mkfifo -m 600 "$workplace/control.$index"
+    exec {control}<>"$workplace/control.$index"
+    echo "token $JAXTRAIN_RUN_TOKEN" >&"$control"
     set -m
-    "${ssh_command[@]}" "$host" "$(remotely remote_run "$pid_file" "$SILENCE_S" "$SAVE_S" "$KILL_S" \
+    "${ssh_command[@]}" "$host" "$(remotely remote_run "$name" "$SILENCE_S" "$SAVE_S" "$KILL_S" \
         "$REMOTE_DIR" env "${variables[@]}" "$PYTHON" -m jaxtrain.main "$@")" \
-        0<>"$workplace/control.$index" \
-        > >(trap '' INT TERM && exec sed -u "s|^|[$host] |") 2>&1 &
+        0<&"$control" {control}>&- > >(trap '' INT TERM && prefix "[$host] ") 2>&1 &
     started_pid=$!
     set +m
+    exec {control}>&-
+}
+
+prefix() { # prefix TEXT: puts it in front of each line, as it is
+    local line
+    while IFS= read -r line || [[ -n $line ]]; do
+        printf '%s%s\n' "$1" "$line"
+    done
 }
 
 signal_process() { # signal_process PID SIGNAL: through the host, to the process there
@@ -213,6 +258,7 @@ read_hosts "$1"
 shift
 check_numbers
 directory=$(output_dir "$@") || exit
+make_run_token
 port=''
 workplace=$(mktemp -d)
 trap forget EXIT

@@ -14,6 +14,8 @@
 #                     they may still be saving (300)
 #   GRACE_S           the same once one has died (10)
 #   KILL_S            from SIGTERM to SIGKILL after that (20)
+#   JAXTRAIN_RUN_TOKEN  secret by which the processes of this run recognize each other (random).
+#                     It never stands on a command line, which every user of a machine can read.
 #
 # A launcher defines `start_process INDEX ARGUMENT...`, which starts one process in the background
 # and sets `started_pid`; it may redefine signal_process, sweep_process and newest_checkpoint.
@@ -66,6 +68,17 @@ check_numbers() {
     for name in MAX_RESTARTS RESTART_DELAY_S SAVE_S GRACE_S KILL_S; do
         [[ ${!name} =~ ^[0-9]+$ ]] || refuse "$name is '${!name}'; it has to be a whole number"
     done
+}
+
+make_run_token() { # sets and exports JAXTRAIN_RUN_TOKEN, unless the user has set one
+    if [[ -z ${JAXTRAIN_RUN_TOKEN:-} ]]; then
+        JAXTRAIN_RUN_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n')
+        [[ ${#JAXTRAIN_RUN_TOKEN} == 64 ]] || refuse "/dev/urandom gave no random bytes"
+    elif [[ ! $JAXTRAIN_RUN_TOKEN =~ ^[[:graph:]]+$ ]]; then # and not shown here
+        refuse "JAXTRAIN_RUN_TOKEN contains spaces or control characters: set it to one random word," \
+            "or unset it and the launcher makes one"
+    fi
+    export JAXTRAIN_RUN_TOKEN
 }
 
 option() { # option NAME ARGUMENT...: prints the value of the last --NAME; fails without one

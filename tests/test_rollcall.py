@@ -291,6 +291,16 @@ def test_a_slow_line_is_dropped(
     assert capfd.readouterr().err.count("\n") == 1
 
 
+def test_an_endless_line_is_not_kept() -> None:
+    port = free_port()
+    with waiting(2, port) as first:
+        with connected(port) as one:
+            one.sendall(b"x" * 20_000)
+            assert closed(one, rollcall._LINE_S / 2)
+        assert outcomes([member(1, 2, port)]) == [None]
+    assert first == [None]
+
+
 PROCESS = """
 import os, resource, sys, threading
 from jaxtrain import clusters, rollcall

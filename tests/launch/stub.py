@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,12 @@ play "$index" "$attempt"
 SRUN = """\
 #!/usr/bin/env bash
 echo "srun $*" >>"$STUBS/slurm"
-while [[ $1 == --* ]]; do shift; done
+export=${SLURM_EXPORT_ENV:-ALL}
+while [[ $1 == --* ]]; do
+    [[ $1 != --export=* ]] || export=${1#--export=}
+    shift
+done
+[[ $export == ALL ]] || unset JAXTRAIN_RUN_TOKEN
 for task in 0 1; do
     env $(grep -v -e '(' "$RECORDED/slurm-two.$task.env") "$@" &
     pids[task]=$!
@@ -66,13 +72,15 @@ SSH = f"""\
 #!{sys.executable}
 import os, subprocess, sys, threading
 arguments = sys.argv[1:]
+with open(os.environ["STUBS"] + "/command_lines", "a") as file:
+    file.write(repr(arguments) + "\\n")
 options = []
 while arguments[0].startswith("-"):
     options.append(arguments.pop(0))
     if options[-1] in ("-o", "-p", "-i"):
         arguments.pop(0)
-if "-G" in options:
-    sys.exit(print("hostname 127.0.0.1"))
+if "-G" in options:  # which refuses odd names
+    sys.exit(print("hostname 127.0.0.1" if arguments[0].replace("@", "").isalnum() else ""))
 host, command = arguments
 if host == "gone":
     sys.exit(print("ssh: connect to host gone: Connection refused", file=sys.stderr) or 255)
@@ -98,6 +106,13 @@ while piece := os.read(remote.stdout.fileno(), 1000):
 code = remote.wait()
 sys.stdout.flush()
 os._exit(code)
+"""
+# In place of any program: notes its command line, which all users of a machine can read.
+NOTES = """\
+#!/bin/bash
+printf '%q ' "$0" "$@" >>"$STUBS/command_lines"
+echo >>"$STUBS/command_lines"
+exec REAL "$@"
 """
 NVIDIA_SMI = """\
 #!/usr/bin/env bash
@@ -128,16 +143,20 @@ class Stubs:
             (self.stubs / name).write_text(text)
             (self.stubs / name).chmod(0o755)
         (self.stubs / "plan").write_text(plan)
+        (directory / "home").mkdir()
         (self.stubs / "state").write_text("RUNNING")
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("JAX_", "SLURM_", "NCCL_", "CUDA_", "WORLD_", "RANK"))
+            if not name.startswith(
+                ("JAX_", "JAXTRAIN_", "XDG_", "SLURM_", "NCCL_", "CUDA_", "WORLD_", "RANK")
+            )
         }
         return kept | {
             "PATH": f"{self.stubs}:{os.environ['PATH']}",
+            "HOME": str(self.directory / "home"),
             "PYTHON": str(self.stubs / "python"),
             "REAL_PYTHON": sys.executable,
             "STUBS": str(self.stubs),
@@ -184,6 +203,15 @@ class Stubs:
         """Of the program as process ``index``: address, count, devices, and its arguments."""
         path = self.stubs / f"calls.{index}"
         return [line.split("|")[:-1] for line in path.read_text().splitlines()]
+
+    def note_command_lines(self, *programs: str) -> None:
+        """From here on these programs, and ssh, note how they are called."""
+        for name in programs:
+            (self.stubs / name).write_text(NOTES.replace("REAL", str(shutil.which(name))))
+            (self.stubs / name).chmod(0o755)
+
+    def command_lines(self) -> str:
+        return (self.stubs / "command_lines").read_text()
 
     def slurm(self) -> str:
         return (self.stubs / "slurm").read_text()

@@ -1,12 +1,14 @@
 """slurm.sbatch, with an srun that sets what a real one (SLURM 22.05, two nodes) has set."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 from launch.stub import LAUNCH, RECORDED, Stubs
+from launch.test_local import PROGRAMS, SHOWS, tokens
 
 from jaxtrain import clusters
 
@@ -46,6 +48,21 @@ def test_the_tasks_are_those_that_the_program_finds(tmp_path: Path) -> None:
         assert (found.host, found.count, found.index, found.devices) == ("n1", 2, index, [])
         assert environment["NCCL_DEBUG"] == "WARN"
         assert stubs.calls(index)[0][5:] == [*RUN, "--resume", "latest"]
+
+
+@pytest.mark.parametrize("exported", ["ALL", "NONE"])
+def test_the_tasks_share_a_secret_that_no_command_line_shows(tmp_path: Path, exported: str) -> None:
+    """Also in a job that "sbatch --export=NONE" submitted."""
+    stubs = Stubs(tmp_path, SHOWS % ":")
+    stubs.note_command_lines(*PROGRAMS)
+    code, err = submitted(stubs, *RUN, SLURM_EXPORT_ENV=exported)
+    assert code == 0, err
+    first, second = tokens(tmp_path)
+    assert first == second
+    assert re.fullmatch("[0-9a-f]{64}", first)
+    assert first not in stubs.slurm()
+    assert submitted(stubs, *RUN, SLURM_EXPORT_ENV=exported, JAXTRAIN_RUN_TOKEN="own")[0] == 0
+    assert (tmp_path / "token.0.2").read_text() == "own\n"
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(75, True), (1, True), (2, False), (130, False)])

@@ -1,13 +1,19 @@
 """ssh.sh, with an ssh that runs each command on this machine, through sh as a login shell."""
 
+import base64
+import contextlib
 import os
+import re
 import signal
+import socket
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launch.stub import Stubs
-from launch.test_local import wait_until
+from launch.test_local import PROGRAMS, SHOWS, tokens, wait_until
 
 RUN = ("--config", "demo", "--output-dir", "run")
 TWO = "# two hosts\nme@a   # the first\n\nb\r\n"
@@ -35,6 +41,142 @@ def test_a_process_on_each_host_and_output_with_its_name(tmp_path: Path) -> None
         assert arguments == ["-m", "jaxtrain.main", *odd, "--resume", "latest"]
         assert "NCCL_SOCKET_IFNAME=^lo,docker" in (tmp_path / f"env.{index}").read_text()
     assert (tmp_path / "a b").is_dir()
+
+
+def note(directory: Path, index: int) -> Path:
+    """Where the process of that number is noted on its host."""
+    text = f"{directory} run\n"
+    total = subprocess.run(["cksum"], input=text, capture_output=True, text=True, check=True)
+    name = f"ssh-{total.stdout.split()[0]}.{index}.{socket.gethostname()}"
+    return directory / "home" / ".cache" / "jaxtrain" / name
+
+
+def test_the_hosts_share_a_secret_that_no_command_line_shows(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, SHOWS % "(($2 == 2)) || exit 75")
+    stubs.note_command_lines(*PROGRAMS)
+    assert stubs.run("ssh.sh", hosts(tmp_path), *RUN)[0] == 0
+    four = tokens(tmp_path)
+    assert len(four) == 4
+    assert len(set(four)) == 1
+    assert re.fullmatch("[0-9a-f]{64}", four[0])
+    sent = re.findall(r"echo (\S+) \| base64 -d", stubs.command_lines())
+    assert len(sent) >= 6
+    assert any(b"remote_run" in base64.b64decode(one) for one in sent)
+    assert not [one for one in sent if four[0].encode() in base64.b64decode(one)]
+
+
+def test_a_token_that_the_user_has_set_reaches_the_hosts(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, SHOWS % ":")
+    assert stubs.run("ssh.sh", hosts(tmp_path), *RUN, JAXTRAIN_RUN_TOKEN=r"a\tb$(id)")[0] == 0
+    assert tokens(tmp_path) == [r"a\tb$(id)"] * 2
+
+
+@pytest.mark.parametrize("runtime", [False, True])
+def test_a_process_is_noted_where_only_its_user_can_write(tmp_path: Path, runtime: bool) -> None:
+    stubs = Stubs(tmp_path, "play() { stopped; }")
+    place, more = note(tmp_path, 1), {}
+    if runtime:
+        (tmp_path / "user").mkdir(mode=0o700)
+        place = tmp_path / "user" / "jaxtrain" / place.name
+        more = {"XDG_RUNTIME_DIR": str(tmp_path / "user")}
+    with stubs.start("ssh.sh", hosts(tmp_path), *RUN, **more) as launcher:
+        wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2 and place.exists(), launcher)
+        assert place.stat().st_mode & 0o777 == 0o600
+        assert place.parent.stat().st_mode & 0o777 == 0o700
+        pid, began = place.read_text().split()
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19] == began
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate(timeout=60)
+    assert not list(place.parent.iterdir())
+    assert not [
+        path for path in Path("/tmp").glob("jaxtrain-ssh-*") if path.stat().st_uid == os.getuid()
+    ]
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    """It was: the file behind it was overwritten, and the number in it killed."""
+    stubs = Stubs(tmp_path, "play() { :; }")
+    with bystander() as innocent:
+        precious = tmp_path / "precious"
+        precious.write_text(noted(innocent))
+        place = note(tmp_path, 1)
+        place.parent.mkdir(parents=True)
+        place.symlink_to(precious)
+        code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
+        assert code == 0, err
+        assert precious.read_text() == noted(innocent)
+        assert innocent.poll() is None
+    assert not place.is_symlink()
+
+
+@contextlib.contextmanager
+def bystander() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process group of this user with "jaxtrain" in its command line, such as another run's."""
+    command = ["bash", "-c", "while :; do sleep 0.1; done", "jaxtrain.main"]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def noted(process: "subprocess.Popen[bytes]") -> str:
+    stat = Path(f"/proc/{process.pid}/stat").read_text()
+    return f"{process.pid} {stat.rpartition(') ')[2].split()[19]}\n"
+
+
+@pytest.mark.parametrize("wrong", ["time", "no time", "words", "owner"])
+def test_a_number_that_is_not_ours_is_not_killed(tmp_path: Path, wrong: str) -> None:
+    if wrong == "owner" and os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    stubs = Stubs(tmp_path, "play() { :; }")
+    with bystander() as innocent:
+        place = note(tmp_path, 1)
+        place.parent.mkdir(parents=True)
+        text = noted(innocent)
+        place.write_text(
+            {
+                "time": f"{innocent.pid} 1\n",
+                "no time": f"{innocent.pid}\n",
+                "words": f"-1 {text}",
+                "owner": text,
+            }[wrong]
+        )
+        if wrong == "owner":
+            os.chown(place, 65534, 65534)
+        code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
+        assert code == 0, err
+        assert innocent.poll() is None
+
+
+def test_what_a_broken_connection_has_left_is_ended(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    with bystander() as left:
+        place = note(tmp_path, 1)
+        place.parent.mkdir(parents=True)
+        place.write_text(noted(left))
+        code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN)
+        assert code == 0, err
+        assert left.wait(10) == -signal.SIGTERM
+
+
+def test_a_home_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { echo hello; }")
+    code, out, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, HOME="/proc/none")
+    assert code == 0, err
+    assert "[a] hello" in out
+    assert "[a] cannot note this process (mkdir: " in out
+
+
+@pytest.mark.parametrize("host", ["a|e;touch owned;", r"a&b\1\n$(touch owned)`touch owned`'%s"])
+def test_the_name_of_a_host_is_only_text(tmp_path: Path, host: str) -> None:
+    """It was the end of a command of sed, and a part of one of the last host's shell."""
+    host = host.replace(" ", "${IFS}")
+    stubs = Stubs(tmp_path, r"play() { printf 'a\\tb\n\nlast'; }")
+    code, out, err = stubs.run("ssh.sh", hosts(tmp_path, f"{host}\nb\n"), *RUN)
+    assert code == 0, err
+    assert out.splitlines().count(f"[{host}] a\\tb") == 1
+    assert out.splitlines().count(f"[{host}] ") == 1
+    assert out.splitlines().count(f"[{host}] last") == 1
+    assert not list(tmp_path.rglob("owned*"))
 
 
 @pytest.mark.slow
