@@ -1,6 +1,7 @@
 """What the container files promise their configs."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,54 @@ def test_shared_memory_holds_the_batches(checkout: Path, file: str, size: str) -
     need = batches * system._batch_bytes(run, rows)
     assert need > 2**30
     assert need < int(gib) * 2**30
+
+
+def instructions(checkout: Path) -> list[tuple[str, str]]:
+    """Of the Dockerfile: each with its arguments, on one line."""
+    text = (checkout / "launch" / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    whole = "\n".join(lines).replace("\\\n", " ")
+    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in whole.splitlines()]
+
+
+def test_the_base_of_the_image_does_not_change_by_itself(checkout: Path) -> None:
+    first, second, *others = instructions(checkout)
+    assert first[0] == "ARG"
+    assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", first[1]), (
+        "an exact version, and its digest"
+    )
+    assert second == ("FROM", "${BASE}")
+    assert "FROM" not in [name for name, _ in others]
+
+
+def test_the_image_runs_as_a_user_without_privileges(checkout: Path) -> None:
+    found = instructions(checkout)
+    names = [name for name, _ in found]
+    (user,) = [arguments for name, arguments in found if name == "USER"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)  # Kubernetes cannot judge a name
+    # What is installed and copied belongs to root.
+    assert names.index("USER") > max(at for at, name in enumerate(names) if name in ("RUN", "COPY"))
+    assert names[names.index("USER") + 1 :] == ["ENTRYPOINT", "CMD"]
+    assert not [arguments for name, arguments in found if "--chown" in arguments]
+
+
+def test_any_user_has_a_home_and_a_folder_to_run_in(checkout: Path, tmp_path: Path) -> None:
+    """Also one that the image does not know (--user, runAsUser)."""
+    found = instructions(checkout)
+    (home,) = [
+        one.removeprefix("HOME=")
+        for name, arguments in found
+        if name == "ENV"
+        for one in arguments.split()
+        if one.startswith("HOME=")
+    ]
+    (folders,) = [
+        re.findall(r"install -d -m 1777 (.*)", arguments)[0]
+        for name, arguments in found
+        if name == "RUN" and "install -d" in arguments
+    ]
+    *_, (_, place) = [one for one in found if one[0] == "WORKDIR"]
+    assert folders.split() == [home, place]
+    made = [str(tmp_path / name.strip("/")) for name in folders.split()]
+    subprocess.run(["install", "-d", "-m", "1777", *made], check=True)
+    assert all(Path(name).stat().st_mode & 0o7777 == 0o1777 for name in made)

@@ -70,7 +70,14 @@ def rule_name(value: Any, where: str) -> list[str]:
     return []
 
 
-env_source = record({}, fieldRef=record({"fieldPath": text}, apiVersion=text))
+env_source = record(
+    {},
+    fieldRef=record({"fieldPath": text}, apiVersion=text),
+    secretKeyRef=record({"name": text, "key": text}, optional=flag),
+)
+seccomp = record(
+    {"type": of_type(str, "RuntimeDefault", "Unconfined", "Localhost")}, localhostProfile=text
+)
 volume = record(
     {"name": text},
     persistentVolumeClaim=record({"claimName": text}, readOnly=flag),
@@ -85,6 +92,17 @@ container = record(
     env=each(record({"name": text}, value=text, valueFrom=env_source)),
     resources=record({}, limits=mapping, requests=mapping),
     volumeMounts=each(record({"name": text, "mountPath": text}, readOnly=flag, subPath=text)),
+    securityContext=record(
+        {},
+        allowPrivilegeEscalation=flag,
+        capabilities=record({}, add=each(text), drop=each(text)),
+        privileged=flag,
+        readOnlyRootFilesystem=flag,
+        runAsGroup=number,
+        runAsNonRoot=flag,
+        runAsUser=number,
+        seccompProfile=seccomp,
+    ),
     imagePullPolicy=of_type(str, "Always", "IfNotPresent", "Never"),
     workingDir=text,
 )
@@ -92,6 +110,17 @@ pod = record(
     {"containers": each(container)},
     restartPolicy=of_type(str, "Never", "OnFailure"),
     terminationGracePeriodSeconds=number,
+    automountServiceAccountToken=flag,
+    securityContext=record(
+        {},
+        fsGroup=number,
+        fsGroupChangePolicy=of_type(str, "OnRootMismatch", "Always"),
+        runAsGroup=number,
+        runAsNonRoot=flag,
+        runAsUser=number,
+        seccompProfile=seccomp,
+        supplementalGroups=each(number),
+    ),
     volumes=each(volume),
     nodeSelector=mapping,
     hostNetwork=flag,
@@ -177,10 +206,30 @@ jobset = record(
 )
 
 
+selector = record({}, matchLabels=mapping)
+peer = record({}, podSelector=selector, namespaceSelector=selector)
+network_policy = record(
+    {
+        "apiVersion": of_type(str, "networking.k8s.io/v1"),
+        "kind": of_type(str, "NetworkPolicy"),
+        "metadata": record({"name": text}, labels=mapping, annotations=mapping, namespace=text),
+        "spec": record(
+            {"podSelector": selector},
+            policyTypes=each(of_type(str, "Ingress", "Egress")),
+            ingress=each(record({}, **{"from": each(peer)}, ports=each(mapping))),
+            egress=each(record({}, to=each(peer), ports=each(mapping))),
+        ),
+    }
+)
+
+
+def documents() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((LAUNCH / "k8s-jobset.yaml").read_text()))
+
+
 @pytest.fixture
 def manifest() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((LAUNCH / "k8s-jobset.yaml").read_text())
-    return found
+    return documents()[0]
 
 
 def inner(manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -208,6 +257,52 @@ def test_the_schema_is_strict(manifest: dict[str, Any]) -> None:
     assert broken(lambda m: inner(m)[0].update(completionMode="indexed"))
     assert broken(lambda m: inner(m)[2]["env"][0].update(value=2))
     assert broken(lambda m: inner(m)[1].update(restartpolicy="Never"))
+
+
+def test_a_pod_has_no_more_rights_than_it_needs(manifest: dict[str, Any]) -> None:
+    """The profile "restricted" of Kubernetes' Pod Security Standards, and no account."""
+    _, pod_spec, one = inner(manifest)
+    assert pod_spec["automountServiceAccountToken"] is False
+    user = pod_spec["securityContext"]
+    assert user["runAsNonRoot"] is True
+    assert user["runAsUser"] > 0
+    assert user["fsGroup"] == user["runAsGroup"] > 0
+    assert user["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert one["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod_spec.keys()
+    assert not [volume for volume in pod_spec["volumes"] if "hostPath" in volume]
+
+
+def test_the_token_comes_from_a_secret_that_may_be_missing(manifest: dict[str, Any]) -> None:
+    _, _, one = inner(manifest)
+    (entry,) = [entry for entry in one["env"] if entry["name"] == clusters.TOKEN]
+    assert "value" not in entry
+    source = entry["valueFrom"]["secretKeyRef"]
+    assert source == {"name": "jaxtrain-run-token", "key": "token", "optional": True}
+    written = (LAUNCH / "k8s-jobset.yaml").read_text()
+    assert f"create secret generic {source['name']} --from-file={source['key']}=" in written
+    assert "--from-literal" not in written
+
+
+def test_the_cache_outlives_the_pods(manifest: dict[str, Any]) -> None:
+    _, pod_spec, one = inner(manifest)
+    (folder,) = [entry["value"] for entry in one["env"] if entry["name"] == "JAXTRAIN_CACHE"]
+    (mount,) = [mount for mount in one["volumeMounts"] if folder.startswith(mount["mountPath"])]
+    (volume,) = [volume for volume in pod_spec["volumes"] if volume["name"] == mount["name"]]
+    assert "persistentVolumeClaim" in volume
+
+
+def test_only_the_pods_of_the_run_reach_its_pods(manifest: dict[str, Any]) -> None:
+    _, policy = documents()
+    assert network_policy(policy, "NetworkPolicy") == []
+    assert network_policy(policy | {"spec": {"podselector": {}}}, "NetworkPolicy")
+    own = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": manifest["metadata"]["name"]}}
+    assert policy["spec"]["podSelector"] == own
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": own}]}]
 
 
 def test_the_numbers_of_nodes_agree(manifest: dict[str, Any]) -> None:
