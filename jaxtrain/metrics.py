@@ -286,7 +286,7 @@ def _lists_of_others(directory: Path, processes: int) -> list[Path]:
 
 def _rewind(path: Path, key: str, last: int) -> None:
     drop_torn_line(path)
-    lines = path.read_text().splitlines(keepends=True)
+    lines = _lines(path)
     kept = [line for line in lines if _number_of(line, key, path) <= last]
     if len(kept) < len(lines):
         write_whole(path, "".join(kept))
@@ -294,7 +294,7 @@ def _rewind(path: Path, key: str, last: int) -> None:
 
 def _unvalidate(path: Path, step: int) -> None:
     """Drops the records of validations after ``step``; those of the training hold other names."""
-    lines = path.read_text().splitlines(keepends=True)
+    lines = _lines(path)
     kept = [
         line
         for line in lines
@@ -305,10 +305,20 @@ def _unvalidate(path: Path, step: int) -> None:
     write_whole(path, "".join(kept))
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 ({error.reason} at byte {error.start}): move the file away"
+        ) from error
+    return [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
+
+
 def _number_of(line: str, key: str, path: Path) -> int:
     try:
         return int(json.loads(line)[key])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         raise InputError(
             f"{path} holds a line that is no record of this program ({line[:60].strip()!r}): mend "
             "it, or move the file away"

@@ -134,9 +134,16 @@ def test_a_resumed_run_writes_its_later_records_again(tmp_path: Path) -> None:
 
 
 def test_a_foreign_metrics_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("hello\n")
-    with pytest.raises(InputError, match=r"metrics.jsonl holds a line that is no record .*hello"):
-        metrics.Recorder(tmp_path, 0, 1).rewind(0, 0)
+    for content, said in (
+        (b"hello\n", r"holds a line that is no record .*hello"),
+        (b"[1]\n", r"holds a line that is no record"),
+        (b'{"step": 1e999}\n', r"holds a line that is no record"),
+        (b"[" * 100_000 + b"\n", r"holds a line that is no record"),
+        (b"\xff\n", r"is not UTF-8 \(invalid start byte at byte 0\)"),
+    ):
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+        with pytest.raises(InputError, match=f"metrics.jsonl {said}"):
+            metrics.Recorder(tmp_path, 0, 1).rewind(0, 0)
 
 
 def test_a_fresh_run_purges_nothing(tmp_path: Path) -> None:

@@ -186,7 +186,8 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
     Raises:
         InputError: says of which kind the tokenizer is, what it loses, and the cure.
     """
-    plain = specials.plain(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
+    with tokenizer_file.explained(name, quiet=True):  # what it writes it may refuse to read
+        plain = specials.plain(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
     cure = (
         "a causal language model is trained and measured on every byte: name a byte-level one, or "
         "leave --data.tokenizer out to learn one (--data.tokenizer_kind byte_bpe)"

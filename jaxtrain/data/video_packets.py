@@ -294,6 +294,9 @@ def _best(path: str, container: InputContainer) -> VideoStream:
     streams = [stream for stream in container.streams.video if not stream.disposition & cover]
     if not streams:
         raise BadExample(path, "holds no video stream")
+    streams = [stream for stream in streams if stream.codec_context is not None]
+    if not streams:
+        raise BadExample(path, "holds no video stream of a codec that is known")
     return single_threaded(max(streams, key=lambda stream: stream.width * stream.height))
 
 

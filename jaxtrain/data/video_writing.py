@@ -150,10 +150,10 @@ def writing(
 
 def _check_sound(path: Path, container: Any, sound: list[AudioStream]) -> None:
     for one in sound:
-        codec = one.codec_context.name
-        if codec not in container.supported_codecs and one.codec.canonical_name not in (
-            container.supported_codecs
-        ):
+        context = one.codec_context
+        codec = "of an unknown codec" if context is None else context.name
+        names = set() if context is None else {codec, one.codec.canonical_name}
+        if not names & container.supported_codecs:
             raise InputError(
                 f"{path}: {path.suffix} cannot hold the sound, which is {codec}; name a file "
                 "of another kind, as .mkv, or leave the sound out with --no-audio"

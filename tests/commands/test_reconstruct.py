@@ -39,6 +39,19 @@ def blocks(video_THW3: np.ndarray) -> np.ndarray:
     return cut.reshape(t, h // 4, 4, w // 4, 4).mean((2, 4))
 
 
+def test_names_that_look_like_addresses_are_paths(
+    weights: Path, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("12:30.mp4", "concat:a|b.mp4"):
+        Path(name).write_bytes(clip.read_bytes())
+        assert run(weights, name, f"out:{name}") == 0
+        assert (
+            len(small_autoencoder.read(tmp_path / f"out:{name}"))
+            == video_reading.Video(clip).frames
+        )
+
+
 def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
     """Frame i is frame i, and no other frame is nearer."""
     assert found.shape == wanted.shape

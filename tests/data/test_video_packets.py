@@ -256,3 +256,12 @@ def test_a_clip_takes_the_memory_of_few_frames(tmp_path: Path) -> None:
         for times in (3, 20)
     )
     assert many < few + 40, (few, many)  # a frame has 11.4 MiB: holding them took 194 more
+
+
+def test_a_codec_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mkv", 12)
+    data = path.read_bytes()
+    assert data.count(b"V_MPEG4/ISO/AVC") == 1
+    path.write_bytes(data.replace(b"V_MPEG4/ISO/AVC", b"V_NOBODY/ISO/AV"))
+    with pytest.raises(BadExample, match="holds no video stream of a codec that is known"):
+        video_packets.scan(str(path))
