@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.data import cache, crew, folders, meter
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.files import expanded
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
@@ -385,7 +385,7 @@ def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
     except Exception as error:  # of pyarrow, by a dozen classes, and Python's own
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
             raise
-        raise BadExample(str(path), f"broken parquet: {error}") from error
+        raise BadExample(str(path), f"broken parquet: {first_line(error)}") from error
 
 
 def _rows_at_once(path: Path, file: Any, group: int, field: str) -> int:
@@ -456,4 +456,5 @@ def _choose_field(names: list[str], path: Path, place: str) -> str:
 
 
 def _names(names: list[str]) -> str:
-    return ", ".join(repr(name) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+    shown = (name if len(name) <= 60 else name[:60] + "..." for name in names[:8])
+    return ", ".join(map(repr, shown)) + (", ..." if len(names) > 8 else "")
