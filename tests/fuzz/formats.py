@@ -8,6 +8,7 @@ import pickle
 import random
 import struct
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,7 @@ def _with_pickle(data: bytes, stored: bytes) -> bytes:
 def _other_tensors(rng: random.Random) -> bytes:
     import torch
 
+    warnings.simplefilter("ignore")  # sparse tensors are in beta
     tensor = torch.arange(12.0).reshape(3, 4)
     makers: tuple[Callable[[], Any], ...] = (
         lambda: tensor.to_sparse(),
@@ -303,6 +305,7 @@ def folder(rng: random.Random, top: Path, only: Callable[[Path], bool] = lambda 
         only: which files may be changed.
     """
     found = sorted(path for path in top.rglob("*") if path.is_file() and only(path))
+    contents = {path: path.read_bytes() for path in found}
     for _ in range(rng.choice((1, 1, 1, 2))):
         path = rng.choice(found)
         kind = mutate.weighted(
@@ -311,15 +314,9 @@ def folder(rng: random.Random, top: Path, only: Callable[[Path], bool] = lambda 
         if not path.is_file() or path.is_symlink():
             continue
         data = path.read_bytes()
+        other = contents[rng.choice(found)]
         if kind == "change":
-            path.write_bytes(
-                by_name(
-                    rng,
-                    path,
-                    data,
-                    rng.choice(found).read_bytes() if rng.choice(found).is_file() else b"",
-                )
-            )
+            path.write_bytes(by_name(rng, path, data, other))
         elif kind == "rename":
             name = rng.choice(STRANGE_NAMES)
             os.rename(path, os.path.join(os.fsencode(path.parent), name))
