@@ -200,7 +200,8 @@ def _videos(*names: str, tar: bool = False) -> tuple[Seed, ...]:
         Command(("prepare", "clips", "{}", _OUT + "clips", *_CLIPS, "--workers", "1"), 1),
         Command(("evaluate", source, "--data", "{}", *_SIZE), 3),
     )
-    return tuple(Seed((name, model), commands if tar else (*single, *commands)) for name in names)
+    seeds = tuple(Seed((name, model), commands if tar else (*single, *commands)) for name in names)
+    return seeds if tar else (*seeds, Seed(("videos", model), commands, "folder"))
 
 
 def _lists() -> tuple[Seed, ...]:
@@ -224,6 +225,15 @@ def _texts(*names: str) -> tuple[Seed, ...]:
         Seed((name, "run-gpt"), (*both, scored) if name.endswith(".txt") else both)
         for name in names
     )
+
+
+def _folder_of_texts() -> tuple[Seed, ...]:
+    flags = ("--data.path", "{}", *_SMALL_TEXT, "--data.max_bad_share", "0.7")
+    commands = tuple(
+        Command(("prepare", "tokens", "--config", config, *flags))
+        for config in ("demo_mlm", "demo_gpt")
+    )
+    return (Seed(("texts",), commands, "folder"),)
 
 
 def _tokenizers() -> tuple[Seed, ...]:
@@ -253,6 +263,7 @@ KINDS: dict[str, Kind] = {
     "config": Kind(_only(_text_models("hf"), "config.json"), 6),
     "tokenizer": Kind(_tokenizers(), 7),
     "txt": Kind(_texts("text.txt"), 2),
+    "texts": Kind(_folder_of_texts(), 3),
     "jsonl": Kind(_texts("text.jsonl"), 4),
     "parquet": Kind(_texts("text.parquet"), 5),
     "tar": Kind(_videos("videos.tar", tar=True), 5),

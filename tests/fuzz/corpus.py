@@ -60,6 +60,7 @@ def _write(place: Path) -> None:
         (place / name).write_bytes(content)
     _write_parquet(place / "text.parquet")
     _write_videos(place)
+    _write_folders(place)
     _write_models(place)
     _write_pth(place)
     _write_reports(place)
@@ -106,6 +107,17 @@ def _write_videos(place: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
+
+
+def _write_folders(place: Path) -> None:
+    """Data as most runs name it: a folder of several files, of which one may be bad."""
+    for folder, names in (
+        ("texts", ("text.txt", "text.jsonl", "text.parquet")),
+        ("videos", ("video.mp4", "video.mkv", "sound.mp4")),
+    ):
+        (place / folder).mkdir()
+        for name in names:
+            shutil.copyfile(place / name, place / folder / name)
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
