@@ -54,7 +54,7 @@ def in_order(
             yield work(item, *fixed)
         return
     pool = concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
+        processes, mp_context=multiprocessing.get_context("spawn"), initializer=begin
     )
     running: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
     waiting = iter(items)
@@ -76,7 +76,7 @@ def in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def _begin() -> None:
+def begin() -> None:
     """In a new process: Ctrl-C is the parent's affair, and without the parent there is no work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores out already

@@ -16,15 +16,21 @@ none of it is trained on.
 """
 
 import codecs
+import collections
+import concurrent.futures
+import contextlib
 import dataclasses
 import glob
 import hashlib
 import json
+import multiprocessing
 import os
 import re
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +191,10 @@ def _scan_fresh(
     say: Callable[[str], None],
 ) -> None:
     """Fills ``result`` in, and keeps it now and then: what a killed process has read stays."""
+    for path in _ending(one[1] for one in fresh if one[1].suffix.lower() == ".parquet"):
+        (ends,) = (one for one in fresh if one[1] == path)
+        result[ends[0]] = _bad(ends[1:], "broken parquet: it ends the process that reads it")
+        fresh = [one for one in fresh if one is not ends]
     total_mb = sum(size for *_, size, _ in fresh) / 1e6
     processes = min(crew.cores(), len(fresh), int(total_mb / _MB_WORTH_A_PROCESS))
     done_mb, kept = 0.0, time.monotonic()
@@ -200,6 +210,61 @@ def _scan_fresh(
                 kept = time.monotonic()
                 rows = [dataclasses.asdict(file) for file in result if file and not file.unread]
                 cache.write_file(record, json.dumps(rows))
+
+
+def _ending(paths: Iterable[Path]) -> Iterator[Path]:
+    """Parquet files on whose footer Arrow ends the process.
+
+    What a damaged footer says of a column is read where no exception passes (pyarrow 26: "terminate
+    called after throwing an instance of 'parquet::ParquetException'"). So a process apart does that
+    first.
+    """
+    waiting = collections.deque(paths)
+    while waiting:
+        with concurrent.futures.ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=crew.begin
+        ) as pool:
+            try:
+                while waiting:
+                    pool.submit(_read_footer, waiting[0]).result()
+                    waiting.popleft()
+            except BrokenProcessPool:
+                yield waiting.popleft()
+
+
+def _read_footer(path: Path) -> None:
+    import pyarrow.parquet
+
+    _say_nothing()
+    with contextlib.suppress(Exception), pyarrow.parquet.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            columns = file.metadata.row_group(group)
+            for number in range(columns.num_columns):
+                columns.column(number)
+
+
+def _say_nothing() -> None:
+    """What C++ prints as it ends the process is no concern of the user, who gets one line."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.close(nowhere)
+
+
+def _bad(found: tuple[Path, str, int, int], reason: str) -> Scanned:
+    path, name, size, mtime_ns = found
+    with open(path, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Scanned(
+        path=str(path),
+        name=name,
+        size=size,
+        mtime_ns=mtime_ns,
+        sha256=sha256,
+        documents=0,
+        characters=0,
+        text_bytes=0,
+        reason=reason,
+    )
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -270,3 +271,17 @@ def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     most, count = peak_mib(READS, path)
     assert "line 1 has" in count
     assert most < 400, most
+
+
+def test_a_footer_on_which_arrow_ends_the_process_is_one_bad_file(tmp_path: Path) -> None:
+    """Its columns have histograms of another size than pyarrow 26 expects, where it cannot raise."""
+    fixture = Path(__file__).parents[1] / "fixtures" / "ends_arrow.parquet"
+    for name in ("a", "c"):
+        shutil.copy(fixture, tmp_path / f"{name}.parquet")
+    parquet(tmp_path / "b.parquet", text=["one", "two"])
+    found = documents.scan(str(tmp_path), None, tmp_path / "cache", "--data.path", print)
+    assert [one.name for one in found] == ["a.parquet", "b.parquet", "c.parquet"]
+    assert (found[1].documents, found[1].reason) == (2, None)
+    for one in (found[0], found[2]):
+        assert one.documents == 0
+        assert str(one.reason).startswith("broken parquet: ")
