@@ -26,7 +26,10 @@ FULL = video_ae.Config(
 # As to_dict had it before models had short names, word for word.
 OLDER = {
     "class": "jaxtrain.models.video_ae.config.Config",
-    "frames": 4, "height": 16, "width": 16, "time_upscale": [True, True],
+    "frames": 4,
+    "height": 16,
+    "width": 16,
+    "time_upscale": [True, True],
     "teacher": {"class": "jaxtrain.models.video_ae.losses.Teacher", "encoder_weight": 0.5},
 }
 
@@ -35,7 +38,8 @@ def attack(marker: Path) -> dict[str, dict[str, Any]]:
     """What a stranger's file may say; each ran a command, a function or a traceback once."""
     shell = {
         "class": "jaxtrain.bench.request._run",
-        "command": ["sh", "-c", f"touch {marker}"], "timeout_s": 5,
+        "command": ["sh", "-c", f"touch {marker}"],
+        "timeout_s": 5,
     }
     tiny = config.to_dict(gpt.Config.tiny())
     return {
