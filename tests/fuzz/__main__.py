@@ -23,6 +23,7 @@ Exit codes: 0 all cases passed, 1 some did not, 2 wrong use.
 
 import argparse
 import concurrent.futures
+import fcntl
 import json
 import os
 import queue
@@ -38,8 +39,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "tests")]
 
 # Only now they can be found.
-from fuzz import cases, corpus, isolation, sandbox, verdict  # noqa: E402
 from fuzz.table import Result, summary, table  # noqa: E402
+
+from fuzz import cases, corpus, isolation, sandbox, verdict  # noqa: E402
 
 LISTED = Path(__file__).parent / "seeds.txt"
 _PER_SEED = 1_000_000  # case number n of --seed S has the seed S * this + n
@@ -81,6 +83,12 @@ def main(arguments: list[str]) -> int:
         isolation.start_loopback()
     work: Path = given.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
+    lock = (work / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"error: another harness works in {work}: give another --work", file=sys.stderr)
+        return 2
     compiled = work / "compiled"
     compiled.mkdir(exist_ok=True)
     variables = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAXTRAIN_CACHE": str(work / "cache")}
