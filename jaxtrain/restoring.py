@@ -115,6 +115,16 @@ def restore(
         if cure:  # as of one host whose network disk is away
             raise RunAgain(f"{path} cannot be read ({failure}): {cure}")
         raise InputError(f"{path} cannot be read ({failure}){_beside(path)}")
+    for name, target in wanted.items():  # Orbax's own metadata can call an array something else
+        array = arrays.get(name)
+        if not isinstance(array, jax.Array) or (array.shape, array.dtype) != (
+            target.shape,
+            target.dtype,
+        ):
+            raise InputError(
+                f"{path} was not written by jaxtrain: what it holds as {name!a} is not the array "
+                f"that its metadata describes{_beside(path)}"
+            )
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
 
 

@@ -197,6 +197,18 @@ def test_arrays_that_say_something_else_of_themselves_are_refused(
     assert words in attempt(one)["load"]
 
 
+@pytest.mark.parametrize("kind", ["None", "scalar", "string", "np.ndarray", "Dict", "x", 7, None])
+def test_a_value_that_orbax_knows_as_something_else_is_no_array(one: Path, kind: object) -> None:
+    path = one / "state" / "_METADATA"
+    content = json.loads(path.read_text())
+    entry = content["tree_metadata"]["('params.wte.table',)"]
+    entry["value_metadata"]["value_type"] = kind
+    path.write_text(json.dumps(content))
+    if not attempt(one)["load"]:
+        params = weights.load(one, None).params
+        assert params["wte.table"].dtype == np.float32
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_files_with_other_bytes_are_read_or_refused(one: Path, seed: int) -> None:
     rng = random.Random(seed)
