@@ -257,7 +257,7 @@ def _watch(pid: int, wait: Any, memory: int, limit_s: float) -> Any:
     left: list[int] = []
     while (left := [one for one in _tree(pid) if one != pid]) and time.monotonic() < until:
         time.sleep(0.01)
-    names = [_described(one) for one in left]
+    names = [_described(one) or "a fork" for one in left]
     _kill(left)
     status, noted = ended
     return late, status, max(peak, noted), started, names, took_s
@@ -290,9 +290,14 @@ def _resident(pid: int) -> int:
 
 
 def _described(pid: int) -> str:
-    """A process's command line without numbers and paths; empty if it has ended."""
+    """A process's command line without numbers and paths.
+
+    Empty if it has ended, and of a fork that runs no other program yet: the hook sees forks.
+    """
     with contextlib.suppress(OSError):
         words = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
+        if any(os.path.basename(word) == os.path.basename(fuzzed.__file__) for word in words):
+            return ""
         known = [name for name in ("resource_tracker", "spawn_main") if name in " ".join(words)]
         return " ".join([os.path.basename(words[0]).rstrip("0123456789."), *known]).strip()
     return ""

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuzz import cases, formats, isolation, mutate, verdict
 from fuzz.sandbox import Ended, Sandbox
 from fuzz.table import Result, summary, table
+
+from fuzz import cases, formats, isolation, mutate, verdict
 
 FORBIDDEN = {
     "traceback": "stderr: Traceback (most recent call last): KeyError: 'model'",
@@ -25,7 +26,7 @@ FORBIDDEN = {
     "changes_input": "changes in/a.json",
     "starts_program": "starts: subprocess.Popen true",
     "shell": "starts: os.system true",
-    "leaves_process": "leaves a process: python",
+    "leaves_process": "leaves a process: a fork",
     "connects": "connects: socket.connect",
     "looks_up": "connects: socket.getaddrinfo",
     "runs_code_of_input": "runs: ",
