@@ -54,10 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
         with StopSignals() as signals:
             return train.main(arguments, signals, COMMANDS)
     except InputError as error:
-        terminal.warn(f"error: {error}")
+        terminal.fail(error)
         return WRONG_USE
     except RunAgain as error:
-        terminal.warn(f"error: {error}")
+        terminal.fail(error)
         return RUN_AGAIN
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "jaxtrain":

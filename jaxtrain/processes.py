@@ -165,7 +165,7 @@ def leave(error: BaseException, peers: Peers) -> None:
     if members().count == 1:
         return
     if isinstance(error, InputError | RunAgain):
-        terminal.warn(f"error: {error}")
+        terminal.fail(error)
     elif exit_code(error) == 1:
         terminal.show_error(type(error), error, error.__traceback__)
     end(exit_code(error), peers)

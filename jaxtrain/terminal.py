@@ -16,6 +16,7 @@ from jaxtrain import addresses
 # embeddings and isolates). Surrogates stand for bytes of a file name that are not UTF-8, and cannot
 # be encoded.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONGEST = 4000  # characters of an error; several times the longest of our own
 _BYTE = range(0xDC80, 0xDD00)  # what Python makes of a byte of a file name that is not UTF-8
 
 
@@ -94,6 +95,13 @@ def out(text: str) -> None:
 def warn(text: str) -> None:
     """Prints a line on standard error, with addresses as they may be recorded."""
     print(visible(addresses.scrub(text)), file=sys.stderr, flush=True)
+
+
+def fail(error: BaseException) -> None:
+    """Prints an error as the one line that it is, whatever a library has put into it."""
+    lines = " ".join(filter(None, map(str.strip, str(error).splitlines())))
+    cut = f"{lines[:_LONGEST]} ... ({len(lines):,} characters)"
+    warn(f"error: {lines if len(lines) <= _LONGEST else cut}")
 
 
 def show_error(

@@ -377,3 +377,12 @@ def test_one_place_prints(checkout: Path) -> None:
             if isinstance(node, ast.Name) and node.id == "print":
                 found.add(path.relative_to(package).as_posix())
     assert found == OWN_PRINTS.keys()
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.fail(ValueError("a file is broken:\n  \x1b[2Jat byte 7\n\n"))
+    terminal.fail(ValueError("x" * 10_000))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: a file is broken: \\x1b[2Jat byte 7"
+    assert second.endswith("x ... (10,000 characters)")
+    assert len(second) < 4100

@@ -24,6 +24,7 @@ import csv
 import hashlib
 import json
 import os
+import reprlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,7 +237,7 @@ def _items(path: Path, where: str) -> Iterator[dict[str, str]]:
             case _:
                 lines = [line.strip() for line in text.splitlines()]
                 raw = [line for line in lines if line and not line.startswith("#")]
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise InputError(f"{where} cannot be read: {error}") from error
     for number, item in enumerate(raw, 1):
         yield _item(item, f"{where}, entry {number}")
@@ -244,13 +245,17 @@ def _items(path: Path, where: str) -> Iterator[dict[str, str]]:
 
 def _item(item: Any, where: str) -> dict[str, str]:
     if isinstance(item, str):
-        return {"path": item}
+        item = {"path": item}
     if not isinstance(item, dict):
-        raise InputError(f'{where}: a path, or an object with "path", was expected, not {item!r}')
+        short = reprlib.repr(item)
+        raise InputError(f'{where}: a path, or an object with "path", was expected, not {short}')
     keys = {key: item[key] for key in ("path", "full_path") if item.get(key)}
     if not keys or not all(isinstance(value, str) for value in keys.values()):
-        there = sorted(str(key) for key in item)
+        there = reprlib.repr(sorted(str(key) for key in item))
         raise InputError(f'{where}: neither "path" nor "full_path" holds a text; there is {there}')
+    for value in keys.values():
+        if "\0" in value:
+            raise InputError(f"{where}: {reprlib.repr(value)} is not the name of a file")
     return keys
 
 

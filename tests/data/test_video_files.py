@@ -1,8 +1,10 @@
 """Which files a path names, and how they are split."""
 
 import json
+import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,3 +130,16 @@ def test_each_side_of_the_split_has_a_file(share: float) -> None:
     for number in range(30):
         sides = video_files.split([f"a{number}", f"b{number}"], share)
         assert sorted(sides) == [False, True]
+
+
+@pytest.mark.parametrize("entry", ["a\0b.mp4", [10**5000], {"path": 7, "x" * 9999: 1}, 10**5000])
+def test_an_entry_that_names_no_file_is_one_short_line(tmp_path: Path, entry: Any) -> None:
+    sys.set_int_max_str_digits(0)
+    try:
+        (tmp_path / "list.json").write_text(json.dumps([entry]))
+    finally:
+        sys.set_int_max_str_digits(4300)
+    with pytest.raises(InputError) as refused:
+        video_files.find(str(tmp_path / "list.json"), "--data", tmp_path / "cache", print)
+    assert "list.json" in str(refused.value)
+    assert len(str(refused.value)) < 400 + len(str(tmp_path))
