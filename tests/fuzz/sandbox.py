@@ -151,9 +151,10 @@ class Sandbox:
         def wait(seconds: float) -> tuple[int, int] | None:
             until = time.monotonic() + seconds
             while not ended:
-                pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+                pid, status = os.waitpid(process.pid, os.WNOHANG)
                 if pid:
-                    ended.append((status, usage.ru_maxrss * 1024))
+                    # Not what the system noted as its peak: that begins with this process's own.
+                    ended.append((status, 0))
                     process.returncode = status
                 elif time.monotonic() > until:
                     return None
