@@ -114,8 +114,10 @@ def bystander() -> Iterator["subprocess.Popen[bytes]"]:
     """A process group of this user with "jaxtrain" in its command line, such as another run's."""
     command = ["bash", "-c", "while :; do sleep 0.1; done", "jaxtrain.main"]
     with subprocess.Popen(command, start_new_session=True) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def noted(process: "subprocess.Popen[bytes]") -> str:
