@@ -32,13 +32,32 @@ STRANGE_NAMES = (
 )
 
 
+_RUN = {"command": ["sh", "-c", "touch ran"], "timeout_s": 5}
+# Nothing of a file may choose what is called, alone or as a field of a model.
+_CALLS: tuple[dict[str, Any], ...] = (
+    {"class": "jaxtrain.bench.request._run", **_RUN},
+    {
+        "class": "jaxtrain.models.gpt.Config",
+        "muon": {"class": "jaxtrain.bench.request._run", **_RUN},
+    },
+    {"class": "gpt", "depth": {"class": "jaxtrain.config.named", "name": "in/a.py"}},
+    {"class": "jaxtrain.config.named", "name_or_path": "in/a.py"},
+    {"class": "jaxtrain.data.cache.root", "cache_dir": "made"},
+    {"class": "os.system", "command": "touch ran"},
+)
+
+
 def safetensors(rng: random.Random, data: bytes) -> bytes:
     """The header's JSON changed, with its right length in front of it most of the time."""
     if rng.random() < 0.35 or len(data) < 8:
         return mutate.raw_bytes(rng, data)
     (size,) = struct.unpack("<Q", data[:8])
     header, rest = data[8 : 8 + size], data[8 + size :]
-    if rng.random() < 0.5 and b"jaxtrain_model" in header:
+    if rng.random() < 0.05:  # a header that names a function to call
+        call = rng.choice(_CALLS)
+        about = {"jaxtrain_model": json.dumps(call), "format": "pt"}
+        header = json.dumps(json.loads(header) | {"__metadata__": about}).encode()
+    elif rng.random() < 0.5 and b"jaxtrain_model" in header:
         header = _changed_member(rng, header, "__metadata__")
     else:
         header = mutate.json_text(rng, header)

@@ -71,6 +71,7 @@ class Sandbox:
     def __init__(self, folder: Path, compiled: Path, core: int | None = None) -> None:
         self.folder, self._compiled, self._core = folder, compiled, core
         self._server: subprocess.Popen[str] | None = None
+        self._heard = b""  # of the server, and not yet taken
 
     def __enter__(self) -> Self:
         return self
@@ -181,11 +182,16 @@ class Sandbox:
         """The next line of the server; None if it does not come in time."""
         assert self._server is not None
         assert self._server.stdout is not None
-        if not select.select([self._server.stdout], [], [], seconds)[0]:
-            return None
-        line = self._server.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the server ended; see {self.folder.parent / 'server.txt'}")
+        # Not readline: of two lines that came at once it would keep the second where select does
+        # not see it.
+        while b"\n" not in self._heard:
+            if not select.select([self._server.stdout], [], [], seconds)[0]:
+                return None
+            more = os.read(self._server.stdout.fileno(), 65536)
+            if not more:
+                raise RuntimeError(f"the server ended; see {self.folder.parent / 'server.txt'}")
+            self._heard += more
+        line, _, self._heard = self._heard.partition(b"\n")
         return json.loads(line)
 
     def _started(self) -> subprocess.Popen[str]:
