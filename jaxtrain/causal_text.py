@@ -81,8 +81,8 @@ class CausalModel:
         self.tokenizer = specials.plain(words)
         self.bytes_of: list[bytes | None] = byte_level.as_bytes(self.tokenizer)
         self._arrays = {
-            name: jnp.asarray(found.params[name], jnp.dtype(precision))
-            for name in definition.params
+            name: jnp.asarray(array, jnp.dtype(precision))
+            for name, array in found.exactly(definition.params).items()
         }
         special = specials.marked(self.tokenizer)
         known_V = np.zeros(self.model.vocab_size, bool)

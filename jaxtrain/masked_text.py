@@ -82,8 +82,8 @@ class MaskedModel:
         definition = state.Definition(self.model.build)
         self.params = state.parameter_count(definition.params)
         self._arrays = {
-            name: jnp.asarray(found.params[name], jnp.dtype(precision))
-            for name in definition.params
+            name: jnp.asarray(array, jnp.dtype(precision))
+            for name, array in found.exactly(definition.params).items()
         }
 
         def chances(

@@ -8,7 +8,7 @@ that this program writes as ``.safetensors`` also say which config they belong t
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,25 @@ class Weights:
     params: Params
     source: str
 
-    def exactly(self, names: Iterable[str]) -> Params:
+    def exactly(self, expected: Mapping[str, HasShape]) -> Params:
         """These parameters, without others.
 
+        Args:
+            expected: dotted path -> shape of each of the model's parameters.
+
         Raises:
-            InputError: some are not there.
+            InputError: some are missing, or have another shape than the model's config asks for.
         """
-        lacking = sorted(set(names) - self.params.keys())
+        lacking = sorted(expected.keys() - self.params.keys())
         if lacking:
             raise InputError(f"{self.source} lacks {len(lacking)} parameters, as {lacking[0]}")
-        return {name: self.params[name] for name in names}
+        for name, wanted in expected.items():
+            if self.params[name].shape != wanted.shape:
+                raise InputError(
+                    f"{self.source}: {name} has shape {self.params[name].shape}, and the model that "
+                    f"it describes has {wanted.shape}: the file is damaged, or two were mixed"
+                )
+        return {name: self.params[name] for name in expected}
 
 
 def load(source: Path, family: type[Any] | None) -> Weights:

@@ -1,15 +1,17 @@
 """Parameters from checkpoints, runs and weights files, for a model known or not."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from sample_videos import busy, write
 from small_state import State
 
-from jaxtrain import checkpoint, config, resuming, tensor_files, weights
+from jaxtrain import checkpoint, config, main, resuming, tensor_files, weights
 from jaxtrain import state as states
 from jaxtrain.errors import InputError
 from jaxtrain.models import gpt, mlm, video_ae
@@ -160,3 +162,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     language = mlm.Config.tiny()
     with pytest.raises(InputError, match=r"does not fit this model; missing: bert.embeddings"):
         weights.params_for(tmp_path / "y.safetensors", language, {})
+
+
+def test_arrays_that_do_not_fit_the_config_beside_them_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A forged checkpoint: encoding was a traceback."""
+    wide = dataclasses.replace(MODEL, encoder_width=16)
+    write_run(tmp_path / "run", None, 8, drawn(MODEL), said=config.to_dict(wide))
+    video = write(tmp_path / "in.mp4", busy(4, height=MODEL.height, width=MODEL.width))
+    out = tmp_path / "out.safetensors"
+    assert main.main(["encode", str(tmp_path / "run"), str(video), str(out)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"run.checkpoints.8: encoder\S+ has shape \(.*\), and the model that it", line)
+    assert not out.exists()
