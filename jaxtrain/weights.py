@@ -66,8 +66,8 @@ class Weights:
         for name, wanted in expected.items():
             if self.params[name].shape != wanted.shape:
                 raise InputError(
-                    f"{self.source}: {name} has shape {self.params[name].shape}, and the model that "
-                    f"it describes has {wanted.shape}: the file is damaged, or two were mixed"
+                    f"{self.source}: {name} has shape {self.params[name].shape}, and the model "
+                    f"that it describes has {wanted.shape}: it is damaged, or two were mixed"
                 )
         return {name: self.params[name] for name in expected}
 
