@@ -70,7 +70,7 @@ kill -TERM $(cat "$STUBS/tasks")
 # command's input ends and nobody reads its output. The host "gone" does not answer.
 SSH = f"""\
 #!{sys.executable}
-import os, subprocess, sys, threading
+import contextlib, os, subprocess, sys, threading
 arguments = sys.argv[1:]
 with open(os.environ["STUBS"] + "/command_lines", "a") as file:
     file.write(repr(arguments) + "\\n")
@@ -95,9 +95,12 @@ remote = subprocess.Popen(
 )
 
 def forward():
-    while piece := os.read(0, 1000):
-        os.write(remote.stdin.fileno(), piece)
-    remote.stdin.close()
+    # As ssh itself: a command that has ended, or reads no input, is no error.
+    with contextlib.suppress(BrokenPipeError):
+        while piece := os.read(0, 1000):
+            os.write(remote.stdin.fileno(), piece)
+    with contextlib.suppress(BrokenPipeError):
+        remote.stdin.close()
 
 if remote.stdin:
     threading.Thread(target=forward, daemon=True).start()
