@@ -34,9 +34,9 @@ def main(arguments: list[str]) -> int:
         return 0
     source = flags.source
     if source is None:
-        source = _newest_run()
         if _is_model(flags.text):
             raise InputError(f"TEXT is missing: what shall the model at {flags.text} go on with?")
+        source = _newest_run()
     choice = Choice(temperature=flags.temperature, top_k=flags.top_k, top_p=flags.top_p)
     model = CausalModel(source, flags.precision)
     texts = model.texts(
