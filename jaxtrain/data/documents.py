@@ -26,6 +26,7 @@ import json
 import multiprocessing
 import os
 import re
+import stat
 import sys
 import time
 from collections import Counter
@@ -191,7 +192,9 @@ def _scan_fresh(
     say: Callable[[str], None],
 ) -> None:
     """Fills ``result`` in, and keeps it now and then: what a killed process has read stays."""
-    for path in _ending(one[1] for one in fresh if one[1].suffix.lower() == ".parquet"):
+    for path in _ending(
+        one[1] for one in fresh if one[1].suffix.lower() == ".parquet" and one[1].is_file()
+    ):
         (ends,) = (one for one in fresh if one[1] == path)
         result[ends[0]] = _bad(ends[1:], "broken parquet: it ends the process that reads it")
         fresh = [one for one in fresh if one is not ends]
@@ -281,6 +284,8 @@ def _scan_file(found: tuple[Path, str, int, int], text_field: str | None) -> Sca
     sha256, reason, unread = "", None, False
     documents = characters = text_bytes = 0
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
+            raise BadExample(str(path), "is not a file")
         with open(path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         for document in read(path, text_field):

@@ -285,3 +285,11 @@ def test_a_footer_on_which_arrow_ends_the_process_is_one_bad_file(tmp_path: Path
     for one in (found[0], found[2]):
         assert one.documents == 0
         assert str(one.reason).startswith("broken parquet: ")
+
+
+def test_what_never_ends_is_no_file(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.txt", "c.parquet"):
+        (tmp_path / name).symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "d.txt")
+    found = documents.scan(str(tmp_path), None, tmp_path / "cache", "--data.path", print)
+    assert [one.reason for one in found] == ["is not a file"] * 4
