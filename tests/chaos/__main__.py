@@ -40,7 +40,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--seed", type=int, default=7, help="run number n has the seed SEED * 1000 + n")
     add("--minutes", type=float, help="start no further run after this time")
     add("--results", type=Path, help="a line of JSON for each run; default WORK/results.jsonl")
-    add("--work", type=Path, default=Path("chaos"), help="folder for runs and caches")
+    add("--work", type=Path, default=Path("output/chaos"), help="folder for runs and caches")
     add("--replay", type=int, nargs="+", metavar="SEED", help="only the runs of these seeds")
     add("--fault", action="append", metavar="KIND@MOMENT[:PROCESS]", help="one run of these alone")
     add("--workers", type=int, default=0, help="of the run with --fault")

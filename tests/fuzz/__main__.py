@@ -39,9 +39,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "tests")]
 
 # Only now they can be found.
-from fuzz.table import Result, summary, table  # noqa: E402
-
 from fuzz import cases, corpus, isolation, sandbox, verdict  # noqa: E402
+from fuzz.table import Result, summary, table  # noqa: E402
 
 LISTED = Path(__file__).parent / "seeds.txt"
 _PER_SEED = 1_000_000  # case number n of --seed S has the seed S * this + n
@@ -63,7 +62,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--replay", action="append", metavar="KIND:SEED", help="only this case; may be repeated")
     add("--jobs", type=int, default=1, help="cases at once, each on a core (default: 1)")
     add("--minutes", type=float, help="start no further case after this time")
-    add("--work", type=Path, default=Path("fuzz"), help="folder for cases and failures (fuzz)")
+    add("--work", type=Path, default=Path("output/fuzz"), help="folder for cases and failures")
     add("--keep", action="store_true", help="keep replayed cases that pass, too")
     add("--results", type=Path, help="append a line of JSON for each case")
     return parser.parse_args(arguments)

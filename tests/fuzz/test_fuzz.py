@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fuzz import cases, formats, isolation, mutate, verdict
 from fuzz.sandbox import Ended, Sandbox
 from fuzz.table import Result, summary, table
-
-from fuzz import cases, formats, isolation, mutate, verdict
 
 FORBIDDEN = {
     "traceback": "stderr: Traceback (most recent call last): KeyError: 'model'",
