@@ -7,7 +7,7 @@ overrides of the command line and checks it before any device is touched. The cl
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxtrain import addresses, config_files, overrides
@@ -235,9 +235,18 @@ def load(name_or_path: str, arguments: Sequence[str] = ()) -> Run:
     Raises:
         InputError: in one line: what is wrong, and the nearest right one.
     """
-    run = overrides.apply(named(name_or_path), arguments)
+    run = unchecked(name_or_path, arguments)
     validate(run)
     return run
+
+
+def unchecked(name_or_path: str, arguments: Sequence[str]) -> Run:
+    """As :func:`load`, for those who look for more :func:`problems` than the config's own.
+
+    Raises:
+        InputError: no such config or field, or a value of another kind than the field takes.
+    """
+    return overrides.apply(named(name_or_path), arguments)
 
 
 def print_help(run: Run) -> None:
@@ -246,42 +255,60 @@ def print_help(run: Run) -> None:
 
 
 def validate(run: Run) -> None:
-    """Checks what can be checked without data and devices.
+    """Checks what can be checked without files and devices.
 
     Raises:
-        InputError: names the field, its value and the cure.
+        InputError: holds all messages of :func:`problems`.
     """
+    if found := problems(run):
+        raise InputError(*found)
+
+
+def problems(run: Run) -> list[str]:
+    """What is wrong with a config by itself: each with the field, its value and the fix."""
+    # Where a field has a value of another kind, the other checks cannot compute with it.
+    return list(_check_fields(run)) or list(_check_sections(run))
+
+
+def _check_fields(run: Run) -> Iterator[str]:
     for leaf in overrides.leaves(run):
-        for value in leaf.value if isinstance(leaf.value, tuple) else (leaf.value,):
-            if isinstance(value, str):
-                addresses.refuse_user(value, leaf.name)
-                if leaf.name in _PATHS and addresses.is_address(value):
-                    addresses.check(value, leaf.name)
+        values = leaf.value if isinstance(leaf.value, tuple) else (leaf.value,)
+        try:
+            for value in values:
+                if isinstance(value, str):
+                    addresses.refuse_user(value, leaf.name)
+                    if leaf.name in _PATHS and addresses.is_address(value):
+                        addresses.check(value, leaf.name)
+        except InputError as error:
+            yield str(error)
         if not overrides.matches(leaf.value, leaf.annotation):
             wanted = overrides.takes(leaf.annotation)
             near = overrides.nearest_value(str(leaf.value), leaf.annotation)
             hint = "" if near is None else f"; did you mean {near}?"
-            raise InputError(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}")
-        numbers = leaf.value if isinstance(leaf.value, tuple) else (leaf.value,)
-        if any(isinstance(n, int | float) and not 0 <= n < math.inf for n in numbers):
-            raise InputError(
-                f"{leaf.name} is {leaf.value}; it has to be a finite number, not below zero"
-            )
+            yield f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}"
+        elif any(isinstance(n, int | float) and not 0 <= n < math.inf for n in values):
+            yield f"{leaf.name} is {leaf.value}; it has to be a finite number, not below zero"
     for section, fields in _POSITIVE.items():
         for field in fields:
-            _require(getattr(run, section), section, field, lambda v: v > 0, "more than zero")
+            yield from _check_value(getattr(run, section), section, field, _positive, "more than zero")
+
+
+def _check_sections(run: Run) -> Iterator[str]:
     for field in ("b1", "b2", "warmup_fraction"):
-        _require(run.optim, "optim", field, lambda v: v < 1, "below one")
-    _require(run.optim, "optim", "warmdown_fraction", lambda v: v <= 1, "at most one")
-    _require(run.data, "data", "max_bad_share", lambda v: v <= 1, "at most one")
-    _exactly_one(run.loop, "loop", ("steps", "epochs", "tokens_per_param"))
-    _exactly_one(run.optim, "optim", ("warmup_steps", "warmup_fraction"))
+        yield from _check_value(run.optim, "optim", field, lambda v: v < 1, "below one")
+    for section, field in (("optim", "warmdown_fraction"), ("data", "max_bad_share")):
+        yield from _check_value(getattr(run, section), section, field, lambda v: v <= 1, "at most one")
+    yield from _exactly_one(run.loop, "loop", ("steps", "epochs", "tokens_per_param"))
+    yield from _exactly_one(run.optim, "optim", ("warmup_steps", "warmup_fraction"))
     if run.loop.steps is not None:
-        check_warmup(run.optim, run.loop.steps)
-    _check_batch(run)
-    _check_best(run)
+        try:
+            check_warmup(run.optim, run.loop.steps)
+        except InputError as error:
+            yield str(error)
+    yield from _check_batch(run)
+    yield from _check_best(run)
     if not 0 <= run.seed < 2**32:
-        raise InputError(f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed")
+        yield f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed"
 
 
 def check_warmup(optim: Optim, steps: int) -> None:
@@ -371,7 +398,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 _PATHS = ("data.path", "data.more_paths", "data.val_path")
 
-# What remains is the detail of validate(). "Positive" holds where a field is not None.
+# What remains is the detail of problems(). "Positive" holds where a field is not None.
 _POSITIVE: dict[str, tuple[str, ...]] = {
     "optim": (
         *("peak_lr", "eps", "cycles", "accumulate", "max_grad_norm"),
@@ -387,15 +414,20 @@ _POSITIVE: dict[str, tuple[str, ...]] = {
 }
 
 
-def _require(
+def _positive(value: float) -> bool:
+    return value > 0
+
+
+def _check_value(
     section: Any, name: str, field: str, holds: Callable[[Any], bool], wanted: str
-) -> None:
+) -> Iterator[str]:
     value = getattr(section, field)
-    if value is not None and not holds(value):
-        raise InputError(f"{name}.{field} is {value}; it has to be {wanted}")
+    # A value of another kind has its own message.
+    if isinstance(value, int | float) and 0 <= value < math.inf and not holds(value):
+        yield f"{name}.{field} is {value}; it has to be {wanted}"
 
 
-def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> None:
+def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[str]:
     given = [field for field in fields if getattr(section, field) is not None]
     if len(given) != 1:
         values = ", ".join(f"{name}.{field} {getattr(section, field)}" for field in fields)
@@ -404,15 +436,15 @@ def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> None:
             if not given
             else "set the others to None: " + " or ".join(f"--{name}.{f} None" for f in given)
         )
-        raise InputError(f"exactly one of {', '.join(fields)} is needed ({values}); {cure}")
+        yield f"exactly one of {', '.join(fields)} is needed ({values}); {cure}"
 
 
-def _check_batch(run: Run) -> None:
+def _check_batch(run: Run) -> Iterator[str]:
     devices, microbatches = run.mesh.devices, run.optim.accumulate
     batch, unit = run.data.batch_size, devices * microbatches
     if batch % unit:
         below = max(batch // unit, 1) * unit
-        raise InputError(
+        yield (
             f"data.batch_size {batch} cannot be split: it is the global batch, per device x "
             f"{devices} devices (mesh.data {run.mesh.data} x mesh.fsdp {run.mesh.fsdp}) x "
             f"{microbatches} microbatches (optim.accumulate), so a multiple of {unit}; the nearest "
@@ -420,17 +452,17 @@ def _check_batch(run: Run) -> None:
         )
 
 
-def _check_best(run: Run) -> None:
+def _check_best(run: Run) -> Iterator[str]:
     metric = run.checkpoint.best_metric
     if metric is not None and not metric.startswith("val/"):
-        raise InputError(f"checkpoint.best_metric '{metric}' is no validation metric (val/...)")
+        yield f"checkpoint.best_metric '{metric}' is no validation metric (val/...)"
     if metric is not None and run.loop.eval_every is None:
-        raise InputError(
+        yield (
             f"checkpoint.best_metric {metric} needs validations, but loop.eval_every is None: set "
             "--loop.eval_every, or --checkpoint.best_metric None"
         )
     if run.loop.early_stop_patience is not None and metric is None:
-        raise InputError(
+        yield (
             f"loop.early_stop_patience {run.loop.early_stop_patience} needs a metric to watch: set "
             "--checkpoint.best_metric, or --loop.early_stop_patience None"
         )

@@ -4,9 +4,19 @@
 class InputError(Exception):
     """Wrong use or wrong input.
 
-    The command line prints the message as one line, without a traceback, and exits with 2. The
-    message names the thing, its value and the cure.
+    The command line prints each message as one line, without a traceback, and exits with 2. A
+    message names the thing, its value and the fix.
+
+    Args:
+        messages: one, or all that were found together.
     """
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__(*messages)
+        self.messages = messages
+
+    def __str__(self) -> str:
+        return "; also: ".join(map(str, self.messages))
 
 
 class RunAgain(Exception):

@@ -18,6 +18,7 @@ from jaxtrain import (
     compiling,
     config,
     memory,
+    preflight,
     preparation,
     processes,
     profiling,
@@ -92,6 +93,7 @@ def train(
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(Journal(phases, signals, peers, watchdog))
         with phases.within("start"):  # which may read a whole checkpoint
+            preflight.check(run, resumes=flags.resume is not None)
             mesh = meshes.make(run.mesh)
             start_from = rundir.start_from(
                 run.name,

@@ -40,21 +40,34 @@ def make(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> 
         InputError: the machine has another number of devices than the config.
     """
     present = jax.devices() if devices is None else devices
-    wanted = settings.devices
-    if len(present) != wanted:
-        # Where parameters are sharded inside a node only, that is to stay so.
-        inside = settings.data > 1 and len(present) % settings.fsdp == 0
-        fsdp = settings.fsdp if inside else len(present)
-        raise InputError(
-            f"the config wants {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
-            f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
-            f"set --mesh.data {len(present) // fsdp} --mesh.fsdp {fsdp} (data.batch_size / "
-            f"optim.accumulate has to be a multiple of {len(present)}), try it with "
-            f"--simulate-devices {wanted}, or take a config for {len(present)}"
-        )
+    if wrong := wrong_count(settings, present):
+        raise InputError(wrong)
     shape = (settings.data, settings.fsdp)
     types = (AxisType.Auto,) * len(AXES)
     return jax.make_mesh(shape, AXES, axis_types=types, devices=present)
+
+
+def wrong_count(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> str | None:
+    """What is wrong with the number of devices, and how to fix it; None where it is right.
+
+    Args:
+        settings: how many devices along which axis.
+        devices: in place of those that there are.
+    """
+    present = jax.devices() if devices is None else devices
+    wanted = settings.devices
+    if len(present) == wanted or wanted < 1:  # the field itself is wrong
+        return None
+    # Where parameters are sharded inside a node only, that is to stay so.
+    inside = settings.data > 1 and len(present) % settings.fsdp == 0
+    fsdp = settings.fsdp if inside else len(present)
+    return (
+        f"the config wants {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
+        f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
+        f"set --mesh.data {len(present) // fsdp} --mesh.fsdp {fsdp} (data.batch_size / "
+        f"optim.accumulate has to be a multiple of {len(present)}), try it with "
+        f"--simulate-devices {wanted}, or take a config for {len(present)}"
+    )
 
 
 def partition_spec(shape: tuple[int, ...], fsdp: int, min_elements: int) -> PartitionSpec:

@@ -65,17 +65,19 @@ def apply(default: T, arguments: Sequence[str]) -> T:
         return default
     default, settings = _switched_on(default, _grouped(arguments))
     known = {"--" + leaf.name: leaf for leaf in leaves(default)}
-    for flag, _ in settings:
-        if flag not in known:
-            raise InputError(_unknown(flag, known))
+    unknown = [_unknown(flag, known) for flag, _ in settings if flag not in known]
+    if unknown:
+        raise InputError(*unknown)
     settings = [(flag, _written_out(values, known[flag].annotation)) for flag, values in settings]
     parsed, complaint = _parse(default, settings)
     if parsed is not None:
         return parsed
-    for flag, values in settings:
-        if not _fits(default, flag, values):
-            raise InputError(_misfit(known[flag], values))
-    raise InputError(complaint)
+    misfits = [
+        _misfit(known[flag], values)
+        for flag, values in settings
+        if not _fits(default, flag, values)
+    ]
+    raise InputError(*(misfits or [complaint]))
 
 
 def print_help(default: Any, prog: str) -> None:

@@ -98,10 +98,11 @@ def warn(text: str) -> None:
 
 
 def fail(error: BaseException) -> None:
-    """Prints an error as the one line that it is, whatever a library has put into it."""
-    lines = " ".join(filter(None, map(str.strip, str(error).splitlines())))
-    cut = f"{lines[:_LONGEST]} ... ({len(lines):,} characters)"
-    warn(f"error: {lines if len(lines) <= _LONGEST else cut}")
+    """Prints each message of an error as one line, whatever a library has put into it."""
+    for message in getattr(error, "messages", (str(error),)):
+        line = " ".join(filter(None, map(str.strip, str(message).splitlines())))
+        cut = f"{line[:_LONGEST]} ... ({len(line):,} characters)"
+        warn(f"error: {line if len(line) <= _LONGEST else cut}")
 
 
 def show_error(

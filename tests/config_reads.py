@@ -5,7 +5,7 @@ annotation, ``self``, what a function of the package returns, and chains of thos
 (``run.optim.peak_lr``, ``self._run.loop.log_every``). ``Run.model`` and ``Run.data`` are annotated
 ``Any`` and stand for every model and data config; so does a parameter ``model: Any``.
 
-Not counted, because a field that has nothing else is used by nobody: reads in ``validate`` and its
+Not counted, because a field that has nothing else is used by nobody: reads in ``problems`` and in
 ``_check`` functions, in ``__post_init__``, and inside ``raise``.
 """
 
@@ -197,7 +197,7 @@ class _Reader(ast.NodeVisitor):
         self.owner = outer
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        if node.name in ("validate", "__post_init__") or node.name.startswith("_check"):
+        if node.name in ("problems", "__post_init__") or node.name.startswith("_check"):
             return
         outer, self.env = self.env, dict(self.env)
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]

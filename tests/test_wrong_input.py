@@ -67,8 +67,7 @@ def with_a_step_that_was_never_saved(place: Path) -> list[str]:
 
 
 def with_parameters_from_nowhere(place: Path) -> list[str]:
-    """Which is said before the data is looked for."""
-    return ["--data.path", "gone", "--model.init_from", "nothing"]
+    return ["--data.path", str(write_corpus(place)), "--model.init_from", "nothing"]
 
 
 def with_a_trace_behind_the_end(place: Path) -> list[str]:
@@ -102,6 +101,43 @@ def test_wrong_input_is_one_line(
     assert named in said
     assert said.count("\n") == 1
     assert not list((place / "output").glob("*/*")), "the directory of a run that never was"
+
+
+def test_everything_that_is_wrong_is_reported_at_once(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The config's own fields, devices, data, and what the model starts from."""
+    wrong = ["--optim.peak_lr", "-1", "--loop.log_every", "0", "--mesh.fsdp", "4"]
+    files = ["--data.path", "gone", "--model.init_from", "nothing", "--data.tokenizer", "no.json"]
+    assert main.main([*TINY_MLM, *wrong, *files]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["error"] * 6
+    named = ("optim.peak_lr", "loop.log_every", "wants 4", "init_from nothing", "gone", "no.json")
+    for part, line in zip(named, said, strict=True):
+        assert part in line
+
+
+def test_all_wrong_overrides_are_reported_at_once(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = ["--optim.peak_lrr", "1", "--data.pth", "x"]
+    assert main.main([*TINY_MLM, *unknown]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    misfits = ["--optim.peak_lr", "high", "--loop.steps", "1.5"]
+    assert main.main([*TINY_MLM, *misfits]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_what_keeps_a_video_model_from_being_trained(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lpips = ["--model.perceptual.weights", "lpips.pth", "--model.perceptual.backbone", "alex.pth"]
+    preview = ["--model.time_upscale", "True", "False", "--data.batch_size", "8"]
+    assert main.main(["--config", "demo", *EIGHT_DEVICES, *lpips, *preview]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3
+    for part, line in zip(("time_upscale", "lpips.pth", "alex.pth"), said, strict=True):
+        assert part in line
 
 
 def test_a_config_without_data_of_its_own_names_the_override(

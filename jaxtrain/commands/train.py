@@ -55,15 +55,16 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
         parser.print_help()
         config.print_help(config.load(flags.config, []))
         return 0
-    run = config.load(flags.config, overrides)
+    run = config.unchecked(flags.config, overrides)
     if flags.output_dir and addresses.is_address(flags.output_dir):
         raise InputError(
             f"--output-dir {addresses.public(flags.output_dir)} is an address: name a folder"
         )
     if flags.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
-    from jaxtrain import loop, profiling
+    from jaxtrain import loop, preflight, profiling
 
+    preflight.refuse(run, resumes=flags.resume is not None, simulate_devices=flags.simulate_devices)
     return loop.start(
         run,
         loop.Flags(

@@ -107,6 +107,18 @@ class Scanned:
         return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
+def is_absent(pattern: str) -> bool:
+    """Whether there is no such file or folder, and no file matches the glob."""
+    given = expanded(pattern).absolute()
+    there = os.path.isfile(given) or os.path.isdir(given)
+    return not there and next(glob.iglob(str(given), recursive=True), None) is None
+
+
+def absent(flag: str, pattern: str) -> str:
+    """The message for a path that :func:`is_absent`."""
+    return f"{flag} {pattern}: no such file or folder, and no file matches it"
+
+
 def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:
     """Text files under a folder (recursive, hidden ones left out), of a glob, or one file.
 
@@ -129,7 +141,7 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
     else:
         paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
         if not paths:
-            raise InputError(f"{flag} {pattern}: no such file or folder, and no file matches it")
+            raise InputError(absent(flag, pattern))
         base = Path(os.path.commonpath([p if p.is_dir() else p.parent for p in paths]))
     found = {p: p.relative_to(base).as_posix() for p in paths if not p.is_dir()}
     known = [(p, name) for p, name in found.items() if p.suffix.lower() in SUFFIXES]

@@ -8,6 +8,7 @@ told in :mod:`jaxtrain.data.documents`; what examples are made of the tokens, in
 import dataclasses
 import functools
 import glob
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from jaxtrain.data.specials import Form
 from jaxtrain.data.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.files import expanded
+
+_NO_DATA = "no data given: name a text file, a folder or a glob with --data.path"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,21 +123,39 @@ class Text:
                 f"data.weights {self.weights}: use numbers above 0, or drop the source"
             )
 
+    def problems(self, model: Any) -> list[str]:
+        """What is wrong beside the fields' own values; no file is opened and nothing is fetched.
+
+        Args:
+            model: as for ``open``.
+        """
+        del model
+        found = [_NO_DATA] if self.path is None and not self.demo else []
+        named = [("--data.path", self.path), ("--data.val_path", self.val_path)]
+        named += [("--data.more_paths", more) for more in self.more_paths]
+        for flag, path in named:
+            if path is not None and not hub.is_named(path) and documents.is_absent(path):
+                found.append(documents.absent(flag, path))
+        if self.tokenizer is not None and not os.path.exists(expanded(self.tokenizer)):
+            found.append(
+                f"--data.tokenizer {self.tokenizer}: no such file; name a tokenizer.json, or leave "
+                "it None to train one"
+            )
+        return found
+
     def prepare(self, vocab_size: int, form: Form, say: Callable[[str], None]) -> Prepared:
         """Find the files, check them, and bring the token caches of a form up to date.
 
         Raises:
             InputError: no path, no text, too many bad files, a tokenizer that does not fit.
         """
+        if self.path is None and not self.demo:
+            raise InputError(_NO_DATA)
         root = cache.root(self.cache_dir)
         folder = root / "text"
         folder.mkdir(exist_ok=True)
         path = self.path
         if path is None:
-            if not self.demo:
-                raise InputError(
-                    "no data given: name a text file, a folder or a glob with --data.path"
-                )
             path = str(stdlib_corpus.prepare(root, say) / "*.txt")
         named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
         found = [self._find(path, flag, folder, say) for flag, path in named]

@@ -142,6 +142,30 @@ class Config:
         sizes = range(1, _LARGEST_GROUP + 1)
         return max(size for size in sizes if self.clips_per_video % size == 0)
 
+    def problems(self, model: Any) -> list[str]:
+        """What is wrong beside the fields' own values; no file is opened and nothing is fetched.
+
+        Args:
+            model: as for :meth:`open`.
+        """
+        found = []
+        taught = getattr(model, "teacher", None) is not None
+        if taught and self.windows != "fixed":
+            found.append(
+                "model.teacher is set, and a teacher's latents exist for fixed clips only: set "
+                "--data.windows fixed, or --model.teacher None"
+            )
+        if self.teacher is not None and not taught:
+            found.append(
+                f"data.teacher={self.teacher}: nothing learns from it while model.teacher is None"
+            )
+        if self.path is None and not self.demo:
+            found.append("no data given: name a folder or a list of videos with --data.path")
+        for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
+            if path is not None and video_files.is_absent(path):
+                found.append(video_files.absent(flag, path))
+        return found
+
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
         """Index the files and split them.
 
@@ -154,24 +178,11 @@ class Config:
             InputError: no path, no such path, or not enough files to train and validate.
         """
         del seed
+        if wrong := self.problems(model):
+            raise InputError(*wrong)
         root = cache.root(self.cache_dir)
         taught = getattr(model, "teacher", None) is not None
-        if taught and self.windows != "fixed":
-            raise InputError(
-                "model.teacher is set, and a teacher's latents exist for fixed clips only: set "
-                "--data.windows fixed, or --model.teacher None"
-            )
-        if self.teacher is not None and not taught:
-            raise InputError(
-                f"data.teacher={self.teacher}: nothing learns from it while model.teacher is None"
-            )
-        path = self.path
-        if path is None:
-            if not self.demo:
-                raise InputError(
-                    "no data given: name a folder or a list of videos with --data.path"
-                )
-            path = str(scenes.prepare(root, say))
+        path = str(scenes.prepare(root, say)) if self.path is None else self.path
         train, bad, folder = self._index(path, "--data.path", model, root, say)
         val_folder = folder
         files = len(train) + len(bad)

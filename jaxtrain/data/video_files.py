@@ -65,6 +65,22 @@ class Found(NamedTuple):
         return self.path if self.span is None else self.span.file
 
 
+def is_absent(path: str) -> bool:
+    """Whether there is no such file or folder; addresses and patterns of tars may lead to some."""
+    if addresses.is_address(path):
+        return False
+    top = expanded(path).absolute()
+    return not os.path.exists(top) and tar_members.expand(str(top)) == [str(top)]
+
+
+def absent(flag: str, path: str) -> str:
+    """The message for a path that :func:`is_absent`."""
+    return (
+        f"{flag} {path}: no such file or folder; name a folder of videos, a list of their paths, "
+        "or .tar files"
+    )
+
+
 def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> list[Found]:
     """All video files that ``path`` names, sorted by name, each once.
 
@@ -97,12 +113,9 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
         endings = ", ".join(sorted(SUFFIXES))
         cure = f"give {flag} a folder with {endings} or .tar files, or a list of them"
     elif not os.path.exists(top):
+        if is_absent(path):
+            raise InputError(absent(flag, path))
         several = tar_members.expand(str(top))
-        if several == [str(top)]:
-            raise InputError(
-                f"{flag} {path}: no such file or folder; name a folder of videos, a list of their "
-                "paths, or .tar files"
-            )
         above = str(top).partition("{")[0].rpartition("/")[0] or "/"
         named = [Found(Path(one).relative_to(above).as_posix(), one) for one in several]
         cure = "let it stand for .tar files with videos in them"

@@ -27,6 +27,8 @@ module here, such as ``gpt``.
   formula, for the start of a run.
 - ``TRY``, optional: the command that uses a trained model, for the end of a run; ``{run}`` in it is
   the run's directory.
+- ``problems() -> [message]``, optional: what keeps the config from being trained on this machine,
+  such as files that are not there. Cheap: it opens nothing.
 - ``frozen() -> {dotted path: array}``, optional: values of state that is no parameter and comes
   from files, such as the weights of a loss. Read when a new run starts.
 - ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``, optional:

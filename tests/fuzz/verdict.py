@@ -76,9 +76,9 @@ def problems(
     if ended.code == 2:
         lines = ended.output["stderr"].splitlines()
         errors = [line for line in lines if line.startswith(b"error: ")]
-        if len(errors) != 1 or lines[-1] != errors[0]:
+        if not errors or lines[-len(errors) :] != errors:
             found.append(
-                f"exit 2 with {len(errors)} lines of error, which must be one and the last"
+                f"exit 2 with {len(errors)} lines of error; there must be some, and they the last"
             )
     reports = ended.code == 1 and arguments[:1] and arguments[0] in _REPORTING
     if ended.code not in allowed and not reports:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -186,6 +187,25 @@ class Config:
     def bare(self) -> "Config":
         """The same network without what only training needs."""
         return dataclasses.replace(self, teacher=None, perceptual=None, adversary=None)
+
+    def problems(self) -> list[str]:
+        """What keeps this model from being trained: a decoder for previews, files that lack."""
+        found = []
+        if not all((*self.time_upscale, *self.space_upscale)):
+            found.append(
+                f"model.time_upscale={self.time_upscale} and model.space_upscale="
+                f"{self.space_upscale}: a decoder for previews makes smaller videos than went in, "
+                "so there is nothing to compare them with: switch all of them on to train"
+            )
+        if self.perceptual is not None:
+            for name in ("weights", "backbone"):
+                path = getattr(self.perceptual, name)
+                if path is not None and not os.path.exists(expanded(path)):
+                    found.append(
+                        f"model.perceptual.{name} {path}: no such file; name a state dict "
+                        "(.safetensors or .pth), or set --model.perceptual None"
+                    )
+        return found
 
     def frozen(self) -> dict[str, np.ndarray]:
         """The weights of LPIPS, by their dotted path in the module.
