@@ -249,6 +249,27 @@ def unchecked(name_or_path: str, arguments: Sequence[str]) -> Run:
     return overrides.apply(named(name_or_path), arguments)
 
 
+def as_typed(run: Run) -> tuple[str, ...]:
+    """The arguments that give a run: its config and each field that differs from it.
+
+    Returns:
+        ``("--config", "demo", "--loop.steps", "20")``; only the name, where no shipped config has
+        it or the run holds what no override says, such as another model.
+    """
+    named_so = ("--config", run.name)
+    if run.name not in config_files.names():
+        return named_so
+    shipped = {leaf.name: leaf.value for leaf in overrides.leaves(named(run.name))}
+    words = [*named_so]
+    for leaf in overrides.leaves(run):
+        if leaf.name not in shipped or shipped[leaf.name] != leaf.value:
+            words += [f"--{leaf.name}", *overrides.words(leaf.value)]
+    try:
+        return tuple(words) if unchecked(run.name, words[2:]) == run else named_so
+    except InputError:
+        return named_so
+
+
 def print_help(run: Run) -> None:
     """Prints each field of a config with its unit and default."""
     overrides.print_help(run, f"jaxtrain --config {run.name}")
@@ -290,14 +311,14 @@ def _check_fields(run: Run) -> Iterator[str]:
             yield f"{leaf.name} is {leaf.value}; it has to be a finite number, not below zero"
     for section, fields in _POSITIVE.items():
         for field in fields:
-            yield from _check_value(getattr(run, section), section, field, _positive, "more than zero")
+            yield from _check_value(run, section, field, lambda v: v > 0, "more than zero")
 
 
 def _check_sections(run: Run) -> Iterator[str]:
     for field in ("b1", "b2", "warmup_fraction"):
-        yield from _check_value(run.optim, "optim", field, lambda v: v < 1, "below one")
+        yield from _check_value(run, "optim", field, lambda v: v < 1, "below one")
     for section, field in (("optim", "warmdown_fraction"), ("data", "max_bad_share")):
-        yield from _check_value(getattr(run, section), section, field, lambda v: v <= 1, "at most one")
+        yield from _check_value(run, section, field, lambda v: v <= 1, "at most one")
     yield from _exactly_one(run.loop, "loop", ("steps", "epochs", "tokens_per_param"))
     yield from _exactly_one(run.optim, "optim", ("warmup_steps", "warmup_fraction"))
     if run.loop.steps is not None:
@@ -414,17 +435,13 @@ _POSITIVE: dict[str, tuple[str, ...]] = {
 }
 
 
-def _positive(value: float) -> bool:
-    return value > 0
-
-
 def _check_value(
-    section: Any, name: str, field: str, holds: Callable[[Any], bool], wanted: str
+    run: Run, section: str, field: str, holds: Callable[[Any], bool], wanted: str
 ) -> Iterator[str]:
-    value = getattr(section, field)
+    value = getattr(getattr(run, section), field)
     # A value of another kind has its own message.
     if isinstance(value, int | float) and 0 <= value < math.inf and not holds(value):
-        yield f"{name}.{field} is {value}; it has to be {wanted}"
+        yield f"{section}.{field} is {value}; it has to be {wanted}"
 
 
 def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[str]:

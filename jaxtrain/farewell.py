@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from jaxtrain import config
+from jaxtrain import config, invocation
 
 # What the last lines of a run compare with its beginning.
 IN_SUMMARY = (
@@ -86,7 +86,7 @@ def report(directory: Path, say: Callable[[str], None]) -> None:
         why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
         say(
             f"warning: {directory}/report.html was not written ({why}): "
-            f"`jaxtrain report {shlex.quote(str(directory))}` tries again"
+            f"`{invocation.program()} report {shlex.quote(str(directory))}` tries again"
         )
 
 

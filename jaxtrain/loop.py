@@ -17,6 +17,7 @@ from jaxtrain import (
     checkpoint,
     compiling,
     config,
+    invocation,
     memory,
     preflight,
     preparation,
@@ -46,8 +47,7 @@ class Flags:
     """The flags of the command line that are no fields of a config.
 
     Attributes:
-        program: what was typed before the arguments, to say what to type next.
-        arguments: of the command line.
+        arguments: of the command line, to print what to type next; () where there was none.
     """
 
     output_dir: str | None = None
@@ -55,7 +55,6 @@ class Flags:
     simulate_devices: int | None = None
     debug: bool = False
     profile: tuple[int, int] | None = None
-    program: str = "python -m jaxtrain.main"
     arguments: tuple[str, ...] = ()
 
 
@@ -237,14 +236,15 @@ def _say_what_next(
     decision: int,
     stopped_early: bool,
 ) -> None:
+    typed = flags.arguments or config.as_typed(run)
     if decision != GO_ON:
-        again = go_on(flags.program, flags.arguments, directory)
+        again = go_on(invocation.program(), typed, directory)
         progress.say(f"go on{in_each(jax.process_count())} with: {again}")
         return
     farewell(
         run,
-        flags.program,
-        flags.arguments,
+        invocation.program(),
+        typed,
         directory,
         first=progress.first,
         last=progress.last,

@@ -147,6 +147,11 @@ def merged(*parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for flag, values in fields.items() for word in (flag, *values))
 
 
+def words(value: Any) -> list[str]:
+    """A field's value as one types it behind its flag."""
+    return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
+
+
 def choices(section: Any, field: str) -> tuple[str, ...]:
     """The values that a field of a config's section takes, if they are listed."""
     return typing.get_args(typing.get_type_hints(type(section))[field])

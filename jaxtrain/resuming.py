@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from jaxtrain import checkpoint_files, manifest, terminal
+from jaxtrain import checkpoint_files, invocation, manifest, terminal
 from jaxtrain.checkpoint_folders import (
     BEST,
     CHECKPOINTS,
@@ -143,7 +143,8 @@ def _refuse_if_much_is_lost(run: Path, damaged: dict[Path, str], little: int) ->
     more = f", and {len(which) - 1} more" if len(which) > 1 else ""
     raise NoneWhole(
         f"--resume latest: no checkpoint of {run} is whole ("
-        f"{which[0] if which else 'all are in ' + DAMAGED}{more}; jaxtrain checkpoints {run} lists "
+        f"{which[0] if which else 'all are in ' + DAMAGED}{more}; "
+        f"{invocation.program()} checkpoints {run} lists "
         f"them), and more than {little} updates would be trained again: to start anew give another "
         "--output-dir, or move this directory away"
     )

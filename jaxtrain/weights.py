@@ -21,6 +21,7 @@ from jaxtrain import (
     checkpoint_folders,
     config,
     hf_folder,
+    invocation,
     resuming,
     tensor_files,
 )
@@ -101,8 +102,8 @@ def load(source: Path, family: type[Any] | None) -> Weights:
         _check_family(model, family, str(source))
     elif family is None:
         raise InputError(
-            f"{source} does not say which model it is of: jaxtrain import {source} OUT.safetensors "
-            "makes a file that does"
+            f"{source} does not say which model it is of: {invocation.program()} import {source} "
+            "OUT.safetensors makes a file that does"
         )
     else:
         model = family.guess(tensors, str(source))
@@ -295,7 +296,7 @@ def _checkpoint(source: Path) -> Path:
             return path
     raise InputError(
         f"{source} is no checkpoint, and no run's directory with one; "
-        f"jaxtrain checkpoints {source} lists what is there"
+        f"{invocation.program()} checkpoints {source} lists what is there"
     )
 
 

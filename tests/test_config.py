@@ -390,3 +390,27 @@ def test_help_lists_each_field_with_help_and_default(capsys: pytest.CaptureFixtu
     assert "Channels of each stage (channels). (default: 64 32)" in text
     assert "Validation metric, such as val/psnr, whose best checkpoint is kept." in text
     assert "jaxtrain --config toy" in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["--loop.steps", "7", "--data.blur_sigma", "0.1", "1.5"],
+        ["--data.blur_sigma", "None", "--data.path", "a b"],
+        ["--model.teacher.encoder_weight", "0.5", "--data.windows", "fixed"],
+        ["--optim.average.decay", "0.9"],
+    ],
+)
+def test_the_arguments_of_a_run_give_it_again(changes: list[str]) -> None:
+    run = config.unchecked("demo", changes)
+    arguments = config.as_typed(run)
+    assert arguments[:2] == ("--config", "demo")
+    assert config.unchecked("demo", arguments[2:]) == run
+
+
+def test_what_no_argument_says_leaves_the_name() -> None:
+    demo = config.named("demo")
+    assert config.as_typed(dataclasses.replace(demo, name="mine")) == ("--config", "mine")
+    other = dataclasses.replace(demo, model=config.named("demo_gpt").model)
+    assert config.as_typed(other) == ("--config", "demo")

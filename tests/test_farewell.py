@@ -11,7 +11,7 @@ import program
 import pytest
 import written_run
 
-from jaxtrain import config, farewell, main
+from jaxtrain import config, farewell, invocation, main
 from jaxtrain.reporting import page
 
 RUN = config.named("demo")
@@ -117,7 +117,7 @@ def test_a_report_that_fails_is_one_warning(
     (line,) = reported(written_run.write(tmp_path))
     assert line.startswith("warning: ")
     assert why in line
-    assert f"jaxtrain report {tmp_path}" in line
+    assert f"`{invocation.program()} report {tmp_path}`" in line
 
 
 SLOW_REPORT = """

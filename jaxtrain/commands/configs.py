@@ -50,7 +50,7 @@ def _show(name: str, changes: list[str]) -> None:
     ]
     width = max(len(leaf.name) for leaf in everything)
     for leaf in everything:
-        terminal.out(f"{leaf.name:{width}}  {_as_typed(leaf.value)}")
+        terminal.out(f"{leaf.name:{width}}  {' '.join(overrides.words(leaf.value))}")
 
 
 def _diff(before: str, after: str) -> None:
@@ -65,8 +65,3 @@ def _diff(before: str, after: str) -> None:
 
 def _first_line(name: str) -> str:
     return config_files.docstring(name).partition("\n")[0]
-
-
-def _as_typed(value: object) -> str:
-    """The value as one would write it behind its flag."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

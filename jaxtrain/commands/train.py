@@ -5,9 +5,6 @@ It imports nothing heavy until it knows what to do, as :mod:`jaxtrain.main` impo
 
 import argparse
 import os
-import shlex
-import shutil
-import sys
 from collections.abc import Mapping
 
 from jaxtrain import addresses
@@ -73,7 +70,6 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
             simulate_devices=flags.simulate_devices,
             debug=flags.debug,
             profile=profiling.span(flags.profile),
-            program=_program(),
             arguments=addresses.scrubbed(tuple(arguments)),
         ),
         signals,
@@ -104,17 +100,3 @@ def flags_parser() -> argparse.ArgumentParser:
     add("--version", action="store_true", help="versions of jaxtrain and what it stands on")
     add("--help", "-h", action="store_true", help="this text; with --config, every field too")
     return parser
-
-
-def _program() -> str:
-    """What one types before the arguments, in this directory."""
-    return f"{shlex.quote(_python())} -m jaxtrain.main"
-
-
-def _python() -> str:
-    """The shortest name under which a shell here finds this Python."""
-    found = shutil.which("python")
-    if found and os.path.abspath(found) == sys.executable:
-        return "python"
-    beside = os.path.relpath(sys.executable)
-    return sys.executable if beside.startswith("..") else beside

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxtrain import files
+from jaxtrain import files, invocation
 from jaxtrain.data import cache
 from jaxtrain.data.video_index import Entry
 from jaxtrain.errors import BadExample, InputError
@@ -138,7 +138,8 @@ def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows])
     """
     size = f"clips of {model.frames}x{model.height}x{model.width}"
     cure = (
-        "make them with: jaxtrain prepare latents --teacher SPEC and this run's --config and "
+        f"make them with: {invocation.program()} prepare latents --teacher SPEC and this run's "
+        "--config and "
         "--data and --model fields"
     )
     there = sorted(path.parent.name for path in place(root, model).glob(f"*/{ABOUT}"))

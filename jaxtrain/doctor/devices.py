@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
-from jaxtrain import versions
+from jaxtrain import invocation, versions
 from jaxtrain.doctor import nvidia, packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.nvidia import Driver
@@ -134,12 +134,14 @@ def kind(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
         yield problem(
             f"{name} has {size(memory)}, {subject.run.name} is for {card.name} with "
             f"{size(card.memory)}",
-            f"find a way that fits: jaxtrain plan --config {subject.run.name} --gpu CARD --fit",
+            f"find a way that fits: {invocation.program()} plan --config {subject.run.name} "
+            "--gpu CARD --fit",
         )
     elif name != card.name:
         yield warning(
             f"the GPUs are {name}, {subject.run.name} is for {card.name}",
-            f"see what it needs there: jaxtrain plan --config {subject.run.name} --gpu CARD",
+            f"see what it needs there: {invocation.program()} plan --config {subject.run.name} "
+            "--gpu CARD",
         )
     else:
         yield ok(f"{name} with {size(memory or card.memory)}")

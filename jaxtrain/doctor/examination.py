@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import terminal
+from jaxtrain import invocation, terminal
 from jaxtrain.doctor.finding import Finding, problem
 from jaxtrain.errors import InputError
 
@@ -229,7 +229,9 @@ def _environment(outside: Mapping[str, str]) -> dict[str, str]:
     """The worker has to find this jaxtrain, installed or not."""
     checkout = str(Path(__file__).resolve().parents[2])
     paths = [checkout, *filter(None, [outside.get("PYTHONPATH")])]
-    return {**outside, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {**outside, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"} | {
+        invocation.PROGRAM: invocation.program(outside)
+    }
 
 
 def _remove(folder: str) -> None:
