@@ -3,6 +3,7 @@
     python tests/chaos --faults 100 --processes 1 2 --seed 7 --results chaos.jsonl
     python tests/chaos --replay 7003 --processes 2
     python tests/chaos --fault kill-all@save --fault term-one@evaluation:1 --processes 2
+    python tests/chaos --listed --faults 20
     python tests/chaos --table chaos.jsonl
 
 Results are appended run by run; the same command goes on where it was stopped. Exit codes: 0 all
@@ -26,6 +27,8 @@ from chaos.ordeal import Ordeal  # noqa: E402
 from chaos.table import Result, summary, table  # noqa: E402
 from chaos.undisturbed import prepare, undisturbed  # noqa: E402
 
+LISTED = Path(__file__).parent / "seeds.txt"
+
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -41,6 +44,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--minutes", type=float, help="start no further run after this time")
     add("--results", type=Path, help="a line of JSON for each run; default WORK/results.jsonl")
     add("--work", type=Path, default=Path("output/chaos"), help="folder for runs and caches")
+    add("--listed", action="store_true", help="run every line of tests/chaos/seeds.txt first")
     add("--replay", type=int, nargs="+", metavar="SEED", help="only the runs of these seeds")
     add("--fault", action="append", metavar="KIND@MOMENT[:PROCESS]", help="one run of these alone")
     add("--workers", type=int, default=0, help="of the run with --fault")
@@ -61,6 +65,39 @@ def _plans(given: argparse.Namespace) -> list[Plan]:
         plan(given.seed * 1000 + number, given.processes[number % len(given.processes)])
         for number in range(1000)
     ]
+
+
+def _listed() -> list[Plan]:
+    """The runs of ``seeds.txt``; one of named faults has the number of its line as its seed.
+
+    Raises:
+        ValueError: a line names no run.
+    """
+    found = []
+    for number, line in enumerate(LISTED.read_text().splitlines(), start=1):
+        processes, *words = line.partition("#")[0].split() or [""]
+        if not processes:
+            continue
+        if not processes.isdigit() or not words:
+            raise ValueError(
+                f"{LISTED.name}:{number}: expected PROCESSES SEED or PROCESSES FAULT..."
+            )
+        if words[0].isdigit():
+            found.append(plan(int(words[0]), int(processes)))
+        else:
+            faults = tuple(Fault.parse(word) for word in words)
+            found.append(Plan(number, int(processes), 0, faults))
+    return found
+
+
+def _again(wanted: Plan) -> str:
+    """The flags that repeat a run."""
+    if wanted == plan(wanted.seed, wanted.processes):
+        return f"--replay {wanted.seed} --processes {wanted.processes}"
+    faults = " ".join(
+        f"--fault {fault.kind}@{fault.moment}:{fault.target}" for fault in wanted.faults
+    )
+    return f"{faults} --processes {wanted.processes} --workers {wanted.workers}"
 
 
 def _carry_out(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
@@ -91,8 +128,8 @@ def _say(result: Result, wanted: Plan) -> None:
     )
     for problem in result["problems"]:
         print(f"  - {problem}")
-    if result["problems"] and wanted.seed:
-        print(f"  again: python tests/chaos --replay {wanted.seed} --processes {wanted.processes}")
+    if result["problems"]:
+        print(f"  again: python tests/chaos {_again(wanted)}")
     sys.stdout.flush()
 
 
@@ -103,6 +140,7 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         plans = _plans(given)
+        listed = _listed() if given.listed else []
         if not given.shared_machine and not isolation.inside():
             isolation.enter(arguments)
     except (ValueError, isolation.Unavailable) as error:
@@ -115,6 +153,9 @@ def main(arguments: list[str]) -> int:
     results = _read(path) if slices else []
     done = {(result["seed"], result["processes"]) for result in results}
     began = time.monotonic()
+    for wanted in listed:
+        results.append(_carry_out(wanted, given, work))
+        _say(results[-1], wanted)
     for wanted in plans:
         struck = sum(len(result["faults"]) for result in results)
         late = given.minutes is not None and time.monotonic() - began > given.minutes * 60

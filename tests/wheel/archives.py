@@ -1,0 +1,44 @@
+"""Compares a wheel and an sdist with the files they were built from: none is missing.
+
+    python tests/wheel/archives.py SOURCE DIST
+
+SOURCE is a checkout without caches, DIST holds one .whl and one .tar.gz. Needs no package.
+"""
+
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+PACKAGES = ("jaxtrain", "configs")
+# What the sdist must hold besides the packages.
+BESIDE = {"LICENSE", "README.md", "pyproject.toml"}
+
+
+def main(source: Path, dist: Path) -> list[str]:
+    """One line for each problem."""
+    (wheel,) = dist.glob("*.whl")
+    (sdist,) = dist.glob("*.tar.gz")
+    ours = {
+        str(path.relative_to(source))
+        for package in PACKAGES
+        for path in (source / package).rglob("*")
+        if path.is_file()
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        packaged = {name for name in archive.namelist() if ".dist-info/" not in name}
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    # configs/ is installed as the package jaxtrain.configs.
+    installed = {f"jaxtrain/{name}" if name.startswith("configs/") else name for name in ours}
+    return [
+        *(f"{wheel.name} lacks {name}" for name in sorted(installed - packaged)),
+        *(f"{wheel.name} has a surplus {name}" for name in sorted(packaged - installed)),
+        *(f"{sdist.name} lacks {name}" for name in sorted((ours | BESIDE) - in_sdist)),
+    ]
+
+
+if __name__ == "__main__":
+    problems = main(Path(sys.argv[1]), Path(sys.argv[2]))
+    print("\n".join(problems) or "the wheel and the sdist hold every file of the package")
+    sys.exit(1 if problems else 0)

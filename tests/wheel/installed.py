@@ -1,0 +1,96 @@
+"""Uses an installed wheel from an empty folder, as someone does who has no checkout.
+
+    cd "$(mktemp -d)" && VENV/bin/python -I PATH/tests/wheel/installed.py
+
+Needs no package but those that the wheel requires: an import that no requirement covers fails.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import pkgutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+# Only extras install these; a module may require them.
+EXTRAS = {"torch", "diffusers", "transformers", "datasets", "fsspec"}
+CHECKOUT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(sysconfig.get_path("scripts")) / "jaxtrain"
+# `demo` in seconds: the same renderer, codec, pipeline and step.
+SMALL = (
+    *("--model.frames", "4", "--model.height", "16", "--model.width", "16"),
+    *("--model.encoder_width", "8", "--model.decoder_widths", "16", "8", "8", "8"),
+    *("--loop.steps", "4", "--loop.log_every", "1", "--loop.eval_every", "4"),
+    *("--checkpoint.every", "2"),
+)
+
+
+def check(what: bool, problem: str) -> None:
+    if not what:
+        sys.exit(f"error: {problem}")
+
+
+def jaxtrain(*arguments: str) -> str:
+    """What the installed program prints; it must succeed."""
+    found = subprocess.run(
+        [str(PROGRAM), *arguments], capture_output=True, text=True, timeout=600, check=False
+    )
+    line = f"jaxtrain {' '.join(arguments)}"
+    check(found.returncode == 0, f"{line} ended with {found.returncode}:\n{found.stderr}")
+    return found.stdout
+
+
+def import_everything() -> int:
+    """Imports each module of the package; returns how many there are."""
+    package = importlib.import_module("jaxtrain")
+    where = Path(str(package.__file__)).resolve()
+    check(CHECKOUT not in where.parents, f"this is the checkout's jaxtrain, not a wheel's: {where}")
+    broken, count = [], 0
+    for module in pkgutil.walk_packages(package.__path__, "jaxtrain.", onerror=broken.append):
+        if module.name.endswith(".__main__"):
+            continue
+        count += 1
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in EXTRAS:
+                broken.append(f"{module.name}: {error}")
+        except Exception as error:
+            broken.append(f"{module.name}: {type(error).__name__}: {error}")
+    check(not broken, "modules that cannot be imported:\n" + "\n".join(broken))
+    return count
+
+
+def main() -> None:
+    check(not list(Path().iterdir()), f"{Path().resolve()} is not empty")
+    count = import_everything()
+    print(f"{count} modules imported")
+
+    version = importlib.metadata.version("jaxtrain")
+    said = jaxtrain("--version")
+    check(version in said, f"jaxtrain --version says {said!r} instead of {version}")
+    print(said.strip())
+
+    shipped = {path.stem for path in (CHECKOUT / "configs").glob("[a-z]*.py")}
+    listed = {line.split()[0] for line in jaxtrain("configs", "list").splitlines()}
+    check(listed == shipped, f"configs list differs from configs/: {sorted(listed ^ shipped)}")
+
+    jaxtrain("--config", "demo", *SMALL, "--output-dir", "run")
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    losses = {record["step"]: record["train/loss"] for record in records if "train/loss" in record}
+    check(sorted(losses) == [1, 2, 3, 4], f"steps 1 to 4 were asked for, not {sorted(losses)}")
+    check(Path("run/checkpoints/4/manifest.json").is_file(), "there is no checkpoint of step 4")
+    jaxtrain("report", "run", "--out", "page.html")
+    page = Path("page.html").read_text()
+    # Styles and script are files of the package: without them the page would be bare.
+    folder = CHECKOUT / "jaxtrain" / "reporting"
+    for asset in (*folder.glob("*.css"), *folder.glob("*.js")):
+        line = max(asset.read_text().splitlines(), key=len).strip()
+        check(line in page, f"the report lacks {asset.name}")
+    print(f"trained, saved and reported: losses {[round(loss, 4) for loss in losses.values()]}")
+
+
+if __name__ == "__main__":
+    main()
