@@ -2,6 +2,7 @@
 # Trains with N processes on this machine, and starts them again after a crash or a preemption.
 #
 #   launch/local.sh N --config NAME --output-dir DIR [flags] [--section.field value ...]
+#   launch/local.sh N --doctor --config NAME ...     check this machine first, train nothing
 #
 # One process (N=1) uses all GPUs; more share them evenly. The output of process 0 is shown, that of
 # process i lies in DIR/log.<i>.txt. Ctrl-C and SIGTERM reach all: they save and leave.
@@ -14,6 +15,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/supervise.sh"
 count=$1
 is_count "$count" || refuse "'$count' is no number of processes: launch/local.sh N --config NAME ..."
 shift
+read_arguments "$@"
+set -- "${arguments[@]}"
 check_settings
 directory=$(output_dir "$@") || exit
 make_directory "$directory"
@@ -36,7 +39,8 @@ devices=$(gpus "$@")
     refuse "$devices GPUs cannot be shared by $count processes: take 1 or a divisor of $devices"
 
 start_process() {
-    local index=$1 share=$((devices / count))
+    local index=$1 share=$((devices / count)) log=${doctor:+doctor}
+    log=${log:-log}
     shift
     # A port of its own each time: the last one may still be in use by a process that is ending.
     ((index)) || port=$(free_port)
@@ -48,7 +52,7 @@ start_process() {
     fi
     if ((index)); then
         in_background env "${variables[@]}" "$PYTHON" -m jaxtrain.main "$@" \
-            >>"$directory/log.$index.txt" 2>&1
+            >>"$directory/$log.$index.txt" 2>&1
     else
         in_background env "${variables[@]}" "$PYTHON" -m jaxtrain.main "$@"
     fi

@@ -3,6 +3,7 @@
 # (of this node), MASTER_ADDR and MASTER_PORT.
 #
 #   launch/platform.sh --config h100_16 --output-dir /shared/run1 [flags] [--section.field value ...]
+#   launch/platform.sh --doctor --config ...     on every node: check them first, train nothing
 #
 # One process a node uses all its GPUs. Every node needs the same DIR, on storage that all see. Each
 # node starts its own process again; they find each other again at the same address.
@@ -17,6 +18,8 @@ source "$here/supervise.sh"
 # shellcheck source=launch/nccl.sh
 source "$here/nccl.sh"
 
+read_arguments "$@"
+set -- "${arguments[@]}"
 check_settings
 directory=$(output_dir "$@") || exit
 hosts=${WORLD_SIZE:-1}

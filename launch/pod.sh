@@ -3,6 +3,8 @@
 #
 # JobSet knows no progress, and so restarts without a limit. Pod 0 counts, and where restarts bring no
 # new checkpoint it ends with 2, which ends the run.
+# With --doctor among its arguments a pod trains nothing and runs doctor instead. It ends with 2 where
+# that finds problems, because JobSet would start doctor again after a 1.
 # Settings, from the environment: PYTHON, MAX_RESTARTS and RESTART_DELAY_S (supervise.sh); NCCL's:
 # nccl.sh; RESTARTS: how often JobSet has started this run again (0). JAXTRAIN_RUN_TOKEN comes from a
 # Secret (k8s-jobset.yaml).
@@ -15,6 +17,8 @@ source "$here/nccl.sh"
 
 LONGEST_DELAY_S=120 # the other pods wait for process 0, but not much longer than twice that
 
+read_arguments "$@"
+set -- "${arguments[@]}"
 check_settings
 directory=$(output_dir "$@") || exit
 restarts=${RESTARTS:-0}
@@ -22,6 +26,13 @@ restarts=${RESTARTS:-0}
 nccl_settings "${JAX_NUM_PROCESSES:-1}"
 trap 'exit 75' TERM INT # the first process of a container hears only what it has asked for
 await_directory "$restarts" "$directory" || exit 2
+
+if [[ -n $doctor ]]; then
+    code=0
+    "$PYTHON" -m jaxtrain.main "$@" & # and a signal ends the waiting
+    wait "$!" || code=$?
+    case $code in 0 | 130) exit "$code" ;; *) exit 2 ;; esac
+fi
 
 count_restart() { # says why and fails where there were too many in vain
     local file=$directory/.pod-restarts before=none in_vain=0 newest delay_s

@@ -2,6 +2,7 @@
 # Trains on plain machines that ssh reaches: one process on each, with all its GPUs.
 #
 #   launch/ssh.sh hosts.txt --config h100_16 --output-dir /shared/run1 [flags] [--section.field ...]
+#   launch/ssh.sh hosts.txt --doctor --config ...     check the hosts first, train nothing
 #
 # hosts.txt: one host a line, as ssh takes it (gpu1, me@10.0.0.2, a name of ~/.ssh/config); the first
 # is process 0. Empty lines and what follows # do not count. Every host is checked first. The output
@@ -178,7 +179,7 @@ find_coordinator() { # sets COORDINATOR_HOST to an address that the last host re
         COORDINATOR_HOST=127.0.0.1
         return
     fi
-    name=$("${ssh_command[@]}" -G "${hosts[0]}" | sed -n 's/^hostname //p') || true
+    name=$("${ssh_command[@]}" -T -G "${hosts[0]}" | sed -n 's/^hostname //p') || true
     name=${name:-${hosts[0]##*@}}
     # As a number: on the first host itself its name may mean 127.0.1.1.
     found=$("${ssh_command[@]}" -n "$last" "$(remotely remote_address "$name")") || true
@@ -256,6 +257,8 @@ newest_checkpoint() { # this machine may not see the directory: on the first hos
 (($#)) || refuse "which hosts? launch/ssh.sh hosts.txt --config NAME --output-dir DIR ..."
 read_hosts "$1"
 shift
+read_arguments "$@"
+set -- "${arguments[@]}"
 check_numbers
 directory=$(output_dir "$@") || exit
 make_run_token

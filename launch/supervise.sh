@@ -17,6 +17,9 @@
 #   JAXTRAIN_RUN_TOKEN  secret by which the processes of this run recognize each other (random).
 #                     It never stands on a command line, which every user of a machine can read.
 #
+# With `--doctor` among its arguments, a launcher trains nothing. It runs `doctor` once on every host
+# instead, and ends with the highest exit code: 0 where a run can start, 1 where there are problems.
+#
 # A launcher defines `start_process INDEX ARGUMENT...`, which starts one process in the background
 # and sets `started_pid`; it may redefine signal_process, sweep_process and newest_checkpoint.
 
@@ -36,6 +39,8 @@ pids=()           # of the processes that run, by index; empty once one has been
 codes=()          # exit codes of those that ended, by index
 wanted_signal=''  # arrived and not yet handed on
 stopped_by=''     # the first signal that reached the launcher
+doctor=''         # set with --doctor
+arguments=()      # those of the program
 
 say() { printf '%s: %s\n' "$launcher" "$*" >&2; }
 
@@ -79,6 +84,24 @@ make_run_token() { # sets and exports JAXTRAIN_RUN_TOKEN, unless the user has se
             "or unset it and the launcher makes one"
     fi
     export JAXTRAIN_RUN_TOKEN
+}
+
+read_arguments() { # read_arguments ARGUMENT...: sets doctor and arguments
+    local argument
+    arguments=("$@")
+    for argument in "$@"; do
+        [[ $argument != --doctor ]] || doctor=yes
+    done
+    [[ -n $doctor ]] || return 0
+    arguments=(doctor)
+    while (($#)); do
+        case $1 in
+            --doctor | --resume=*) ;; # only training resumes
+            --resume) (($# == 1)) || shift ;;
+            *) arguments+=("$1") ;;
+        esac
+        shift
+    done
 }
 
 option() { # option NAME ARGUMENT...: prints the value of the last --NAME; fails without one
@@ -239,6 +262,7 @@ collect() { # waits for those that have ended; sets running, and code by those t
 end_the_others() { # end_the_others WAITED_S: SIGTERM after a while, then SIGKILL
     local waited_s=$1 pid patience_s=$GRACE_S signal=''
     case $code in 0 | 75 | 130) patience_s=$SAVE_S ;; esac
+    [[ -z $doctor ]] || patience_s=$SAVE_S
     ((waited_s < patience_s)) || signal=TERM
     ((waited_s < patience_s + KILL_S)) || signal=KILL
     [[ $signal != "$sent" ]] || return 0
@@ -322,6 +346,15 @@ await_directory() {
     return 1
 }
 
+examine() { # examine COUNT ARGUMENT...: runs doctor once, and exits with the highest code
+    local code one highest=0
+    run_once "$@"
+    for one in "${codes[@]}"; do
+        ((one <= highest)) || highest=$one
+    done
+    exit "$highest"
+}
+
 run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's code
     local count=$1 directory=$2 code newest before in_vain=0 resume
     shift 2
@@ -329,6 +362,7 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
     trap 'on_signal INT' INT
     trap 'on_signal HUP' HUP
     [[ -n $(trap -p EXIT) ]] || trap abandon EXIT
+    [[ -z $doctor ]] || examine "$count" "$@"
     resume=(--resume latest)
     ! option --resume "$@" >/dev/null || resume=() # for the first start, what the user says
     before=$(newest_checkpoint "$directory")

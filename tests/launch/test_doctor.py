@@ -1,0 +1,83 @@
+"""Launchers with --doctor: every host is checked once, and nothing is trained."""
+
+from pathlib import Path
+
+import pytest
+from launch.stub import Stubs
+from launch.test_slurm import BATCH
+
+RUN = ("--config", "demo", "--output-dir", "run")
+DOCTOR = ["-m", "jaxtrain.main", "doctor", *RUN]
+# Each launcher with two processes; the last two run one of them, as their nodes do.
+LAUNCHERS = {
+    "local.sh": (("2",), {}, (0, 1)),
+    "ssh.sh": (("hosts.txt",), {}, (0, 1)),
+    "slurm.sbatch": ((), BATCH, (0, 1)),
+    "platform.sh": ((), {"WORLD_SIZE": "2", "RANK": "1"}, (1,)),
+    "pod.sh": ((), {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, (1,)),
+}
+
+
+def examined(stubs: Stubs, script: str, *arguments: str) -> tuple[int, str]:
+    """Exit code, and all output."""
+    (stubs.directory / "hosts.txt").write_text("a\nb\n")
+    before, more, _ = LAUNCHERS[script]
+    code, out, err = stubs.run(script, *before, *arguments, **more)
+    return code, out + err
+
+
+@pytest.mark.parametrize("script", LAUNCHERS)
+def test_doctor_runs_once_on_each_host(tmp_path: Path, script: str) -> None:
+    stubs = Stubs(tmp_path, "play() { echo ready; }")
+    code, said = examined(stubs, script, *RUN, "--resume", "latest", "--doctor")
+    assert code == 0, said
+    for index in LAUNCHERS[script][2]:
+        assert [call[3:] for call in stubs.calls(index)] == [DOCTOR]
+    assert "restart" not in said
+    assert not (tmp_path / "run" / ".pod-restarts").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--doctor", *RUN),
+        ("--resume=400", "--doctor", *RUN),
+        (*RUN, "--doctor", "--resume"),
+        (*RUN, "--doctor", "--doctor"),
+    ],
+)
+def test_the_flag_may_be_anywhere(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    code, said = examined(stubs, "platform.sh", *arguments)
+    assert code == 0, said
+    assert [call[3:] for call in stubs.calls(1)] == [DOCTOR]
+
+
+@pytest.mark.parametrize("script", LAUNCHERS)
+def test_problems_of_one_host_are_the_launchers_exit_code(tmp_path: Path, script: str) -> None:
+    """Also where the other host ends first, without any."""
+    stubs = Stubs(tmp_path, "play() { (($1)) || exit 0; sleep 1; exit 1; }")
+    code, said = examined(stubs, script, "--doctor", *RUN)
+    assert code == (2 if script == "pod.sh" else 1), said  # after a 1 JobSet starts it again
+    for index in LAUNCHERS[script][2]:
+        assert len(stubs.calls(index)) == 1
+    assert "restart" not in said
+    if script == "slurm.sbatch":
+        assert "requeue" not in stubs.slurm()
+
+
+def test_the_others_have_time_to_finish(tmp_path: Path) -> None:
+    """A host with a problem ends first; in a run the others would be ended GRACE_S later."""
+    stubs = Stubs(tmp_path, "play() { (($1)) && exit 1; sleep 3; echo finished; }")
+    code, said = examined(stubs, "local.sh", "--doctor", *RUN)
+    assert (code, "finished" in said) == (1, True), said
+    assert (tmp_path / "run" / "doctor.1.txt").exists()
+    assert not (tmp_path / "run" / "log.1.txt").exists()
+
+
+def test_a_doctor_without_a_directory_is_refused(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    for script in LAUNCHERS:
+        code, said = examined(stubs, script, "--doctor", "--config", "demo")
+        assert (code, said.count("\n")) == (2, 1), said
+        assert "--output-dir is missing" in said
