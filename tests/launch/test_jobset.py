@@ -1,8 +1,11 @@
 """k8s-jobset.yaml against the schemas of JobSet v1alpha2 and of Kubernetes' Job and Pod.
 
-The part of each schema that a manifest of this kind may use, from
-https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2 and Kubernetes' batch/v1 and core/v1. A
-key that is not here is an error, as the API server's strict validation has it.
+The JobSet part is complete. Its sources are the published reference
+(https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2), and for value limits the markers in
+api/jobset/v1alpha2/jobset_types.go and the admission checks in pkg/webhooks/jobset_webhook.go of
+kubernetes-sigs/jobset, read at commits 0336a8fd and 01078527. Of Kubernetes' batch/v1 and core/v1
+only what a manifest of this kind may use is here. A key that is not here is an error, as in the API
+server's strict validation.
 """
 
 import copy
@@ -65,9 +68,29 @@ def mapping(value: Any, where: str) -> list[str]:
 
 
 def rule_name(value: Any, where: str) -> list[str]:
-    if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", str(value)):
-        return [f"{where}: {value!r} is no name of a rule"]
+    pattern = r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?"
+    if not re.fullmatch(pattern, str(value)) or len(str(value)) > 128:
+        return [f"{where}: {value!r} is not a name of a rule"]
     return []
+
+
+def label(value: Any, where: str) -> list[str]:
+    """A DNS label of RFC 1035, as the names of jobs, pods and groups must be."""
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", str(value)):
+        return [f"{where}: {value!r} is not a DNS label"]
+    return []
+
+
+def natural(value: Any, where: str) -> list[str]:
+    return [] if type(value) is int and value >= 0 else [f"{where}: {value!r} is not 0 or more"]
+
+
+def exit_codes(value: Any, where: str) -> list[str]:
+    """In ascending order, each once; the API server refuses others, and 0 with In."""
+    if not isinstance(value, list) or not value or len(value) > 255:
+        return [f"{where}: not a list of 1 to 255 exit codes"]
+    ordered = all(type(one) is int for one in value) and value == sorted(set(value))
+    return [] if ordered and 0 not in value else [f"{where}: {value} is not in ascending order"]
 
 
 env_source = record(
@@ -133,7 +156,7 @@ pod_failure_policy = record(
             record(
                 {"action": of_type(str, "FailJob", "FailIndex", "Ignore", "Count")},
                 onExitCodes=record(
-                    {"operator": of_type(str, "In", "NotIn"), "values": each(number)},
+                    {"operator": of_type(str, "In", "NotIn"), "values": exit_codes},
                     containerName=text,
                 ),
                 onPodConditions=each(record({"type": text}, status=text)),
@@ -159,33 +182,36 @@ jobset = record(
             {
                 "replicatedJobs": each(
                     record(
-                        {"name": text, "template": record({"spec": job}, metadata=mapping)},
-                        replicas=number,
-                        groupName=text,
-                        dependsOn=each(record({"name": text, "status": text})),
+                        {"name": label, "template": record({"spec": job}, metadata=mapping)},
+                        replicas=natural,
+                        groupName=label,
+                        dependsOn=each(
+                            record({"name": text, "status": of_type(str, "Ready", "Complete")})
+                        ),
                     )
                 )
             },
             network=record(
-                {}, enableDNSHostnames=flag, subdomain=text, publishNotReadyAddresses=flag
+                {}, enableDNSHostnames=flag, subdomain=label, publishNotReadyAddresses=flag
             ),
             successPolicy=record(
                 {"operator": of_type(str, "All", "Any")}, targetReplicatedJobs=each(text)
             ),
             failurePolicy=record(
                 {},
-                maxRestarts=number,
-                restartStrategy=of_type(str, "Recreate", "BlockingRecreate"),
+                maxRestarts=natural,
+                restartStrategy=of_type(str, "Recreate", "BlockingRecreate", "InPlaceRestart"),
                 rules=each(
                     record(
                         {
+                            "name": rule_name,
                             "action": of_type(
                                 str,
-                                *("FailJobSet", "RestartJobSet"),
+                                *("FailJobSet", "RestartJobSet", "RestartJob"),
                                 "RestartJobSetAndIgnoreMaxRestarts",
-                            )
+                                "RestartJobAndIgnoreMaxRestarts",
+                            ),
                         },
-                        name=rule_name,
                         onJobFailureReasons=each(
                             of_type(
                                 str,
@@ -193,17 +219,57 @@ jobset = record(
                                 *("MaxFailedIndexesExceeded", "PodFailurePolicy"),
                             )
                         ),
+                        onJobFailureMessagePatterns=each(text),
                         targetReplicatedJobs=each(text),
                     )
                 ),
             ),
-            coordinator=record({"replicatedJob": text, "jobIndex": number, "podIndex": number}),
+            startupPolicy=record({"startupPolicyOrder": of_type(str, "AnyOrder", "InOrder")}),
+            coordinator=record({"replicatedJob": text}, jobIndex=natural, podIndex=natural),
             suspend=flag,
-            ttlSecondsAfterFinished=number,
+            ttlSecondsAfterFinished=natural,
             managedBy=text,
+            volumeClaimPolicies=each(
+                record(
+                    {},
+                    templates=each(mapping),
+                    retentionPolicy=record({}, whenDeleted=of_type(str, "Delete", "Retain")),
+                )
+            ),
         ),
     }
 )
+
+
+# Not in v0.6, from which on the manifest promises to work.
+AFTER_V0_6 = {
+    *("restartStrategy", "onJobFailureMessagePatterns", "groupName", "dependsOn"),
+    *("volumeClaimPolicies", "RestartJob", "RestartJobAndIgnoreMaxRestarts"),
+}
+
+
+def admitted(manifest: dict[str, Any]) -> list[str]:
+    """What JobSet's own admission checks refuse beyond the schema."""
+    found = []
+    spec = manifest["spec"]
+    jobs = spec["replicatedJobs"]
+    names = [job["name"] for job in jobs]
+    rules = spec.get("failurePolicy", {}).get("rules", [])
+    of_rules = [rule["name"] for rule in rules]
+    targets = [spec.get("successPolicy", {}), *rules]
+    found += [f"{name} twice" for name in {*names} if names.count(name) > 1]
+    found += [f"rule {name} twice" for name in {*of_rules} if of_rules.count(name) > 1]
+    for one in targets:
+        for name in one.get("targetReplicatedJobs", []):
+            found += [] if name in names else [f"no replicated job {name}"]
+    for number, job in enumerate(jobs):
+        last = job.get("replicas", 1) - 1
+        child = f"{manifest['metadata']['name']}-{job['name']}-{last}"
+        pods = f"{child}-{job['template']['spec'].get('completions', 1) - 1}-abcde"
+        found += label(child, "job") + label(pods, "pod")  # with Kubernetes' random ending
+        for other in job.get("dependsOn", []):
+            found += [] if other["name"] in names[:number] else [f"depends on {other['name']}"]
+    return found
 
 
 selector = record({}, matchLabels=mapping)
@@ -242,6 +308,20 @@ def inner(manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dic
 
 def test_the_manifest_keeps_to_the_schema(manifest: dict[str, Any]) -> None:
     assert jobset(manifest, "JobSet") == []
+    assert admitted(manifest) == []
+
+
+def test_the_manifest_needs_no_more_than_v0_6(manifest: dict[str, Any]) -> None:
+    assert "v0.6 or newer" in (LAUNCH / "k8s-jobset.yaml").read_text()
+
+    def words(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            return set(value) | {one for inside in value.values() for one in words(inside)}
+        if isinstance(value, list):
+            return {one for inside in value for one in words(inside)}
+        return {str(value)}
+
+    assert not words(manifest["spec"]) & AFTER_V0_6
 
 
 def test_the_schema_is_strict(manifest: dict[str, Any]) -> None:
@@ -257,6 +337,27 @@ def test_the_schema_is_strict(manifest: dict[str, Any]) -> None:
     assert broken(lambda m: inner(m)[0].update(completionMode="indexed"))
     assert broken(lambda m: inner(m)[2]["env"][0].update(value=2))
     assert broken(lambda m: inner(m)[1].update(restartpolicy="Never"))
+    assert broken(lambda m: m["spec"]["failurePolicy"]["rules"][0].pop("name"))
+    assert broken(lambda m: m["spec"]["failurePolicy"]["rules"][0].update(action="Fail"))
+    assert broken(lambda m: m["spec"].update(startupPolicy={"startupPolicyOrder": "Any"}))
+    assert broken(lambda m: m["spec"]["replicatedJobs"][0].update(replicas=-1))
+    assert broken(
+        lambda m: inner(m)[0]["podFailurePolicy"]["rules"][0]["onExitCodes"].update(values=[130, 2])
+    )
+
+
+def test_what_jobset_refuses_to_admit(manifest: dict[str, Any]) -> None:
+    def refused(change: Callable[[dict[str, Any]], object]) -> list[str]:
+        other = copy.deepcopy(manifest)
+        change(other)
+        return admitted(other)
+
+    rules = manifest["spec"]["failurePolicy"]["rules"]
+    assert refused(lambda m: m["metadata"].update(name="a" * 55))
+    assert refused(lambda m: m["metadata"].update(name="1run"))
+    assert refused(lambda m: m["spec"]["failurePolicy"]["rules"].append(rules[0]))
+    assert refused(lambda m: m["spec"].update(successPolicy={"targetReplicatedJobs": ["node"]}))
+    assert refused(lambda m: m["spec"]["replicatedJobs"][0].update(dependsOn=[{"name": "nodes"}]))
 
 
 def test_a_pod_has_no_more_rights_than_it_needs(manifest: dict[str, Any]) -> None:
