@@ -1,0 +1,203 @@
+"""Two hosts on one machine, for tests of the launchers: Linux namespaces joined by a cable.
+
+Each host has its own name, network, process numbers, mounts and shared memory, and shares the file
+system with the other, as the hosts of a run do. A host is gone when its first process is killed.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+# Bash is process 1 of a host: it waits for the children of processes that are gone.
+BOOT = """
+hostname "$1"
+mount -t tmpfs tmpfs /run
+mkdir -m 0755 /run/sshd
+mount -t tmpfs tmpfs /dev/shm
+mount --bind "$2" /etc/hosts
+ip link set lo up
+echo booted
+sleep infinity & wait
+"""
+
+
+class Host:
+    """A host that runs.
+
+    Attributes:
+        name: what ``hostname`` prints there.
+        address: its IPv4 address.
+    """
+
+    def __init__(self, name: str, address: str, table: Path) -> None:
+        self.name, self.address = name, address
+        self._services: list[subprocess.Popen[bytes]] = []
+        self._outer = subprocess.Popen(
+            [
+                *("setpriv", "--pdeathsig", "KILL"),  # a host ends with the test
+                *("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork"),
+                *("--mount-proc", "--kill-child", "bash", "-ec", BOOT, "boot", name, str(table)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._outer.stdout is not None
+        if self._outer.stdout.readline() != "booted\n":
+            pytest.fail(f"no namespaces for {name}: {self._outer.communicate()[1]}", pytrace=False)
+        children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children")
+        self.pid = int(children.read_text().split()[0])
+
+    def command(self, *arguments: str) -> list[str]:
+        """A command line that runs ``arguments`` on this host."""
+        spaces = ("--net", "--uts", "--ipc", "--mount", "--pid")
+        return ["nsenter", "--target", str(self.pid), *spaces, *arguments]
+
+    def on_its_network(self, *arguments: str) -> list[str]:
+        """A command line that runs ``arguments`` here, with the network of this host.
+
+        It becomes the command itself, so signals reach it.
+        """
+        return ["nsenter", "--target", str(self.pid), "--net", *arguments]
+
+    def processes(self, *variables: str) -> list[int]:
+        """The numbers, as this test sees them, of the host's trainers with these variables."""
+        found = []
+        space = os.readlink(f"/proc/{self.pid}/ns/pid")
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                values = (path / "environ").read_bytes().split(b"\0")
+                if (
+                    os.readlink(path / "ns/pid") == space
+                    and b"jaxtrain.main" in words
+                    and words[1] == b"-m"
+                    and all(one.encode() in values for one in variables)
+                ):
+                    found.append(int(path.name))
+        return found
+
+    def start(self, *arguments: str, log: Path) -> None:
+        """Starts a service, which ends with the host."""
+        with log.open("ab") as file:
+            self._services.append(
+                subprocess.Popen(
+                    self.command(*arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                )
+            )
+
+    def end(self) -> None:
+        """Ends every process of the host at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        for process in (self._outer, *self._services):
+            process.communicate()
+
+
+@contextlib.contextmanager
+def two_hosts(directory: Path) -> Iterator[tuple[Host, Host]]:
+    """Hosts n1 and n2, which reach each other by name; they end with the block."""
+    addresses = {"n1": "10.99.0.1", "n2": "10.99.0.2"}
+    table = directory / "hosts"
+    lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+    table.write_text("\n".join(lines) + "\n")
+    with contextlib.ExitStack() as stack:
+        hosts = []
+        for name, address in addresses.items():
+            host = Host(name, address, table)
+            stack.callback(host.end)
+            hosts.append(host)
+        first, second = hosts
+        ends = ("netns", str(first.pid), "type", "veth", "peer", "eth0", "netns", str(second.pid))
+        run("ip", "link", "add", "eth0", *ends)
+        for host in hosts:
+            run(*host.command("ip", "address", "add", f"{host.address}/24", "dev", "eth0"))
+            run(*host.command("ip", "link", "set", "eth0", "up"))
+        yield first, second
+
+
+def run(*command: str) -> str:
+    """Runs a command that must succeed; returns what it printed."""
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, f"{' '.join(command)}\n{found.stdout}{found.stderr}"
+    return found.stdout
+
+
+def require(packages: Mapping[str, str]) -> None:
+    """Fails where a program is missing, with the command that installs it.
+
+    Args:
+        packages: program -> Debian package.
+    """
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = [name for name in packages if shutil.which(name, path=path) is None]
+    if missing:
+        install = " ".join(dict.fromkeys(packages[name] for name in missing))
+        pytest.fail(f"no {', '.join(missing)}: apt-get install {install}", pytrace=False)
+    if os.geteuid() != 0:
+        pytest.fail("network namespaces need root: run this test as root", pytrace=False)
+
+
+def variable(process: int, name: str) -> str:
+    """An environment variable of a process; empty where it is not set."""
+    for one in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+        if one.startswith(f"{name}=".encode()):
+            return one.partition(b"=")[2].decode()
+    return ""
+
+
+def wait_for(
+    condition: Callable[[], bool],
+    what: str,
+    *,
+    seconds: float = 120,
+    explain: Callable[[], str] = str,
+) -> None:
+    """Waits until a condition holds; fails with ``what`` and the explanation if it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen in {seconds} s\n{explain()}"
+        time.sleep(0.05)
+
+
+class CommandLines:
+    """Every command line on the machine that was seen so far."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def look(self) -> None:
+        """Adds the command lines of the processes that run now."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[CommandLines]:
+    """Looks at all command lines, ten times per second, while the block runs."""
+    lines, done = CommandLines(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            lines.look()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,267 @@
+"""slurm.sbatch with a real SLURM of two nodes: its time limit, a kill, requeues, and the end.
+
+Needs root and Debian's slurm-wlm and munge, so it is not part of the default suite: name the file.
+Each node is a host of its own (hosts.py), so slurmd needs no support for several nodes per machine.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launch.hosts import Host, require, run, two_hosts, variable, wait_for, watched
+from launch.stub import LAUNCH
+from launch.test_real_run import whole
+from program import TINY_MLM, environment, losses, write_corpus
+
+PROGRAMS = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sbatch": "slurm-wlm",
+    "munged": "munge",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+}
+FLAGS = [
+    *TINY_MLM,
+    *["--data.path", "corpus", "--mesh.data", "2", "--mesh.shard", "none"],
+    *["--simulate-devices", "2", "--checkpoint.every", "10"],
+]
+# Neither cgroups nor systemd: linuxproc finds the processes of a job in /proc. A requeued job waits
+# for the credentials of its last start to expire, by default two minutes (slurm.conf, cred_expire).
+CONFIGURATION = """\
+ClusterName=jaxtrain
+SlurmctldHost=n1({first})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=cred_expire=5
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=2,bf_interval=2
+ReturnToService=2
+StateSaveLocation={directory}/state
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdSpoolDir={directory}/spool.%n
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmdLogFile={directory}/slurmd.%n.log
+NodeName=n1 NodeAddr={first} CPUs={cores}
+NodeName=n2 NodeAddr={second} CPUs={cores}
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+# In place of Python, so that speed does not matter: the first two starts of a job train until they
+# are ended, the third trains ten more steps.
+PYTHON = """\
+#!/usr/bin/env bash
+newest=$(ls -d {run}/checkpoints/*/manifest.json 2>/dev/null | awk -F/ '{{print $(NF - 1)}}' |
+    grep -x '[0-9]*' | sort -n | tail -n 1)
+steps=1000000
+((${{SLURM_RESTART_COUNT:-0}} < 2)) || steps=$((newest + 10))
+exec {python} "$@" --loop.steps "$steps"
+"""
+
+
+class Slurm:
+    """A cluster of two nodes.
+
+    Attributes:
+        directory: where the jobs run; both nodes see it.
+        hosts: n1 and n2.
+    """
+
+    def __init__(self, directory: Path, hosts: tuple[Host, Host]) -> None:
+        self.directory, self.hosts = directory, hosts
+        self._variables = environment(
+            directory,
+            SLURM_CONF=str(directory / "slurm.conf"),
+            HOME=str(directory / "home"),
+            RESTART_DELAY_S="0",
+            PYTHON=sys.executable,
+        )
+
+    def run(self, *command: str, **more: str) -> str:
+        """What a command prints on n1; it must succeed."""
+        found = subprocess.run(
+            self.hosts[0].command(*command),
+            cwd=self.directory,
+            env=self._variables | more,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert found.returncode == 0, f"{' '.join(command)}: {found.stdout}{found.stderr}"
+        return found.stdout
+
+    def submit(self, *arguments: str, options: tuple[str, ...] = (), **more: str) -> str:
+        """Submits slurm.sbatch on two nodes; returns the job's number."""
+        script = str(LAUNCH / "slurm.sbatch")
+        log = ("--output", str(self.directory / "job.%j.log"))
+        return self.run(
+            *("sbatch", "--parsable", "--nodes", "2", "--chdir", str(self.directory)),
+            *(*log, *options, script, *arguments),
+            **more,
+        ).strip()
+
+    def log(self, job: str) -> str:
+        """Everything that a job has printed in all its starts."""
+        path = self.directory / f"job.{job}.log"
+        return path.read_text() if path.exists() else "the job has not started"
+
+    def job(self, job: str) -> dict[str, str]:
+        """What scontrol shows of a job."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", job)
+        return dict(one.split("=", 1) for one in shown.split() if "=" in one)
+
+    def explain(self, job: str) -> str:
+        """For the message of a failed test."""
+        return f"{self.job(job)}\n{self.log(job)}"
+
+    def trainers(self) -> list[int]:
+        """The trainers that run on both nodes."""
+        return [one for host in self.hosts for one in host.processes("SLURM_STEP_NUM_TASKS=2")]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    require(PROGRAMS)
+    directory = tmp_path_factory.mktemp("slurm")
+    write_corpus(directory)
+    for name in ("home", "state"):
+        (directory / name).mkdir()
+    key = directory / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    with two_hosts(directory) as hosts:
+        first, second = hosts
+        configuration = directory / "slurm.conf"
+        configuration.write_text(
+            CONFIGURATION.format(
+                directory=directory,
+                first=first.address,
+                second=second.address,
+                cores=os.cpu_count(),
+            )
+        )
+        for host in hosts:
+            name = host.name
+            run(*host.command("mkdir", "-m", "0755", "/run/munge"))
+            host.start(
+                *("/usr/sbin/munged", "--foreground", "--force", f"--key-file={key}"),
+                *("--pid-file=/run/munge/munged.pid", "--seed-file=/run/munge/munged.seed"),
+                log=directory / f"munged.{name}.log",
+            )
+        for host in hosts:
+            (directory / f"spool.{host.name}").mkdir()
+            socket = host.command("test", "-S", "/run/munge/munge.socket.2")
+            wait_for(lambda one=socket: subprocess.run(one).returncode == 0, "munged", seconds=20)
+        log = directory / "services.log"
+        first.start("/usr/sbin/slurmctld", "-D", "-f", str(configuration), log=log)
+        for host in hosts:
+            host.start("/usr/sbin/slurmd", "-D", "-f", str(configuration), log=log)
+        cluster = Slurm(directory, hosts)
+
+        def ready() -> bool:
+            with contextlib.suppress(AssertionError):
+                return cluster.run("sinfo", "--noheader", "--format", "%D %t").strip() == "2 idle"
+            return False
+
+        def explain() -> str:
+            return "\n".join(path.read_text() for path in directory.glob("*.log"))
+
+        wait_for(ready, "two idle nodes", seconds=60, explain=explain)
+        yield cluster
+        cluster.run("scancel", "--user", "root")
+
+
+def finished(slurm: Slurm, job: str, seconds: float) -> dict[str, str]:
+    """What scontrol shows of a job once it has ended."""
+    over = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
+    wait_for(
+        lambda: slurm.job(job)["JobState"] in over,
+        f"the end of job {job}",
+        seconds=seconds,
+        explain=lambda: slurm.explain(job),
+    )
+    return slurm.job(job)
+
+
+@pytest.mark.timeout(600)
+def test_doctor_checks_both_nodes(slurm: Slurm) -> None:
+    job = slurm.submit("--doctor", *FLAGS, "--loop.steps", "100", "--output-dir", "checked")
+    found = finished(slurm, job, seconds=500)
+    log = slurm.log(job)
+    assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "0"), (
+        log
+    )
+    assert "2 processes on 2 hosts have met" in log
+    assert not list((slurm.directory / "checked").iterdir())
+
+
+@pytest.mark.timeout(1500)
+def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> None:
+    folder = slurm.directory / "rough" / "checkpoints"
+    python = slurm.directory / "python"
+    python.write_text(PYTHON.format(run=slurm.directory / "rough", python=sys.executable))
+    python.chmod(0o755)
+
+    # SIGTERM comes 60 to 90 s before the limit.
+    options = ("--time", "30", "--signal", "B:TERM@60")
+    job = slurm.submit(*FLAGS, "--output-dir", "rough", options=options, PYTHON=str(python))
+
+    def reach(condition: Callable[[], bool], what: str) -> None:
+        wait_for(condition, what, seconds=300, explain=lambda: slurm.explain(job))
+
+    # A limit that is near once there is a checkpoint, however slow the machine is.
+    reach(lambda: whole(folder) > 0, "a checkpoint")
+    minutes = int(slurm.job(job)["RunTime"].split(":")[-2]) + 2  # of HH:MM:SS
+    slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
+    reach(lambda: slurm.job(job)["Restarts"] == "1", "a requeue")
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # for the other starts
+    limited, log = whole(folder), slurm.log(job)
+    assert limited > 0, log
+    assert "slurm.sbatch: SIGTERM: handed on to the tasks" in log
+    assert f"stopped by SIGTERM; {limited} of 1000000 updates are done and saved" in log
+    assert "ended with 75: requeued, restart 1 of at most 5 without a new checkpoint" in log
+
+    with watched() as lines:
+        reach(lambda: whole(folder) > limited, "a checkpoint after the requeue")
+        trainers = slurm.trainers()
+        assert len(trainers) == 2
+        tokens = {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
+        os.kill(trainers[1], signal.SIGKILL)
+        reach(lambda: slurm.job(job)["Restarts"] == "2", "a requeue after the kill")
+    assert "srun: error: n2: task 1: Killed" in slurm.log(job)
+    (token,) = tokens
+    assert re.fullmatch("[0-9a-f]{64}", token)
+    assert any("jaxtrain.main" in line for line in lines.seen)
+    assert not [line for line in lines.seen if token in line]
+
+    found = finished(slurm, job, seconds=300)
+    log = slurm.log(job)
+    assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "2")
+    assert f"resumed from {folder / str(limited)}:" in log
+    assert log.count("resumed from") == 2
+    assert not slurm.trainers()
+    rough = losses(slurm.directory / "rough")
+    steps = max(rough)
+    assert whole(folder) == steps > limited
+
+    job = slurm.submit(*FLAGS, "--output-dir", "calm", "--loop.steps", str(steps))
+    found = finished(slurm, job, seconds=600)
+    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "0"), slurm.log(job)
+    calm = losses(slurm.directory / "calm")
+    assert list(calm) == list(range(1, steps + 1))
+    assert calm == rough

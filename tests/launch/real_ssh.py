@@ -1,0 +1,256 @@
+"""ssh.sh with real sshd processes on two hosts: a run, a kill, a signal, and a resume.
+
+Needs root and Debian's openssh-server, so it is not part of the default suite: name the file.
+"""
+
+import base64
+import contextlib
+import os
+import pwd
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launch.hosts import Host, require, run, two_hosts, variable, wait_for, watched
+from launch.stub import LAUNCH
+from launch.test_real_run import whole
+from program import CHECKOUT, TINY_MLM, environment, losses, write_corpus
+
+PROGRAMS = {
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+}
+STEPS = 60
+FLAGS = [
+    *TINY_MLM,
+    *["--data.path", "corpus", "--mesh.data", "2", "--mesh.shard", "none"],
+    *["--simulate-devices", "2", "--checkpoint.every", "10", "--loop.steps", str(STEPS)],
+]
+SSHD = """\
+Port 22
+HostKey {key}
+AuthorizedKeysFile {authorized}
+PidFile none
+UsePAM no
+PasswordAuthentication no
+StrictModes no
+SetEnv {variables}
+"""
+
+
+class Cluster:
+    """Two hosts that ssh reaches, and a folder that both share.
+
+    Attributes:
+        hosts: n1 and n2.
+        directory: where the launcher and the runs are.
+    """
+
+    def __init__(self, directory: Path, hosts: tuple[Host, Host], config: Path) -> None:
+        self.directory, self.hosts, self._config = directory, hosts, config
+
+    @contextlib.contextmanager
+    def launch(self, *arguments: str, **more: str) -> Iterator["Launcher"]:
+        """The launcher with these arguments; it does not outlive the block."""
+        launcher = Launcher(self, arguments, more)
+        try:
+            yield launcher
+        finally:
+            launcher.end()
+
+    def command(self, *arguments: str) -> tuple[list[str], dict[str, str]]:
+        """The launcher's command line on n1, and its environment."""
+        variables = environment(
+            self.directory,
+            PYTHON=sys.executable,
+            RESTART_DELAY_S="0",
+            SSH_OPTIONS=f"-F {self._config}",
+        )
+        kept = {name: value for name, value in variables.items() if not name.startswith("JAX_")}
+        return self.hosts[0].on_its_network(str(LAUNCH / "ssh.sh"), "hosts.txt", *arguments), kept
+
+
+class Launcher:
+    """ssh.sh at work."""
+
+    def __init__(self, cluster: Cluster, arguments: tuple[str, ...], more: dict[str, str]) -> None:
+        command, variables = cluster.command(*arguments)
+        self._log = cluster.directory / f"launcher.{time.monotonic_ns()}.log"
+        with self._log.open("w") as file:
+            self.process = subprocess.Popen(
+                command,
+                cwd=cluster.directory,
+                env=variables | more,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        """Everything that it has printed so far."""
+        return self._log.read_text()
+
+    def wait(self, seconds: float = 300) -> tuple[int, str]:
+        """Waits for the end; returns the exit code and the output."""
+        wait_for(
+            lambda: self.process.poll() is not None,
+            "the launcher's end",
+            seconds=seconds,
+            explain=self.output,
+        )
+        assert self.process.returncode is not None
+        return self.process.returncode, self.output()
+
+    def end(self) -> None:
+        """Stops it if it still runs."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(60)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    require(PROGRAMS)
+    directory = tmp_path_factory.mktemp("ssh")
+    write_corpus(directory)
+    (directory / "home").mkdir()
+    (directory / "hosts.txt").write_text("n1\nn2\n")
+    for name in ("user", "n1", "n2"):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / f"{name}.key"))
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    variables = {
+        "HOME": directory / "home",
+        "JAXTRAIN_CACHE": directory / "cache",
+        "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"],
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_backend_optimization_level=1",
+        "PYTHONPATH": CHECKOUT,
+    }
+    config, known = directory / "ssh_config", directory / "known_hosts"
+    with two_hosts(directory) as hosts:
+        for host in hosts:
+            key = directory / f"{host.name}.key"
+            public = key.with_suffix(".key.pub").read_text()
+            with known.open("a") as file:
+                file.write(f"{host.address} {public}")
+            with config.open("a") as file:
+                file.write(
+                    f"Host {host.name}\n HostName {host.address}\n User {user}\n"
+                    f" IdentityFile {directory / 'user.key'}\n IdentitiesOnly yes\n"
+                    f" UserKnownHostsFile {known}\n StrictHostKeyChecking yes\n"
+                )
+            settings = directory / f"sshd_config.{host.name}"
+            settings.write_text(
+                SSHD.format(
+                    key=key,
+                    authorized=directory / "user.key.pub",
+                    variables=" ".join(f'"{name}={value}"' for name, value in variables.items()),
+                )
+            )
+            command = ("/usr/sbin/sshd", "-D", "-e", "-f", str(settings))
+            host.start(*command, log=directory / f"sshd.{host.name}.log")
+        for host in hosts:
+            one = hosts[0].on_its_network("ssh", "-F", str(config), host.name, "hostname")
+
+            def answers(host: Host = host, one: list[str] = one) -> bool:
+                found = subprocess.run(one, capture_output=True, text=True, check=False)
+                return found.stdout == f"{host.name}\n"
+
+            wait_for(answers, f"ssh to {host.name}", seconds=20)
+        yield Cluster(directory, hosts, config)
+
+
+def reach(cluster: Cluster, launcher: Launcher, folder: Path, after: int) -> tuple[int, int]:
+    """Waits for a checkpoint later than ``after``; returns the trainers of both hosts."""
+
+    def running() -> bool:
+        assert launcher.process.poll() is None, launcher.output()
+        return whole(folder) > after
+
+    what = f"a checkpoint after {after}"
+    wait_for(running, what, seconds=300, explain=launcher.output)
+    first, second = (
+        host.processes(f"JAX_PROCESS_ID={index}") for index, host in enumerate(cluster.hosts)
+    )
+    assert len(first) == len(second) == 1
+    return first[0], second[0]
+
+
+@pytest.mark.timeout(1500)
+def test_a_run_survives_a_kill_and_a_signal_with_the_same_losses(cluster: Cluster) -> None:
+    with cluster.launch(*FLAGS, "--output-dir", "calm") as launcher:
+        code, output = launcher.wait()
+    assert code == 0, output
+    assert "2 hosts; process 0 is on n1, found at 10.99.0.1" in output
+
+    folder = cluster.directory / "rough" / "checkpoints"
+    tokens = set()
+    with watched() as lines, cluster.launch(*FLAGS, "--output-dir", "rough") as launcher:
+        trainers = reach(cluster, launcher, folder, after=0)
+        tokens |= {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
+        os.kill(trainers[1], signal.SIGKILL)
+        trainers = reach(cluster, launcher, folder, after=whole(folder))
+        tokens |= {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
+        launcher.process.terminate()
+        code, output = launcher.wait()
+    assert code == 75, output
+    assert "process 1 ended with 137 (SIGKILL)" in output
+    assert output.count("restart 1 of at most 5") == 1
+    assert re.search(r"\[n1\] resumed from .*/checkpoints/\d+", output)
+    assert not any(host.processes() for host in cluster.hosts)
+    left = whole(folder)
+    assert left == max(losses(cluster.directory / "rough")) < STEPS
+
+    with cluster.launch(*FLAGS, "--output-dir", "rough", "--resume", "latest") as launcher:
+        code, output = launcher.wait()
+    assert code == 0, output
+    assert re.search(rf"\[n1\] resumed from .*/checkpoints/{left}\b", output)
+    calm, rough = (losses(cluster.directory / name) for name in ("calm", "rough"))
+    assert list(calm) == list(range(1, STEPS + 1))
+    assert calm == rough
+
+    (token,) = tokens  # the same on both hosts, and after a restart
+    assert re.fullmatch("[0-9a-f]{64}", token)
+    assert any("jaxtrain.main" in line for line in lines.seen)
+    sent = [found for line in lines.seen for found in re.findall(r"echo (\S+) \| base64 -d", line)]
+    assert any(b"remote_run" in base64.b64decode(one) for one in sent)
+    assert not [line for line in lines.seen if token in line]
+    assert not [one for one in sent if token.encode() in base64.b64decode(one)]
+
+
+@pytest.mark.timeout(600)
+def test_doctor_checks_both_hosts(cluster: Cluster) -> None:
+    with cluster.launch("--doctor", *FLAGS, "--output-dir", "checked") as launcher:
+        code, output = launcher.wait()
+    assert code == 0, output
+    assert "Pseudo-terminal" not in output  # of ssh itself: nothing here needs a terminal
+    for host in cluster.hosts:
+        assert f"[{host.name}] ready\n" in output
+    assert re.search(r"^\[n1\] .*2 processes on 2 hosts have met", output, re.MULTILINE)
+    assert not list((cluster.directory / "checked").iterdir())
+
+
+@pytest.mark.timeout(600)
+def test_doctor_finds_a_host_without_the_shared_storage(cluster: Cluster) -> None:
+    directory = cluster.directory / "apart"
+    directory.mkdir()
+    run(*cluster.hosts[1].command("mount", "-t", "tmpfs", "tmpfs", str(directory)))
+    with cluster.launch("--doctor", *FLAGS, "--output-dir", "apart") as launcher:
+        code, output = launcher.wait()
+    assert code == 1, output
+    assert "is not one folder for all processes" in output
+    assert "process 1 (n2), system: the output directory" in output  # as process 0 reports it
+    assert "restart" not in output
