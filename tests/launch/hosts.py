@@ -25,7 +25,7 @@ mount -t tmpfs tmpfs /dev/shm
 mount --bind "$2" /etc/hosts
 ip link set lo up
 echo booted
-sleep infinity & wait
+while :; do sleep infinity & wait; done
 """
 
 
@@ -97,6 +97,20 @@ class Host:
                     stderr=file,
                 )
             )
+
+    def crash(self) -> None:
+        """Takes the host off the network, then ends all its services and other processes.
+
+        Nobody hears of it: neither its connections nor its processes say goodbye.
+        """
+        run(*self.command("ip", "link", "set", "eth0", "down"))
+        run(*self.command("bash", "-c", "kill -KILL -1"))
+        while self._services:
+            self._services.pop().communicate()
+
+    def come_back(self) -> None:
+        """Puts a crashed host back on the network, without services."""
+        run(*self.command("ip", "link", "set", "eth0", "up"))
 
     def end(self) -> None:
         """Ends every process of the host at once."""

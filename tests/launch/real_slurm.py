@@ -73,6 +73,9 @@ exec {python} "$@" --loop.steps "$steps"
 """
 
 
+OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
+
+
 class Slurm:
     """A cluster of two nodes.
 
@@ -188,9 +191,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 def finished(slurm: Slurm, job: str, seconds: float) -> dict[str, str]:
     """What scontrol shows of a job once it has ended."""
-    over = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
     wait_for(
-        lambda: slurm.job(job)["JobState"] in over,
+        lambda: slurm.job(job)["JobState"] in OVER,
         f"the end of job {job}",
         seconds=seconds,
         explain=lambda: slurm.explain(job),
@@ -222,7 +224,11 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     job = slurm.submit(*FLAGS, "--output-dir", "rough", options=options, PYTHON=str(python))
 
     def reach(condition: Callable[[], bool], what: str) -> None:
-        wait_for(condition, what, seconds=300, explain=lambda: slurm.explain(job))
+        def reached() -> bool:
+            assert slurm.job(job)["JobState"] not in OVER, slurm.explain(job)
+            return condition()
+
+        wait_for(reached, what, seconds=300, explain=lambda: slurm.explain(job))
 
     # A limit that is near once there is a checkpoint, however slow the machine is.
     reach(lambda: whole(folder) > 0, "a checkpoint")

@@ -58,6 +58,19 @@ class Cluster:
     def __init__(self, directory: Path, hosts: tuple[Host, Host], config: Path) -> None:
         self.directory, self.hosts, self._config = directory, hosts, config
 
+    def serve(self, host: Host) -> None:
+        """Starts a host's sshd, and waits until it lets the launcher in."""
+        settings = str(self.directory / f"sshd_config.{host.name}")
+        log = self.directory / f"sshd.{host.name}.log"
+        host.start("/usr/sbin/sshd", "-D", "-e", "-f", settings, log=log)
+        asked = self.hosts[0].on_its_network("ssh", "-F", str(self._config), host.name, "hostname")
+
+        def answers() -> bool:
+            found = subprocess.run(asked, capture_output=True, text=True, check=False)
+            return found.stdout == f"{host.name}\n"
+
+        wait_for(answers, f"ssh to {host.name}", seconds=60, explain=log.read_text)
+
     @contextlib.contextmanager
     def launch(self, *arguments: str, **more: str) -> Iterator["Launcher"]:
         """The launcher with these arguments; it does not outlive the block."""
@@ -160,17 +173,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                     variables=" ".join(f'"{name}={value}"' for name, value in variables.items()),
                 )
             )
-            command = ("/usr/sbin/sshd", "-D", "-e", "-f", str(settings))
-            host.start(*command, log=directory / f"sshd.{host.name}.log")
+        made = Cluster(directory, hosts, config)
         for host in hosts:
-            one = hosts[0].on_its_network("ssh", "-F", str(config), host.name, "hostname")
-
-            def answers(host: Host = host, one: list[str] = one) -> bool:
-                found = subprocess.run(one, capture_output=True, text=True, check=False)
-                return found.stdout == f"{host.name}\n"
-
-            wait_for(answers, f"ssh to {host.name}", seconds=20)
-        yield Cluster(directory, hosts, config)
+            made.serve(host)
+        yield made
 
 
 def reach(cluster: Cluster, launcher: Launcher, folder: Path, after: int) -> tuple[int, int]:
@@ -229,6 +235,24 @@ def test_a_run_survives_a_kill_and_a_signal_with_the_same_losses(cluster: Cluste
     assert any(b"remote_run" in base64.b64decode(one) for one in sent)
     assert not [line for line in lines.seen if token in line]
     assert not [one for one in sent if token.encode() in base64.b64decode(one)]
+
+
+@pytest.mark.timeout(1500)
+def test_a_host_that_crashes_and_comes_back_costs_no_manual_step(cluster: Cluster) -> None:
+    """Its connections are not closed: only ssh's keepalive finds that it is gone."""
+    folder = cluster.directory / "crashed" / "checkpoints"
+    _, second = cluster.hosts
+    with cluster.launch(*FLAGS, "--output-dir", "crashed") as launcher:
+        reach(cluster, launcher, folder, after=0)
+        second.crash()
+        time.sleep(5)
+        second.come_back()
+        cluster.serve(second)
+        code, output = launcher.wait(600)
+    assert code == 0, output
+    assert "process 1 ended with 255" in output  # ssh's own code for a lost connection
+    assert output.count("restart 1 of at most 5") == 1
+    assert list(losses(cluster.directory / "crashed")) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.timeout(600)
