@@ -50,13 +50,43 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_every_loss_is_there_and_a_number(place: Path) -> None:
-    last = records(place / "straight")[12]
-    for name in (
-        *("train/reconstruction_loss", "train/encoder_loss", "train/perceptual_loss"),
-        *("train/adversary_loss", "val/psnr", "val/ssim", "val/lpips"),
-    ):
-        assert np.isfinite(last[name]), name
+def test_the_loss_is_the_weighted_sum_of_its_terms(place: Path) -> None:
+    """The discriminator's own loss rides along; it has parameters of its own."""
+    weights_of = {
+        "reconstruction_loss": 20.0,
+        "encoder_loss": 0.1,
+        "perceptual_loss": 0.1,
+        "adversary_loss": 0.5,
+        "discriminator_loss": 1.0,
+    }
+    found = records(place / "straight")
+    for step in range(1, 13):
+        terms = {name: found[step][f"train/{name}"] for name in weights_of}
+        total = sum(weights_of[name] * term for name, term in terms.items())
+        assert found[step]["train/loss"] == pytest.approx(total, rel=1e-5), step
+
+
+def test_losses_begin_where_they_did_and_fall(place: Path) -> None:
+    """The first step's values are recorded: no term may change unnoticed."""
+    found = records(place / "straight")
+    recorded = {
+        "reconstruction_loss": 0.23954,
+        "encoder_loss": 0.37419,
+        "perceptual_loss": 2.1277,
+        "adversary_loss": 0.95169,
+        "discriminator_loss": 1.6085,
+    }
+    for name, value in recorded.items():
+        assert found[1][f"train/{name}"] == pytest.approx(value, rel=0.005), name
+    # Clips differ from step to step: the mean of three on both sides.
+    for name, at_most in (("reconstruction_loss", 0.85), ("perceptual_loss", 0.6)):
+        first, last = (
+            sum(found[step][f"train/{name}"] for step in steps) / 3
+            for steps in ((1, 2, 3), (10, 11, 12))
+        )
+        assert last <= at_most * first, name
+    for name in ("val/psnr", "val/ssim", "val/lpips"):
+        assert np.isfinite(found[12][name]), name
 
 
 def test_a_run_that_is_killed_goes_on_bit_by_bit(place: Path) -> None:

@@ -35,7 +35,7 @@ def check(what: bool, problem: str) -> None:
 def jaxtrain(*arguments: str) -> str:
     """What the installed program prints; it must succeed."""
     found = subprocess.run(
-        [str(PROGRAM), *arguments], capture_output=True, text=True, timeout=600, check=False
+        [str(PROGRAM), *arguments], capture_output=True, text=True, timeout=1500, check=False
     )
     line = f"jaxtrain {' '.join(arguments)}"
     check(found.returncode == 0, f"{line} ended with {found.returncode}:\n{found.stderr}")
