@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxtrain import clusters, config, rollcall, same_run, terminal, versions
+from jaxtrain import clusters, config, rollcall, same_run, terminal, versions, waiting
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError, RunAgain, first_line
 from jaxtrain.peers import Peers
@@ -91,14 +91,15 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
     if environment.get("JAX_PLATFORMS", "") == "cpu" or simulate_devices is not None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        jax.distributed.initialize(
-            cluster.coordinator,
-            cluster.count,
-            cluster.index,
-            local_device_ids=cluster.devices,
-            initialization_timeout=_CONNECT_S,
-            coordinator_bind_address=clusters.bind_address(cluster, environment),
-        )
+        with waiting.announced(lambda: f"jax's service at {cluster.coordinator}"):
+            jax.distributed.initialize(
+                cluster.coordinator,
+                cluster.count,
+                cluster.index,
+                local_device_ids=cluster.devices,
+                initialization_timeout=_CONNECT_S,
+                coordinator_bind_address=clusters.bind_address(cluster, environment),
+            )
     except jax.errors.JaxRuntimeError as error:  # another program took the port just now
         raise RunAgain(
             f"jax's service did not start at {cluster.coordinator} ({error}): try again, or take "
@@ -120,7 +121,8 @@ def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
     if jax.process_count() == 1:
         return
     own = same_run.facts(run, flags)
-    same_run.check(own, jax.process_index(), jax.process_count(), members().service)
+    with waiting.announced(lambda: "the configs and versions of all processes"):
+        same_run.check(own, jax.process_index(), jax.process_count(), members().service)
 
 
 def check_accelerator(environment: Mapping[str, str]) -> None:
@@ -201,7 +203,8 @@ def wait_for_all(event: str, timeout_s: float) -> None:
         timeout_s: after it the runtime's own error is raised.
     """
     if jax.process_count() > 1:
-        members().service.wait_at_barrier(f"jaxtrain/{event}", int(timeout_s * 1000))
+        with waiting.announced(lambda: f"the other processes ({event})"):
+            members().service.wait_at_barrier(f"jaxtrain/{event}", int(timeout_s * 1000))
 
 
 def check_same(what: str, value: str, cure: str) -> None:
@@ -237,7 +240,8 @@ def told_by_process_zero(decide: Callable[[], str]) -> str:
         store.key_value_set(key, message)
     else:
         try:
-            message = store.blocking_key_value_get(key, _LONGEST_WAIT_S * 1000)
+            with waiting.announced(lambda: "process 0, which has not decided yet"):
+                message = store.blocking_key_value_get(key, _LONGEST_WAIT_S * 1000)
         except RuntimeError as error:  # jax's own is one
             raise RunAgain(
                 f"process 0 said nothing for {_LONGEST_WAIT_S / 3600:.0f} h ({first_line(error)})"

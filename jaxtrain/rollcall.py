@@ -34,9 +34,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
-from jaxtrain import clusters, terminal
+from jaxtrain import clusters, terminal, waiting
 from jaxtrain.clusters import TOKEN, Cluster
 from jaxtrain.errors import InputError, RunAgain
 
@@ -117,10 +118,13 @@ def hold(cluster: Cluster, environment: Mapping[str, str]) -> None:
             "start of this run: set the same random text on all hosts"
         )
     answer: _Answer | None = None
-    while answer is None:
-        # A second process 0 on this host cannot listen, so it calls the first one.
-        listener = _listen(cluster, environment) if cluster.index == 0 else None
-        answer = call.attempt() if listener is None else _serve(cluster, listener, call)
+    with waiting.announced(lambda: call.waits_for):
+        while answer is None:
+            # A second process 0 on this host cannot listen, so it calls the first one.
+            listener = _listen(cluster, environment) if cluster.index == 0 else None
+            call.listens = listener is not None
+            call.waits_for = call.blocked()
+            answer = call.attempt() if listener is None else _serve(cluster, listener, call)
     if answer.message:
         raise (RunAgain if answer.again else InputError)(answer.message)
 
@@ -142,6 +146,8 @@ class _Call:
         self.deadline = self._began + patience_s
         self.id = secrets.token_hex(8)
         self.ended = threading.Event()  # stops the thread of process 0 that calls itself
+        self.listens = False  # this is process 0, and the port is its own
+        self.waits_for = ""
 
     def attempt(self) -> _Answer | None:
         """Calls once; the answer, or after the deadline what went wrong; None to try again."""
@@ -149,12 +155,17 @@ class _Call:
         try:
             return self._once()
         except OSError as error:  # or process 0 ends, and is started again
-            what, self._foreign_since = self._not_found(error.strerror or str(error)), None
+            why = error.strerror or str(error)
+            taken = self._cluster.index == 0 and not self.listens
+            what = self._in_use() if taken else self._not_found(why)
+            self._foreign_since = None
         except _Foreign as error:
             what, foreign = str(error), True
             self._foreign_since = self._foreign_since or time.monotonic()
         now = time.monotonic()
         since = self._foreign_since
+        if not self.listens:
+            self.waits_for = self.blocked(foreign)
         if self._refused:  # process 0 may have given up a moment ago, but this is why
             what = self._no_token()
         if now > self.deadline or (since is not None and now - since > _FOREIGN_S):
@@ -174,6 +185,10 @@ class _Call:
             said |= {"where": _where(), "call": self.id, "nonce": nonce}
             nonces = [asked, nonce]
             to.sendall(_signed(self.key, "caller", nonces, said))
+            if cluster.index > 0:
+                self.waits_for = (
+                    f"other processes: process 0 at {cluster.coordinator} has heard this one"
+                )
             line = _read_line(to, self.deadline + _LINE_S, self.ended.is_set)
         answer = _parsed(line)
         message, again = answer.get("jaxtrain"), answer.get("again")
@@ -184,14 +199,35 @@ class _Call:
             raise _Foreign(self._in_use())
         return _Answer(_shown(message, _ANSWER_BYTES), again, heard=True)
 
+    def blocked(self, foreign: bool = False) -> str:
+        """What a call that has not been heard waits for.
+
+        Args:
+            foreign: whether another program answered at the address.
+        """
+        cluster = self._cluster
+        if self._refused:
+            return f"a process 0 at {cluster.coordinator} that knows this run's token ({TOKEN})"
+        if cluster.index == 0 and not self.listens:
+            owner = _owner(cluster.port)
+            return f"port {cluster.port}, which {owner or 'another program'} holds on this host"
+        if foreign:
+            return f"process 0 at {cluster.coordinator}: another program answers there"
+        return f"process 0, which does not answer at {cluster.coordinator}"
+
     def _in_use(self) -> str:
         cluster = self._cluster
         return (
-            f"{cluster.coordinator} (from {cluster.source}) is in use, but not by processes "
-            f"that wait for process {cluster.index} of {cluster.count}: the last run has not "
-            f"ended, or all {cluster.count} are there already and another one is process "
+            f"{cluster.coordinator} (from {cluster.source}) is in use{self._by()}, but not by "
+            f"processes that wait for process {cluster.index} of {cluster.count}: the last run "
+            f"has not ended, or all {cluster.count} are there already and another one is process "
             f"{cluster.index} too, or it is another program's: end it, or take another port"
         )
+
+    def _by(self) -> str:
+        """Who holds the port, where it is one of this host and the system reports it."""
+        owner = _owner(self._cluster.port) if self._cluster.index == 0 else None
+        return f" by {owner}" if owner else ""
 
     def _no_token(self) -> str:
         cluster = self._cluster
@@ -231,7 +267,13 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
             door.attend(_LOOK_EVERY_S)
             callers = door.callers
             complaint = _complaint(cluster, callers)
-            complete = {one.index for one in callers} == set(range(cluster.count))
+            missing = sorted(set(range(cluster.count)) - {one.index for one in callers})
+            complete = not missing
+            call.waits_for = (
+                f"{'process' if len(missing) == 1 else 'processes'} "
+                f"{_listed([str(index) for index in missing], ', ')} of {cluster.count}, which "
+                f"{'has' if len(missing) == 1 else 'have'} not come to {cluster.coordinator}"
+            )
             now = time.monotonic()
             if (complete, complaint) != picture:
                 picture, since = (complete, complaint), now
@@ -486,6 +528,29 @@ def _listen(cluster: Cluster, environment: Mapping[str, str]) -> socket.socket |
         f"process 0 cannot listen at {bind} ({failure}): give a free port above 1023 on an "
         "address of this host"
     )
+
+
+def _owner(port: int) -> str | None:
+    """Which process of this host listens at a port; None where the system does not report it.
+
+    As https://docs.kernel.org/networking/proc_net_tcp.html has it: local address in hexadecimal
+    before the port, state 0A is LISTEN, the tenth field is the socket's inode.
+    """
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            rows = [row.split() for row in Path(table).read_text().splitlines()[1:]]
+            inodes |= {
+                f"socket:[{row[9]}]"
+                for row in rows
+                if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+            }
+    for process in Path("/proc").glob("[0-9]*") if inodes else ():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if any(os.readlink(one) in inodes for one in (process / "fd").iterdir()):
+                name = (process / "comm").read_text().strip()
+                return f"{_shown(name, _SHOWN)} (process {process.name})"
+    return None
 
 
 def _line(said: Mapping[str, Any]) -> bytes:

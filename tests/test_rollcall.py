@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from jaxtrain import clusters, rollcall
+from jaxtrain import waiting as waits
 from jaxtrain.clusters import Cluster
 from jaxtrain.errors import InputError, RunAgain
 
@@ -132,6 +133,39 @@ def test_who_does_not_come_is_named_to_all() -> None:
     assert {type(one) for one in said} == {RunAgain}
     for one in said:
         assert "within 2 s: 1, 3 (there are 0: pid" in str(one)
+
+
+def test_a_missing_process_is_named_while_the_others_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waits, "SILENCE_S", 0.7)
+    port = free_port()
+    outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
+    said = capsys.readouterr().err.splitlines()
+    first, second = sorted(line for line in said if "have not come" in line or "heard" in line)
+    assert "other processes: process 0 at 127.0.0.1" in first
+    assert f"processes 1, 3 of 4, which have not come to 127.0.0.1:{port} (1 s so far)" in second
+
+
+def test_the_program_that_holds_the_port_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It accepts, and says nothing."""
+    monkeypatch.setattr(waits, "SILENCE_S", 3.0)
+    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0))"
+    code += "; print(s.getsockname()[1], flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        (said,) = outcomes([member(0, 2, port)], patience_s=4)
+        other.kill()
+    named = f"(process {other.pid})"
+    assert isinstance(said, RunAgain)
+    assert "is in use by python" in str(said)
+    assert named in str(said)
+    (line,) = (one for one in capsys.readouterr().err.splitlines() if one.startswith("waiting"))
+    assert f"port {port}, which python" in line
+    assert named in line
 
 
 def test_nobody_listens() -> None:
