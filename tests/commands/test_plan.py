@@ -91,7 +91,7 @@ def test_wrong_use_is_one_line(
 def test_a_step_that_cannot_be_compiled_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("jaxtrain.commands.plan.compile_step", lambda *_: {"failure": "too odd"})
+    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", lambda *_: {"failure": "too odd"})
     assert main.main(["plan", "--config", "demo"]) == 2
     assert "demo could not be compiled: too odd" in capsys.readouterr().err
 
@@ -106,7 +106,7 @@ def test_a_batch_is_checked_on_the_devices_that_are_asked_for(
         asked.append(one)
         return {"failure": "enough"}
 
-    monkeypatch.setattr("jaxtrain.commands.plan.compile_step", refuse)
+    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", refuse)
     at = ["--config", "h100_16", "--devices", "3x8", "--data.batch_size", "120"]
     assert main.main(["plan", *at, "--mesh.fsdp", "16"]) == 2
     assert asked[0].overrides.count("--mesh.fsdp") == 1
@@ -140,7 +140,7 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
             "estimate": False,
         }
 
-    monkeypatch.setattr("jaxtrain.commands.plan.compile_step", compile_step)
+    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", compile_step)
     output = tmp_path / "plan.json"
     at = ["--config", "h100_16", "--devices", "4", "--json", str(output)]
     assert main.main(["plan", *at]) == plan.DOES_NOT_FIT

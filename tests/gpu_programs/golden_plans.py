@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.commands.plan import Planner
+from jaxtrain.planning.planner import Planner
 from jaxtrain.devices import GIB
 from jaxtrain.planning import request
 
