@@ -94,6 +94,7 @@ def test_the_gpt_on_eight_devices_writes_texts(tmp_path: Path) -> None:
         *("--model.depth", 2, "--model.width", 32, "--model.heads", 4, "--model.vocab_size", 300),
         *("--model.sequence_length", 32, "--data.workers", 1, "--mesh.min_shard_elements", 64),
     )
+    assert_it_learns(tmp_path / "run", first=5.7038, fallen=2.0)
     page = (tmp_path / f"run/samples/text_{STEPS}.txt").read_text()
     assert f"samples/text_{STEPS}.txt" in said
     assert page.count("the text begins\n") == page.count("the model goes on\n") == 2
