@@ -22,6 +22,8 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_NAMES = 1_000_000  # that a pattern stands for
 _MOST_RANGES, _MOST_DIGITS = 8, 18  # of a pattern, and of a number in it
 _LONGEST_HEADER = 2**16  # bytes; a path has 4,096 at most, and what else stands there is short
+_LONGEST_NAME = 4096  # characters, of a member; Linux allows as many bytes
+_MOST_GLOBAL_KEYS = 100  # git archive writes one, "comment"
 _FORMAT = 1
 
 
@@ -102,10 +104,17 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
 
 def _list(tar: str) -> list[tuple[str, int, int]]:
     found = []
-    with _Headers(tar) as headers, tarfile.open(tar, "r:", headers) as file:
-        for one in file:
+    globals_ = _GlobalHeaders()
+    with _Headers(tar) as headers, tarfile.open(tar, "r:", headers, pax_headers=globals_) as file:
+        while (one := file.next()) is not None:
+            file.members = []  # type: ignore[attr-defined]  # each one holds a copy of its headers
             if not one.isreg():
                 continue
+            if len(one.name) > _LONGEST_NAME:
+                raise tarfile.ReadError(
+                    f"the name of the member at byte {one.offset:,} has {len(one.name):,} "
+                    f"characters, and the limit is {_LONGEST_NAME:,}: rename it"
+                )
             if one.issparse():
                 raise InputError(
                     f"{tar}: its member {one.name} is sparse, which cannot be read in place: make "
@@ -113,6 +122,22 @@ def _list(tar: str) -> list[tuple[str, int, int]]:
                 )
             found.append((one.name, one.offset_data, one.size))
     return found
+
+
+class _GlobalHeaders(dict[str, str]):
+    """PAX headers that hold for all members that follow; tarfile copies them into each one."""
+
+    def __setitem__(self, key: str, value: str, /) -> None:
+        """Raises ReadError for the name of all members, and for one key too many."""
+        if key in ("path", "linkpath"):
+            raise tarfile.ReadError(
+                f"a global PAX header sets {key!r} for all members: make the tar again"
+            )
+        super().__setitem__(key, value)
+        if len(self) > _MOST_GLOBAL_KEYS:
+            raise tarfile.ReadError(
+                f"global PAX headers have more than {_MOST_GLOBAL_KEYS} keys: make the tar again"
+            )
 
 
 class _Headers(io.FileIO):

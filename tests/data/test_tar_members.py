@@ -4,7 +4,9 @@ import io
 import os
 import pickle
 import tarfile
+import tracemalloc
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +93,18 @@ def test_patterns_lists_and_single_tars(shards: Path, tmp_path: Path) -> None:
 
 def test_a_tar_is_listed_once(shards: Path, tmp_path: Path, monkeypatch: Any) -> None:
     first = _open(shards, tmp_path)
-    monkeypatch.setattr(tarfile, "open", lambda *args: pytest.fail("listed again"))
+    monkeypatch.setattr(tarfile, "open", lambda *args, **kwargs: pytest.fail("listed again"))
     assert _open(shards, tmp_path).train.entries == first.train.entries
     monkeypatch.undo()
     os.utime(shards / "s-000.tar", (1, 1))
     listed = []
     real = tarfile.open
-    monkeypatch.setattr(tarfile, "open", lambda *args: listed.append(args[0]) or real(*args))
+
+    def list_again(*args: Any, **kwargs: Any) -> Any:
+        listed.append(args[0])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(tarfile, "open", list_again)
     _open(shards, tmp_path)
     assert listed == [str(shards / "s-000.tar")]
 
@@ -141,11 +148,21 @@ def _header(name: bytes, size: int, kind: bytes, magic: bytes = b"ustar  \0") ->
 
 
 def _pax(key: bytes, value: bytes) -> bytes:
-    length = len(key) + len(value) + 3
-    length += len(str(length + len(str(length))))
-    body = b"%d %s=%s\n" % (length, key, value)
-    header = _header(b"pax", len(body), b"x", b"ustar\x0000")
+    return _pax_header([(key, value)], b"x")
+
+
+def _pax_header(records: Iterable[tuple[bytes, bytes]], kind: bytes) -> bytes:
+    body = b""
+    for key, value in records:
+        length = len(key) + len(value) + 3
+        length += len(str(length + len(str(length))))
+        body += b"%d %s=%s\n" % (length, key, value)
+    header = _header(b"pax", len(body), kind, b"ustar\x0000")
     return header + body + bytes(-len(body) % 512)
+
+
+def _globals(count: int) -> bytes:
+    return _pax_header(((b"k%x" % number, b"") for number in range(count)), b"g")
 
 
 PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
@@ -162,6 +179,14 @@ PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
         (b"".join(_pax(b"path", b"%d.mp4" % n) for n in range(3000)) + PLAIN, "recursion"),
         (_header(b"long", 2**16 + 1, b"L") + bytes(2**17) + PLAIN, "a header of 66,048 bytes"),
         (_header(b"long", 2**16, b"x") + bytes(2**16) + PLAIN, None),
+        (
+            _pax(b"path", b"x" * 5000) + PLAIN,
+            r"byte 0 has 5,000 characters, and the limit is 4,096",
+        ),
+        (_globals(100) + PLAIN, None),
+        (_globals(101) + PLAIN, "global PAX headers have more than 100 keys"),
+        (_globals(60) + PLAIN[:1024] + _globals(101) + PLAIN, "more than 100 keys"),
+        (_pax_header([(b"path", b"v.mp4")], b"g") + PLAIN, "global PAX header sets 'path'"),
     ],
 )
 def test_odd_headers_are_one_line(tmp_path: Path, content: bytes, said: str | None) -> None:
@@ -198,6 +223,25 @@ def test_a_name_of_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
     most, said = peak_mib(LISTS, path, tmp_path)
     assert "a header of 1,073,741,824 bytes at byte 512" in said
     assert most < base + 20, (base, most)
+
+
+def test_global_headers_are_not_kept_with_each_member(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    members = b"".join(_header(b"%d.mp4" % number, 0, b"0") for number in range(2000))
+    # Without a limit each of the 2,000 members holds a table of 5,000 keys: 0.6 GiB.
+    for count, said in ((5000, "more than 100 keys"), (100, "")):
+        path.write_bytes(_globals(count) + members + bytes(1024))
+        tracemalloc.start()
+        try:
+            if said:
+                with pytest.raises(InputError, match=said):
+                    tar_members.members(str(path), tmp_path)
+            else:
+                assert len(tar_members.members(str(path), tmp_path)) == 2000
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 2**22, (count, most)
 
 
 def test_a_pattern_stands_for_a_bounded_number_of_names() -> None:
