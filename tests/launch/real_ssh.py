@@ -28,6 +28,7 @@ PROGRAMS = {
     "ip": "iproute2",
     "unshare": "util-linux",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
 }
 STEPS = 60
 FLAGS = [
@@ -89,7 +90,9 @@ class Cluster:
             SSH_OPTIONS=f"-F {self._config}",
         )
         kept = {name: value for name, value in variables.items() if not name.startswith("JAX_")}
-        return self.hosts[0].on_its_network(str(LAUNCH / "ssh.sh"), "hosts.txt", *arguments), kept
+        script = (str(LAUNCH / "ssh.sh"), "hosts.txt", *arguments)
+        # It does not outlive a test that is killed.
+        return self.hosts[0].on_its_network("setpriv", "--pdeathsig", "TERM", *script), kept
 
 
 class Launcher:
