@@ -47,6 +47,7 @@ class Flags:
     """The flags of the command line that are no fields of a config.
 
     Attributes:
+        relief: looks for a way out when device memory is full.
         arguments: of the command line, to print what to type next; () where there was none.
     """
 
@@ -56,6 +57,7 @@ class Flags:
     debug: bool = False
     profile: tuple[int, int] | None = None
     arguments: tuple[str, ...] = ()
+    relief: memory.Relief | None = None
 
 
 def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
@@ -120,7 +122,7 @@ def train(
         built = building.build(run, mesh, len(sources.train), say, position)
         total = built.total
         history.started(total)
-        explained = functools.partial(memory.explained, run, built.target, built.spec, say)
+        explained = functools.partial(memory.explained, built, flags.relief, say)
         meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
             state = preparation.first_state(built, start_from, directory, meta, say)

@@ -1,32 +1,30 @@
-"""When memory runs out: what was held, and which overrides to try."""
+"""When device memory runs out: what was planned beside what happened, and what fits."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
 
-from jaxtrain import config, overrides
+from jaxtrain import invocation
 from jaxtrain import state as states
+from jaxtrain.building import Built, Say
 from jaxtrain.devices import GIB
 from jaxtrain.errors import InputError, first_line
 
+Relief = Callable[[str, int, Say], list[str]]
+"""(kind of GPU, bytes that jax may take of it, takes lines) -> overrides that were compiled and
+fit, in words."""
+
 
 @contextlib.contextmanager
-def explained(
-    run: config.Run,
-    target: states.State,
-    spec: dict[str, jax.ShapeDtypeStruct],
-    say: Callable[[str], None],
-) -> Iterator[None]:
-    """Turns an out-of-memory error of the runtime into what was held and what to try.
+def explained(built: Built, relief: Relief | None, say: Say) -> Iterator[None]:
+    """Turns an out-of-memory error of the runtime into what is known about it.
 
     Args:
-        run: the config.
-        target: shapes and shardings of the state.
-        spec: of the global batch.
-        say: prints the compiler's own words before the error's one line.
+        built: the run.
+        relief: looks for overrides that fit; None where nobody can.
+        say: takes the lines before the error's own.
 
     Raises:
         InputError: in place of the runtime's RESOURCE_EXHAUSTED.
@@ -37,45 +35,49 @@ def explained(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         say(first_line(error))
-        raise InputError(
-            f"out of device memory: {_held(run, target, spec)}; try {_ways_out(run)}"
-        ) from error
+        say(_state_and_batch(built))
+        used, limit = _measured()
+        if used:
+            say(
+                f"what happened (measured): a device held {used / GIB:.1f} GiB at most, and jax "
+                f"may take {limit / GIB:.1f} GiB of it"
+            )
+        raise InputError(f"out of device memory: {_fix(built, relief, limit, say)}") from error
 
 
-def _held(run: config.Run, target: states.State, spec: dict[str, Any]) -> str:
-    devices = run.mesh.devices
-    batch = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in spec.values())
+def _state_and_batch(built: Built) -> str:
+    run = built.run
+    batch = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in built.spec.values())
     return (
-        f"each device holds {states.bytes_per_device(target) / GIB:.3f} GiB of state and "
-        f"{batch / devices / GIB:.3f} GiB of batch (computed), and the activations of "
+        f"each device holds {states.bytes_per_device(built.target) / GIB:.3f} GiB of state and "
+        f"{batch / run.mesh.devices / GIB:.3f} GiB of batch (computed), and the activations of "
         f"{run.rows_at_once} examples at a time"
     )
 
 
-def _ways_out(run: config.Run) -> str:
-    """Overrides that lower memory, cheapest first; only those that this config allows."""
-    devices = run.mesh.devices
-    per_device = run.data.batch_size // devices
-    ways = []
-    deeper = [
-        parts
-        for parts in range(run.optim.accumulate + 1, per_device + 1)
-        if per_device % parts == 0
-    ]
-    if deeper:
-        ways.append(
-            f"--optim.accumulate {deeper[0]} (same batch, {per_device // deeper[0]} at once)"
+def _measured() -> tuple[int, int]:
+    """Bytes: the most that a device of this process held, and the most that it may; (0, 0) on CPUs.
+
+    https://docs.jax.dev/en/latest/gpu_memory_allocation.html
+    """
+    found = [device.memory_stats() or {} for device in jax.local_devices()]
+    return (
+        max((stats.get("peak_bytes_in_use", 0) for stats in found), default=0),
+        min((stats.get("bytes_limit", 0) for stats in found), default=0),
+    )
+
+
+def _fix(built: Built, relief: Relief | None, limit: int, say: Say) -> str:
+    if relief is not None and limit and jax.process_count() == 1:
+        if ways := relief(jax.devices()[0].device_kind, limit, say):
+            return (
+                f"these fit, as compiled for this GPU, with the same global batch: "
+                f"{', or '.join(ways)}"
+            )
+        tried = "no way to run the same global batch is known to fit: "
+    else:  # the others wait for this process, or there is no GPU to plan for
+        tried = (
+            f"`{invocation.program()} plan --config {built.run.name} --fit` with the same fields "
+            "finds ways that fit; otherwise "
         )
-    if hasattr(run.model, "remat"):
-        modes = overrides.choices(run.model, "remat")  # the more is computed again the later
-        for mode in modes[modes.index(run.model.remat) + 1 :]:
-            ways.append(f"--model.remat {mode} (more is computed again)")
-    if run.mesh.fsdp == 1 and devices > 1:  # there is no axis to shard along
-        ways.append(f"--mesh.data 1 --mesh.fsdp {devices} --mesh.shard params (ZeRO-3)")
-    elif run.mesh.shard != "params" and devices > 1:
-        ways.append("--mesh.shard params (ZeRO-3)")
-    unit = devices * run.optim.accumulate
-    if run.data.batch_size > unit:  # else a device has one example at a time already
-        ways.append(f"--data.batch_size {run.data.batch_size // unit // 2 * unit}")
-    ways.append("more devices, or a smaller model")
-    return ", or ".join(ways)
+    return tried + "lower --data.batch_size, take more devices, or a smaller model"

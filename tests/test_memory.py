@@ -1,6 +1,6 @@
-"""Out of memory: what was held, and which overrides to try."""
+"""Out of memory: what was planned, what happened, and what fits."""
 
-import re
+import types
 from typing import Any
 
 import jax
@@ -9,25 +9,19 @@ import pytest
 import toy
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import config, memory, overrides
+from jaxtrain import config, memory
 from jaxtrain import state as states
+from jaxtrain.devices import GIB
 from jaxtrain.errors import InputError
 
-BASE = ["--data.path", "somewhere", "--mesh.data", "2", "--mesh.fsdp", "4"]
-ONE_DEVICE = ["--mesh.data", "1", "--mesh.fsdp", "1", "--mesh.shard", "none"]
 SPEC = {
     "video": jax.ShapeDtypeStruct((64, 2**20, 24), jnp.uint8),  # 1.5 GiB
     "weight": jax.ShapeDtypeStruct((64,), jnp.float32),
 }
 
 
-def run_of(*changed: str) -> config.Run:
-    """A run on eight devices."""
-    return config.load("mlm_h200_8", [*BASE, "--data.batch_size", "64", *changed])
-
-
-def target() -> states.State:
-    """3 GiB of parameters in four shards and 1/2 GiB that every device holds."""
+def built() -> Any:
+    """A run on eight devices with 3 GiB of parameters in four shards and 1/2 GiB everywhere."""
     mesh = toy.mesh_of(2, 4)
 
     def stored(shape: tuple[int, ...], *spec: str) -> Any:
@@ -35,100 +29,78 @@ def target() -> states.State:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
     params = {"kernel": stored((3 * 2**10, 2**18), "fsdp"), "table": stored((2**27,))}
-    return states.State(
+    target = states.State(
         step=stored(()), examples_seen=stored(()), params=params, extras={}, opt={}, guard={}
     )
+    typed = ["--data.path", "x", "--mesh.data", "2", "--mesh.fsdp", "4", "--data.batch_size", "64"]
+    run = config.load("mlm_h200_8", [*typed, "--optim.accumulate", "2"])
+    return types.SimpleNamespace(run=run, target=target, spec=SPEC)
 
 
-def told(run: config.Run) -> tuple[str, list[str]]:
+def told(relief: memory.Relief | None = None) -> tuple[str, list[str]]:
     """What an allocation that no machine can make leads to: the error, and what was said."""
     said: list[str] = []
-    with pytest.raises(InputError) as error, memory.explained(run, target(), SPEC, said.append):
+    with pytest.raises(InputError) as error, memory.explained(built(), relief, said.append):
         jnp.zeros(2**48, jnp.float32).block_until_ready()
     assert isinstance(error.value.__cause__, jax.errors.JaxRuntimeError)
     return str(error.value), said
 
 
-def ways_out(run: config.Run) -> list[list[str]]:
-    """The overrides that the error names, those together that it names together."""
-    ways = told(run)[0].partition("; try ")[2].split(", or ")
-    flags = [[word for pair in re.findall(r"(--\S+) (\w+)", way) for word in pair] for way in ways]
-    return [way for way in flags if way]
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 71 GiB, 70 were in use."""
+    monkeypatch.setattr(memory, "_measured", lambda: (70 * GIB, 71 * GIB))
 
 
-def at_a_time(run: config.Run) -> int:
-    """Examples whose activations a device holds."""
-    (count,) = re.findall(r"activations of (\d+) examples at a time", told(run)[0])
-    return int(count)
-
-
-def test_the_error_says_what_was_held() -> None:
-    message, said = told(run_of("--optim.accumulate", "2"))
-    assert "out of device memory: each device holds 1.250 GiB of state" in message
-    assert "0.188 GiB of batch (computed)" in message
-    assert "activations of 4 examples at a time" in message
+def test_what_was_held_is_printed() -> None:
+    message, said = told()
     assert "\n" not in message
-    (line,) = said
-    assert line.startswith("RESOURCE_EXHAUSTED: Out of memory allocating 1125899906842624 bytes")
+    first, second = said
+    assert first.startswith("RESOURCE_EXHAUSTED: Out of memory allocating 1125899906842624 bytes")
+    assert second == (
+        "each device holds 1.250 GiB of state and 0.188 GiB of batch (computed), and the "
+        "activations of 4 examples at a time"
+    )
 
 
-def test_the_error_names_the_overrides_to_try() -> None:
-    run = run_of("--mesh.shard", "optimizer", "--model.remat", "none")
-    assert ways_out(run) == [
-        ["--optim.accumulate", "2"],
-        ["--model.remat", "block"],
-        ["--mesh.shard", "params"],
-        ["--data.batch_size", "32"],
+def test_without_a_gpu_no_override_is_suggested() -> None:
+    """None was verified."""
+    message, _ = told(lambda *_: pytest.fail("there is no GPU to plan for"))
+    assert "plan --config mlm_h200_8 --fit` with the same fields finds ways that fit" in message
+    assert "--optim" not in message
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_overrides_that_were_compiled_are_suggested() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def relief(kind: str, limit: int, say: Any) -> list[str]:
+        asked.append((kind, limit))
+        say("the plan")
+        return ["--optim.accumulate 4 (35.0 GiB)", "--model.remat block (50.1 GiB)"]
+
+    message, said = told(relief)
+    assert asked == [("cpu", 71 * GIB)]
+    assert said[2:] == [
+        "what happened (measured): a device held 70.0 GiB at most, and jax may take 71.0 GiB of it",
+        "the plan",
     ]
-    assert told(run)[0].endswith(", or more devices, or a smaller model")
+    assert message.endswith(
+        "the same global batch: --optim.accumulate 4 (35.0 GiB), or --model.remat block (50.1 GiB)"
+    )
 
 
-@pytest.mark.parametrize(
-    ("now", "later"), [("none", ["ends", "block"]), ("ends", ["block"]), ("block", [])]
-)
-def test_only_what_computes_more_again_is_named(now: str, later: list[str]) -> None:
-    run = config.load("h100_8", ["--data.path", "clips", "--model.remat", now])
-    assert [way[1] for way in ways_out(run) if way[0] == "--model.remat"] == later
+@pytest.mark.usefixtures("on_a_gpu")
+def test_where_nothing_fits_that_is_said() -> None:
+    message, _ = told(lambda *_: [])
+    assert "no way to run the same global batch is known to fit" in message
 
 
-@pytest.mark.parametrize(
-    "used",
-    [
-        ["--mesh.shard", "params", "--model.remat", "block", "--optim.accumulate", "8"],
-        [*ONE_DEVICE, "--model.remat", "block", "--data.batch_size", "1"],
-    ],
-)
-def test_what_is_in_use_is_not_suggested(used: list[str]) -> None:
-    run = run_of(*used)
-    assert ways_out(run) == []
-    assert told(run)[0].endswith("; try more devices, or a smaller model")
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "accumulate"),
-    [(8, 1), (16, 1), (16, 2), (24, 1), (24, 3), (40, 1), (64, 2), (72, 3), (96, 4)],
-)
-def test_every_suggestion_is_accepted_and_less_is_computed_at_a_time(
-    batch_size: int, accumulate: int
-) -> None:
-    run = run_of("--data.batch_size", str(batch_size), "--optim.accumulate", str(accumulate))
-    for way in ways_out(run):
-        changed = overrides.apply(run, way)
-        config.validate(changed)
-        assert changed != run
-        if way[0] in ("--data.batch_size", "--optim.accumulate"):
-            assert at_a_time(changed) < at_a_time(run), way
-
-
-@pytest.mark.parametrize("shard", ["none", "optimizer", "params"])
-def test_copies_of_the_state_give_way_to_shards(shard: str) -> None:
-    """Without an axis to shard along, another mesh.shard would change nothing."""
-    run = run_of("--mesh.data", "8", "--mesh.fsdp", "1", "--mesh.shard", shard)
-    (way,) = [way for way in ways_out(run) if "--mesh.fsdp" in way or "--mesh.shard" in way]
-    changed = overrides.apply(run, way)
-    config.validate(changed)
-    assert (changed.mesh.data * changed.mesh.fsdp, changed.mesh.shard) == (8, "params")
-    assert changed.mesh.fsdp > 1
+def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = [{"peak_bytes_in_use": 5, "bytes_limit": 9}, {"peak_bytes_in_use": 7, "bytes_limit": 8}]
+    fakes = [types.SimpleNamespace(memory_stats=lambda one=one: one) for one in peaks]
+    monkeypatch.setattr(jax, "local_devices", lambda: fakes)
+    assert memory._measured() == (7, 8)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +114,12 @@ def test_copies_of_the_state_give_way_to_shards(shard: str) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_other_errors_pass_untouched(error: BaseException) -> None:
-    with (
-        pytest.raises(type(error)) as caught,
-        memory.explained(run_of(), target(), SPEC, pytest.fail),
-    ):
+    with pytest.raises(type(error)) as caught, memory.explained(built(), None, pytest.fail):
         raise error
     assert caught.value is error
     assert caught.value.__cause__ is None
 
 
 def test_where_memory_suffices_nothing_is_said() -> None:
-    with memory.explained(run_of(), target(), SPEC, pytest.fail):
+    with memory.explained(built(), None, pytest.fail):
         pass

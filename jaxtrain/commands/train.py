@@ -4,6 +4,7 @@ It imports nothing heavy until it knows what to do, as :mod:`jaxtrain.main` impo
 """
 
 import argparse
+import functools
 import os
 from collections.abc import Mapping
 
@@ -60,6 +61,7 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
     if flags.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain import loop, preflight, profiling
+    from jaxtrain.planning import relief
 
     preflight.refuse(run, resumes=flags.resume is not None, simulate_devices=flags.simulate_devices)
     return loop.start(
@@ -71,6 +73,7 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
             debug=flags.debug,
             profile=profiling.span(flags.profile),
             arguments=addresses.scrubbed(tuple(arguments)),
+            relief=functools.partial(relief.find, flags.config, overrides),
         ),
         signals,
     )

@@ -1,6 +1,7 @@
 """Plans of one config: as it is, on other devices, and with changes that need less memory."""
 
 import math
+from collections.abc import Callable
 
 from jaxtrain import config, overrides, terminal
 from jaxtrain.errors import InputError
@@ -20,6 +21,7 @@ class Planner:
         gpu: short name of a card; None takes the one in the config's name.
         devices: as "2x8"; None takes the config's mesh, in nodes of eight.
         price: of a GPU for an hour.
+        say: takes a line for each candidate.
 
     Attributes:
         said: what was assumed.
@@ -35,7 +37,9 @@ class Planner:
         gpu: str | None,
         devices: str | None,
         price: float | None,
+        say: Callable[[str], None] = terminal.out,
     ) -> None:
+        self._say = say
         self.said: list[str] = []
         self._name, self._typed, self._price = name, tuple(typed), price
         self._added: tuple[str, ...] = ()
@@ -93,9 +97,9 @@ class Planner:
             try:
                 found = first if not changes else self.compiled(changes, timeout_s)
             except InputError as error:
-                terminal.out(f"  {label}: {error}")
+                self._say(f"  {label}: {error}")
                 return None
-            terminal.out(f"  {label}: {report.verdict(found)}")
+            self._say(f"  {label}: {report.verdict(found)}")
             memory, time = found["memory"], found["time"]
             best = found["arithmetic_s"] if time is None else time["best"]
             return fit.Tried(pasted, needed=memory["needed"], spare=memory["spare"], best=best)

@@ -21,7 +21,7 @@ _COUNTS = {
 
 def text(plan: Plan) -> str:
     """All of a plan, in sections."""
-    parts = [_heading(plan), _memory(plan), _largest(plan), _work(plan), _traffic(plan), _run(plan)]
+    parts = [_heading(plan), memory(plan), _largest(plan), _work(plan), _traffic(plan), _run(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -94,7 +94,8 @@ def _heading(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _memory(plan: Plan) -> str:
+def memory(plan: Plan) -> str:
+    """What each device needs and has, a line each."""
     memory, compiled = plan["memory"], plan["compiled"]
     estimated = " (estimate)" if compiled["estimate"] else ""
     lines = ["memory a device, GiB, compiled" if not estimated else "memory a device, GiB"]
