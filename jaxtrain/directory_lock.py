@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxtrain import terminal
+from jaxtrain import files, terminal
 from jaxtrain.errors import RunAgain
 
 NAME = ".lock"
@@ -38,7 +38,7 @@ def hold(directory: Path, say: Callable[[str], None] = terminal.out) -> None:
     try:
         if directory in _held and os.path.samestat(os.fstat(_held[directory]), path.stat()):
             return
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = files.open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError:
         return  # whoever needs to write there says it
     try:
@@ -71,7 +71,7 @@ def holder(directory: Path) -> str:
     # struct flock of Linux: type, whence, start, length (0: all), process.
     question = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = files.open_own(directory / NAME, os.O_RDONLY)
     except OSError:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Files that appear whole, and files that grow line by line and never keep half a line."""
+"""Files that appear whole, files that grow by lines, and files that a stranger may have made."""
 
 import contextlib
 import errno
@@ -68,6 +68,36 @@ def appearing(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
+def open_own(path: Path, flags: int) -> int:
+    """Opens a file of a run's directory, which nothing but this program makes.
+
+    A run's directory that came from someone else may hold anything under the file's name: a link to
+    one of your files, which would be written to or cut, or a pipe or a device, which never ends.
+
+    Args:
+        path: of the file. Symbolic links in the path of its folder are followed.
+        flags: for :func:`os.open`.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        OSError: it cannot be opened, is a symbolic link, or is not a regular file.
+    """
+    # Without O_NONBLOCK a pipe would be waited for; of a regular file it changes nothing.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
 def sync(path: str | Path) -> None:
     """Flushes a file or a folder to the disk.
 
@@ -120,8 +150,7 @@ class Appended:
             if not self._made:  # later: on a disk that is lost nothing should be made again
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._made = True
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            self._descriptor = os.open(self.path, flags, 0o666)
+            self._descriptor = open_own(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         size = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, content) < len(content):
@@ -263,8 +292,12 @@ def _check_json(content: Any) -> None:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cuts what follows the last newline: the line that was being written when a process died."""
-    with path.open("rb+") as file:
+    """Cuts what follows the last newline: the line that was being written when a process died.
+
+    Raises:
+        OSError: it cannot be written, is a symbolic link, or is not a regular file.
+    """
+    with open(open_own(path, os.O_RDWR), "rb+") as file:
         content = file.read()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
@@ -285,9 +318,11 @@ def check_writable(flag: str, path: Path | None) -> None:
         return
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise InputError(f"{flag} {path}: {folder} is no folder; make it first")
+        raise InputError(f"{flag} {path}: the folder {folder} does not exist: create it")
     if path.is_dir():
-        raise InputError(f"{flag} {path} is a folder; name a file in it, as {path / 'found.json'}")
+        raise InputError(
+            f"{flag} {path} is a folder; name a file in it, such as {path / 'found.json'}"
+        )
     if path.exists() and not path.is_file():  # it would be replaced
         raise InputError(f"{flag} {path} is a device or a pipe: name a file of your own")
     if not os.access(folder, os.W_OK):

@@ -9,6 +9,7 @@ import datetime
 import functools
 import json
 import math
+import os
 import re
 import threading
 import time
@@ -21,7 +22,7 @@ import numpy as np
 
 from jaxtrain import addresses, pictures, terminal
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.files import Appended, drop_torn_line, write_whole
+from jaxtrain.files import Appended, drop_torn_line, open_own, write_whole
 from jaxtrain.signals import stop_inside, why
 from jaxtrain.throughput import Window
 
@@ -307,7 +308,8 @@ def _unvalidate(path: Path, step: int) -> None:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(open_own(path, os.O_RDONLY), encoding="utf-8") as file:
+            text = file.read()
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8 ({error.reason} at byte {error.start}): move the file away"
@@ -320,8 +322,8 @@ def _number_of(line: str, key: str, path: Path) -> int:
         return int(json.loads(line)[key])
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         raise InputError(
-            f"{path} holds a line that is no record of this program ({line[:60].strip()!r}): mend "
-            "it, or move the file away"
+            f"{path} contains a line that jaxtrain did not write ({line[:60].strip()!r}): fix the "
+            "line, or move the file away"
         ) from None
 
 

@@ -23,7 +23,7 @@ from jaxtrain.checkpoint_folders import (
     steps,
 )
 from jaxtrain.errors import InputError
-from jaxtrain.files import expanded
+from jaxtrain.files import expanded, write_whole
 
 REASON = "reason.txt"  # beside a damaged checkpoint's own files
 
@@ -183,7 +183,7 @@ def set_aside(path: Path, wrong: str, say: Say) -> None:
     say(f"{found}: moved to {aside}")
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     try:
-        (aside / REASON).write_text(f"{now} moved from {path}\n{wrong}\n")
+        write_whole(aside / REASON, f"{now} moved from {path}\n{wrong}\n")
     except OSError as error:
         say(f"warning: {aside / REASON} cannot be written ({error.strerror})")
 

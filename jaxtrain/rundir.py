@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -44,7 +45,8 @@ def start_from(
         little: so many updates may be lost where no checkpoint is whole.
 
     Raises:
-        InputError: in every process, if the flag names no complete checkpoint.
+        InputError: in every process, if the flag names no complete checkpoint, or the run's
+            directory contains symbolic links.
         RunAgain: in every process, if the disk does not tell now, or another run is at work there.
     """
     if resume is None:
@@ -63,7 +65,7 @@ def start_from(
                 given,
                 root.absolute() / name,
                 warn,
-                lambda run: directory_lock.hold(run, warn),
+                lambda run: _take(run, warn),
                 little,
             )
         except OSError as error:  # of the disk: what is there may be whole
@@ -102,7 +104,7 @@ def prepare(
 
     Raises:
         InputError: in every process, if the directory cannot be written, holds checkpoints that
-            this run would not go on from, or is not seen by a process.
+            this run would not go on from, contains symbolic links, or is not seen by a process.
         RunAgain: in every process, if its disk is full or does not answer, or another run is at
             work in it.
     """
@@ -117,15 +119,15 @@ def prepare(
                     f"--output-dir {directory}: {directory.parent} did not exist and was made: is "
                     "its disk mounted?"
                 )
-            directory_lock.hold(directory, terminal.warn)
+            _take(directory, terminal.warn)
             _refuse_foreign(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
             directory = start_from.parent.parent
             _make(directory)
-            directory_lock.hold(directory, terminal.warn)
+            _take(directory, terminal.warn)
         else:
             directory = _make_new(root.absolute() / name)
-            directory_lock.hold(directory, terminal.warn)
+            _take(directory, terminal.warn)
         return str(directory)
 
     directory = Path(processes.told_by_process_zero(decide))
@@ -277,6 +279,54 @@ def discard_unused(directory: Path) -> None:
             shutil.rmtree(directory)
             for empty in (directory.parent, directory.parent.parent):  # output/NAME, output
                 empty.rmdir()  # fails where other runs are
+
+
+# Names that a run, its launcher or its report may write to in the run's directory, and in folders
+# there.
+_OWN = re.compile(
+    r"checkpoints|best|superseded|damaged|samples|tensorboard|profile|report\.html|\.lock"
+    r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
+)
+_OWN_BELOW = re.compile(r"\d+|checkpoints|best|plugins|process-\d+")
+
+
+def _take(directory: Path, say: Callable[[str], None]) -> None:
+    """Keeps other runs out of a run's directory, and this run in it.
+
+    Raises:
+        InputError: it contains symbolic links.
+        RunAgain: another run is at work there.
+    """
+    _refuse_links(directory)
+    directory_lock.hold(directory, say)
+
+
+def _refuse_links(directory: Path) -> None:
+    """A link in the directory of another person's run may point to any file or folder of yours.
+
+    Raises:
+        InputError: there is one in the place of something that the run itself would make.
+    """
+    own = [entry for entry in _entries(directory) if _OWN.fullmatch(entry.name)]
+    for entry in own:
+        below = _entries(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else []
+        for one in (entry, *(one for one in below if _OWN_BELOW.fullmatch(one.name))):
+            if one.is_symlink():
+                raise InputError(
+                    f"the run's directory {directory} contains a symbolic link, "
+                    f"{Path(one.path).relative_to(directory)}, and a run must not write outside "
+                    "its directory: remove the link, or to keep a run on another disk, give an "
+                    "--output-dir on that disk"
+                )
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing where it cannot be read, which is reported where it is used."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return []
 
 
 def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None) -> None:

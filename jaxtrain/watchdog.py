@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from jaxtrain import terminal
+from jaxtrain import files, terminal
 from jaxtrain.peers import OVERSLEPT_S, Peers
 from jaxtrain.signals import RUN_AGAIN
 
@@ -180,7 +180,8 @@ class Watchdog:
             path = self._directory / f"hang-{self._peers.process}.txt"
             where = f"stacks of all threads in {path}"
             try:
-                with path.open("w") as file:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                with open(files.open_own(path, flags), "w") as file:
                     _dump(head, file)
             except OSError as error:
                 where = f"no stacks: {path} could not be written ({error.strerror})"

@@ -74,3 +74,11 @@ def test_a_file_system_without_locks_is_said(
 def test_where_there_is_no_directory_there_is_no_lock(tmp_path: Path) -> None:
     directory_lock.hold(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / ".lock").symlink_to("mine")
+    directory_lock.hold(tmp_path)
+    assert directory_lock.holder(tmp_path) == ""
+    assert (tmp_path / "mine").read_text() == "kept"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, target_of
 
-from jaxtrain import checkpoint, rundir
+from jaxtrain import checkpoint, resuming, rundir
 from jaxtrain.errors import InputError, RunAgain
 
 
@@ -284,6 +284,17 @@ def test_what_cannot_be_moved_is_passed_over(saved: Path, tmp_path: Path) -> Non
     assert (run / "checkpoints" / "9").is_dir()
 
 
+def test_a_link_in_the_place_of_the_reason_is_not_followed(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    (run / "checkpoints" / "9" / "meta" / "metadata").unlink()
+    (tmp_path / "mine").write_text("kept")
+    (run / "checkpoints" / "9" / "reason.txt").symlink_to(tmp_path / "mine")
+    assert checkpoint.find("latest", run, tmp_path, lambda line: None) == run / "checkpoints" / "4"
+    assert (tmp_path / "mine").read_text() == "kept"
+    assert "moved from" in (run / "damaged" / "checkpoints" / "9" / "reason.txt").read_text()
+
+
 def test_a_reason_that_cannot_be_written_stops_nobody(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +305,7 @@ def test_a_reason_that_cannot_be_written_stops_nobody(
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(resuming, "write_whole", full)
     said: list[str] = []
     assert checkpoint.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
     assert "reason.txt cannot be written (No space left on device)" in said[1]

@@ -275,3 +275,44 @@ def test_folders_made_above_a_run_are_reported(
     rundir.prepare("demo", str(tmp_path / "mnt" / "shared" / "run"), None, None, root)
     said = capsys.readouterr().err
     assert f"{tmp_path}/mnt/shared did not exist and was made" in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("checkpoints", "best", "damaged", "superseded", "samples", "tensorboard", "profile"),
+        *("log.txt", "log.1.txt", "doctor.1.txt", "hang-0.txt", ".lock", ".pod-restarts"),
+        *("metrics.jsonl", "quarantine.3.jsonl", "config.json", "report.html"),
+        *("checkpoints/9", "best/9", "damaged/checkpoints", "superseded/best", "profile/plugins"),
+    ],
+)
+def test_a_directory_with_links_is_refused(name: str, root: Path, tmp_path: Path) -> None:
+    run, mine = root / "demo" / "run", tmp_path / "mine"
+    saved = fake_checkpoint(run, 7)
+    mine.mkdir()
+    link = run / name
+    link.parent.mkdir(exist_ok=True)
+    if name == "checkpoints":
+        mine = link.rename(mine / name)
+    link.symlink_to(mine)
+    there = sorted(tmp_path.rglob("*"))
+    named = rf"{run} contains a symbolic link, {name}, .*: remove the link, or .* an --output-dir"
+    for given in (str(run), None):
+        with pytest.raises(InputError, match=named):
+            rundir.start_from("demo", "latest", given, root)
+        with pytest.raises(InputError, match=named):
+            rundir.prepare("demo", given, "latest", saved, root)
+    assert sorted(tmp_path.rglob("*")) == there
+
+
+def test_links_of_your_own_do_no_harm(root: Path, tmp_path: Path) -> None:
+    run = root / "demo" / "run"
+    saved = fake_checkpoint(run, 7)
+    (run / "notes").symlink_to(tmp_path)
+    (run / "checkpoints" / "newest").symlink_to("7")
+    (root / "latest").symlink_to("demo/run")
+    given = str(root / "latest")
+    found = rundir.start_from("demo", "latest", given, root)
+    assert found is not None
+    assert found.samefile(saved)
+    assert rundir.prepare("demo", given, "latest", found, root) == root / "latest"

@@ -190,3 +190,14 @@ def test_a_stop_has_a_limit_whatever_the_run_does(tmp_path: Path) -> None:
     )
     assert ended.returncode == RUN_AGAIN, ended.stderr
     assert "did not end within loop.stop_timeout_s" in ended.stdout
+
+
+def test_a_link_in_the_place_of_the_stacks_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "hang-0.txt").symlink_to("mine")
+    said: list[str] = []
+    watchdog = Harmless(None)
+    watchdog.report_to(tmp_path, said.append)
+    watchdog._last_words("hung")
+    assert "hang-0.txt could not be written (it is a symbolic link)" in said[0]
+    assert (tmp_path / "mine").read_text() == "kept"

@@ -27,3 +27,14 @@ def test_a_line_that_a_full_disk_cut_off_costs_no_other(tmp_path: Path) -> None:
     assert quarantine.found() == {"file-1"}
     quarantine.add(BadExample("file-3", "broken"), found="training")
     assert quarantine.found() == {"file-1", "file-3"}
+
+
+def test_a_link_in_the_place_of_the_list_is_not_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "quarantine.jsonl").symlink_to("mine")
+    quarantine = Quarantine(tmp_path / "quarantine.jsonl")
+    quarantine.add(BadExample("file-1", "broken"), found="training")
+    assert "quarantine.jsonl (it is a symbolic link)" in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "kept"

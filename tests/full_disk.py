@@ -1,0 +1,24 @@
+"""A disk that is full for some files."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def full(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
+    """As long as this is entered, files of these names take no byte."""
+    write = os.write
+
+    def refuse(descriptor: int, content: bytes) -> int:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name in names:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        yield
