@@ -164,6 +164,7 @@ def train(
             mesh,
             bad_in_a_row=bad_in_a_row,
             waits=flags.debug,
+            faster=sources.faster,
         )
         stack.callback(progress.close)
         train_step, before_step = stack.enter_context(

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from jaxtrain import clusters, config, processes
+from jaxtrain import clusters, config, processes, weights
 from jaxtrain import mesh as meshes
 from jaxtrain.errors import InputError
 from jaxtrain.files import expanded
@@ -45,15 +45,14 @@ def refuse(run: config.Run, *, resumes: bool, simulate_devices: int | None) -> N
     raise InputError(*found, *unreadable(run, resumes=resumes))
 
 
-def unreadable(run: config.Run, *, resumes: bool = False) -> Iterator[str]:
+def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:
     """Files and folders that the run reads and that are not there; nothing is opened or fetched.
 
     Args:
         run: the config.
         resumes: whether the run goes on from a checkpoint.
+        data: whether to look at the data too.
     """
-    from jaxtrain import weights  # here: not needed where a config is wrong by itself
-
     if run.model.init_from is not None and not resumes:
         try:
             weights.check_there(expanded(run.model.init_from))
@@ -61,7 +60,7 @@ def unreadable(run: config.Run, *, resumes: bool = False) -> Iterator[str]:
             yield f"model.init_from {error}"
     if hasattr(run.model, "problems"):
         yield from run.model.problems()
-    if hasattr(run.data, "problems"):
+    if data and hasattr(run.data, "problems"):
         yield from run.data.problems(run.model)
 
 

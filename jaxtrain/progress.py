@@ -77,9 +77,10 @@ class Progress:
         *,
         bad_in_a_row: int = 0,
         waits: bool = False,
+        faster: str = "",
     ) -> None:
         self._run = run
-        self._waits = waits
+        self._waits, self._faster = waits, faster
         self._recorder = recorder
         self._phases = phases
         self._total = total
@@ -275,8 +276,7 @@ class Progress:
         share = values.get("train/data_wait_fraction", 0.0)
         if share > WAIT_SHARE_TO_MENTION and not self._mentioned_wait:
             self._mentioned_wait = True
-            self.say(
-                f"the step waits for input {share:.0%} of the time (measured): raise "
-                f"--data.workers (now {self._run.data.workers}) or --data.prefetch (now "
-                f"{self._run.data.prefetch})"
-            )
+            more = f"raise --data.workers (now {self._run.data.workers}) or --data.prefetch (now "
+            more += f"{self._run.data.prefetch})"
+            fix = f"{self._faster}; or {more}" if self._faster else more
+            self.say(f"the step waits for input {share:.0%} of the time (measured): {fix}")

@@ -70,7 +70,7 @@ class Story:
         self.bad_in_a_row = 0
         self.progress = self.begin()
 
-    def begin(self, *, waits: bool = False, **optim: Any) -> Progress:
+    def begin(self, *, waits: bool = False, faster: str = "", **optim: Any) -> Progress:
         """From the start, with another optimizer config."""
         self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
         self.progress = Progress(
@@ -82,6 +82,7 @@ class Story:
             self.batches,
             toy.mesh_of(1, 8),
             waits=waits,
+            faster=faster,
         )
         return self.progress
 
@@ -300,6 +301,15 @@ def test_a_long_wait_for_input_is_mentioned_once_with_the_cure(story: Story, sai
     assert "50% of the time" in mentioned
     assert f"--data.workers (now {story.run.data.workers})" in mentioned
     assert f"--data.prefetch (now {story.run.data.prefetch})" in mentioned
+
+
+def test_a_long_wait_names_what_makes_the_data_cheaper(story: Story, said: Any) -> None:
+    story.begin(faster="prepare the clips once")
+    for number in range(1, TOTAL + 1):
+        story.step(wait_s=0.01 if number <= 5 else 1.0)
+    story.progress.flush()
+    (mentioned,) = [line for line in said() if "waits for input" in line]
+    assert "(measured): prepare the clips once; or raise --data.workers" in mentioned
 
 
 def test_a_validation_is_recorded_and_its_pictures_kept(story: Story, said: Any) -> None:

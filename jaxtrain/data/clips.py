@@ -77,9 +77,15 @@ class Clips:
             return 1
         if self.config.clips_per_group is not None:
             return self.config.clips_per_group
+        return self.config.largest_group if self.keyframes_are_far else 1
+
+    @property
+    def keyframes_are_far(self) -> bool:
+        """Whether most frames that are decoded for a clip lie before it: not so in pieces that
+        ``prepare clips`` has written."""
         frames = sum(entry.scanned.frames for entry in self.entries)
         groups = sum(max(1, len(entry.scanned.keyframes)) for entry in self.entries)
-        return self.config.largest_group if frames > _FAR * self.frames * groups else 1
+        return frames > _FAR * self.frames * groups
 
     @property
     def spread(self) -> int:

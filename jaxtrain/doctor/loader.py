@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from jaxtrain import preflight, weights
 from jaxtrain.data import order, pipeline
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
@@ -19,6 +20,7 @@ from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, cores, counted
 from jaxtrain.errors import BadExample
+from jaxtrain.files import expanded
 
 _TRIAL_S = 3.0
 _LONGEST_S = 20.0
@@ -65,11 +67,30 @@ def checks(subject: Subject) -> dict[str, Check]:
     """The group "data"."""
     opened: list[Sources] = []
     return {
+        "inputs": lambda: inputs(subject),
         "open": lambda: opening(subject, opened),
         "broken files": lambda: broken(subject, opened),
         "same data": lambda: same(opened, subject.exchange),
         "loader": lambda: trial(subject, opened),
     }
+
+
+def inputs(subject: Subject) -> Iterator[Finding]:
+    """Whether the files that a run begins with are there, and are what the config asks for."""
+    run = subject.run
+    missing = list(preflight.unreadable(run, data=False))
+    if run.data.path is not None:
+        missing += run.data.problems(run.model) if hasattr(run.data, "problems") else []
+    for line in missing:  # each names its cure
+        yield Finding(level="problem", seen=line)
+    if missing:
+        return
+    if run.model.init_from is not None:
+        source = expanded(run.model.init_from)
+        _, notes = weights.params_for(source, run.model, subject.built.definition.params)
+        yield ok("; ".join([f"model.init_from {source} fits the model", *notes]))
+    if hasattr(run.model, "frozen") and (read := run.model.frozen()):
+        yield ok(f"{len(read)} arrays of weights that losses take are there")
 
 
 def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
@@ -81,6 +102,8 @@ def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
             "name it with --data.path, as for the run",
         )
         return
+    if hasattr(data, "problems") and data.problems(subject.run.model):
+        return  # inputs() has named them
     opened.append(data.open(subject.run.model, seed=subject.run.seed, say=lambda line: None))
     yield ok(opened[0].summary)
 
@@ -136,7 +159,8 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
             seed=subject.run.seed,
             quarantine=quarantine,
         )
-        yield from judged(found, wanted(subject, jax.local_devices()[0]), cores())
+        step = wanted(subject, jax.local_devices()[0])
+        yield from judged(found, step, cores(), sources.faster)
         worse = [bad for bad in _recorded(quarantine.path) if bad.path not in _paths(sources)]
         if worse:
             yield warning(
@@ -279,8 +303,15 @@ def wanted(subject: Subject, device: jax.Device) -> Wanted | None:
     return Wanted(_LEAST_MFU * rate, _MOST_MFU * rate, how)
 
 
-def judged(found: Rate, step: Wanted | None, cores: int) -> Iterator[Finding]:
-    """The loader's rate against the step's."""
+def judged(found: Rate, step: Wanted | None, cores: int, faster: str = "") -> Iterator[Finding]:
+    """The loader's rate against the step's.
+
+    Args:
+        found: the loader's.
+        step: what it takes; None where that is not known.
+        cores: of this host.
+        faster: what makes this data cheaper to read; empty where nothing is known.
+    """
     rate, workers = found.examples_per_second, counted(found.workers, "worker")
     gives = f"the loader gives {_number(rate or 0)} examples/s with {workers} (measured)"
     if rate is None:
@@ -306,12 +337,11 @@ def judged(found: Rate, step: Wanted | None, cores: int) -> Iterator[Finding]:
     core = rate / max(1, min(found.workers, cores))  # with all of them at work
     least, most = math.ceil(step.least / core), math.ceil(step.most / core)
     if least > cores:
-        cure = (
-            f"about {least} workers on as many cores, this host has {cores}: a host with more, or "
-            "a smaller source (videos of lower resolution, with more keyframes; shorter files)"
-        )
+        cure = f"about {least} workers on as many cores, and this host has {cores}: "
+        cure += faster or "a host with more, or a smaller source (lower resolution, shorter files)"
     else:
         cure = f"--data.workers {max(least, min(most, cores))} (this host has {cores} cores)"
+        cure += f", or {faster}" if faster else ""
     if rate < step.least:
         yield problem(f"{seen}: the GPUs would wait", cure)
     else:

@@ -7,14 +7,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 import sample_videos
 from examined import all_ok, judged, only_problem, only_warning, subject, tiny
 from program import write_corpus
 
 from jaxtrain import config
+from jaxtrain import state as states
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.doctor import loader
+from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.loader import Rate, Wanted
 from jaxtrain.doctor.subject import Subject, cores
 from jaxtrain.errors import BadExample, InputError
@@ -98,7 +101,7 @@ def test_a_loader_that_is_too_slow_names_the_workers() -> None:
 
 def test_a_loader_for_which_the_host_has_too_few_cores() -> None:
     found = only_problem(loader.judged(Rate(6.2, 2, 3.1), WANTED, 4))
-    assert "about 19 workers on as many cores, this host has 4" in found.cure
+    assert "about 19 workers on as many cores, and this host has 4" in found.cure
     assert "smaller source" in found.cure
     busy = only_problem(loader.judged(Rate(6.2, 16, 3.1), WANTED, 2))  # eight to a core
     assert "about 19 workers" in busy.cure
@@ -144,10 +147,64 @@ def test_real_workers(text: Subject) -> None:
     assert "with 1 worker" in found[0].seen
 
 
+def found_by(run: config.Run, place: Path, *names: str) -> list[Finding]:
+    checks = loader.checks(subject(place, run))
+    return [one for name in names for one in checks[name]()]
+
+
 def test_data_that_is_not_there(tmp_path: Path) -> None:
-    wrong = subject(tmp_path, tiny("--data.path", str(tmp_path / "nowhere")))
-    with pytest.raises(InputError, match="nowhere"):
-        list(loader.opening(wrong, []))
+    wrong = tiny("--data.path", str(tmp_path / "nowhere"))
+    assert "nowhere" in only_problem(found_by(wrong, tmp_path, "inputs", "open")).seen
+
+
+def test_everything_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """What a run begins with, what its losses read, and its tokenizer."""
+    lost = ["--data.path", "gone", "--model.init_from", "weights.safetensors"]
+    text = found_by(tiny(*lost, "--data.tokenizer", "words.json"), tmp_path, "inputs", "open")
+    lpips = ["--model.perceptual.weights", "lpips.pth"]
+    video = found_by(config.load("demo", [*lost, *lpips]), tmp_path, "inputs", "open")
+    for found, named in (
+        (text, ("init_from weights.safetensors", "--data.path gone", "words.json")),
+        (video, ("init_from weights.safetensors", "perceptual.weights lpips.pth", "gone")),
+    ):
+        assert {one.level for one in found} == {"problem"}
+        for part, one in zip(named, found, strict=True):
+            assert part in one.seen
+
+
+def test_weights_that_do_not_fit_are_found(tmp_path: Path) -> None:
+    """A run would find it too, after its data was opened."""
+    path = tmp_path / "other.safetensors"
+    safetensors.numpy.save_file({"odd": np.zeros(3, np.float32)}, path)
+    run = tiny("--mesh.fsdp", "8", "--model.init_from", str(path))
+    with pytest.raises(InputError, match=r"other\.safetensors"):
+        found_by(run, tmp_path, "inputs")
+
+
+def test_weights_that_fit(tmp_path: Path) -> None:
+    run = config.load("demo")
+    path = tmp_path / "fits.safetensors"
+    params = {
+        name: np.zeros(array.shape, np.float32)
+        for name, array in states.Definition(run.model.build).params.items()
+    }
+    safetensors.numpy.save_file(run.model.to_weights(params), path)
+    fits = config.load("demo", ["--model.init_from", str(path)])
+    assert "fits the model" in all_ok(found_by(fits, tmp_path, "inputs"))
+
+
+def test_videos_with_distant_keyframes_are_to_be_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    for number in range(3):
+        sample_videos.write(tmp_path / f"films/{number}.mp4", 60)
+    run = config.load("demo", ["--data.path", str(tmp_path / "films"), "--model.frames", "4"])
+    faster = run.data.open(run.model, seed=0, say=lambda line: None).faster
+    assert f"prepare clips {tmp_path}/films OUT --height" in faster
+    found = only_problem(loader.judged(Rate(6.2, 2, 3.1), WANTED, 4, faster))
+    assert found.cure.endswith(faster)
+    assert faster in only_problem(loader.judged(Rate(6.2, 2, 3.1), WANTED, 24, faster)).cure
 
 
 def test_no_data_is_said(tmp_path: Path) -> None:
