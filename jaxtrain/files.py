@@ -92,9 +92,11 @@ def open_own(path: Path, flags: int) -> int:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, "it is not a regular file", str(path))
     return descriptor
 
 
@@ -182,16 +184,22 @@ _JSON_DEPTH = 100
 
 
 @contextlib.contextmanager
-def open_regular(path: Path) -> Iterator[BufferedReader]:
+def open_regular(path: Path, *, follow_links: bool = True) -> Iterator[BufferedReader]:
     """Opens a regular file that a stranger may have made, to read bytes.
 
-    Symbolic links are followed. A pipe or a device is refused without waiting for it.
+    A pipe or a device is refused without waiting for it.
+
+    Args:
+        path: of the file.
+        follow_links: whether it may be a symbolic link. Where what it contains is shown to others,
+            a link could show them any file of the reader's.
 
     Raises:
-        OSError: it cannot be opened, or is a folder (IsADirectoryError).
+        OSError: it cannot be opened, is a folder (IsADirectoryError), or a link.
         ValueError: it is not a regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags) if follow_links else open_own(path, flags)
     with open(descriptor, "rb") as file:  # raises for a folder
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is not a regular file")
@@ -213,18 +221,19 @@ def expanded(path: str | Path) -> Path:
         ) from None
 
 
-def read_regular(path: Path, limit_bytes: int) -> bytes:
+def read_regular(path: Path, limit_bytes: int, *, follow_links: bool = True) -> bytes:
     """Reads a complete regular file that a stranger may have made (:func:`open_regular`).
 
     Args:
         path: of the file.
         limit_bytes: refuse a larger file.
+        follow_links: whether it may be a symbolic link.
 
     Raises:
-        OSError: it cannot be read, or is a folder (IsADirectoryError).
+        OSError: it cannot be read, is a folder (IsADirectoryError), or a link.
         ValueError: it is not a regular file, or too large; says why in a few words.
     """
-    with open_regular(path) as file:
+    with open_regular(path, follow_links=follow_links) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(limit_bytes + 1) if size <= limit_bytes else b""
         size = max(size, len(content))
@@ -233,19 +242,22 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         return content
 
 
-def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
+def read_json(
+    path: Path, limit_bytes: int = JSON_BYTES, *, follow_links: bool = True
+) -> dict[str, Any]:
     """Reads a JSON object from a regular file that a stranger may have made.
 
     Args:
         path: of the file.
         limit_bytes: refuse a larger file.
+        follow_links: whether it may be a symbolic link.
 
     Raises:
-        OSError: it cannot be read, or is a folder (IsADirectoryError).
+        OSError: it cannot be read, is a folder (IsADirectoryError), or a link.
         ValueError: it is not a regular file, too large, not JSON, nested too deeply, or JSON of
             another kind; says why in a few words, such as "it is not JSON".
     """
-    content = parse_json(read_regular(path, limit_bytes))
+    content = parse_json(read_regular(path, limit_bytes, follow_links=follow_links))
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     return content

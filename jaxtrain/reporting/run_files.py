@@ -10,8 +10,8 @@ from jaxtrain import addresses, directory_lock, files
 from jaxtrain.errors import InputError, first_line
 
 _PARTS = ("model", "data", "optim", "mesh", "loop", "checkpoint")
-# Of a stranger's files, which may hold anything. A line takes some ten times its size in memory.
-_MOST_BYTES, _MOST_LINES, _MOST_NAMES, _MOST_FILES = 2**28, 10**6, 300, 1000
+# Of a stranger's files, which may hold anything: 3 bytes of JSON can take 64 of memory (measured).
+_MOST_BYTES, _MOST_LINES, _MOST_NAMES, _MOST_FILES = 2**26, 10**6, 300, 1000
 _CHARACTERS = 100_000  # of a text
 _LARGEST, _HUGE = 2**53, 1e100
 _SHOWN = 2000  # of a text in a table
@@ -144,7 +144,7 @@ def _validates(record: Mapping[str, Any]) -> bool:
 
 def _config(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
-        found = files.read_json(path)
+        found = files.read_json(path, follow_links=False)
     except FileNotFoundError:
         missing.append(f"{CONFIG} is not there: the config is unknown.")
         return {}
@@ -329,11 +329,12 @@ def _lines_of(path: Path, missing: list[str]) -> Iterator[bytes]:
     """The lines of a file, within limits that no run comes near; says where they end it.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is a symbolic link: a run makes none, and one could put any
+            file of the reader's into the page.
         ValueError: it is not a regular file.
     """
     left = _MOST_BYTES
-    with files.open_regular(path) as file:
+    with files.open_regular(path, follow_links=False) as file:
         for _ in range(_MOST_LINES):
             line = file.readline(left + 1)
             left -= len(line)

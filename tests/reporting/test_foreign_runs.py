@@ -1,5 +1,6 @@
 """The report of run directories that strangers made: a page, or one line."""
 
+import dataclasses
 import json
 import math
 import os
@@ -181,6 +182,42 @@ def test_samples_are_what_their_names_say(run: Path, tmp_path: Path) -> None:
     assert "data:" not in text.replace("default-src", "").replace("img-src data:", "").replace(
         "media-src data:", ""
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "metrics.jsonl", "history.jsonl", "bad_steps.jsonl"),
+        *("quarantine.jsonl", "quarantine.2.jsonl"),
+    ],
+)
+def test_a_link_in_the_place_of_a_file_is_not_read(run: Path, tmp_path: Path, name: str) -> None:
+    path, own = run / name, tmp_path / "own"
+    if path.exists():
+        path.rename(own)
+    else:
+        written_run.lines(own, [{"path": "the reader's", "reason": "b", "found": "c", "step": 1}])
+    without = run_files.read(run, "a")
+    path.symlink_to(own)
+    found = run_files.read(run, "a")
+    assert any(f"{name} cannot be read" in line for line in found.missing)
+    assert any("it is a symbolic link" in line for line in found.missing)
+    assert dataclasses.replace(found, missing=()) == dataclasses.replace(without, missing=())
+
+
+def test_a_link_in_the_place_of_the_samples_is_not_read(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "text_1.txt").write_text("the reader keeps it")
+    (run / "samples").symlink_to(tmp_path / "own")
+    assert "the reader keeps it" not in paged(run)
+
+
+def test_long_json_is_not_parsed(run: Path) -> None:
+    """3 bytes of it can take 64 of memory."""
+    (run / "bad_steps.jsonl").write_bytes(b'{"a":[' + b"[]," * (2**26 // 3) + b"0]}\n")
+    found = run_files.read(run, "a")
+    assert not found.bad_updates
+    assert any("bad_steps.jsonl has more than" in line for line in found.missing)
 
 
 def test_records_are_read_as_the_run_itself_does(run: Path) -> None:
