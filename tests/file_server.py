@@ -46,6 +46,7 @@ class Server:
         self.files: dict[str, Answer | list[Answer]] = {}
         self.asked: list[str] = []
         self.logins: list[str | None] = []
+        self.proxy_logins: list[str | None] = []
         self.base = ""
 
     def take(self, path: str) -> Answer:
@@ -67,6 +68,7 @@ def serving() -> Iterator[Server]:
         def do_GET(self) -> None:
             server.asked.append(self.path)
             server.logins.append(self.headers.get("Authorization"))
+            server.proxy_logins.append(self.headers.get("Proxy-Authorization"))
             path, _, query = self.path.partition("?")
             answer = server.take(path)
             if answer.query is not None and query != answer.query:

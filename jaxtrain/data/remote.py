@@ -14,7 +14,7 @@ http and https:
     and for loopback, from the entry of exactly that host; ``default`` entries are ignored, because
     a list may name any host. Proxies come from ``$https_proxy`` and the like. Up to ten redirects
     are followed, to http and https only, and never from https to http; another host gets its own
-    entry of ``~/.netrc`` only.
+    entry of ``~/.netrc`` only, and only a proxy gets the login of a proxy.
 
 s3 and gs:
     The package fsspec with s3fs and gcsfs (``pip install -e '.[cloud]'``), which read credentials
@@ -59,14 +59,15 @@ _LONGEST_WAIT_S = 60.0  # that a server may ask for
 _CONNECT_S = 30.0
 _STALL_S = 60.0
 _LEAST_BYTES = 2**16
-_MOST_LIST_BYTES = 2**28  # over a million entries; lists are parsed in memory
+# Half a million entries. Lists are parsed in memory, where 3 bytes of JSON can take 64 (measured).
+_MOST_LIST_BYTES = 2**26
 _LISTS = (".json", ".jsonl", ".csv", ".txt")
 _OLD_S = 24 * 3600.0  # a partial file of that age is of a process that was killed
 _TO_RETRY = frozenset((408, 425, 429, 500, 502, 503, 504))
 _LOGIN = frozenset((401, 403, 407))
 _PAGE = re.compile(rb"\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_NAME_CHARACTERS = 150  # file systems take 255 bytes
+_NAME_BYTES = 150  # file systems take 255, and a partial file has a longer name
 
 
 class _Again(Exception):
@@ -158,8 +159,10 @@ def discard(place: str) -> None:
 
 def _place(address: str, cache_root: Path) -> Path:
     digest = hashlib.sha256(addresses.identity(address).encode("utf-8", "replace")).hexdigest()
-    name = os.path.basename(addresses.name_of(address))[-_NAME_CHARACTERS:]
-    return cache_root / "remote" / digest[:2] / digest[2:18] / name
+    name = os.path.basename(addresses.name_of(address)).encode("utf-8", "replace")
+    # The end has the suffix. "ignore" drops a character that was cut in two.
+    kept = name[-_NAME_BYTES:].decode("utf-8", "ignore")
+    return cache_root / "remote" / digest[:2] / digest[2:18] / kept
 
 
 def _record_of(place: Path) -> Path:
@@ -309,7 +312,7 @@ def _get_by_http(address: str, target: _Target, flag: str) -> _About:
     what = f"{flag} {addresses.public(address)}"
     watch = _Watch(target)
     try:
-        with watch, watch.opener().open(_request(address), timeout=_CONNECT_S) as response:
+        with watch, watch.opener().open(_request(address, flag), timeout=_CONNECT_S) as response:
             about = _received(response, target, what)
         if watch.stalled:  # what a cut connection leaves can look like an end
             raise _Again(watch.words)
@@ -388,8 +391,8 @@ def _answered(error: urllib.error.HTTPError, address: str, what: str) -> Excepti
 
 def _a_page(what: str, how: str) -> InputError:
     return InputError(
-        f"{what} {how}, maybe for a login, and no file: open it in a browser, and name the address "
-        "of the file itself"
+        f"{what} {how}, perhaps a login page: open it in a browser, and give the address of the "
+        "file itself"
     )
 
 
@@ -532,7 +535,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             after = ""
         if after not in (addresses.HTTP if before == "http" else ("https",)):
             raise urllib.error.HTTPError(req.full_url, code, msg, headers, fp)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        made = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if made is not None:  # it has the headers of the first one, also those for the proxy
+            made.remove_header("Proxy-authorization")
+        return made
 
 
 class _Logins(urllib.request.BaseHandler):
@@ -565,12 +571,15 @@ def _login(host: str) -> tuple[str, str] | None:
     return None if found is None else (found[0], found[2] or "")
 
 
-def _request(address: str) -> urllib.request.Request:
+def _request(address: str, flag: str) -> urllib.request.Request:
     parts = addresses.split(address)
     try:
         host = parts.host if parts.host.isascii() else parts.host.encode("idna").decode()
     except UnicodeError:
-        raise InputError(f"{parts.host} is not a host name: check the address") from None
+        raise InputError(
+            f"{flag} {addresses.public(address)}: {parts.host!a} is not a valid host name: check "
+            "the address"
+        ) from None
     path = _quoted(parts.path or "/") + (f"?{_quoted(parts.query)}" if parts.query else "")
     return urllib.request.Request(
         f"{parts.scheme}://{host}{path}", headers={"User-Agent": "jaxtrain", "Accept": "*/*"}

@@ -1,10 +1,12 @@
 """Addresses: fetched once, complete; from a real HTTP server on loopback, and buckets in memory."""
 
+import base64
 import builtins
 import json
 import tarfile
 import time
 import types
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,7 +243,7 @@ def test_what_was_fetched_has_a_record(server: Server, made: Path, tmp_path: Pat
         (Answer(b"x" * 9000, sent=5000), RunAgain, "5,000 of 9,000 bytes came, 4 times"),
         (Answer(b"x" * 9000, sent=5000, chunked=True), RunAgain, "ended after [0-9,]+ bytes"),
         (Answer(b"x" * 9000, sent=5000, announced=False), InputError, "announces no size"),
-        (Answer(b"<html>log in</html>"), InputError, "holds HTML, maybe for a login"),
+        (Answer(b"<html>log in</html>"), InputError, "holds HTML, perhaps a login page: open"),
         (Answer(b"\n <!DOCTYPE HTML><p>log in"), InputError, "holds HTML"),
         (Answer(b"x", headers={"Content-Type": "text/html; charset=x"}), InputError, "web page"),
         (Answer(b"x", headers={"Content-Encoding": "gzip"}), InputError, "Content-Encoding"),
@@ -281,6 +283,39 @@ def test_a_list_has_a_limit(
         with pytest.raises(InputError, match=r"may have 100|more than 100 bytes"):
             _find(f"{server.base}/{name}.txt", tmp_path)
     assert not _kept(tmp_path)
+
+
+def test_a_list_is_small_enough_to_be_parsed(server: Server, tmp_path: Path) -> None:
+    """2**26 bytes, of which JSON may make 1.4 GB of memory."""
+    server.files["/a.json"] = Answer(b"", headers={"Content-Length": str(2**26 + 1)})
+    with pytest.raises(
+        InputError, match="67,108,865 bytes, a list at an address may have 67,108,8"
+    ):
+        _find(f"{server.base}/a.json", tmp_path)
+
+
+def test_names_of_any_length_and_script_are_kept(
+    server: Server, made: Path, tmp_path: Path
+) -> None:
+    body = (made / "0.mp4").read_bytes()
+    for stem in ("v" * 300, "視" * 100, "é" * 200, "🙂" * 80):
+        server.files[urllib.parse.quote(f"/{stem}.mp4")] = Answer(body)
+        (one,), _ = _find(f"{server.base}/{stem}.mp4", tmp_path)
+        kept = Path(one.path)
+        assert kept.read_bytes() == body
+        assert 145 < len(kept.name.encode()) <= 150
+        assert f"{stem}.mp4".endswith(kept.name)
+
+
+def test_a_host_that_is_not_one_is_named(tmp_path: Path) -> None:
+    address = f"https://ü{'a' * 70}.org/x.mp4?{SIGNED}"
+    with pytest.raises(InputError) as caught:
+        _find(address, tmp_path)
+    said = str(caught.value)
+    assert said.startswith("--data.path https://ü")
+    assert said.endswith("aaa.org' is not a valid host name: check the address")
+    assert r": '\xfcaaa" in said
+    assert SECRET not in said
 
 
 def test_failures_that_pass_are_retried(server: Server, made: Path, tmp_path: Path) -> None:
@@ -405,11 +440,29 @@ def test_redirects_lead_to_http_only(server: Server, made: Path, tmp_path: Path)
             _find(f"{server.base}/{number}.mp4", tmp_path)
         assert SECRET not in str(wrong.value)
     handler = remote._Redirects()
-    request = remote._request("https://host/a.mp4")
+    request = remote._request("https://host/a.mp4", "--data.path")
     fp = types.SimpleNamespace(close=lambda: None)
     with pytest.raises(remote.urllib.error.HTTPError):  # from https to http
         handler.redirect_request(request, fp, 302, "", {}, "http://host/a.mp4")
     assert handler.redirect_request(request, fp, 302, "", {}, "https://other/a.mp4")
+
+
+def test_the_login_of_a_proxy_stays_with_it(
+    server: Server, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with file_server.serving() as proxy:
+        target = server.base.replace("127.0.0.1", "localhost")
+        proxy.files["http://host.invalid/x.mp4"] = Answer(
+            b"", 302, headers={"Location": f"{target}/x.mp4"}
+        )
+        server.files["/x.mp4"] = Answer((made / "0.mp4").read_bytes())
+        monkeypatch.setenv("http_proxy", proxy.base.replace("://", f"://user:{SECRET}@"))
+        monkeypatch.setenv("no_proxy", "localhost")
+        _find("http://host.invalid/x.mp4", tmp_path)
+    login = base64.b64encode(f"user:{SECRET}".encode()).decode()
+    assert proxy.proxy_logins == [f"Basic {login}"]
+    assert server.asked == ["/x.mp4"]
+    assert server.proxy_logins == [None]
 
 
 def test_logins_come_from_netrc(server: Server, made: Path, tmp_path: Path) -> None:
