@@ -21,7 +21,7 @@ from jaxtrain import state as states
 from jaxtrain import versions, weights
 from jaxtrain.data.latents import Teacher
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.files import expanded
+from jaxtrain.files import expanded, read_json
 
 _DIGITS = 12  # of a digest in a teacher's name
 _ENCODER = "encoder."
@@ -186,8 +186,8 @@ def _normalisation(
 def _class_name(path: Path) -> str | None:
     """Of diffusers, where a folder holds one of its models."""
     try:
-        found = json.loads((path / "config.json").read_text(encoding="utf-8")).get("_class_name")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        found = read_json(path / "config.json").get("_class_name")
+    except (OSError, ValueError):
         return None
     return None if found is None else str(found)
 

@@ -79,3 +79,11 @@ def test_what_is_no_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKL"}))
     with pytest.raises(InputError, match=r"pip install -e '.\[interop\]'|is a AutoencoderKL;"):
         _load(tmp_path)
+
+
+def test_a_config_of_any_size_is_not_read(tmp_path: Path) -> None:
+    config = json.dumps({"_class_name": "AutoencoderKL"})
+    (tmp_path / "config.json").write_text(config)
+    assert teachers._class_name(tmp_path) == "AutoencoderKL"
+    (tmp_path / "config.json").write_text(config + " " * 2**26)
+    assert teachers._class_name(tmp_path) is None
