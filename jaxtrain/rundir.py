@@ -165,7 +165,7 @@ def check_shared(directory: Path) -> None:
             wanted = range(len(files)) if jax.process_index() == 0 else (0,)
             trouble = _unseen(files, wanted)
         host = socket.gethostname()[:40]
-        said = processes.gather(f"{trouble} on {host}" if trouble else "")  # all have read
+        said = processes.gather(f"(on {host}) {trouble}" if trouble else "")  # all have read
     finally:
         with contextlib.suppress(OSError):
             own.unlink()

@@ -216,10 +216,12 @@ def test_a_folder_of_its_own_in_each_process_is_wrong_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared_by_two(monkeypatch, tmp_path)
-    says = "does not see what process 0 wrote on b"
-    with pytest.raises(InputError, match="is not one folder for all processes: process 1 does not"):
+    says = "(on b) does not see what process 0 wrote"
+    with pytest.raises(
+        InputError, match=r"is not one folder for all processes: process 1 \(on b\) does"
+    ):
         shared_by_two(monkeypatch, tmp_path, says)
-    says = "cannot write there (Permission denied) on b"
+    says = "(on b) cannot write there (Permission denied)"
     with pytest.raises(InputError, match=r"Permission denied"):
         shared_by_two(monkeypatch, tmp_path, says)
 
@@ -229,15 +231,17 @@ def test_a_disk_that_fails_on_one_host_is_worth_another_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     words = os.strerror(number)
-    with pytest.raises(RunAgain, match=rf"process 1 cannot write there \({words}\) on b: .*, or "):
-        shared_by_two(monkeypatch, tmp_path, f"cannot write there ({words}) on b")
+    with pytest.raises(
+        RunAgain, match=rf"process 1 \(on b\) cannot write there \({words}\): .*, or "
+    ):
+        shared_by_two(monkeypatch, tmp_path, f"(on b) cannot write there ({words})")
 
     def fail(*arguments: object) -> None:
         raise OSError(number, words)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(RunAgain, match=rf"process 0 cannot write there \({words}\)"):
+        with pytest.raises(RunAgain, match=rf"process 0 \(on .*\) cannot write there \({words}\)"):
             shared_by_two(patch, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", fail)

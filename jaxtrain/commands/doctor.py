@@ -2,11 +2,12 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 from typing import Any
 
-from jaxtrain import addresses, files, terminal
+from jaxtrain import addresses, clusters, files, terminal
 from jaxtrain.commands import command_line
 from jaxtrain.doctor import examination, page
 from jaxtrain.doctor.finding import Finding
@@ -59,7 +60,7 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
     verdict = page.verdict(findings)
     terminal.out(f"\n{verdict}")
     ready = all(one.level != "problem" for one in findings)
-    if flags.json:
+    if flags.json and _writes_the_file():
         told = addresses.scrubbed(
             {
                 **about,
@@ -73,6 +74,15 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
     return 0 if ready else NOT_READY
 
 
+def _writes_the_file() -> bool:
+    """Whether this is process 0, or the only one: all have the same findings."""
+    try:
+        cluster = clusters.find(os.environ)
+    except InputError:  # which is among the findings
+        return True
+    return cluster is None or cluster.index == 0
+
+
 def _leave(number: int, _: Any) -> None:
     """Leaves through the finally clauses, which end the examining process and tidy up."""
     sys.exit(128 + number)
@@ -83,5 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser("doctor", usage, __doc__)
     add = parser.add_argument
     add("--output-dir", metavar="DIR", help="where the run would write (output/NAME)")
+    add("--resume", metavar="latest|STEP|PATH", help="ignored: a run's own flags can be pasted")
     add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
     return parser
