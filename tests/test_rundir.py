@@ -245,7 +245,7 @@ def test_a_disk_that_fails_on_one_host_is_worth_another_start(
             shared_by_two(patch, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", fail)
-        with pytest.raises(RunAgain, match=rf"process 0 cannot read there \({words}\)"):
+        with pytest.raises(RunAgain, match=rf"process 0 \(on .*\) cannot read there \({words}\)"):
             shared_by_two(patch, tmp_path)
 
 
