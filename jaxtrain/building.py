@@ -56,7 +56,11 @@ class Built:
             self.optimizer,
             self.schedule,
             self.rule,
-            guard.judge(self.run.optim, {k: one.prefix for k, one in _apart(self.run).items()}),
+            guard.judge(
+                self.run.optim,
+                {k: one.prefix for k, one in _apart(self.run).items()},
+                optim.warmup_steps(self.run.optim, self.total),
+            ),
             precision=self.run.precision,
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,

@@ -115,7 +115,8 @@ class Optim:
     rollback: after bad_in_a_row the newest checkpoint is restored, and the run goes on behind those
     examples."""
     bad_norm: float | None = 20.0
-    """Largest norm of a gradient (multiple of the median of the last 128 updates). None is off."""
+    """Largest norm of a gradient after the warm-up (multiple of the median of the last 128
+    updates). None is off."""
     bad_in_a_row: int = 10
     """Bad updates in a row after which the run ends or rolls back (updates)."""
 

@@ -37,6 +37,19 @@ def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
     assert not any(norms(*calm, 1e6, bad_updates="off"))
 
 
+def test_norms_are_compared_when_the_warmup_is_over() -> None:
+    """Whatever they are before, only those that are not finite are bad."""
+    judge, state = jax.jit(guard.judge(toy.OPTIM, warmup=100)), guard.init()
+    found = []
+    for number in range(120):
+        norm = {40: 1e6, 60: np.inf, 110: 1e6}.get(number, 1.0)
+        verdict = judge(state, jnp.float32(1.0), {"kernel": jnp.full(1, norm, jnp.float32)})
+        state = verdict.guard
+        if verdict.bad:
+            found.append(number)
+    assert found == [60, 110]
+
+
 def test_a_bad_norm_does_not_move_the_median() -> None:
     found = norms(*[1.0] * guard.LEAST, *[1000.0] * guard.WINDOW)
     assert all(found[guard.LEAST :])
