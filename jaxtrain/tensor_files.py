@@ -9,7 +9,6 @@ memory than its file, is refused before memory is taken for it.
 
 import math
 import struct
-import zipfile
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxtrain import files, versions
+from jaxtrain import files, pytorch_format, versions
 from jaxtrain.errors import InputError, first_line
 
 SAFETENSORS = ".safetensors"
@@ -236,7 +235,7 @@ def _read_array(file: BufferedReader, place: Place) -> np.ndarray:
 def _read_pytorch(path: Path) -> Tensors:
     torch = _torch(path)
     try:
-        _check_zip(path)
+        pytorch_format.check(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises all kinds for damaged files
         raise InputError(f"{path} is no PyTorch file of arrays ({first_line(error)})") from error
@@ -252,22 +251,6 @@ def _read_pytorch(path: Path) -> Tensors:
                 f"which its {path.stat().st_size:,} bytes cannot hold: save them with .clone()"
             )
     return {name: _as_array(torch, tensor) for name, tensor in found.items()}
-
-
-def _check_zip(path: Path) -> None:
-    """Refuses an archive that would grow as it is read: PyTorch compresses nothing.
-
-    Raises:
-        ValueError: says so.
-    """
-    if not zipfile.is_zipfile(path):
-        return  # PyTorch's older format
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise ValueError("its entries are compressed, which PyTorch never does")
-    if sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise ValueError("its entries are larger than the file")
 
 
 def _check_tensor(torch: Any, tensor: Any, what: str) -> None:

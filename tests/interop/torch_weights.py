@@ -256,10 +256,13 @@ def refusal(path: Path) -> str:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: torch.eye(4).to_sparse(), "a is sparse and not read here"),
-        (lambda: torch.eye(4).to_sparse_csr(), "a is sparse and not read here"),
-        (lambda: torch.zeros(4, device="meta"), "a is on the device 'meta', without its numbers"),
-        (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "is quantized"),
+        (lambda: torch.eye(4).to_sparse(), "_rebuild_sparse_tensor', which is not a dense"),
+        (lambda: torch.eye(4).to_sparse_csr(), "_rebuild_sparse_tensor', which is not a dense"),
+        (lambda: torch.zeros(4, device="meta"), "_rebuild_meta_tensor_no_storage', which is not"),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+            "_rebuild_qtensor', ",
+        ),
         (lambda: torch.zeros(4, dtype=torch.complex64), "a is of type complex64"),
         (lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "of type float4"),
         (lambda: torch.zeros(1).expand(10**12), "would take 4,000,000,000,000 bytes in float32"),
