@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtrain import terminal
 from jaxtrain.errors import InputError
 
 WORDS = 2**24
@@ -16,8 +17,6 @@ LAYERS = 1000
 WIDTH = 2**20
 HEADS = 2**14
 ROTARY = 1e15
-
-_SHOWN, _LONGEST = 60, 1000  # characters of a value in a message, and of all values
 
 
 def whole(name: str, value: Any, most: int, *, least: int = 1, or_none: str = "") -> None:
@@ -34,11 +33,11 @@ def whole(name: str, value: Any, most: int, *, least: int = 1, or_none: str = ""
         InputError: names the field, its value and the nearest bound.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name}={_short(value)}: use a whole number{or_none}")
+        raise InputError(f"{name}={terminal.shown(value)}: use a whole number{or_none}")
     if value < least:
-        raise InputError(f"{name}={_short(value)}: use at least {least}{or_none}")
+        raise InputError(f"{name}={terminal.shown(value)}: use at least {least}{or_none}")
     if value > most:
-        raise InputError(f"{name}={_short(value)}: use at most {most}{or_none}")
+        raise InputError(f"{name}={terminal.shown(value)}: use at most {most}{or_none}")
 
 
 def entry(content: Mapping[str, Any], name: str, most: int, source: str) -> int:
@@ -61,13 +60,13 @@ def number(name: str, value: Any, *, above: float = -math.inf, most: float = mat
         InputError: names the field, its value and what to use.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{name}={_short(value)}: use a number")
+        raise InputError(f"{name}={terminal.shown(value)}: use a number")
     if not above < value:  # also NaN
         words = "finite number" if above == -math.inf else f"number above {above:g}"
-        raise InputError(f"{name}={_short(value)}: use a {words}")
+        raise InputError(f"{name}={terminal.shown(value)}: use a {words}")
     if value > most or value == math.inf:
         words = "finite number" if most == math.inf else f"number up to {most:g}"
-        raise InputError(f"{name}={_short(value)}: use a {words}")
+        raise InputError(f"{name}={terminal.shown(value)}: use a {words}")
 
 
 def fraction(name: str, value: Any) -> None:
@@ -78,18 +77,6 @@ def fraction(name: str, value: Any) -> None:
     """
     number(name, value)
     if not 0 <= value < 1:
-        raise InputError(f"{name}={_short(value)}: use a share from 0 to below 1")
-
-
-def shown(words: str) -> str:
-    """Words that quote a stranger's file, as a message can show them: one line, not too long."""
-    cut = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in cut)
-
-
-def _short(value: Any) -> str:
-    try:
-        text = str(value) if isinstance(value, int | float) else ascii(value)
-    except (ValueError, RecursionError):  # thousands of digits
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise InputError(
+            f"{name}={terminal.shown(value)}: use a fraction of at least 0 and below 1"
+        )

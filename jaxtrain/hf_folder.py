@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import files, tensor_files
+from jaxtrain import files, tensor_files, terminal
 from jaxtrain.errors import InputError, first_line
 
 SETTINGS = "config.json"
 _SETTINGS_BYTES = 2**24  # the largest known have some 100 KB, of labels
-_SHOWN = 100  # characters of a value in a message
 _DESCRIBED, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _ARRAYS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -63,7 +62,7 @@ def model(folder: Path) -> Any:
             from jaxtrain.models import gpt
 
             return gpt.Config.from_settings(content, source)
-    shown = ascii(kind)[:_SHOWN]
+    shown = terminal.shown(kind)
     raise InputError(f"{path}: model_type is {shown}; known are: {', '.join(_KINDS)}")
 
 
@@ -107,7 +106,7 @@ def _parts(index: Path) -> list[str]:
             or not name.endswith(tensor_files.SAFETENSORS)
         ):
             raise InputError(
-                f"{index}: its weight_map names {ascii(name)[:_SHOWN]}, and it may name "
+                f"{index}: its weight_map names {terminal.shown(name)}, and it may name "
                 f"{tensor_files.SAFETENSORS} files of its own folder only"
             )
     return sorted(set(names.values()))

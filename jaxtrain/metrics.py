@@ -84,20 +84,21 @@ class Recorder:
     def say(self, text: str) -> None:
         """Prints a line (process 0) and logs it with the UTC time (every process).
 
-        Addresses lose their query in both (:mod:`jaxtrain.addresses`).
+        It stays one line, whatever file names are in it, and addresses lose their query
+        (:mod:`jaxtrain.addresses`).
         """
-        text = addresses.scrub(text)
+        text = terminal.one_line(addresses.scrub(text))
         with self._lock:
             if self._first:
                 self._show(text)
             self.log(text)
 
     def log(self, text: str) -> None:
-        """Logs a line that the console has already, with the UTC time."""
+        """Logs what the console has already, each line with the UTC time."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         text = terminal.visible(addresses.scrub(text))
         with self._lock:
-            lines = "".join(f"{now} {line}\n" for line in text.splitlines() or [""])
+            lines = "".join(f"{now} {line}\n" for line in text.rstrip("\n").split("\n"))
             self.guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
 
     def log_error(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -105,7 +106,7 @@ class Recorder:
         del kind, trace
         error = error and (stop_inside(error) or error)
         if isinstance(error, InputError | RunAgain):
-            self.log(f"error: {error}")
+            self.log(terminal.one_line(f"error: {error}"))
         elif isinstance(error, Exception):
             self.log("".join(traceback.format_exception(error)).rstrip())
         elif error is not None:

@@ -64,6 +64,12 @@ def test_no_number_is_nan_infinite_negative_or_something_else(model: str, name: 
             dataclasses.replace(MODELS[model], **{name: value})
 
 
+def test_a_fraction_is_below_one() -> None:
+    words = r"model.dropout=1.0: use a fraction of at least 0 and below 1"
+    with pytest.raises(InputError, match=words):
+        dataclasses.replace(MODELS["mlm"], dropout=1.0)
+
+
 @pytest.mark.parametrize("widths", [(10**9, 8, 8, 8), (8, 8, 8), (8, 8, 8, 0), (8, 8, 8, "8")])
 def test_widths_of_the_decoder_are_bounded(widths: Any) -> None:
     with pytest.raises(InputError, match=r"model.decoder_widths="):

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import math
 import os
 import pty
 import re
@@ -14,11 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxtrain import main, metrics, processes, screen, terminal
 from jaxtrain.data import meter
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.peers import Peers
 from jaxtrain.phases import Now, Phases
 from jaxtrain.screen import Screen, line_of
@@ -283,8 +285,8 @@ def test_without_a_display_the_meter_draws_its_own(monkeypatch: pytest.MonkeyPat
     assert asked == [True]
 
 
-HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb\u2066\x7f\udcff\n\tü ☃ \u200f"
-SHOWN = "a\\x1b[2J\\x07\\x0d\\x9b31m\\u202eb\\u2066\\x7f\\xff\n\tü ☃ \u200f"
+HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb\u2066\x7f\udcff\n\tü ☃ \u200f\u2028"
+SHOWN = "a\\x1b[2J\\x07\\x0d\\x9b31m\\u202eb\\u2066\\x7f\\xff\n\tü ☃ \\u200f\\u2028"
 
 
 def test_what_a_terminal_obeys_is_written_out() -> None:
@@ -292,8 +294,28 @@ def test_what_a_terminal_obeys_is_written_out() -> None:
     for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)):
         shown = terminal.visible(chr(code))
         assert (shown == chr(code)) == (chr(code) in "\n\t"), hex(code)
-    text = "".join(map(chr, range(0x20, 0x7F))) + "é日本語🙂\u2028"
+    for code in (0x061C, 0x200E, 0x200F, 0x2028, 0x2029):
+        assert terminal.visible(chr(code)) == f"\\u{code:04x}"
+    text = "".join(map(chr, range(0x20, 0x7F))) + "é日本語🙂\u200d"
     assert terminal.visible(text) == text
+
+
+def test_what_is_one_line_stays_one() -> None:
+    assert terminal.one_line("a\nb\r\n\x1b") == "a\\nb\\x0d\\n\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((7, "7"), (math.nan, "nan"), (True, "True"), (np.float64(0.5), "0.5"), (None, "None")),
+        *(("a\nü\u202e", r"'a\n\xfc\u202e'"), ([1, "b"], "[1, 'b']"), (10**5000, "a int")),
+        ("x" * 100, f"'{'x' * 59}..."),
+    ],
+    ids=map(str, range(9)),
+)
+def test_a_value_of_a_file_is_short_and_of_one_line(value: Any, text: str) -> None:
+    assert terminal.shown(value) == text
+    assert terminal.shown("x" * 100, 200) == f"'{'x' * 100}'"
 
 
 @pytest.mark.parametrize("show", [terminal.plain, terminal.out, terminal.warn])
@@ -319,6 +341,30 @@ def test_the_log_and_the_console_write_it_out(
     assert "Z left out \\x1b[2Ja\\x85forged\n" in log
     assert "Z error: no \\x1b]0;x\\x07\n" in log
     assert "\x1b" not in log
+
+
+def test_a_file_name_adds_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forged = BadExample("a.mp4\nerror: forged\u2028too", "broken")
+    shown = "left out: a.mp4\\nerror: forged\\u2028too: broken\n"
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    recorder.say(f"left out: {forged}")
+    recorder.log_error(InputError, InputError(f"left out: {forged}"), None)
+    recorder.close()
+    terminal.say(f"left out: {forged}")
+    assert capsys.readouterr().out == shown * 2
+    said, error = (tmp_path / "log.txt").read_text().removesuffix("\n").split("\n")
+    assert said.endswith(f"Z {shown}".removesuffix("\n"))
+    assert error.endswith(f"Z error: {shown}".removesuffix("\n"))
+    terminal.fail(InputError(str(forged)))
+    assert capsys.readouterr().err == "error: a.mp4 error: forged\\u2028too: broken\n"
+
+
+def test_a_traceback_is_logged_line_by_line(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    recorder.log("one\n  two\u2028\x85three\n")
+    recorder.close()
+    lines = (tmp_path / "log.txt").read_text().split("\n")
+    assert [line.partition("Z ")[2] for line in lines] == ["one", "  two\\u2028\\x85three", ""]
 
 
 def test_a_terminal_with_a_living_line_obeys_no_file_name(on_terminal: Any) -> None:

@@ -113,7 +113,7 @@ def _check(flags: argparse.Namespace) -> None:
 
 
 def _say(line: str) -> None:
-    terminal.out(line)
+    terminal.say(line)
 
 
 def _text(

@@ -89,7 +89,7 @@ def _clips(arguments: list[str]) -> int:
     )
 
     def say(message: str) -> None:
-        terminal.out(message)
+        terminal.say(message)
 
     report = prepare_clips.run(flags.source, flags.out, settings, workers=flags.workers, say=say)
     place = flags.out / prepare_clips.REPORT

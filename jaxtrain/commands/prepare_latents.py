@@ -55,7 +55,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     from jaxtrain.data import cache, latents
 
     def say(message: str) -> None:
-        terminal.out(message)
+        terminal.say(message)
 
     processes.check_accelerator(os.environ)
     teacher = teachers.load(

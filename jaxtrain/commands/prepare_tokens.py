@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"--config {flags.config} trains on no text: it has no tokens")
 
     def say(message: str) -> None:
-        terminal.out(message)
+        terminal.say(message)
 
     sources = run.data.open(run.model, seed=run.seed, say=say)
     for bad in sources.bad[:5]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import bounds, tensor_files
+from jaxtrain import bounds, tensor_files, terminal
 from jaxtrain.errors import InputError
 
 Tensors = Mapping[str, np.ndarray]
@@ -150,13 +150,12 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         InputError: it lacks one, or describes another network.
     """
     other = [
-        f"{name}={content[name]!r} (here {wanted!r})"
+        f"{name}={terminal.shown(content[name])} (here {wanted!r})"
         for name, wanted in _FIXED.items()
         if content.get(name, wanted) != wanted
     ]
     if other:
-        shown = bounds.shown(", ".join(other))
-        raise InputError(f"{source}: this is another network than BERT: {shown}")
+        raise InputError(f"{source}: this is another network than BERT: {', '.join(other)}")
     dropout = content.get("hidden_dropout_prob", 0.1)
     of_attention = content.get("attention_probs_dropout_prob", dropout)
     bounds.fraction(f"{source}: hidden_dropout_prob", dropout)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jaxtrain import bounds, tensor_files
+from jaxtrain import bounds, tensor_files, terminal
 from jaxtrain.errors import InputError
 
 Tensors = Mapping[str, np.ndarray]
 _LISTED = 4
+_NAMED = 10  # differences in a message
 _FULL = "full_attention"
 _BASE = "rope_theta"
 _ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
@@ -206,7 +207,7 @@ class Shape:
             rotary_base=float(base),
         )
         other = [
-            f"{name}={content[name]!r} (here {wanted!r})"
+            f"{name}={terminal.shown(content[name])} (here {wanted!r})"
             for name, wanted in fixed.items()
             if content.get(name, wanted) != wanted
         ]
@@ -214,24 +215,26 @@ class Shape:
         if width is not None and whole("head_dim", bounds.WIDTH) * heads != hidden:
             other.append(f"head_dim={width} (here hidden_size / num_attention_heads)")
         other += [
-            f"{name}={value!r} of its rotary positions (here {_ROTARY.get(name)!r})"
+            f"{terminal.shown(name)[1:-1]}={terminal.shown(value)} of its rotary positions (here "
+            f"{_ROTARY.get(name)!r})"
             for name, value in rotary.items()
             if name != _BASE and value not in (None, _ROTARY.get(name))
         ]
         other += [
-            f"{name}={content[name]!r} (here None)"
+            f"{name}={terminal.shown(content[name])} (here None)"
             for name in ("sliding_window", "quantization_config")
             if content.get(name) is not None
         ]
         types = content.get("layer_types") or []
         if not isinstance(types, list):
             raise InputError(f"{source}: layer_types is not a list")
-        kinds = sorted({str(kind) for kind in types if kind != _FULL})
-        if kinds:
-            other.append(f"layer_types with {', '.join(kinds)} (here {_FULL} alone)")
+        kind = next((kind for kind in types if kind != _FULL), None)
+        if kind is not None:
+            other.append(f"layer_types with {terminal.shown(kind)} (here {_FULL!r} alone)")
         if other:
-            shown = bounds.shown("; ".join(other))
-            raise InputError(f"{source}: this network is not computed here: {shown}")
+            raise InputError(
+                f"{source}: this network is not computed here: {'; '.join(other[:_NAMED])}"
+            )
         return shape
 
 

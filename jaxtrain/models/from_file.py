@@ -16,10 +16,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtrain import config, models, overrides
+from jaxtrain import config, models, overrides, terminal
 from jaxtrain.errors import InputError
 
-_SHOWN = 60  # characters of a value in a message
 _LARGEST = 2**63  # of a whole number: no size or count comes near
 
 
@@ -45,7 +44,7 @@ def make(saved: Any, source: str) -> Any:
     made = _config_class(name)
     if made is None:
         raise InputError(
-            f"{source} names the model {_short(name)}, which is unknown; there are: "
+            f"{source} names the model {terminal.shown(name)}, which is unknown; there are: "
             f"{', '.join(names())}"
         )
     return _make(made, saved, source, "model")
@@ -91,7 +90,9 @@ def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str)
     given = {name: value for name, value in saved.items() if name != "class"}
     for name in given:
         if name not in fields:
-            raise InputError(f"{source}: {where} has no field {_short(name)}: {_OTHER_VERSION}")
+            raise InputError(
+                f"{source}: {where} has no field {terminal.shown(name)}: {_OTHER_VERSION}"
+            )
     for name, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and name not in given:
@@ -116,16 +117,20 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
                 if not isinstance(older, str) or (
                     config.OLDER_CLASSES.get(older, older) != choice.__name__
                 ):
-                    raise InputError(f"{source}: {where} is a {choice.__name__}, not {older!r}")
+                    raise InputError(
+                        f"{source}: {where} is a {choice.__name__}, not {terminal.shown(older)}"
+                    )
                 return _make(choice, value, source, where)
     held = tuple(value) if isinstance(value, list) else value
     if not overrides.matches(held, annotation):
         raise InputError(
-            f"{source}: {where} takes {overrides.takes(annotation)}, not {_short(value)}"
+            f"{source}: {where} takes {overrides.takes(annotation)}, not {terminal.shown(value)}"
         )
     for number in held if isinstance(held, tuple) else (held,):
         if isinstance(number, int | float) and not _is_sane(number):
-            raise InputError(f"{source}: {where}={_short(number)}: use a smaller, finite number")
+            raise InputError(
+                f"{source}: {where}={terminal.shown(number)}: use a smaller, finite number"
+            )
     return held
 
 
@@ -133,11 +138,3 @@ def _is_sane(number: float) -> bool:
     if isinstance(number, int):
         return abs(number) < _LARGEST
     return math.isfinite(number)
-
-
-def _short(value: Any) -> str:
-    try:
-        text = ascii(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or a deep list
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -37,7 +37,8 @@ def find(
     except InputError as error:
         say(f"no plan: {error}")
         return []
-    say(f"the plan:\n{report.memory(found)}")
+    for line in ("the plan:", *report.memory(found).split("\n")):
+        say(line)
     if found["compiled"]["estimate"]:  # there is no compiler for GPUs
         return []
     # Whatever was predicted, what ran out of memory does not fit.

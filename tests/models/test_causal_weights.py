@@ -139,7 +139,7 @@ OTHERS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"attention_bias": True}, r"attention_bias=True \(here False\)"),
         ({"hidden_act": "gelu"}, r"hidden_act='gelu' \(here '(silu|relu2)'\)"),
         ({"sliding_window": 512}, r"sliding_window=512 \(here None\)"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, r"with sliding_attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"with 'sliding_attention'"),
         ({"head_dim": 16}, r"head_dim=16 \(here hidden_size / num_attention_heads\)"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config="),
         ({"hidden_size": None}, r"'hidden_size' is missing"),
