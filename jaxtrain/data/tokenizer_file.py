@@ -9,7 +9,6 @@ import base64
 import binascii
 import contextlib
 import json
-import math
 import os
 import sys
 import tempfile
@@ -25,7 +24,9 @@ from jaxtrain.errors import InputError, first_line
 _PANIC = "PanicException"  # of pyo3_runtime, which cannot be imported
 _MOST_IDS = 2**24  # many times the largest vocabulary; tables of so many entries are made
 _MOST_GROWTH = 64  # times; no replacement that is in use makes a text longer by more than a few
-_LONGEST_STRING = 1000  # characters, that are put before a text
+_LONGEST_ENTRY = 1000  # characters; those of GPT-4 and Llama 3 have up to 128
+# What normalizing makes of a character at most: the ligature U+FDFA has 18 letters.
+_UNICODE_GROWTH = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Lowercase": 2, "BertNormalizer": 24}
 # Text of several kinds, on which what is wrong with a tokenizer shows.
 _PROBE = "The quick  brown fox,\tjumps over\n\nthe 2 lazy dogs. Ünïcode ☃ 日本語 🙂 ﷺ x́ [MASK]"
 
@@ -48,10 +49,17 @@ def read(path: Path) -> tokenizers.Tokenizer:
     content |= {"padding": None, "truncation": None}
     with explained(f"{path}: not a tokenizer.json", quiet=True):
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-    ids = tokenizer.get_vocab().values()
+    vocabulary = tokenizer.get_vocab()
+    ids = vocabulary.values()
     if not ids or max(ids) >= _MOST_IDS:
         found = f"has the id {max(ids):,}, and the limit is {_MOST_IDS:,}" if ids else "is empty"
         raise InputError(f"{path}: not a tokenizer.json: its vocabulary {found}")
+    longest = max(vocabulary, key=len)
+    if len(longest) > _LONGEST_ENTRY:
+        raise InputError(
+            f"{path}: the entry {longest[:20]!a}... of its vocabulary has {len(longest):,} "
+            f"characters, and the limit is {_LONGEST_ENTRY:,}: remove it"
+        )
     with explained(f"{path}: a damaged tokenizer.json", quiet=True):
         try:
             tokenizer.decode(tokenizer.encode(_PROBE).ids)
@@ -127,22 +135,20 @@ def _without_panics() -> Iterator[None]:
 def _check(content: dict[str, Any], path: Path) -> None:
     """Refuses what would take memory without bound."""
     before = list(_nodes([content.get("normalizer"), content.get("pre_tokenizer")]))
-    for node in before:
-        if node.get("type") == "Precompiled":
-            _check_precompiled(node.get("precompiled_charsmap"), path)
     for part in (before, list(_nodes(content.get("decoder")))):
-        growth = math.prod(map(_growth, part))
+        seen: set[Any] = set()
+        growth = 1
+        for node in part:
+            kind = str(node.get("type"))
+            growth *= _growth(node, path)
+            # Once they are bounded by Unicode; between replacements they grow without bound.
+            growth *= _UNICODE_GROWTH.get(kind, 1) if kind in seen else 1
+            seen.add(kind)
         if growth > _MOST_GROWTH:
             raise InputError(
                 f"{path}: its replacements may make a text {growth:,} times as long, and the limit "
                 f"is {_MOST_GROWTH}: remove them"
             )
-        for node in part:
-            if len(str(node.get("prepend", ""))) > _LONGEST_STRING:
-                raise InputError(
-                    f"{path}: it puts more than {_LONGEST_STRING:,} characters before each text: "
-                    "shorten them"
-                )
 
 
 def _nodes(content: Any) -> Iterator[dict[str, Any]]:
@@ -155,18 +161,26 @@ def _nodes(content: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(inner)
 
 
-def _growth(node: dict[str, Any]) -> int:
+def _growth(node: dict[str, Any], path: Path) -> int:
     """How many times as long a step may make a text."""
-    if node.get("type") == "Replace":
-        return max(1, len(str(node.get("content", ""))))
-    return 2 if node.get("type") == "ByteLevel" else 1  # a byte becomes a character of up to two
+    kind = node.get("type")
+    if kind == "Replace":
+        length = len(str(node.get("content", "")))
+        pattern = node.get("pattern")
+        fixed = pattern.get("String") if isinstance(pattern, dict) else None
+        return max(1, length) if fixed else 1 + length  # an expression may match between characters
+    if kind == "Prepend":
+        return 1 + len(str(node.get("prepend", "")))  # before each piece between special tokens
+    if kind == "Precompiled":
+        return _longest_precompiled(node.get("precompiled_charsmap"), path)
+    return 2 if kind == "ByteLevel" else 1  # a byte becomes a character of up to two
 
 
-def _check_precompiled(charsmap: Any, path: Path) -> None:
-    """Refuses a map of SentencePiece's that promises more than it holds.
+def _longest_precompiled(charsmap: Any, path: Path) -> int:
+    """Characters of the longest text that a map of SentencePiece's puts in a character's place.
 
     It begins with the size of a trie in bytes, uint32, little-endian; memory for so much is
-    allocated before anything is read.
+    allocated before anything is read. The texts follow the trie, each with a NUL at its end.
     """
     try:
         data = base64.b64decode(charsmap, validate=True)
@@ -178,3 +192,5 @@ def _check_precompiled(charsmap: Any, path: Path) -> None:
             f"{path}: a damaged tokenizer.json: its precompiled_charsmap has {len(data):,} bytes "
             f"and says that {size:,} of them are a trie"
         )
+    texts = data[4 + size :].split(b"\0")
+    return max(1, *(len(text.decode(errors="replace")) for text in texts))

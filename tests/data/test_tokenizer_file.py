@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,21 @@ def precompiled(data: bytes) -> dict[str, Any]:
 
 def replace(content: str, times: int = 1) -> list[dict[str, Any]]:
     return [{"type": "Replace", "pattern": {"String": "a"}, "content": content}] * times
+
+
+def charsmap(text: str) -> bytes:
+    """A map that turns # into a text: a trie of Darts' with one leaf, and the text."""
+    root, leaf = 1 ^ ord("#"), 200
+    units = [0] * 256
+    units[0] = 1 << 10
+    units[root] = (root ^ leaf) << 10 | 1 << 8 | ord("#")
+    units[leaf] = 1 << 31
+    return struct.pack("<257I", 1024, *units) + text.encode() + b"\0"
+
+
+def special(content: str) -> dict[str, Any]:
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    return {"id": 3, "content": content, "special": True, **dict.fromkeys(flags, False)}
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -77,7 +93,57 @@ BROKEN = {
         {"decoder": {"type": "Sequence", "decoders": replace("a" * 1000, 4)}},
         "1,000,000,000,000 times as long",
     ),
-    "a long prefix": ({"normalizer": {"type": "Prepend", "prepend": "x" * 9999}}, "1,000 charact"),
+    "a long prefix": (
+        {"normalizer": {"type": "Prepend", "prepend": "x" * 9999}},
+        "10,000 times as long",
+    ),
+    "many prefixes": (
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [{"type": "Prepend", "prepend": "x"}] * 20,
+            }
+        },
+        "1,048,576 times as long",
+    ),
+    "a charsmap of megabytes for a character": (
+        precompiled(charsmap("é" * 10**6)),
+        "1,000,000 times as long",
+    ),
+    "replacements of nothing": (
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    {"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"},
+                    {"type": "Replace", "pattern": {"String": ""}, "content": "a"},
+                ]
+                * 10,
+            }
+        },
+        "1,048,576 times as long",
+    ),
+    "ligatures of letters of ligatures": (
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    {"type": "Replace", "pattern": {"String": "\u0644"}, "content": "\ufdfa"},
+                    {"type": "NFKD"},
+                ]
+                * 5,
+            }
+        },
+        "104,976 times as long",
+    ),
+    "an entry of megabytes": (
+        {"model": {"type": "WordLevel", "vocab": {"a" * 10**6: 0}, "unk_token": "a"}},
+        "has 1,000,000 characters, and the limit is 1,000",
+    ),
+    "a special token of megabytes": (
+        {"added_tokens": [special("a" * 10**6)]},
+        "has 1,000,000 characters, and the limit is 1,000",
+    ),
     "a template without its token": (
         {
             "post_processor": {
@@ -180,6 +246,24 @@ def test_good_ones_stay_as_they_are(tmp_path: Path) -> None:
         words = tokenizer.train([text], 400, kind)
         words.save(str(tmp_path / "tokenizer.json"))
         assert tokenizer_file.read(tmp_path / "tokenizer.json").to_str() == words.to_str()
+
+
+def test_normalizers_in_use_are_read(written: Callable[..., Path]) -> None:
+    """Those of ALBERT, which has most of them; the ligature is the longest that such a map has."""
+    steps = [
+        *({"type": "Replace", "pattern": {"String": old}, "content": '"'} for old in ("``", "''")),
+        *({"type": kind} for kind in ("NFKD", "StripAccents", "Lowercase")),
+        precompiled(charsmap("صلى الله عليه وسلم"))["normalizer"],
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+    ]
+    words = tokenizer_file.read(written(normalizer={"type": "Sequence", "normalizers": steps}))
+    assert words.normalizer.normalize_str("#  \ufdfa").count("صلى الله عليه وسلم") == 2
+    old_llama = [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    ]
+    words = tokenizer_file.read(written(normalizer={"type": "Sequence", "normalizers": old_llama}))
+    assert words.normalizer.normalize_str("a b") == "▁a▁b"
 
 
 def test_a_closed_vocabulary_is_read(written: Callable[..., Path]) -> None:
