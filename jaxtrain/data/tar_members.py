@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import stat
 import tarfile
 from pathlib import Path
 
@@ -78,10 +79,12 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
         cache_root: of the cache.
 
     Raises:
-        InputError: it is not there, or no tar, or cut short.
+        InputError: it is not there, is not a regular file or not a tar, or is cut short.
     """
     try:
         status = os.stat(tar)
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for without end
+            raise ValueError("it is not a regular file: remove it")
         now = [_FORMAT, status.st_size, status.st_mtime_ns]
         kept = cache_root / "tar" / f"{cache.digest(tar)}.json"
         found = _read(kept, now)

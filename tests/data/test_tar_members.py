@@ -109,6 +109,14 @@ def test_a_tar_is_listed_once(shards: Path, tmp_path: Path, monkeypatch: Any) ->
     assert listed == [str(shards / "s-000.tar")]
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_named_like_a_tar_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / "data" / "a.tar")
+    with pytest.raises(InputError, match=r"a\.tar cannot be read as a tar: it is not a regular"):
+        video_files.find(str(tmp_path / "data"), "--data.path", tmp_path / "cache", print)
+
+
 def test_a_tar_that_changes_in_the_run_is_refused(shards: Path, tmp_path: Path) -> None:
     train = _open(shards, tmp_path).train
     os.utime(train.entries[0].span.file, (2, 2))
