@@ -173,7 +173,7 @@ def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
             f"the coordinator {cluster.coordinator} (from {cluster.source}) is "
             f"{' and '.join(addresses)} on {socket.gethostname()}, this machine itself, but the "
             f"{cluster.count} processes run on {cluster.hosts} hosts: set {ADDRESS} to host:port "
-            "of process 0 with its address in the network, or mend /etc/hosts"
+            "of process 0 with its address in the network, or fix /etc/hosts"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxtrain import files, pytorch_format, versions
+from jaxtrain import files, pytorch_format, terminal, versions
 from jaxtrain.errors import InputError, first_line
 
 SAFETENSORS = ".safetensors"
@@ -202,8 +202,9 @@ def places(path: Path) -> tuple[dict[str, Place], dict[str, str]]:
 def _check_name(path: Path, name: object) -> None:
     """Refuses names that no program gives, and no terminal should be shown."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > _NAME_CHARACTERS:
-        shown = ascii(name)[:_NAME_CHARACTERS]
-        raise InputError(f"{path}: {shown} is not the name of an array in any model here")
+        raise InputError(
+            f"{path}: {terminal.shown(name)} is not the name of an array in any model here"
+        )
 
 
 def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, str]]:

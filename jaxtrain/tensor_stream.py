@@ -103,10 +103,13 @@ def read(path: Path, name: str) -> tuple[tuple[int, ...], dict[str, str], Iterat
     dtypes = dict(DTYPES.values())
     if place.code not in dtypes:
         raise InputError(
-            f"{path}: {name} is of type {place.code}; wanted is one of {', '.join(dtypes)}"
+            f"{path}: {name} has the type {place.code}: use one of {', '.join(dtypes)}"
         )
     if not place.shape or not place.bytes:
-        raise InputError(f"{path}: {name} has the shape {list(place.shape)}: it holds nothing")
+        raise InputError(
+            f"{path}: {name} has shape {list(place.shape)} and contains no data: encode the video "
+            "again"
+        )
     return place.shape, about, _rows(path, place, dtypes[place.code])
 
 

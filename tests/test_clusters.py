@@ -179,7 +179,9 @@ def test_a_coordinator_that_is_everybodys_own_machine_is_refused_for_several_hos
     for environment in (recorded("slurm-two.0"), recorded("slurm-two.1"), WORLD):
         one = clusters.find(environment)
         assert one is not None
-        with pytest.raises(InputError, match=rf"{one.source}.* is {address} on .* 2 hosts"):
+        with pytest.raises(
+            InputError, match=rf"{one.source}.* is {address} on .* 2 hosts: .* fix /"
+        ):
             clusters.check_address(one, {})
     # Several processes of one host may meet there.
     for environment in (ALL, recorded("slurm-step.1"), recorded("open-mpi")):

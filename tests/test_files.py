@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import files
+from jaxtrain.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,15 @@ def test_a_folder_of_a_run_may_be_reached_through_a_link(tmp_path: Path) -> None
     (tmp_path / "latest").symlink_to("run")
     files.Appended(tmp_path / "latest" / "log.txt").append(b"one\n")
     assert (tmp_path / "run" / "log.txt").read_text() == "one\n"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    gone = tmp_path / "gone" / "o.json"
+    for path, words in (
+        (gone, f"--json {gone}: the folder {gone.parent} does not exist: create it"),
+        (tmp_path, f"is a folder; name a file in it, such as {tmp_path / 'found.json'}"),
+        (Path("/dev/null"), "is a device or a pipe: name a file of your own"),
+    ):
+        with pytest.raises(InputError) as caught:
+            files.check_writable("--json", path)
+        assert words in str(caught.value)

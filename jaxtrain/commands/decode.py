@@ -79,7 +79,9 @@ def _told(about: dict[str, str], path: Path) -> dict[str, int]:
         if min(told[name] for name in names[3:]) < 0:
             raise ValueError("padding_bottom and padding_right must not be below 0")
     except (ValueError, ZeroDivisionError) as error:
-        raise InputError(f"{path} says what cannot be of its video: {error}") from error
+        raise InputError(
+            f"{path}: its video metadata is invalid: {error}: encode the video again"
+        ) from error
     return told
 
 

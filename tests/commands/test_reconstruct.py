@@ -269,7 +269,7 @@ def test_wrong_use(weights: Path, clip: Path, tmp_path: Path) -> None:
     preview = small_autoencoder.save(tmp_path / "preview.safetensors", time_upscale=(True, False))
     for arguments, words in (
         ([weights, clip, tmp_path / "out.gif"], r"ends with one of \.mp4"),
-        ([weights, clip, tmp_path / "no" / "out.mp4"], "is no folder; make it first"),
+        ([weights, clip, tmp_path / "no" / "out.mp4"], "does not exist: create it"),
         ([weights, clip, clip], "is the input itself"),
         ([weights, clip, out, "--crf", 99], "--crf 99: use a number from 0"),
         ([weights, clip, out, "--fps", 3], "does not know --fps 3"),
