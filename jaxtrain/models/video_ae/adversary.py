@@ -7,11 +7,11 @@ a standard deviation of one that is the correction, and the decoder is drawn to 
 the correction. So no gradient passes through the discriminator into the decoder, and none of the
 decoder's loss reaches the discriminator.
 
-Two things differ from upstream. There, each step trains the discriminator first, and the updated one
-makes the correction; here, both come from one gradient of one tree, so that the correction is made
-by the discriminator as it was before the step, one update behind. And upstream pads the
-reconstruction to as many frames as went in; here, only whole windows of decoded frames are seen.
-Neither was measured against the other.
+Two things differ from upstream. There, each step trains the discriminator first, and the updated
+one makes the correction; here, both come from one gradient of one tree, so the discriminator as it
+was before the step makes it, one update behind. And upstream pads the reconstruction to as many
+frames as went in; here, only whole windows of decoded frames are seen. Neither was measured against
+the other.
 
 Its batch norms' running statistics and the replay of earlier reconstructions are state of the
 model: they stay on the device and are part of a checkpoint.
