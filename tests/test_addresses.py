@@ -1,6 +1,7 @@
 """What of an address is recorded, and that a complete run keeps no secret of one."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,8 @@ def test_a_complete_run_keeps_no_secret_of_its_addresses(tmp_path: Path) -> None
     assert list((tmp_path / "run").glob("examples*.jsonl"))
     assert list((tmp_path / "cache/video").rglob("index.jsonl"))
     assert _spilled(tmp_path) == []
+
+
+def test_the_security_policy_lists_every_scheme(checkout: Path) -> None:
+    (row,) = re.findall(r"Only (.*) are fetched\.", (checkout / "SECURITY.md").read_text())
+    assert set(re.findall(r"`(\w+)`", row)) == set(addresses.SCHEMES)
