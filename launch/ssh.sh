@@ -150,8 +150,9 @@ read_hosts() { # read_hosts FILE: sets `hosts`
         line=${line%%#*}
         read -r line <<<"${line//$'\r'/}"
         [[ -n $line ]] || continue
-        [[ $line != *[[:space:]]* && $line != -* ]] || refuse "$1: '$line' is no host: one a line"
-        [[ " ${hosts[*]-} " != *" $line "* ]] || refuse "$1: $line stands there twice"
+        [[ $line != *[[:space:]]* && $line != -* ]] ||
+            refuse "$1: '$line' is not a host name: write one host per line"
+        [[ " ${hosts[*]-} " != *" $line "* ]] || refuse "$1: $line is listed twice: remove one"
         hosts+=("$line")
     done <"$1"
     ((${#hosts[@]})) || refuse "$1 names no host"

@@ -269,9 +269,9 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
     [
         (None, RUN, {}, "there is no file 'hosts.txt'"),
         ("# nobody\n", RUN, {}, "hosts.txt names no host"),
-        ("a\na\n", RUN, {}, "a stands there twice"),
-        ("a b\n", RUN, {}, "'a b' is no host"),
-        ("-oProxyCommand=x\n", RUN, {}, "is no host"),
+        ("a\na\n", RUN, {}, "a is listed twice: remove one"),
+        ("a b\n", RUN, {}, "'a b' is not a host name: write one host per line"),
+        ("-oProxyCommand=x\n", RUN, {}, "is not a host name"),
         ("a\n", ("--config", "demo"), {}, "--output-dir is missing"),
         ("a\ngone\n", RUN, {}, "gone: ssh: connect to host gone: Connection refused"),
         ("a\n", RUN, {"REMOTE_DIR": "/nowhere"}, "a: there is no folder /nowhere"),
