@@ -34,8 +34,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeGuard
+
+import psutil
 
 from jaxtrain import clusters, terminal, waiting
 from jaxtrain.clusters import TOKEN, Cluster
@@ -531,25 +532,12 @@ def _listen(cluster: Cluster, environment: Mapping[str, str]) -> socket.socket |
 
 
 def _owner(port: int) -> str | None:
-    """Which process of this host listens at a port; None where the system does not report it.
-
-    As https://docs.kernel.org/networking/proc_net_tcp.html has it: local address in hexadecimal
-    before the port, state 0A is LISTEN, the tenth field is the socket's inode.
-    """
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            rows = [row.split() for row in Path(table).read_text().splitlines()[1:]]
-            inodes |= {
-                f"socket:[{row[9]}]"
-                for row in rows
-                if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
-            }
-    for process in Path("/proc").glob("[0-9]*") if inodes else ():
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if any(os.readlink(one) in inodes for one in (process / "fd").iterdir()):
-                name = (process / "comm").read_text().strip()
-                return f"{_shown(name, _SHOWN)} (process {process.name})"
+    """Which process of this host listens at a port; None where the system does not report it."""
+    with contextlib.suppress(psutil.Error, OSError):  # processes of other users, or gone
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+                name = psutil.Process(one.pid).name()
+                return f"{_shown(name, _SHOWN)} (process {one.pid})"
     return None
 
 
