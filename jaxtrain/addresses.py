@@ -47,18 +47,20 @@ _ADDRESS = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@\\/?#]+)(:\d{1,5})?")
 _BUCKET = re.compile(r"[\w.-]+|arn:[\w.:-]+")
 _PUBLIC = re.compile(f"{SIGNED}|{re.escape(HASH)}[0-9a-f]{{{_HASH_DIGITS}}}")
-# A user or password: before the first slash, or, with a slash in the password, behind a colon that
-# no port follows.
-_USER = re.compile(r"[^/?#\s]*@|[^/@\[\s]*:(?!\d+(?:/|$))[^@\s]*@")
-_WITH_USER = re.compile(r"([A-Za-z][\w+.-]*)://(?:[^/?#\s]*@|[^/@\[\s]*:(?!\d+/)[^@\s]*@)")
+# Texts may be of any size and content: each expression takes a time proportional to them.
+_START = re.compile(r"([A-Za-z][\w+.-]{0,30})://")
+_HOST_LIKE, _BEFORE_SLASH = re.compile(r"[^/?#\s]*"), re.compile(r"[^/@\[\s]*")
+_NO_PORT, _TO_AT = re.compile(r":(?!\d+(?:/|$))"), re.compile(r"[^@\s]*")
+_IN_BRACKETS = re.compile(r"\[[^\[\]]*\]")
 # In a text an address ends at a space or a quote, and pathlib has made one slash of two.
 _IN_TEXT = re.compile(
-    r"\b(?P<start>[A-Za-z][\w+.-]*://|(?:https?|s3a?|gcs|gs|ftps?|sftp|ssh|hf|file):/)"
+    r"(?P<start>[A-Za-z][\w+.-]{0,30}://|\b(?:https?|s3a?|gcs|gs|ftps?|sftp|ssh|hf|file):/)"
     r"(?P<rest>[^\s\"'<>]*)",
     re.IGNORECASE,
 )
 _NOT_IN_TEXT = re.compile(r"[\s\"'<>]")
 _ENDING = ".,;:!)]}"
+_LONGEST = 2**13  # characters; what common servers accept
 
 
 class Parts(NamedTuple):
@@ -103,11 +105,16 @@ def check(address: str, flag: str) -> None:
 
     Raises:
         InputError: it holds a user or a password, names no host, is of another scheme, is a chain
-            of addresses (``zip::https://...``), or was recorded without its query.
+            of addresses (``zip::https://...``), is too long, or was recorded without its query.
     """
     refuse_user(address, flag)
+    if len(address) > _LONGEST:
+        raise InputError(
+            f"{flag} {split(address).scheme[:20]}://... has {len(address):,} characters, and the "
+            f"limit is {_LONGEST:,}: give a shorter address"
+        )
     parts, shown = split(address), public(address)
-    if "::" in parts.scheme + parts.path + re.sub(r"\[.*?\]", "", parts.host):
+    if "::" in parts.scheme + parts.path + _IN_BRACKETS.sub("", parts.host):
         raise InputError(f"{flag} {shown} chains addresses with '::': give one address")
     if parts.scheme not in SCHEMES:
         raise InputError(
@@ -144,8 +151,14 @@ def refuse_user(text: str, flag: str) -> None:
     Raises:
         InputError: does not repeat the address.
     """
-    match = _WITH_USER.search(text)
-    if match is None:
+    if "@" not in text:
+        return
+    without = 0  # until where there is no @ without a space before it
+    for match in _START.finditer(text):
+        end, without = _user_end(text, match.end(), without)
+        if end:
+            break
+    else:
         return
     scheme = match[1].lower()
     google = "set GOOGLE_APPLICATION_CREDENTIALS"
@@ -219,9 +232,38 @@ def _replaced(match: re.Match[str]) -> str:
     return _shown(match["start"], rest) + match["rest"][len(rest) :]
 
 
+def _user_end(text: str, start: int = 0, without: int = 0) -> tuple[int, int]:
+    """Where the user or password of an address ends.
+
+    It stands before the first slash, or, with a slash in the password, behind a colon that no port
+    follows.
+
+    Args:
+        text: with the address in it.
+        start: where it goes on behind ``://``.
+        without: up to here no @ follows before the next space.
+
+    Returns:
+        The place behind the @, 0 if there is none; and ``without`` for what follows.
+    """
+    host = _HOST_LIKE.match(text, start)
+    assert host
+    if "@" in host[0]:
+        return start + host[0].rindex("@") + 1, without
+    before = _BEFORE_SLASH.match(text, start)
+    assert before
+    if start < without or not _NO_PORT.search(text[start : before.end() + 1]):
+        return 0, without
+    secret = _TO_AT.match(text, start)
+    assert secret
+    if text[secret.end() : secret.end() + 1] == "@":
+        return secret.end() + 1, without
+    return 0, secret.end()
+
+
 def _shown(start: str, rest: str) -> str:
-    user = _USER.match(rest)
-    rest = f"***@{rest[user.end() :]}" if user else rest
+    user, _ = _user_end(rest)
+    rest = f"***@{rest[user:]}" if user else rest
     if start.lower().startswith(HTTP):
         rest = rest.partition("#")[0]
     before, _, query = rest.partition("?")

@@ -1,7 +1,9 @@
 """What of an address is recorded, and that a complete run keeps no secret of one."""
 
+import contextlib
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,37 @@ def test_a_text_without_a_space_around_an_address() -> None:
     assert "zz" not in addresses.scrub("ClientError(https:/h/a?b=zz), url='https://h/a?b=zz'")
     marked = "https://host/a?query=sha256:f94e14b94966&X-Amz-Signature=secret"
     assert "secret" not in addresses.scrub(marked)
+
+
+@pytest.mark.parametrize("unit", ["a", "a.", ":", "a:", "a://", "a://b:", "[", "/", "a=b&", "://"])
+@pytest.mark.parametrize("start", ["", "https://", "https://h?", "s3://h/"])
+def test_long_texts_take_no_longer_than_they_are(unit: str, start: str) -> None:
+    for text in (start + unit * (100_000 // len(unit)) + end for end in ("", ":/", " @", "://a")):
+        began = time.process_time()
+        addresses.scrub(text)
+        addresses.public(text)
+        with contextlib.suppress(InputError):
+            addresses.refuse_user(text, "--data.path")
+        if addresses.is_address(text):
+            with pytest.raises(
+                InputError, match=r"has [\d,]+ characters, and the limit|holds a user"
+            ):
+                addresses.check(text, "--data.path")
+        assert time.process_time() - began < 1  # quadratic expressions took 20 s and more
+
+
+def test_long_secrets_are_removed() -> None:
+    for scheme in ("https", "x" * 100, "1https", "_s3"):
+        for secret in ("s" * 5000, "s/" * 5000, "s:1/" * 3000):
+            text = f"no {scheme}://me:{secret}@host/a: start again"
+            assert "s" * 5 not in addresses.scrub(text).replace("https", "")
+            assert "s/" not in addresses.scrub(text)
+            with pytest.raises(InputError, match=r"holds a user name or a password") as caught:
+                addresses.refuse_user(text, "--data.path")
+            assert len(str(caught.value)) < 300
+    plain = "https://h:80/a@b s3://b/a@b https://h/:a@b"
+    addresses.refuse_user(plain, "--data.path")
+    assert addresses.scrub(plain) == plain
 
 
 def test_the_order_of_parameters_is_no_difference_and_their_values_are() -> None:
