@@ -16,6 +16,9 @@ from jaxtrain.data.video_reading import Picture
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae.timing import TIME_FACTOR
 
+_LARGEST = 2**31 - 1  # of frames, and of pixels a side
+_MOST_DIGITS = 40  # int() has a limit of its own, and takes long below it
+
 
 def main(arguments: list[str]) -> int:
     """Runs the command.
@@ -73,7 +76,7 @@ def _told(about: dict[str, str], path: Path) -> dict[str, int]:
     try:
         if _ratio(about["fps"]) <= 0 or _ratio(about["pixel_aspect"]) <= 0:
             raise ValueError("fps and pixel_aspect must be above 0")
-        told = {name: int(about[name]) for name in names}
+        told = {name: _number(name, about[name]) for name in names}
         if min(told[name] for name in names[:3]) < 1:
             raise ValueError("frames, height and width must be above 0")
         if min(told[name] for name in names[3:]) < 0:
@@ -83,6 +86,13 @@ def _told(about: dict[str, str], path: Path) -> dict[str, int]:
             f"{path}: its video metadata is invalid: {error}: encode the video again"
         ) from error
     return told
+
+
+def _number(name: str, text: str) -> int:
+    if len(text) > _MOST_DIGITS or int(text) > _LARGEST:
+        shown = text[:20] + "..." * (len(text) > 20)
+        raise ValueError(f"{name} is {shown!a}, and the limit is {_LARGEST:,}")
+    return int(text)
 
 
 def _ratio(text: str) -> Fraction:
@@ -102,8 +112,8 @@ def _check(
         told["height"] + told["padding_bottom"],
         told["width"] + told["padding_right"],
     )
-    wanted = (height / factor, width / factor, model.model.latent_channels)
-    if shape[1:] != wanted:
+    wanted = (height // factor, width // factor, model.model.latent_channels)
+    if shape[1:] != wanted or height % factor or width % factor:
         raise InputError(
             f"{path} holds latents {list(shape)} of a video of {width}x{height}, and "
             f"{model.source} makes {model.model.latent_channels} channels for each {factor}x"

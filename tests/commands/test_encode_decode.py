@@ -166,6 +166,19 @@ def whole_numbers(place: Path, to: Path) -> Path:
             lambda place, to: changed(place, to, width="many"),
             "its video metadata is invalid: .*'many'.*: encode the video again",
         ),
+        (
+            lambda place, to: changed(place, to, height="9" * 400),
+            r"height is '9{20}\.\.\.', and the limit",
+        ),
+        (
+            lambda place, to: changed(place, to, frames="9" * 4300),
+            r"frames is '9{20}\.\.\.', and the limit",
+        ),
+        (lambda place, to: changed(place, to, frames="2147483648"), "limit is 2,147,483,647"),
+        (
+            lambda place, to: changed(place, to, height="2147483647", padding_bottom="2147483641"),
+            "name the model that encoded it",
+        ),
         (lambda place, to: changed(place, to, frames="14"), "4 latents, too few for 14 frames"),
         (lambda place, to: changed(place, to, height="50"), "name the model that encoded it"),
     ],
