@@ -185,7 +185,8 @@ def test_each_process_logs_and_only_the_first_speaks(
 ) -> None:
     for process in (0, 2):
         recorder = metrics.Recorder(tmp_path, process, 3)
-        recorder.say(f"one from {process}\ntwo")
+        recorder.say(f"one from {process}")
+        recorder.say("two")
         recorder.record(1, {"train/loss": float(process)})
         assert (recorder.sample(1, "x", np.zeros((2, 2, 3), np.uint8)) is None) == (process != 0)
         recorder.rewind(0 if process else 1, 0)
