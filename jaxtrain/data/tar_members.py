@@ -5,12 +5,14 @@ changes.
 """
 
 import io
+import itertools
 import json
 import math
 import os
 import re
 import stat
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.data import cache
@@ -20,11 +22,13 @@ from jaxtrain.errors import InputError
 SUFFIX = ".tar"
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_MOST_NAMES = 1_000_000  # that a pattern stands for
+# That the patterns of a list stand for together; each is looked for and listed by itself.
+_MOST_NAMES, _MOST_CHARACTERS = 100_000, 2**25
 _MOST_RANGES, _MOST_DIGITS = 8, 18  # of a pattern, and of a number in it
 _LONGEST_HEADER = 2**16  # bytes; a path has 4,096 at most, and what else stands there is short
 _LONGEST_NAME = 4096  # characters, of a member; Linux allows as many bytes
 _MOST_GLOBAL_KEYS = 100  # git archive writes one, "comment"
+_SHOWN = 200  # characters of a pattern in a message
 _FORMAT = 1
 
 
@@ -41,34 +45,87 @@ def check_not_packed(path: str, flag: str) -> None:
         )
 
 
-def expand(pattern: str) -> list[str]:
+def is_pattern(path: str) -> bool:
+    """Whether a path has braces that stand for numbers."""
+    return _RANGE.search(path) is not None
+
+
+class Budget:
+    """How many names the patterns of one list, or of one path, may stand for together."""
+
+    def __init__(self) -> None:
+        self._names = self._characters = 0
+
+    def take(self, pattern: str) -> None:
+        """Counts the names of a pattern, without making them.
+
+        Raises:
+            InputError: they are too many.
+        """
+        shown = pattern if len(pattern) <= _SHOWN else f"{pattern[:_SHOWN]}..."
+        ranges = _RANGE.findall(pattern)
+        digits = max((len(number) for limits in ranges for number in limits), default=0)
+        if len(ranges) > _MOST_RANGES or digits > _MOST_DIGITS:
+            raise InputError(
+                f"{shown}: a pattern has at most {_MOST_RANGES} ranges, and its numbers at most "
+                f"{_MOST_DIGITS} digits"
+            )
+        count = math.prod(max(0, int(last) - int(first) + 1) for first, last in ranges)
+        self._names += count
+        self._characters += count * len(pattern)
+        if self._names > _MOST_NAMES:
+            before = self._names - count
+            beside = f", beside {before:,} of other patterns" if before else ""
+            raise InputError(
+                f"{shown} stands for {count:,} names{beside}, and the limit is {_MOST_NAMES:,}: "
+                "correct it, or name a folder"
+            )
+        if self._characters > _MOST_CHARACTERS:
+            raise InputError(
+                f"{shown}: the names that patterns stand for have {self._characters:,} characters "
+                f"together, and the limit is {_MOST_CHARACTERS:,}: shorten them, or name a folder"
+            )
+
+
+def expand(pattern: str, budget: Budget | None = None) -> Iterator[str]:
     """The names that ``shards-{000..127}.tar`` stands for; a name without braces stands for itself.
 
     Numbers are as wide as the first one is written.
 
+    Args:
+        pattern: with braces, or without.
+        budget: of the list that it is in; by default the pattern has one of its own.
+
     Raises:
         InputError: they are too many.
     """
-    ranges = _RANGE.findall(pattern)
-    digits = max((len(number) for limits in ranges for number in limits), default=0)
-    if len(ranges) > _MOST_RANGES or digits > _MOST_DIGITS:
+    if not is_pattern(pattern):
+        return iter([pattern])
+    (budget or Budget()).take(pattern)
+    return _names(pattern)
+
+
+def _names(pattern: str) -> Iterator[str]:
+    parts = _RANGE.split(pattern)  # text, first, last, text, first, last, ..., text
+    ranges = zip(parts[1::3], parts[2::3], strict=True)
+    numbers = [
+        [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)] for first, last in ranges
+    ]
+    for chosen in itertools.product(*numbers):
+        yield parts[0] + "".join(map("".join, zip(chosen, parts[3::3], strict=True)))
+
+
+def check_exists(path: str, pattern: str) -> None:
+    """Refuses a pattern at the first of its files that is missing.
+
+    Raises:
+        InputError: names the file and the pattern.
+    """
+    if not os.path.exists(path):
         raise InputError(
-            f"{pattern}: a pattern has at most {_MOST_RANGES} ranges, and its numbers at most "
-            f"{_MOST_DIGITS} digits"
+            f"{path} cannot be read as a tar: No such file or directory; {pattern} stands for it: "
+            "correct the numbers, or copy the file"
         )
-    count = math.prod(max(0, int(last) - int(first) + 1) for first, last in ranges)
-    if count > _MOST_NAMES:
-        raise InputError(
-            f"{pattern} stands for {count:,} names, and the limit is {_MOST_NAMES:,}: correct it, "
-            "or name a folder or a list"
-        )
-    match = _RANGE.search(pattern)
-    if match is None:
-        return [pattern]
-    first, last = match.groups()
-    head, tail = pattern[: match.start()], pattern[match.end() :]
-    numbers = range(int(first), int(last) + 1)
-    return [name for n in numbers for name in expand(f"{head}{n:0{len(first)}}{tail}")]
 
 
 def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:

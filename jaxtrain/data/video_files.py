@@ -25,7 +25,7 @@ import hashlib
 import json
 import os
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ def is_absent(path: str) -> bool:
     if addresses.is_address(path):
         return False
     top = expanded(path).absolute()
-    return not os.path.exists(top) and tar_members.expand(str(top)) == [str(top)]
+    return not os.path.exists(top) and not tar_members.is_pattern(str(top))
 
 
 def absent(flag: str, path: str) -> str:
@@ -115,13 +115,14 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
     elif not os.path.exists(top):
         if is_absent(path):
             raise InputError(absent(flag, path))
-        several = tar_members.expand(str(top))
         above = str(top).partition("{")[0].rpartition("/")[0] or "/"
-        named = [Found(Path(one).relative_to(above).as_posix(), one) for one in several]
+        named = []
+        for tar in tar_members.expand(str(top)):
+            tar_members.check_exists(tar, path)
+            named.append(Found(Path(tar).relative_to(above).as_posix(), tar))
         cure = "let it stand for .tar files with videos in them"
     elif top.suffix.lower() in LISTS:
-        items = [one for item in _items(top, f"{flag} {path}") for one in _expanded(item)]
-        named = [_locate(item, str(top.parent)) for item in items]
+        named = list(_located(_items(top, f"{flag} {path}"), str(top.parent)))
         for one in named:
             if addresses.is_address(one.path):
                 addresses.check(one.path, f"{flag} {path}:")
@@ -134,6 +135,7 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
             f"{flag} {path}: the ending {top.suffix!r} is neither of a video, a .tar nor of a list "
             f"({', '.join(sorted(LISTS))}); give a folder, a video or a list of videos"
         )
+    named = list(dict.fromkeys(named))  # each is opened once
     places = local([one.path for one in named if addresses.is_address(one.path)])
     named = [
         one._replace(path=places[one.path], fetched=True) if one.path in places else one
@@ -225,12 +227,29 @@ def _distinct(found: list[Found], flag: str, path: str) -> dict[str, Found]:
     return by_name
 
 
-def _expanded(item: dict[str, str]) -> list[dict[str, str]]:
+def _expanded(item: dict[str, str], budget: tar_members.Budget) -> Iterator[dict[str, str]]:
     """An entry for each tar that a pattern stands for; the entry itself where it is none."""
     path = item.get("path") or item["full_path"]
-    if not path.lower().endswith(tar_members.SUFFIX):
-        return [item]
-    return [{"path": one} for one in tar_members.expand(path)]
+    if not path.lower().endswith(tar_members.SUFFIX) or not tar_members.is_pattern(path):
+        yield item
+        return
+    for one in tar_members.expand(path, budget):
+        yield {"path": one}
+
+
+def _located(items: Iterable[dict[str, str]], folder: str) -> Iterator[Found]:
+    """Where the files of a list's entries are.
+
+    Raises:
+        InputError: a tar that a pattern stands for is missing.
+    """
+    budget = tar_members.Budget()
+    for item in items:
+        for one in _expanded(item, budget):
+            found = _locate(one, folder)
+            if one is not item and not addresses.is_address(found.path):
+                tar_members.check_exists(found.path, item.get("path") or item["full_path"])
+            yield found
 
 
 def _items(path: Path, where: str) -> Iterator[dict[str, str]]:
@@ -277,7 +296,7 @@ def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]
     ending = _ending(address)
     if ending in LISTS:
         return _listed(address, flag, Path(local([address])[address]))
-    several = tar_members.expand(address)
+    several = list(tar_members.expand(address))
     known = SUFFIXES | {tar_members.SUFFIX}
     if ending not in known:
         several = [one for one in remote.list_below(address, flag) if _ending(one) in known]
@@ -300,7 +319,8 @@ def _listed(address: str, flag: str, place: Path) -> list[Found]:
     except InputError as error:
         remote.discard(str(place))
         raise InputError(f"{error}; {_REMOVED}") from None
-    return [_locate_at(one, address, where) for item in items for one in _expanded(item)]
+    budget = tar_members.Budget()
+    return [_locate_at(one, address, where) for item in items for one in _expanded(item, budget)]
 
 
 def _locate_at(item: dict[str, str], address: str, where: str) -> Found:

@@ -88,7 +88,8 @@ def test_patterns_lists_and_single_tars(shards: Path, tmp_path: Path) -> None:
         assert len(found) == 7
         assert {one.file for one in found} == {str(shards / f"s-00{n}.tar") for n in range(2)}
     assert len(_find(shards / "s-000.tar", tmp_path)) == 3
-    assert tar_members.expand("a{8..11}b") == ["a8b", "a9b", "a10b", "a11b"]
+    assert [*tar_members.expand("a{8..11}b")] == ["a8b", "a9b", "a10b", "a11b"]
+    assert [*tar_members.expand("{08..9}-{1..1}/c")] == ["08-1/c", "09-1/c"]
 
 
 def test_a_tar_is_listed_once(shards: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -253,8 +254,8 @@ def test_global_headers_are_not_kept_with_each_member(tmp_path: Path) -> None:
 
 
 def test_a_pattern_stands_for_a_bounded_number_of_names() -> None:
-    assert len(tar_members.expand("{000..127}-{0..9}.tar")) == 1280
-    assert tar_members.expand("{5..3}.tar") == []
+    assert len([*tar_members.expand("{000..127}-{0..9}.tar")]) == 1280
+    assert [*tar_members.expand("{5..3}.tar")] == []
     for pattern in (
         "{0..99999999999}.tar",
         "{0..999}{0..999}{0..999}.tar",
@@ -262,6 +263,47 @@ def test_a_pattern_stands_for_a_bounded_number_of_names() -> None:
         "{1..1}" * 400 + ".tar",
         "{%s..1}.tar" % ("0" * 5000),
         "{0..%s}.tar" % ("9" * 5000),
+        "x" * 5000 + "{0..99999}.tar",
     ):
-        with pytest.raises(InputError, match=r"stands for [\d,]+ names|at most 8 ranges"):
+        with pytest.raises(
+            InputError, match=r"stands for [\d,]+ names|at most 8 ranges|[\d,]+ characters together"
+        ) as refused:
             tar_members.expand(pattern)
+        assert len(str(refused.value)) < 400
+
+
+def test_the_patterns_of_a_list_have_one_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "l.txt"
+    listed.write_text("a{0..9}/../a.tar\n" * 11)  # leads to the same file each time
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        _add(tar, "0.mp4", b"")
+    read = []
+    real = tar_members.members
+    monkeypatch.setattr(tar_members, "members", lambda *args: read.append(args) or real(*args))
+    assert [one.name for one in _find(listed, tmp_path)] == ["a.tar/0.mp4"]
+    assert len(read) == 1
+    monkeypatch.setattr(tar_members, "_MOST_NAMES", 100)
+    with pytest.raises(
+        InputError, match=r"for 10 names, beside 100 of other patterns.*limit is 100"
+    ):
+        _find(listed, tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["txt", "json"])
+def test_a_pattern_ends_at_its_first_missing_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    looked_for = []
+    real = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: looked_for.append(path) or real(path))
+    pattern = "s-{00000..99999}.tar"
+    (tmp_path / "s-00000.tar").touch()
+    listed = tmp_path / f"l.{ending}"
+    listed.write_text(pattern if ending == "txt" else f'["{pattern}"]')
+    for path in (listed, tmp_path / pattern):
+        looked_for.clear()
+        with pytest.raises(InputError, match=r"s-00001\.tar .*No such file.* stands for it: corr"):
+            _find(path, tmp_path)
+        assert len(looked_for) < 10
