@@ -130,6 +130,10 @@ make_directory() { # make_directory DIR
     local reason
     reason=$(mkdir -p -- "$1" 2>&1) ||
         refuse "cannot make the run's directory ($reason): give another --output-dir"
+    local file # a stranger's run may lead out of its directory by them
+    for file in "$1"/*.txt "$1/.pod-restarts"; do
+        [[ ! -L $file ]] || refuse "$file is a symbolic link: remove it, or give another --output-dir"
+    done
 }
 
 free_port() {

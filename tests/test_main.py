@@ -44,7 +44,7 @@ def test_the_readme_has_every_exit_code(checkout: Path) -> None:
         (["--confg", "demo"], "--config is missing"),
         (["--config", "demo", "--optim.peek_lr", "1"], "--optim.peak_lr"),
         (["--config", "demo", "--optim.peak_lr", "fast"], "fast"),
-        (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "2"], "7"),
+        (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "8"], "7"),
         (["--config", "demo", "--profile", "9:3"], "9:3"),
         (["--config", "demo", "--simulate-devices", "many"], "many"),
         (["confgs", "list"], "configs"),

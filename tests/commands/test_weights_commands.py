@@ -126,7 +126,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("import", theirs, theirs), f"OUT {theirs} is IN itself"),
         (("import", ours), "the following arguments are required: OUT"),
         (("import", ours, out, "--trim", "never"), "invalid choice: 'never'"),
-        (("export", theirs, out), f"jaxtrain import {theirs} OUT.safetensors makes a file"),
+        (("export", theirs, out), f" import {theirs} OUT.safetensors makes a file"),
         (("export", ours, tmp_path / "o.onnx"), "weights files end with one of"),
         (("export", ours, tmp_path / "no" / "o.safetensors"), "does not exist: create it"),
         (("export", tmp_path / "gone", out), "gone: nothing is there"),

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.planning.planner import Planner
 from jaxtrain.devices import GIB
 from jaxtrain.planning import request
+from jaxtrain.planning.planner import Planner
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,6 +90,19 @@ def test_a_token_of_several_words_is_refused_and_not_shown(tmp_path: Path) -> No
     assert "my own" not in err
 
 
+def test_a_link_in_the_place_of_a_log_is_refused(tmp_path: Path) -> None:
+    """In the directory of a stranger's run it may lead to a file of the user's."""
+    mine = tmp_path / "mine"
+    mine.write_text("as it was")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/log.1.txt").symlink_to(mine)
+    stubs = Stubs(tmp_path, "play() { echo out; }")
+    code, out, err = stubs.run("local.sh", "2", *RUN)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run/log.1.txt is a symbolic link: remove it" in err
+    assert mine.read_text() == "as it was"
+
+
 @pytest.mark.parametrize("code", [2, 130])
 def test_wrong_use_and_ctrl_c_are_not_tried_again(tmp_path: Path, code: int) -> None:
     stubs = Stubs(tmp_path, f"play() {{ exit {code}; }}")
