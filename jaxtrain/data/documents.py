@@ -35,7 +35,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.data import cache, crew, folders, meter
+from jaxtrain.data import cache, crew, folders, meter, parquet_pages
 from jaxtrain.errors import BadExample, InputError, first_line
 from jaxtrain.files import expanded
 
@@ -59,6 +59,7 @@ tokenizing a text take up to a hundred times its size in memory."""
 _DECODED_BYTES = 2**25  # of parquet, at once
 _ROWS_AT_ONCE = 256
 _LARGE_BYTES = 2**27  # a row group below may be compressed as it likes
+_LARGEST_PAGE = 2**28  # bytes, unpacked; most programs write 1 MiB, DuckDB up to 100 MB
 _MOST_COMPRESSED = 1000  # times; text by 3 to 20, equal lines by zstd up to some hundred
 _VERSION = 2  # of the record of what was found, and of how files are read
 _CHUNK_BYTES = 1 << 20
@@ -475,27 +476,38 @@ def _rows_at_once(path: Path, file: Any, group: int, field: str) -> int:
 
     A few hundred bytes of parquet can hold gigabytes of text: a long value of a dictionary (or of
     the row before, with ``DELTA_BYTE_ARRAY``) costs nothing to repeat, and zeros compress well.
+    Sizes and encodings are those that pages say of themselves; the footer may say anything.
 
     Raises:
-        BadExample: the row group is compressed more than text ever is.
+        BadExample: the row group is compressed more than text ever is, or has too large a page.
+        ValueError: the header of a page is damaged.
     """
     import pyarrow.compute
     import pyarrow.parquet
 
     columns = file.metadata.row_group(group)
     found = (columns.column(number) for number in range(columns.num_columns))
-    column = next(one for one in found if one.path_in_schema == field)
-    packed, size = column.total_compressed_size, column.total_uncompressed_size
+    pages = _pages(path, next(one for one in found if one.path_in_schema == field))
+    packed, size = sum(page.packed for page in pages), sum(page.size for page in pages)
     if size > _LARGE_BYTES and size > _MOST_COMPRESSED * packed:
         raise BadExample(
             str(path),
             f"row group {group} unpacks from {packed:,} bytes to {size:,}: more than "
             f"{_MOST_COMPRESSED} times, which no text does",
         )
-    if "DELTA_BYTE_ARRAY" in column.encodings:
+    largest = max((page.size for page in pages), default=0)
+    if largest > _LARGEST_PAGE:
+        raise BadExample(
+            str(path),
+            f"a page of row group {group} unpacks to {largest:,} bytes, and the limit is "
+            f"{_LARGEST_PAGE:,}: write it with smaller pages",
+        )
+    encodings = {page.encoding for page in pages}
+    if parquet_pages.DELTA_BYTE_ARRAY in encodings:
         return 1
-    if not column.has_dictionary_page or not columns.num_rows:
-        return _ROWS_AT_ONCE
+    most = parquet_pages.most_rows(pages, _ROWS_AT_ONCE, _DECODED_BYTES)
+    if not any(page.dictionary for page in pages) or not columns.num_rows:
+        return most
     # The first row brings the whole dictionary. To read all rows in this way would take 20 times
     # as long as to decode them (measured, distinct documents of 2 kB).
     with pyarrow.parquet.ParquetFile(
@@ -506,7 +518,16 @@ def _rows_at_once(path: Path, file: Any, group: int, field: str) -> int:
         if len(values) < 2:  # that row by itself, perhaps, and the dictionary comes into use later
             return 1
         longest = pyarrow.compute.max(pyarrow.compute.binary_length(values)).as_py()
-    return max(1, min(_ROWS_AT_ONCE, _DECODED_BYTES // max(1, longest)))
+    return max(1, min(most, _DECODED_BYTES // max(1, longest)))
+
+
+def _pages(path: Path, column: Any) -> list[parquet_pages.Page]:
+    """The pages of a column in a row group, from their own headers."""
+    start = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+        start = column.dictionary_page_offset
+    with open(path, "rb") as file:
+        return parquet_pages.read(file, start, column.total_compressed_size, column.num_values)
 
 
 def _texts(path: Path, column: Any) -> Iterator[str]:

@@ -1,7 +1,9 @@
 import errno
 import json
 import os
+import re
 import shutil
+import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -249,6 +251,96 @@ def test_a_row_group_of_nothing_but_compression_is_refused(tmp_path: Path) -> No
     most, why = peak_mib(READS, path)
     assert "row group 0 unpacks from" in why
     assert most < base + 20, (base, most)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_rows_that_compress_well_are_decoded_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """256 rows of 8 MiB, 900:1, took 2 GiB; here everything is 128 times smaller."""
+    monkeypatch.setattr(documents, "_DECODED_BYTES", 2**18)
+    decoded = []
+    real = documents._texts
+    monkeypatch.setattr(
+        documents,
+        "_texts",
+        lambda path, column: decoded.append(column.nbytes) or real(path, column),
+    )
+    path = tmp_path / "a.parquet"
+    texts = [str(n) + "ab" * 2**15 for n in range(256)]
+    options = {"use_dictionary": False, "compression": "zstd", "data_page_version": version}
+    pq.write_table(pa.table({"text": texts}), path, data_page_size=1, write_batch_size=1, **options)
+    assert path.stat().st_size < 256 * 2**16 / 400
+    assert list(read(path, None)) == texts
+    assert max(decoded) <= 2**18
+    assert len(decoded) < 256  # and as many together as there is room for
+    decoded.clear()
+    texts = [f"{n} " * 20 for n in range(5000)]
+    pq.write_table(pa.table({"text": texts}), path, **options)
+    assert list(read(path, None)) == texts
+    assert len(decoded) == 20  # 256 rows each
+
+
+def test_a_page_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    for dictionary in (True, False):
+        pq.write_table(pa.table({"text": ["ab" * 2**15]}), path, use_dictionary=dictionary)
+        with monkeypatch.context() as patch:
+            patch.setattr(documents, "_LARGEST_PAGE", 2**16)
+            assert re.fullmatch(
+                r"a page of row group 0 unpacks to 65,5\d\d bytes, and the limit is 65,536: write "
+                "it with smaller pages",
+                reason(path),
+            )
+        assert len(list(read(path, None))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({"column_encoding": {"text": "DELTA_BYTE_ARRAY"}}, 1),
+        ({"data_page_size": 1, "write_batch_size": 1}, 2),
+    ],
+)
+def test_what_a_footer_says_of_sizes_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, rows: int
+) -> None:
+    path = tmp_path / "a.parquet"
+    texts = ["ab" * 2**15 + str(n) for n in range(64)]
+    pq.write_table(pa.table({"text": texts}), path, use_dictionary=False, **options)
+    with pq.ParquetFile(path) as file:
+        true = file.metadata.row_group(0).column(0)
+    said = types.SimpleNamespace(
+        path_in_schema="text",
+        data_page_offset=true.data_page_offset,
+        has_dictionary_page=False,
+        total_compressed_size=true.total_compressed_size,
+        total_uncompressed_size=1,
+        num_values=true.num_values,
+        encodings=("PLAIN",),
+    )
+    group = types.SimpleNamespace(num_columns=1, num_rows=64, column=lambda number: said)
+    metadata = types.SimpleNamespace(row_group=lambda number: group)
+    monkeypatch.setattr(documents, "_DECODED_BYTES", 2**17)
+    claims = types.SimpleNamespace(metadata=metadata)
+    assert documents._rows_at_once(path, claims, 0, "text") == rows
+
+
+def test_damaged_headers_of_pages_are_one_bad_file(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", text=[f"text {n}" for n in range(100)])
+    with pq.ParquetFile(path) as file:
+        start = file.metadata.row_group(0).column(0).dictionary_page_offset
+    whole = path.read_bytes()
+    reasons = set()
+    for at in range(start, start + 16):
+        for value in (0, 0x15, 0x19, 0x1C, 0x7F, 0xFF):
+            path.write_bytes(whole[:at] + bytes([value]) + whole[at + 1 :])
+            try:
+                list(read(path, None))
+            except BadExample as bad:
+                reasons.add(bad.reason)
+    assert reasons
+    assert all(one.startswith(("broken parquet: ", "a page of row group")) for one in reasons)
 
 
 def test_documents_and_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
