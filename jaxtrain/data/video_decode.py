@@ -28,6 +28,8 @@ from jaxtrain.data.video_packets import (
 from jaxtrain.errors import BadExample
 
 _LOOKAHEAD = 32  # packets; H.264 and HEVC reorder over 16 frames at most
+_MOST_HELD = 2**28  # bytes of packets; ten seconds of 8K at 200 Mbit/s
+_PACKET_BYTES = 512  # that a packet takes beside its content
 
 
 class Verdict(NamedTuple):
@@ -110,7 +112,7 @@ def read(
 
         try:
             with open_input(path, span) as container:
-                _read_from(container, info, numbers, start, give)
+                _read_from(path, container, info, numbers, start, give)
             found = came
         except (av.FFmpegError, OSError) as error:
             failure = f": {reason(error)}"
@@ -181,8 +183,9 @@ def _read_together(
             take(clip, place, frame)
 
     # What is wrong is found out, and told, where a clip is read by itself.
-    with contextlib.suppress(av.FFmpegError, OSError), open_input(path, span) as container:
-        _read_from(container, info, sorted(takers), start, give)
+    wrong = (av.FFmpegError, OSError, BadExample)
+    with contextlib.suppress(*wrong), open_input(path, span) as container:
+        _read_from(path, container, info, sorted(takers), start, give)
     return {clip for clip, numbers in clips.items() if came.issuperset(numbers)}
 
 
@@ -197,13 +200,19 @@ def _starts(info: Scan, number: int) -> list[Keyframe | None]:
 
 
 def _read_from(
+    path: str,
     container: InputContainer,
     info: Scan,
     numbers: Sequence[int],
     start: Keyframe | None,
     give: Callable[[int, VideoFrame], None],
 ) -> None:
-    """Gives the frames with these numbers, ascending, as far as they come out whole."""
+    """Gives the frames with these numbers, ascending, as far as they come out whole.
+
+    Raises:
+        BadExample: so many bytes are between the keyframe and the last frame that they are not
+            held in memory.
+    """
     stream = _open_stream(container, info)
     stream.codec_context.open(strict=False)  # AV1's decoder takes skip_frame for good when it opens
     if not info.keyframes:
@@ -214,6 +223,7 @@ def _read_from(
     first = start.frame if start else 0
     packets: list[av.Packet] = []
     stamps: list[int] = []
+    held = 0
     for packet in container.demux(stream):
         if not packet.size or packet.pts is None:
             break
@@ -221,6 +231,13 @@ def _read_from(
         if not packets and not here:
             continue  # seeking is inexact in some containers
         packets.append(packet)
+        held += packet.size + _PACKET_BYTES
+        if held > _MOST_HELD:
+            raise BadExample(
+                path,
+                f"the packets between its keyframe at frame {first} and frame {numbers[-1]} take "
+                f"more than {_MOST_HELD:,} bytes: encode it with a keyframe every few seconds",
+            )
         if shows_frame(packet, stream) and (start is None or packet.pts >= start.pts):
             stamps.append(packet.pts)
             if len(stamps) > numbers[-1] - first + _LOOKAHEAD:

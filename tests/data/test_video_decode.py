@@ -47,6 +47,32 @@ def test_frames_read_alone_equal_those_of_the_whole(
             np.testing.assert_array_equal(frame.to_ndarray(format="gray"), whole[number])
 
 
+def test_what_is_held_between_a_keyframe_and_a_clip_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(sample.write(tmp_path / "a.mp4", sample.busy(80), g="40"))
+    scan = video_packets.scan(path)
+    assert [key.frame for key in scan.keyframes] == [0, 40]
+    with av.open(path) as container:
+        sizes = [packet.size for packet in container.demux(video=0) if packet.size]
+    limit = sum(sizes[:20]) + 20 * video_decode._PACKET_BYTES
+    monkeypatch.setattr(video_decode, "_MOST_HELD", limit)
+    monkeypatch.setattr(video_decode, "_LOOKAHEAD", 2)
+    assert len(sample.decoded(path, scan, [2, 3])) == 2
+    with pytest.raises(BadExample) as refused:
+        sample.decoded(path, scan, [30, 31])
+    assert str(refused.value) == (
+        f"{path}: the packets between its keyframe at frame 0 and frame 31 take more than "
+        f"{limit:,} bytes: encode it with a keyframe every few seconds"
+    )
+    taken: list[tuple[int, int]] = []
+    failures = video_decode.read_each(
+        path, scan, [[2, 3], [30, 31], [41]], lambda clip, place, frame: taken.append((clip, place))
+    )
+    assert [failure is None for failure in failures] == [True, False, True]
+    assert {(0, 0), (0, 1), (2, 0)} <= {*taken}
+
+
 @pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
 def test_bytes_garbled_inside_are_found_by_decoding_only(tmp_path: Path, codec: str) -> None:
     path = str(sample.garble(sample.write(tmp_path / "a.mp4", sample.busy(40), codec=codec)))
