@@ -38,6 +38,7 @@ from jaxtrain.files import expanded
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
 SUFFIXES |= frozenset((".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv", ".y4m"))
 LISTS = frozenset((".json", ".jsonl", ".csv", ".txt"))
+_LONGEST_ENTRY = 2**13  # characters; of paths Linux takes 4,096 bytes, addresses are the longest
 _REMOVED = "its copy was removed from the cache: start again to fetch it again"
 PIECES = ".pieces"
 """Ends the name of a folder that holds the pieces of one video."""
@@ -286,6 +287,11 @@ def _item(item: Any, where: str) -> dict[str, str]:
         there = reprlib.repr(sorted(str(key) for key in item))
         raise InputError(f'{where}: neither "path" nor "full_path" holds a text; there is {there}')
     for value in keys.values():
+        if len(value) > _LONGEST_ENTRY:
+            raise InputError(
+                f"{where}: {value[:40]!a}... has {len(value):,} characters, and the limit is "
+                f"{_LONGEST_ENTRY:,}: put one path an entry into it"
+            )
         if "\0" in value:
             raise InputError(f"{where}: {reprlib.repr(value)} is not the name of a file")
     return keys
