@@ -127,7 +127,7 @@ def test_wrong_use(run: Path, tmp_path: Path) -> None:
         ([str(run / "checkpoints")], f"name a run's directory, as {run}$"),
         ([str(run), "--jsn", "x"], "--jsn x"),
         ([str(run), "--json"], "expected one argument"),
-        ([str(run), "--json", str(tmp_path / "no" / "x.json")], "is no folder"),
+        ([str(run), "--json", str(tmp_path / "no" / "x.json")], "does not exist: create it"),
     ):
         with pytest.raises(InputError, match=words):
             command.main(arguments)

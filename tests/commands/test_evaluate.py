@@ -303,7 +303,7 @@ def test_wrong_use(place: Path, tmp_path: Path) -> None:
         ([source, *data, "--frames", 0], "--frames 0: use at least 1"),
         ([source, *data, "--clips", "many"], "invalid int value: 'many'"),
         ([source, *data, *SIZE, "--frames", 99], "none of 4 videos can be used"),
-        ([source, *data, *SIZE, "--json", tmp_path / "no" / "a.json"], "is no folder"),
+        ([source, *data, *SIZE, "--json", tmp_path / "no" / "a.json"], "does not exist: create it"),
         ([preview, *data, *SIZE], "has a decoder for previews"),
     ):
         with pytest.raises(InputError, match=words):

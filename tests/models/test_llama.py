@@ -255,7 +255,7 @@ def test_flops_are_those_of_the_program() -> None:
         ({"heads": 3}, r"model.heads=3 heads of model.hidden=16 .* fits is 2"),
         ({"kv_heads": 3}, r"model.kv_heads=3 must divide model.heads=4: use 2"),
         ({"kv_heads": 8}, r"model.kv_heads=8 must divide model.heads=4: use 4"),
-        ({"dropout": 1.0}, r"model.dropout=1.0: use a share"),
+        ({"dropout": 1.0}, r"model.dropout=1.0: use a fraction"),
         ({"norm_eps": 0.0}, r"model.norm_eps=0.0: use a number above 0"),
         ({"ff": 0}, r"model.ff=0: use at least 1"),
         ({"loss_piece": 5}, r"model.loss_piece=5 must divide model.sequence_length=16: use 4"),
