@@ -187,8 +187,9 @@ class _Pool:
         kind, seed, command = one
         box = self._free.get()
         try:
-            path = cases.place(seed, self._valid, box.clear())
-            arguments = command.arguments(f"{sandbox.INPUT}/{path.name}")
+            folder = box.clear()
+            path = cases.place(seed, self._valid, folder)
+            arguments = command.arguments(cases.shown(path, folder))
             known = cases.KINDS[kind]
             ended = box.run(
                 arguments, fresh=False, entry=known.entry, network=known.network, seconds=180
@@ -241,7 +242,13 @@ class _Pool:
     def _judged(self, box: sandbox.Sandbox, kind: str, seed: int, *, fresh: bool) -> Result:
         case = cases.make(kind, seed, self._valid, box.clear())
         known = cases.KINDS[kind]
-        ended = box.run(case.arguments, fresh=fresh, entry=known.entry, network=known.network)
+        ended = box.run(
+            case.arguments,
+            fresh=fresh,
+            entry=known.entry,
+            network=known.network,
+            seconds=known.seconds,
+        )
         usual = self._usual.get(case.command.words, frozenset())
         found = verdict.problems(ended, case.arguments, usual=usual, allowed=case.command.allowed)
         if found or self._keep:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fuzz import formats, mutate
+from fuzz import blind_spots, corpus, formats, mutate
 from fuzz.sandbox import INPUT, OUTPUT
 
 _IN, _OUT = f"{INPUT}/", f"{OUTPUT}/"
@@ -62,6 +62,8 @@ class Seed:
         change: "file", "folder", or the ending of the file's name in a folder.
         name: which copy the commands get; by default the first.
         weight: how often it is chosen.
+        build: changes the input, instead of a random change.
+        written: whether the commands write to the input, as a run that is resumed.
     """
 
     files: tuple[str, ...]
@@ -69,6 +71,8 @@ class Seed:
     change: str = "file"
     name: str = ""
     weight: float = 1.0
+    build: Callable[[random.Random, Path], None] | None = None
+    written: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +84,14 @@ class Kind:
         weight: share of all cases.
         entry: what is called; by default the program.
         network: whether it connects to this machine.
+        seconds: the longest time of a case; None is the usual one.
     """
 
     seeds: tuple[Seed, ...]
     weight: float
     entry: str = "jaxtrain.main:console"
     network: bool = False
+    seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +154,8 @@ def _pth() -> tuple[Seed, ...]:
         Command(("export", "{}", _OUT + "a.pth")),
         Command(("encode", "{}", _IN + "video.mp4", _OUT + "l.safetensors"), 0.3),
     )
-    return (Seed(("published.pth", "video.mp4"), commands),)
+    valid = Seed(("published.pth", "video.mp4"), commands)
+    return (valid, dataclasses.replace(valid, build=blind_spots.pickled, weight=0.3))
 
 
 def _text_models(prefix: str) -> tuple[Seed, ...]:
@@ -249,6 +256,38 @@ def _reports() -> tuple[Seed, ...]:
     return (Seed(("report",), (command, two), "folder"),)
 
 
+def _resumed() -> tuple[Seed, ...]:
+    command = Command(
+        (
+            *(*corpus.TRAINING, "--loop.steps", "4", "--data.path", _IN + "texts"),
+            *("--output-dir", "{}", "--resume", "latest"),
+        ),
+        allowed=(0, 2, 75),
+    )
+    return (Seed(("run-trained", "texts"), (command,), "folder", written=True),)
+
+
+def _blind_spots() -> tuple[Seed, ...]:
+    """Each of :mod:`fuzz.blind_spots`, with the commands that read such files."""
+    folders = [one for one in _videos("video.mp4") if one.change == "folder"]
+    latents = [one for one in _safetensors() if one.files[0] == "latents.safetensors"]
+    found: tuple[tuple[Sequence[Seed], Callable[[random.Random, Path], None]], ...] = (
+        (_reports(), blind_spots.linked_samples),
+        ((*_folder_of_texts(), *folders), blind_spots.pipes),
+        ((*_lists(), *_texts("text.jsonl")), blind_spots.long_string),
+        (_lists()[-1:], blind_spots.sums),
+        (_videos("videos.tar", tar=True), blind_spots.global_headers),
+        (_tokenizers()[:1], blind_spots.growing_tokenizer),
+        (_texts("text.parquet"), blind_spots.wide_rows),
+        (latents, blind_spots.large_numbers),
+    )
+    return tuple(
+        dataclasses.replace(seed, build=build, weight=1 / len(seeds))
+        for seeds, build in found
+        for seed in seeds
+    )
+
+
 def _meetings() -> tuple[Seed, ...]:
     commands = (Command(("{}", "token"), allowed=(0,)), Command(("{}",), 0.5, allowed=(0, 2, 75)))
     return (Seed(("packets.json",), commands),)
@@ -270,26 +309,30 @@ KINDS: dict[str, Kind] = {
     "video": Kind(_videos("video.mp4", "sound.mp4", "video.mkv", "video.webm"), 9),
     "list": Kind(_lists(), 3),
     "report": Kind(_reports(), 6),
+    "blind": Kind(_blind_spots(), 4),
+    "resume": Kind(_resumed(), 1, seconds=120.0),
     "rendezvous": Kind(_meetings(), 2, "fuzz.rendezvous:main", network=True),
 }
 
 
-def make(kind: str, seed: int, corpus: Path, folder: Path) -> Case:
+def make(kind: str, seed: int, valid: Path, folder: Path) -> Case:
     """Makes the input of a case.
 
     Args:
         kind: of :data:`KINDS`.
         seed: determines everything.
-        corpus: of valid files.
-        folder: for the input, empty.
+        valid: folder of valid files.
+        folder: for the input, empty; beside it is the one for output.
     """
     rng = random.Random(f"{kind}:{seed}")
     chosen: Seed = mutate.weighted(rng, [(one.weight, one) for one in KINDS[kind].seeds])
     command: Command = mutate.weighted(rng, [(one.weight, one) for one in chosen.commands])
-    path = place(chosen, corpus, folder)
-    if chosen.change == "file":
+    path = place(chosen, valid, folder)
+    if chosen.build:
+        chosen.build(rng, path)
+    elif chosen.change == "file":
         data = path.read_bytes()
-        other = (corpus / rng.choice(("video.mkv", "text.txt", "latents.safetensors"))).read_bytes()
+        other = (valid / rng.choice(("video.mkv", "text.txt", "latents.safetensors"))).read_bytes()
         path.write_bytes(formats.by_name(rng, path, data, other))
         if rng.random() < 0.06 and kind != "rendezvous":
             path = _renamed(rng, path)
@@ -297,21 +340,25 @@ def make(kind: str, seed: int, corpus: Path, folder: Path) -> Case:
         formats.folder(rng, path)
     else:
         formats.folder(rng, path, lambda file: file.name == chosen.change)
-    name = os.fsdecode(
-        os.path.join(os.fsencode(INPUT), os.path.relpath(os.fsencode(path), os.fsencode(folder)))
-    )
-    return Case(kind, seed, command.arguments(name), command)
+    return Case(kind, seed, command.arguments(shown(path, folder)), command)
 
 
-def place(seed: Seed, corpus: Path, folder: Path) -> Path:
+def shown(path: Path, folder: Path) -> str:
+    """A path as the commands get it, from the case's folder."""
+    inside = os.path.relpath(os.fsencode(path), os.fsencode(folder))
+    return os.fsdecode(os.path.normpath(os.path.join(os.fsencode(INPUT), inside)))
+
+
+def place(seed: Seed, valid: Path, folder: Path) -> Path:
     """Copies a valid input; returns the path that is changed."""
     for name in seed.files:
-        source = corpus / name
+        source = valid / name
         if source.is_dir():
             shutil.copytree(source, folder / name)
         else:
             shutil.copyfile(source, folder / name)
-    return folder / seed.files[0]
+    first = folder / seed.files[0]
+    return first.rename(folder.parent / OUTPUT / first.name) if seed.written else first
 
 
 def _renamed(rng: random.Random, path: Path) -> Path:

@@ -22,6 +22,12 @@ _DONE = "done"
 TEXT = "once upon a time there was a time. largo, largo. paris is the capital of france. "
 WORDS = ("paris", "is", "the", "capital", "of", "france", "a", "once", "upon", "time", ".")
 GPT_WORDS = 290
+TRAINING = (
+    *("--config", "demo_mlm", "--model.hidden", "32", "--model.heads", "2", "--model.layers", "1"),
+    *("--model.sequence_length", "32", "--model.vocab_size", "300", "--data.batch_size", "8"),
+    *("--checkpoint.every", "2", "--simulate-devices", "1"),
+)
+"""The command line of a small run."""
 
 
 def make(folder: Path, environment: dict[str, str]) -> Path:
@@ -64,6 +70,7 @@ def _write(place: Path) -> None:
     _write_models(place)
     _write_pth(place)
     _write_reports(place)
+    _write_trained(place)
     _write_packets(place / "packets.json")
 
 
@@ -210,12 +217,17 @@ def _write_reports(place: Path) -> None:
     written_run.add_samples(place / "report", [50])
 
 
+def _write_trained(place: Path) -> None:
+    """A run of two steps, which can be resumed."""
+    flags = ("--loop.steps", "2", "--data.path", "texts", "--output-dir", "run-trained")
+    command = [sys.executable, "-m", "jaxtrain.main", *TRAINING, *flags]
+    paths = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    subprocess.run(command, cwd=place, env=paths, check=True)
+
+
 def _write_packets(path: Path) -> None:
     """What a caller says at the rendezvous, as far as a stranger can know it."""
-    from jaxtrain import clusters, rollcall
-
-    del clusters, rollcall  # they exist
-    said = {"jaxtrain": "here", "index": 1, "count": 2, "where": "pid 1 on x", "token": "0" * 16}
+    said = {"jaxtrain": "here", "index": 1, "count": 2, "where": "pid 1 on x"}
     signed = said | {"nonce": "0" * 32, "proof": "0" * 64}
     path.write_text(json.dumps([said, signed, {"jaxtrain": "", "again": False}]))
 

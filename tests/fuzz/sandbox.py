@@ -28,6 +28,7 @@ _START_S = 120.0
 _LONGEST_OUTPUT = 2**20
 # Folders of a case: what the program reads, writes, and calls its own.
 INPUT, OUTPUT = "in", "out"
+_REQUEST = "request.json"
 _OWN = ("home", "tmp", "cache", OUTPUT)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -113,12 +114,11 @@ class Sandbox:
             "writable": [str(self.folder / name) for name in _OWN] + [str(self._compiled)],
             "network": network,
         }
-        (self.folder / "request.json").write_text(json.dumps(request))
+        (self.folder / _REQUEST).write_text(json.dumps(request))
         before = _listing(self.folder)
         limit_s = seconds or (FRESH_S if fresh else FORKED_S)
         begin = self._fresh if fresh else self._forked
-        watched = begin(request, memory_bytes, limit_s)
-        late, status, peak, started, left, took_s = watched
+        late, status, peak, started, left, took_s = begin(memory_bytes, limit_s)
         after = _listing(self.folder)
         return Ended(
             code=os.waitstatus_to_exitcode(status),
@@ -134,9 +134,8 @@ class Sandbox:
             ),
         )
 
-    def _fresh(self, request: dict[str, Any], memory: int, limit_s: float) -> Any:
-        del request
-        path = self.folder / "request.json"
+    def _fresh(self, memory: int, limit_s: float) -> Any:
+        path = self.folder / _REQUEST
         with (self.folder / "stderr.txt").open("wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, fuzzed.__file__, str(path)],
@@ -165,10 +164,10 @@ class Sandbox:
 
         return _watch(process.pid, wait, memory, limit_s)
 
-    def _forked(self, request: dict[str, Any], memory: int, limit_s: float) -> Any:
+    def _forked(self, memory: int, limit_s: float) -> Any:
         server = self._started()
         assert server.stdin is not None
-        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.write((self.folder / _REQUEST).read_text() + "\n")  # a line
         server.stdin.flush()
         pid = self._answer(_START_S)["pid"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuzz import cases, formats, isolation, mutate, verdict
+from fuzz import blind_spots, cases, formats, isolation, mutate, verdict
 from fuzz.sandbox import Ended, Sandbox
 from fuzz.table import Result, summary, table
 
@@ -114,15 +114,37 @@ def tree(folder: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("kind", sorted({*cases.KINDS} - {"pth", "parquet", "tar"}))
+@pytest.mark.parametrize("kind", sorted({*cases.KINDS} - {"pth", "parquet", "tar", "blind"}))
 def test_a_seed_is_a_case(corpus: Path, tmp_path: Path, kind: str) -> None:
     for seed in range(20):
         made = []
         for number in range(2):
-            folder = tmp_path / f"{seed}-{number}"
-            folder.mkdir()
-            made.append((cases.make(kind, seed, corpus, folder), tree(folder)))
+            folder = tmp_path / f"{seed}-{number}" / "in"
+            folder.mkdir(parents=True)
+            (folder.parent / "out").mkdir()
+            made.append((cases.make(kind, seed, corpus, folder), tree(folder.parent)))
         assert made[0] == made[1]
+
+
+def test_blind_spots_are_what_they_say(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    (tmp_path / "samples").mkdir()
+    blind_spots.linked_samples(rng, tmp_path)
+    assert (tmp_path / "samples").is_symlink()
+    (tmp_path / "data").mkdir()
+    blind_spots.pipes(rng, tmp_path / "data")
+    assert sum(path.is_fifo() for path in (tmp_path / "data").rglob("*")) == 4
+    for name in ("list.txt", "list.json", "text.jsonl"):
+        (tmp_path / name).write_text('{"text": "a"}\n')
+        blind_spots.long_string(rng, tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 90_000
+    blind_spots.sums(rng, tmp_path / "list.txt")
+    assert len((tmp_path / "list.txt").read_text().splitlines()) == 3000
+    blind_spots.global_headers(rng, tmp_path / "a.tar")
+    assert (tmp_path / "a.tar").stat().st_size > 500 * 512
+    (tmp_path / "tokenizer.json").write_text("{}")
+    blind_spots.growing_tokenizer(rng, tmp_path / "tokenizer.json")
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["normalizer"]["normalizers"]
 
 
 @pytest.mark.parametrize("mutation", [mutate.raw_bytes, mutate.json_text, mutate.json_lines])

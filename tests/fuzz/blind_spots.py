@@ -1,0 +1,146 @@
+"""Inputs that random changes of valid files do not reach: small, valid in form, large in effect.
+
+Every function takes the generator that chooses and the valid input, which it changes in place.
+"""
+
+import base64
+import io
+import json
+import os
+import random
+import shutil
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+_LONG = 100_000  # characters
+_UNITS = ("a", "a.", ":", "a:", "://", "a://b:", "[", "/", "a=b&", "{", "{0..1}", "(a+)+", "\u00e9")
+_STARTS = ("", "https://", "https://h?", "s3://b/", "file:/", "../")
+
+
+def linked_samples(rng: random.Random, top: Path) -> None:
+    """A run whose folder of samples is a link."""
+    shutil.rmtree(top / "samples")
+    (top / "samples").symlink_to(rng.choice(("/etc", "/proc/self", "/nowhere", "..", "samples")))
+
+
+def pipes(rng: random.Random, top: Path) -> None:
+    """A folder of data with pipes in it, of which nothing will ever come."""
+    for ending in rng.sample(("txt", "jsonl", "parquet", "mp4", "tar", "mkv"), 3):
+        os.mkfifo(top / f"pipe.{ending}")
+    (top / "deep").mkdir()
+    os.mkfifo(top / "deep" / "a.mp4")
+
+
+def long_string(rng: random.Random, path: Path) -> None:
+    """A list, or lines of JSON, with a string of 100 KB."""
+    unit = rng.choice(_UNITS)
+    text = rng.choice(_STARTS) + unit * (_LONG // len(unit)) + rng.choice(("", ":/", "@", ".mp4"))
+    if path.suffix == ".jsonl":
+        content = json.dumps({rng.choice(("text", "path", text)): text})
+    else:
+        content = json.dumps([text]) if path.suffix == ".json" else text
+    path.write_text(content + "\n" + path.read_text() * (path.suffix != ".json"))
+
+
+def sums(rng: random.Random, path: Path) -> None:
+    """A list in which each entry keeps to a limit, and all together do not."""
+    missing = rng.choice(("", "video.mp4/../"))
+    entry = rng.choice(
+        ("{n}{000..999}/../a.tar", "{n}-{0..9}{0..9}.tar", "https://h/{n}{000..999}.tar")
+    )
+    path.write_text("".join(missing + entry.replace("{n}", str(n)) + "\n" for n in range(3000)))
+
+
+def pickled(rng: random.Random, path: Path) -> None:
+    """A file of PyTorch's with functions that weights_only allows, and that make much of little."""
+    ordered = b"ccollections\nOrderedDict\n"
+    pairs = b"](" + b"](K\1K\1e" * 10_000 + b"e"
+    stored = rng.choice(
+        (
+            b"cbuiltins\nbytearray\n\x8a\x05\0\0\0\0\4\x85R",
+            b"c_codecs\nencode\n(X\1\0\0\0aX\3\0\0\0hextR",
+            b"K\1K\1\x86" + b"q\1h\1\x86" * 60 + b"q\1}h\1K\1s",
+            ordered + b"q\1" + pairs + b"q\2\x85Rh\1h\2\x85R" + b"0h\1h\2\x85R" * 5000,
+            b"]" * 200_000 + b"a" * 199_999,
+            b"K\1" + b"\x85" * 200_000 + b"q\1}h\1K\1s",
+            b"ctorch\nSize\nq\1(" + b"K\1" * 50_000 + b"tq\2\x85R" + b"0h\1h\2\x85R" * 5000,
+            b"ctorch.storage\nUntypedStorage\n\x8a\x05\0\0\0\0\4\x85R",
+        )
+    )
+    target = io.BytesIO()
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(target, "w") as made:
+        for info in archive.infolist():
+            is_pickle = info.filename.endswith("data.pkl")
+            made.writestr(info, b"\x80\2" + stored + b"." if is_pickle else archive.read(info))
+    path.write_bytes(target.getvalue())
+
+
+def global_headers(rng: random.Random, path: Path) -> None:
+    """A tar whose global PAX headers hold for thousands of members."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for number in range(rng.choice((1, 20))):
+            records = b"".join(b"12 k%02x%04x=\n" % (number, key) for key in range(4000))
+            records = rng.choice((records, b"17 path=name.mp4\n", records))
+            info = tarfile.TarInfo("global")
+            info.type, info.size = tarfile.XGLTYPE, len(records)
+            archive.addfile(info, io.BytesIO(records))
+        for number in range(500):
+            archive.addfile(tarfile.TarInfo(f"{number}.mp4"))
+
+
+def growing_tokenizer(rng: random.Random, path: Path) -> None:
+    """A tokenizer that makes much of a character."""
+    root, leaf = 1 ^ ord("a"), 200
+    units = [0] * 256
+    units[0], units[root], units[leaf] = 1 << 10, (root ^ leaf) << 10 | 1 << 8 | ord("a"), 1 << 31
+    charsmap = struct.pack("<257I", 1024, *units) + b"x" * 10**6 + b"\0"
+    steps = rng.choice(
+        (
+            [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}],
+            [{"type": "Prepend", "prepend": "x" * 900}] * 3000,
+            [{"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"}] * 40,
+            [
+                {"type": "Replace", "pattern": {"String": "a"}, "content": "\ufdfa\u0644"},
+                {"type": "NFKD"},
+                {"type": "Replace", "pattern": {"String": "\u0644"}, "content": "\ufdfa"},
+                {"type": "NFKC"},
+            ]
+            * 10,
+        )
+    )
+    content = json.loads(path.read_bytes())
+    content["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    path.write_text(json.dumps(content))
+
+
+def wide_rows(rng: random.Random, path: Path) -> None:
+    """A Parquet file of few rows that are large, and compress to almost nothing.
+
+    The last is too long for a document, so that nothing is done with the others but to read them.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    text = rng.randbytes(4000).hex() + "ab" * 2**21
+    options = {
+        "use_dictionary": rng.random() < 0.3,
+        "compression": "zstd",
+        "write_statistics": False,
+    }
+    if rng.random() < 0.7:
+        options |= {"data_page_size": 1, "write_batch_size": 1}
+    texts = pa.array([text] * rng.choice((40, 256)) + ["ab" * 2**25 + "c"], pa.large_string())
+    parquet.write_table(pa.table({"text": texts}), path, **options)
+
+
+def large_numbers(rng: random.Random, path: Path) -> None:
+    """Latents of a video whose sizes are no sizes."""
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    name = rng.choice(("frames", "height", "width", "padding_bottom", "padding_right", "fps"))
+    header["__metadata__"][name] = rng.choice(("9" * 400, "9" * 4300, "9" * 10_000, str(2**31)))
+    written = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(written)) + written + data[8 + size :])
