@@ -153,7 +153,7 @@ def _check_pickle(file: BinaryIO) -> None:
     try:
         for opcode, argument, _ in pickletools.genops(file):
             _follow(opcode, argument, stack, memo)
-    except (IndexError, KeyError) as error:
+    except (IndexError, KeyError, UnicodeDecodeError) as error:
         raise ValueError("its pickle is damaged") from error
 
 

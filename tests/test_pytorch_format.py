@@ -75,6 +75,7 @@ BOMBS = {
     "an object": (b"ctorch\nFloatStorage\n)\x81", "opcode NEWOBJ, which torch.save never writes"),
     "a later protocol": (b"\x8f", "opcode EMPTY_SET"),
     "a stack of nothing": (b"R", "its pickle is damaged"),
+    "a name of bytes": (b"c\xff\nx\n", "its pickle is damaged"),
     "a memo of nothing": (b"h\x09", "its pickle is damaged"),
 }
 
