@@ -68,7 +68,7 @@ def test_clips_then_latents_then_training(
     start = ("--model.init_from", teacher, "--optim.peak_lr", 1e-12, "--optim.average.rule", "ema")
     run = (*data, *taught, *start, "--output-dir", tmp_path / "run")
     assert _main(*run) == 2
-    assert "jaxtrain prepare latents --teacher SPEC" in capsys.readouterr().err
+    assert " prepare latents --teacher SPEC" in capsys.readouterr().err
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
     said = capsys.readouterr().out
