@@ -23,7 +23,7 @@ def explained(built: Built, relief: Relief | None, say: Say) -> Iterator[None]:
 
     Args:
         built: the run.
-        relief: looks for overrides that fit; None where nobody can.
+        relief: looks for overrides that fit; None prints the command that does.
         say: takes the lines before the error's own.
 
     Raises:

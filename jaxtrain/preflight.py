@@ -50,7 +50,7 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
 
     Args:
         run: the config.
-        resumes: whether the run goes on from a checkpoint.
+        resumes: whether the run resumes from a checkpoint.
         data: whether to look at the data too.
     """
     if run.model.init_from is not None and not resumes:

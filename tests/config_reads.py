@@ -5,7 +5,7 @@ annotation, ``self``, what a function of the package returns, and chains of thos
 (``run.optim.peak_lr``, ``self._run.loop.log_every``). ``Run.model`` and ``Run.data`` are annotated
 ``Any`` and stand for every model and data config; so does a parameter ``model: Any``.
 
-Not counted, because a field that has nothing else is used by nobody: reads in ``problems`` and in
+Not counted, because they alone do not use a field: reads in ``problems`` and in
 ``_check`` functions, in ``__post_init__``, and inside ``raise``.
 """
 

@@ -1,4 +1,4 @@
-"""Plans of one config: as it is, on other devices, and with changes that need less memory."""
+"""Plans of one config: as typed, on other devices, and with changes that need less memory."""
 
 import math
 from collections.abc import Callable

@@ -39,7 +39,7 @@ def find(
         return []
     for line in ("the plan:", *report.memory(found).split("\n")):
         say(line)
-    if found["compiled"]["estimate"]:  # there is no compiler for GPUs
+    if found["compiled"]["estimate"]:  # the compiler for GPUs is not installed
         return []
     # Whatever was predicted, what ran out of memory does not fit.
     found["memory"]["spare"] = min(found["memory"]["spare"], -1.0)

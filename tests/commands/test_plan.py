@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from compiled_step import findings
 from program import TINY_MLM
 
 from jaxtrain import main
@@ -120,25 +121,7 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
 
     def compile_step(one: request.Request, _: float) -> dict[str, object]:
         parts = int(dict(zip(one.overrides, one.overrides[1:], strict=False))["--optim.accumulate"])
-        return dict.fromkeys(("parameters", "optimizer", "batch", "gradients", "outputs"), 1) | {
-            "temporaries": 4e11 / parts,
-            "program": 0,
-            "model_flops": 1e15,
-            "flops": 1e15,
-            "convolutions": False,
-            "moved_bytes": 1e12,
-            "attention": {"forward": 0, "backward": 0},
-            "formula_bytes": 1,
-            "traffic": [],
-            "largest": [],
-            "elements": 1,
-            "unsharded": {},
-            "batch_of": "",
-            "total": 9,
-            "compile_s": 1,
-            "versions": {"jax": "0"},
-            "estimate": False,
-        }
+        return findings(4e11 / parts)
 
     monkeypatch.setattr("jaxtrain.planning.planner.compile_step", compile_step)
     output = tmp_path / "plan.json"

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from compiled_step import findings
 
 from jaxtrain.planning import cards, relief, request
 
@@ -15,25 +16,7 @@ def compile_step(one: request.Request, _: float, *, estimate: bool = False) -> d
     settings = dict(zip(one.overrides, one.overrides[1:], strict=False))
     parts = int(settings.get("--optim.accumulate", 2))
     less = {"none": 2, "ends": 1, "block": 0.5}[settings.get("--model.remat", "ends")]
-    return dict.fromkeys(("parameters", "optimizer", "batch", "gradients", "outputs"), 1) | {
-        "temporaries": 2**30 * 160 / parts * less,
-        "program": 0,
-        "model_flops": 1e15,
-        "flops": 1e15,
-        "convolutions": False,
-        "moved_bytes": 1e12,
-        "attention": {"forward": 0, "backward": 0},
-        "formula_bytes": 1,
-        "traffic": [],
-        "largest": [],
-        "elements": 1,
-        "unsharded": {},
-        "batch_of": "",
-        "total": 9,
-        "compile_s": 1,
-        "versions": {"jax": "0"},
-        "estimate": estimate,
-    }
+    return findings(2**30 * 160 / parts * less, estimate=estimate)
 
 
 def found(monkeypatch: pytest.MonkeyPatch, kind: str, limit: int, **how: Any) -> Any:

@@ -1,0 +1,31 @@
+"""What a compiler could say of a step (jaxtrain.planning.compilation), made up for tests."""
+
+from typing import Any
+
+
+def findings(temporaries: float, *, estimate: bool = False) -> dict[str, Any]:
+    """A step whose memory is its temporaries.
+
+    Args:
+        temporaries: bytes.
+        estimate: whether it was compiled for CPUs.
+    """
+    return dict.fromkeys(("parameters", "optimizer", "batch", "gradients", "outputs"), 1) | {
+        "temporaries": temporaries,
+        "program": 0,
+        "model_flops": 1e15,
+        "flops": 1e15,
+        "convolutions": False,
+        "moved_bytes": 1e12,
+        "attention": {"forward": 0, "backward": 0},
+        "formula_bytes": 1,
+        "traffic": [],
+        "largest": [],
+        "elements": 1,
+        "unsharded": {},
+        "batch_of": "",
+        "total": 9,
+        "compile_s": 1,
+        "versions": {"jax": "0"},
+        "estimate": estimate,
+    }
