@@ -121,7 +121,7 @@ def main() -> None:
         flags,
         f"input {run.model.frames}x{run.model.height}x{run.model.width} of {len(sources.train)} "
         f"files, {run.data.workers} workers, against torch DataLoader {torch.__version__}",
-        compared,
+        {"": compared},
         examples=clips,
         unit="clips/s",
         same_work="the same decoding, cropping and resizing; the clips are drawn apart",

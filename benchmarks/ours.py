@@ -1,14 +1,13 @@
 """jaxtrain's own step, as the loop runs it, for the comparisons."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxtrain import allocator, building, config, processes
+from jaxtrain import building, config
 from jaxtrain import mesh as meshes
 
 
@@ -28,8 +27,6 @@ class Training:
     """The compiled step of a config and its state."""
 
     def __init__(self, run: config.Run) -> None:
-        if processes.will_use_cpu(os.environ):
-            allocator.keep_freed()  # as the loop does
         self._built = building.build(run, meshes.make(run.mesh), 1, lambda line: None)
         self._state = self._built.fresh_state()
         self._step = self._built.compile_step()

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ def repeated(flags: argparse.Namespace) -> bool:
             again = [*_without_results(sys.argv), "--processes", "1", "--json", str(output)]
             subprocess.run([sys.executable, *again], check=True, stdout=subprocess.DEVNULL)
             found.append(json.loads(output.read_text()))
-    for side in ("ours_s", "theirs_s"):
-        found[0][side] = [time for one in found for time in one[side]]
+    for label, sides in found[0]["times"].items():
+        for side in sides:
+            sides[side] = [time for one in found for time in one["times"][label][side]]
     _record(flags, found[0])
     return True
 
@@ -113,7 +115,7 @@ def append_row(path: Path, device_kind: str, what: str, result: str, command: st
 def record_comparison(
     flags: argparse.Namespace,
     what: str,
-    compared: side_by_side.Comparison,
+    compared: Mapping[str, side_by_side.Comparison],
     *,
     examples: float,
     unit: str,
@@ -124,7 +126,7 @@ def record_comparison(
     Args:
         flags: of the command line.
         what: was compared, for the table.
-        compared: times of both sides.
+        compared: times of both sides, by the setting that both had; "" if there is but one.
         examples: in a step.
         unit: of examples a second.
         same_work: how one sees that both did the same.
@@ -133,8 +135,10 @@ def record_comparison(
         flags,
         {
             "what": what,
-            "ours_s": compared.ours,
-            "theirs_s": compared.theirs,
+            "times": {
+                label: {"ours_s": one.ours, "theirs_s": one.theirs}
+                for label, one in compared.items()
+            },
             "examples": examples,
             "unit": unit,
             "same_work": same_work,
@@ -155,14 +159,17 @@ def _record(flags: argparse.Namespace, found: dict[str, Any]) -> None:
     """Prints a comparison; writes a row and a JSON file where the flags ask for them."""
     import jax
 
-    compared = side_by_side.Comparison(tuple(found["ours_s"]), tuple(found["theirs_s"]))
-    rates = [found["examples"] / float(np.median(s)) for s in (compared.ours, compared.theirs)]
-    low, high = compared.range
-    result = (
-        f"ours {rates[0]:.3g}, theirs {rates[1]:.3g} {found['unit']}: {compared.ratio:.2f} times "
-        f"as fast ({low:.2f} to {high:.2f} in {len(compared.ours)} rounds of {flags.processes} "
-        f"processes); {found['same_work']}"
+    ratios = "; ".join(
+        (f"{label}: " if label else "")
+        + _ratio(
+            side_by_side.Comparison(tuple(sides["ours_s"]), tuple(sides["theirs_s"])),
+            found["examples"],
+            found["unit"],
+            flags.processes,
+        )
+        for label, sides in found["times"].items()
     )
+    result = f"{ratios}; {found['same_work']}"
     print(f"{found['what']}\n  {result}", flush=True)
     typed = _without_results(sys.argv[1:])
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *shown(typed)])
@@ -171,6 +178,15 @@ def _record(flags: argparse.Namespace, found: dict[str, Any]) -> None:
     if flags.results:
         kind = jax.local_devices()[0].device_kind
         append_row(flags.results, kind, found["what"], result, command)
+
+
+def _ratio(compared: side_by_side.Comparison, examples: float, unit: str, processes: int) -> str:
+    ours, theirs = (examples / float(np.median(s)) for s in (compared.ours, compared.theirs))
+    low, high = compared.range
+    return (
+        f"ours {ours:.3g}, theirs {theirs:.3g} {unit}: {compared.ratio:.2f} times as fast "
+        f"({low:.2f} to {high:.2f} in {len(compared.ours)} rounds of {processes} processes)"
+    )
 
 
 def _without_results(typed: list[str]) -> list[str]:

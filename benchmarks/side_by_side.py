@@ -8,7 +8,10 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Protocol, Self
 
+import common_start  # noqa: F401  # a spawned process imports this module before any other
 import numpy as np
+
+from jaxtrain import allocator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +66,18 @@ class Apart:
 
     Args:
         build: makes the side there; with ``args`` it is pickled.
+        keep_freed: with :func:`jaxtrain.allocator.keep_freed`, as `jaxtrain` trains on a CPU.
+
+    Raises:
+        RuntimeError: ``keep_freed`` is not possible on this system; on the first use.
     """
 
-    def __init__(self, build: Callable[..., Side], *args: object) -> None:
+    def __init__(self, build: Callable[..., Side], *args: object, keep_freed: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, far = context.Pipe()
-        self._process = context.Process(target=_serve, args=(far, build, args), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(far, keep_freed, build, args), daemon=True
+        )
         self._process.start()
         far.close()
 
@@ -99,7 +108,14 @@ class Apart:
         self._process.join()
 
 
-def _serve(connection: Connection, build: Callable[..., Side], args: tuple[object, ...]) -> None:
+def _serve(
+    connection: Connection,
+    keep_freed: bool,
+    build: Callable[..., Side],
+    args: tuple[object, ...],
+) -> None:
+    if keep_freed and not allocator.keep_freed():
+        raise RuntimeError("this system's C library cannot be told to keep freed memory")
     side = build(*args)
     while True:
         try:

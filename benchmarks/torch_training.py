@@ -1,6 +1,7 @@
 """A plain PyTorch training step with the optimizer of a jaxtrain config."""
 
 import argparse
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -92,9 +93,11 @@ def compare(
 ) -> None:
     """Shows that both sides do the same, times their steps in turn, and records both.
 
-    On a CPU each side is timed in a process of its own, as it is used: behind PyTorch's steps the
-    heap is such that ours take a tenth longer (benchmarks/RESULTS.md). This process, which has
-    compared the losses, keeps its memory meanwhile.
+    On a CPU each side is timed in a process of its own: behind PyTorch's steps the heap is such
+    that ours take a tenth longer (benchmarks/RESULTS.md). Both sides have the same allocator, first
+    the system's, then one that keeps freed memory, and both ratios are recorded: each side gains
+    from the second, not equally. This process, which has compared the losses, keeps its memory
+    meanwhile.
 
     Args:
         flags: of the command line.
@@ -114,21 +117,21 @@ def compare(
     other = [float(right.step(right.place(one))) for one in curve]
     if device == "cpu":
         del left, right
-        with (
-            side_by_side.Apart(our_side, run, batch) as one,
-            side_by_side.Apart(their_side, theirs, run, device, batch) as two,
-        ):
-            compared = side_by_side.alternate(one, two, rounds=flags.rounds, steps=2, warm_up=3)
+        compared = {}
+        for label, keep_freed in (("system's allocator", False), ("freed memory kept", True)):
+            apart = functools.partial(side_by_side.Apart, keep_freed=keep_freed)
+            with (
+                apart(our_side, run, batch) as one,
+                apart(their_side, theirs, run, device, batch) as two,
+            ):
+                compared[label] = side_by_side.alternate(
+                    one, two, rounds=flags.rounds, steps=2, warm_up=3
+                )
     else:
         if curve_run is not run:
             left, right = ours.Training(run), theirs(run, device)
-        compared = side_by_side.alternate(
-            _side_of_ours(left, batch),
-            _side_of_theirs(right, device, batch),
-            rounds=flags.rounds,
-            steps=10,
-            warm_up=5,
-        )
+        one, two = _side_of_ours(left, batch), _side_of_theirs(right, device, batch)
+        compared = {"": side_by_side.alternate(one, two, rounds=flags.rounds, steps=10, warm_up=5)}
     results.record_comparison(
         flags,
         what,

@@ -1,10 +1,13 @@
 """What the comparisons share: alternating, rows, and measurements that end in time."""
 
+import argparse
+import json
 import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import results
 import run_all
@@ -49,6 +52,38 @@ def test_sides_may_be_apart() -> None:
     with pytest.raises(RuntimeError, match="has ended"), apart(_broken) as broken:
         broken.seconds(1)
     assert multiprocessing.active_children() == []
+
+
+def _mapping_of_64_mib() -> side_by_side.Side:
+    """A step takes 0.2 s where the C library gives such a block a mapping of its own."""
+    block = np.ones(2**26, np.uint8)
+    heap = next(
+        line for line in Path("/proc/self/maps").read_text().splitlines() if "[heap]" in line
+    )
+    low, high = (int(end, 16) for end in heap.split()[0].split("-"))
+    inside = low <= block.ctypes.data < high
+    return side_by_side.Side(lambda: time.sleep(0.0 if inside else 0.2), lambda: None)
+
+
+def test_both_sides_may_keep_the_memory_that_they_free() -> None:
+    apart = side_by_side.Apart
+    with apart(_mapping_of_64_mib) as one, apart(_mapping_of_64_mib, keep_freed=True) as two:
+        assert one.seconds(1) > 0.1 > two.seconds(1)
+
+
+def test_a_row_has_the_ratio_of_each_allocator(tmp_path: Path) -> None:
+    flags = argparse.Namespace(processes=1, json=tmp_path / "found.json", results=None)
+    compared = {
+        "one way": side_by_side.Comparison((1.0, 1.0), (2.0, 2.0)),
+        "the other": side_by_side.Comparison((1.0, 1.0), (0.5, 0.5)),
+    }
+    results.record_comparison(flags, "x", compared, examples=2, unit="clips/s", same_work="same")
+    found = json.loads(flags.json.read_text())
+    assert found["result"] == (
+        "one way: ours 2, theirs 1 clips/s: 2.00 times as fast (2.00 to 2.00 in 2 rounds of 1 "
+        "processes); the other: ours 2, theirs 4 clips/s: 0.50 times as fast (0.50 to 0.50 in 2 "
+        "rounds of 1 processes); same"
+    )
 
 
 def test_the_ratio_says_how_many_times_as_fast() -> None:
