@@ -110,8 +110,18 @@ def go_on(
     return _typed(program, arguments, again | (longer or {}))
 
 
-def _typed(program: str, arguments: Sequence[str], changes: Mapping[str, str]) -> str:
-    """The command line again, each flag once, without those of this run alone."""
+def ways_to_fit(program: str, arguments: Sequence[str]) -> str:
+    """The command line that looks for changes with which a run fits its GPUs.
+
+    Args:
+        program: what was typed before the arguments.
+        arguments: of the command line.
+    """
+    return f"{_typed(f'{program} plan', arguments, {'--simulate-devices': None})} --fit"
+
+
+def _typed(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
+    """The command line again, each flag once, without those of this run alone; None is without."""
     settings: dict[str, list[str]] = {}
     flag = ""
     for argument in arguments:
@@ -122,7 +132,7 @@ def _typed(program: str, arguments: Sequence[str], changes: Mapping[str, str]) -
             settings[flag].append(argument)
     for name in (*_OF_THIS_RUN, *changes):
         settings.pop(name, None)
-    settings |= {name: [value] for name, value in changes.items()}
+    settings |= {name: [value] for name, value in changes.items() if value is not None}
     words = (word for name, values in settings.items() for word in (name, *values))
     return f"{program} {shlex.join(words)}"
 

@@ -29,7 +29,7 @@ from jaxtrain import (
 from jaxtrain import mesh as meshes
 from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.farewell import farewell, go_on, in_each, report
+from jaxtrain.farewell import farewell, go_on, in_each, report, ways_to_fit
 from jaxtrain.files import expanded
 from jaxtrain.journal import Journal
 from jaxtrain.peers import Peers
@@ -122,7 +122,8 @@ def train(
         built = building.build(run, mesh, len(sources.train), say, position)
         total = built.total
         history.started(total)
-        explained = functools.partial(memory.explained, built, flags.relief, say)
+        to_fit = ways_to_fit(invocation.program(), flags.arguments or config.as_typed(run))
+        explained = functools.partial(memory.explained, built, flags.relief, to_fit, say)
         meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
             state = preparation.first_state(built, start_from, directory, meta, say)

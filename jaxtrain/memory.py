@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from jaxtrain import invocation
 from jaxtrain import state as states
 from jaxtrain.building import Built, Say
 from jaxtrain.devices import GIB
@@ -18,12 +17,13 @@ fit, in words."""
 
 
 @contextlib.contextmanager
-def explained(built: Built, relief: Relief | None, say: Say) -> Iterator[None]:
+def explained(built: Built, relief: Relief | None, ways_to_fit: str, say: Say) -> Iterator[None]:
     """Turns an out-of-memory error of the runtime into what is known about it.
 
     Args:
         built: the run.
         relief: looks for overrides that fit; None prints the command that does.
+        ways_to_fit: that command.
         say: takes the lines before the error's own.
 
     Raises:
@@ -42,7 +42,9 @@ def explained(built: Built, relief: Relief | None, say: Say) -> Iterator[None]:
                 f"what happened (measured): a device held {used / GIB:.1f} GiB at most, and jax "
                 f"may take {limit / GIB:.1f} GiB of it"
             )
-        raise InputError(f"out of device memory: {_fix(built, relief, limit, say)}") from error
+        raise InputError(
+            f"out of device memory: {_fix(relief, ways_to_fit, limit, say)}"
+        ) from error
 
 
 def _state_and_batch(built: Built) -> str:
@@ -67,7 +69,7 @@ def _measured() -> tuple[int, int]:
     )
 
 
-def _fix(built: Built, relief: Relief | None, limit: int, say: Say) -> str:
+def _fix(relief: Relief | None, ways_to_fit: str, limit: int, say: Say) -> str:
     if relief is not None and limit and jax.process_count() == 1:
         if ways := relief(jax.devices()[0].device_kind, limit, say):
             return (
@@ -76,8 +78,5 @@ def _fix(built: Built, relief: Relief | None, limit: int, say: Say) -> str:
             )
         tried = "no way to run the same global batch is known to fit: "
     else:  # the others wait for this process, or there is no GPU to plan for
-        tried = (
-            f"`{invocation.program()} plan --config {built.run.name} --fit` with the same fields "
-            "finds ways that fit; otherwise "
-        )
+        tried = f"`{ways_to_fit}` finds ways that fit; otherwise "
     return tried + "lower --data.batch_size, take more devices, or a smaller model"

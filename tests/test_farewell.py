@@ -12,6 +12,7 @@ import pytest
 import written_run
 
 from jaxtrain import config, farewell, invocation, main
+from jaxtrain.commands import command_line, plan
 from jaxtrain.reporting import page
 
 RUN = config.named("demo")
@@ -68,6 +69,14 @@ def test_what_to_type_next_names_each_flag_once() -> None:
     assert farewell.go_on(PYTHON, typed_again, DIRECTORY) == (
         f"{kept} --loop.steps 9 {blur} {again}"
     )
+
+
+def test_the_command_that_looks_for_ways_to_fit_is_accepted_by_plan() -> None:
+    typed = ["--config", "my/own.py", "--simulate-devices", "8", "--debug", "--output-dir", "x"]
+    found = farewell.ways_to_fit("jaxtrain", [*typed, "--loop.steps=9", "--resume", "latest"])
+    assert found == "jaxtrain plan --config my/own.py --loop.steps 9 --fit"
+    flags, rest = command_line.parse(plan._parser(), found.split()[2:])
+    assert (flags.config, flags.fit, rest) == ("my/own.py", True, ["--loop.steps", "9"])
 
 
 def test_each_of_several_processes_wants_the_command() -> None:

@@ -14,6 +14,7 @@ from jaxtrain import state as states
 from jaxtrain.devices import GIB
 from jaxtrain.errors import InputError
 
+COMMAND = "jaxtrain plan --config mlm_h200_8 --fit"
 SPEC = {
     "video": jax.ShapeDtypeStruct((64, 2**20, 24), jnp.uint8),  # 1.5 GiB
     "weight": jax.ShapeDtypeStruct((64,), jnp.float32),
@@ -40,7 +41,10 @@ def built() -> Any:
 def told(relief: memory.Relief | None = None) -> tuple[str, list[str]]:
     """What an allocation that no machine can make leads to: the error, and what was said."""
     said: list[str] = []
-    with pytest.raises(InputError) as error, memory.explained(built(), relief, said.append):
+    with (
+        pytest.raises(InputError) as error,
+        memory.explained(built(), relief, COMMAND, said.append),
+    ):
         jnp.zeros(2**48, jnp.float32).block_until_ready()
     assert isinstance(error.value.__cause__, jax.errors.JaxRuntimeError)
     return str(error.value), said
@@ -66,7 +70,7 @@ def test_what_was_held_is_printed() -> None:
 def test_without_a_gpu_no_override_is_suggested() -> None:
     """None was verified."""
     message, _ = told(lambda *_: pytest.fail("there is no GPU to plan for"))
-    assert "plan --config mlm_h200_8 --fit` with the same fields finds ways that fit" in message
+    assert f"`{COMMAND}` finds ways that fit" in message
     assert "--optim" not in message
 
 
@@ -114,12 +118,15 @@ def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> N
     ids=lambda error: type(error).__name__,
 )
 def test_other_errors_pass_untouched(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, memory.explained(built(), None, pytest.fail):
+    with (
+        pytest.raises(type(error)) as caught,
+        memory.explained(built(), None, COMMAND, pytest.fail),
+    ):
         raise error
     assert caught.value is error
     assert caught.value.__cause__ is None
 
 
 def test_where_memory_suffices_nothing_is_said() -> None:
-    with memory.explained(built(), None, pytest.fail):
+    with memory.explained(built(), None, COMMAND, pytest.fail):
         pass

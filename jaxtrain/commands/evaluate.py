@@ -3,7 +3,8 @@
 SOURCE is a checkpoint, a run's directory or a weights file. Each clip goes through each of them,
 and frame i is compared with frame i. The clips are the same each time: the middle of each video.
 Where SOURCE is a language model, it is measured on a text instead: jaxtrain evaluate SOURCE
---data FILE.txt gives pseudo-perplexity or bits per byte (and --help tells more).
+--data FILE.txt [--max-tokens N] gives pseudo-perplexity or bits per byte; jaxtrain evaluate SOURCE
+--help, with that SOURCE, describes all flags for text.
 """
 
 import argparse
