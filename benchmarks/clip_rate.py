@@ -18,8 +18,9 @@ import common_start
 import results
 
 from jaxtrain import config
-from jaxtrain.data import order, pieces, prepare_clips
+from jaxtrain.data import sampler
 from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.video import pieces, prepare_clips
 
 
 def main() -> None:
@@ -59,20 +60,20 @@ def main() -> None:
                 results.append_row(flags.results, "cpu", f"clips {shape}, {what}", text, command)
 
 
-def _rows(path: str, overrides: list[str]) -> order.TrainingRows:
+def _rows(path: str, overrides: list[str]) -> sampler.TrainingRows:
     """The training split in its order; files are not decoded whole when they are first used."""
     more = ["--data.path", path, "--data.verify", "never", *overrides]
     run = config.load("h100_8", more)
     source = run.data.open(run.model, seed=run.seed, say=print).train
     quarantine = Quarantine(Path(os.devnull))
-    return order.TrainingRows(source, order.of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
+    return sampler.TrainingRows(source, sampler.of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
 
 
-def _size(rows: order.TrainingRows) -> int:
-    return rows.order.group if isinstance(rows.order, order.GroupedOrder) else 1
+def _size(rows: sampler.TrainingRows) -> int:
+    return rows.order.group if isinstance(rows.order, sampler.GroupedOrder) else 1
 
 
-def _clips_per_second(ways: list[order.TrainingRows], seconds: float) -> list[float]:
+def _clips_per_second(ways: list[sampler.TrainingRows], seconds: float) -> list[float]:
     """Clips a second of processor time for each way, in turn, group after group."""
     made, took = [0] * len(ways), [0.0] * len(ways)
     for rows in ways:
@@ -81,7 +82,7 @@ def _clips_per_second(ways: list[order.TrainingRows], seconds: float) -> list[fl
     while time.perf_counter() - began < seconds:
         for way, rows in enumerate(ways):
             size = _size(rows)
-            spread = rows.order.spread if isinstance(rows.order, order.GroupedOrder) else 1
+            spread = rows.order.spread if isinstance(rows.order, sampler.GroupedOrder) else 1
             block, slot = divmod(turn, spread)
             first = block * size * spread + slot
             since = time.process_time()

@@ -152,7 +152,7 @@ def _ours(run: config.Run, sources: Any) -> pipeline.TrainingBatches:
     import jax
     from jax.sharding import AxisType
 
-    from jaxtrain import mesh as meshes
+    from jaxtrain import sharding as meshes
 
     return pipeline.TrainingBatches(
         sources.train,

@@ -25,7 +25,7 @@ import transformers
 import word_batches
 
 from jaxtrain import config
-from jaxtrain.data import specials
+from jaxtrain.data.text import specials
 from jaxtrain.models.bert_weights import to_bert
 
 # BERT base on a GPU; on a CPU the guide's own sizes (8 layers of width 256, 25,000 words).

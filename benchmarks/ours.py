@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain import building, config
-from jaxtrain import mesh as meshes
+from jaxtrain import config
+from jaxtrain import sharding as meshes
+from jaxtrain.training import setup
 
 
 def on_one_device(run: config.Run) -> config.Run:
@@ -27,7 +28,7 @@ class Training:
     """The compiled step of a config and its state."""
 
     def __init__(self, run: config.Run) -> None:
-        self._built = building.build(run, meshes.make(run.mesh), 1, lambda line: None)
+        self._built = setup.build(run, meshes.make(run.mesh), 1, lambda line: None)
         self._state = self._built.fresh_state()
         self._step = self._built.compile_step()
 

@@ -18,8 +18,8 @@ import common_start
 import numpy as np
 import side_by_side
 
-from jaxtrain import devices
 from jaxtrain.bench import report, sweep
+from jaxtrain.telemetry import devices
 
 TABLE_HEAD = "| date | commit | machine | what | result | command |\n|---|---|---|---|---|---|\n"
 RESULTS = common_start.CHECKOUT / "benchmarks" / "RESULTS.md"

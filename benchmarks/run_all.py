@@ -24,7 +24,7 @@ import common_start
 import results
 import sizes
 
-from jaxtrain import devices
+from jaxtrain.telemetry import devices
 
 _HERE = Path(__file__).parent
 _LEAST_S = 45  # less is not worth starting

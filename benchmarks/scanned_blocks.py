@@ -23,10 +23,13 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import building, causal, config, layers, program, state, tracing
-from jaxtrain import mesh as meshes
+from jaxtrain import config
+from jaxtrain import sharding as meshes
 from jaxtrain.models import gpt
+from jaxtrain.ops import attention, layers
 from jaxtrain.planning import cards
+from jaxtrain.training import setup, state
+from jaxtrain.xla import hlo, target
 
 GIB = 2**30
 
@@ -51,22 +54,22 @@ def main() -> None:
 
 
 def _compiled(run: config.Run, model: gpt.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    built = building.build_without_data(dataclasses.replace(run, model=model), mesh)
+    built = setup.build_without_data(dataclasses.replace(run, model=model), mesh)
     began = time.perf_counter()
-    with tracing.tracing_for("cuda"):
+    with target.tracing_for("cuda"):
         lowered = built.trace_step().lower(lowering_platforms=("cuda",))
     traced = time.perf_counter()
     compiled = lowered.compile()
     done = time.perf_counter()
     text = compiled.as_text()
-    sent = sum(one.wire_bytes * one.times for one in program.collectives(text, run.mesh.devices))
+    sent = sum(one.wire_bytes * one.times for one in hlo.collectives(text, run.mesh.devices))
     return {
         "config": run.name,
         "layers": model.depth,
         "trace_s": round(traced - began, 1),
         "compile_s": round(done - traced, 1),
         "temporaries_gib": round(compiled.memory_analysis().temp_size_in_bytes / GIB, 2),
-        "moved_gb": round(program.moved_bytes(text) / 1e9, 1),
+        "moved_gb": round(hlo.moved_bytes(text) / 1e9, 1),
         "sent_mb": round(sent / 1e6, 1),
         "jax": jax.__version__,
     }
@@ -90,7 +93,7 @@ class _ScannedGPT(gpt.GPT):
 
     def encode(self, tokens_BS: jax.Array) -> jax.Array:
         """Ids -> [B, S, D], a layer at a time from the stack."""
-        cos_SI, sin_SI = causal.rotary(tokens_BS.shape[1], self.head_width, gpt._ROTARY_BASE)
+        cos_SI, sin_SI = attention.rotary(tokens_BS.shape[1], self.head_width, gpt._ROTARY_BASE)
         x_BSD = layers.remat(gpt.Embedding.__call__, self.remat)(self.wte, tokens_BS)
         graph, variables = nnx.split(self.blocks)
         flat = dict(nnx.to_flat_state(variables))

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 import common_start  # noqa: F401  # a spawned process imports this module before any other
 import numpy as np
 
-from jaxtrain import allocator
+from jaxtrain.ops import allocator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Apart:
 
     Args:
         build: makes the side there; with ``args`` it is pickled.
-        keep_freed: with :func:`jaxtrain.allocator.keep_freed`, as `jaxtrain` trains on a CPU.
+        keep_freed: with :func:`jaxtrain.ops.allocator.keep_freed`, as `jaxtrain` trains on a CPU.
 
     Raises:
         RuntimeError: ``keep_freed`` is not possible on this system; on the first use.

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxtrain import host_memory
+from jaxtrain.telemetry import host_memory
 
 STEPS = 20
 _LOOK_EVERY_S = 0.1

@@ -16,7 +16,7 @@ import common_start  # noqa: F401  before jax
 import results
 
 from jaxtrain import config
-from jaxtrain.data import order
+from jaxtrain.data import sampler
 from jaxtrain.data.quarantine import Quarantine
 
 CONFIGS = ("bert_base_h200_8", "gpt_h200_1")
@@ -36,7 +36,7 @@ def main() -> None:
         run = config.load(name, ["--data.path", flags.texts, *overrides])
         source = run.data.open(run.model, seed=run.seed, say=print).train
         quarantine = Quarantine(Path(os.devnull))
-        rows = order.TrainingRows(source, order.of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
+        rows = sampler.TrainingRows(source, sampler.of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
         length = run.model.sequence_length
         rate = _examples_per_second(rows, flags.seconds) * length
         text = f"{rate / 1e6:.2f} million tokens/s a core"
@@ -46,7 +46,7 @@ def main() -> None:
             results.append_row(flags.results, "cpu", f"text of `{name}`, {length}", text, command)
 
 
-def _examples_per_second(rows: order.TrainingRows, seconds: float) -> float:
+def _examples_per_second(rows: sampler.TrainingRows, seconds: float) -> float:
     """Examples a second of processor time, in the order of a run."""
     rows.load(range(_AT_ONCE))
     done, began, since = 0, time.perf_counter(), time.process_time()

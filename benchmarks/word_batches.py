@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain.data import masking
-from jaxtrain.data.specials import CLS, NAMES, SEP, Specials
+from jaxtrain.data.text import masking
+from jaxtrain.data.text.specials import CLS, NAMES, SEP, Specials
 
 
 def masked(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:

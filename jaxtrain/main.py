@@ -12,14 +12,14 @@ import sys
 
 # A process that was spawned has its name before it imports this, and its parent only afterwards.
 if multiprocessing.current_process().name != "MainProcess":
-    from jaxtrain.data import workers
+    from jaxtrain.data import worker_process
 
-    workers.begin_without_jax()
+    worker_process.begin_without_jax()
 
 from jaxtrain import terminal
-from jaxtrain.commands import train
+from jaxtrain.cli import train
+from jaxtrain.distributed.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
 
 COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _command(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
-        from jaxtrain import overrides
+        from jaxtrain.config import overrides
 
         raise InputError(f"no command {name!r}; {overrides.did_you_mean(name, COMMANDS)}")
     module = importlib.import_module(f"jaxtrain.commands.{name}")
@@ -89,7 +89,7 @@ def _command(name: str, arguments: list[str]) -> int:
     except OSError as error:  # of a file or disk that no part of the command has expected
         if error.strerror is None:
             raise
-        from jaxtrain import disks
+        from jaxtrain.storage import disks
 
         where = error.filename or "a file"
         cure = "; free space there, or write to another place" if disks.is_full(error) else ""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import NamedTuple, Protocol, TextIO
 
-from jaxtrain import addresses
+from jaxtrain.storage import addresses
 
 # What a terminal obeys instead of showing it: control characters (C0 except tab and line feed, DEL,
 # C1), the marks that change the order of what surrounds them (Unicode's bidirectional marks,

@@ -10,7 +10,7 @@ import pytest
 from program import TINY_MLM
 
 from jaxtrain import config
-from jaxtrain.commands import doctor
+from jaxtrain.cli import doctor
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Finding

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import tensor_files
+from jaxtrain.storage import tensor_files
 
 _SHAPES = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
 _NUMBERS = (0, 3, 6, 8, 10)

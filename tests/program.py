@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain import checkpoint
+from jaxtrain.checkpoint import saver
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -180,14 +180,14 @@ def example_ids(run_directory: Path) -> dict[int, tuple[int, list[int]]]:
 
 def arrays(run_directory: Path) -> dict[str, np.ndarray]:
     """Every array of a run's newest checkpoint, by its dotted name."""
-    newest = checkpoint.latest_in(run_directory / checkpoint.CHECKPOINTS)
+    newest = saver.latest_in(run_directory / saver.CHECKPOINTS)
     assert newest is not None
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-        for name, array in checkpoint.read_shapes(newest).items()
+        for name, array in saver.read_shapes(newest).items()
     }
-    restored = checkpoint.restore(newest, wanted)
+    restored = saver.restore(newest, wanted)
     return {name: np.asarray(array) for name, array in restored.items()}
 
 

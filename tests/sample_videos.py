@@ -9,8 +9,9 @@ from typing import Any
 import av
 import numpy as np
 
-from jaxtrain.data import video_decode, video_frames
-from jaxtrain.data.video_packets import Scan
+from jaxtrain.data.video import decode
+from jaxtrain.data.video import frames as video_frames
+from jaxtrain.data.video.packets import Scan
 
 HEIGHT, WIDTH = 64, 96
 _BITS = 8
@@ -148,12 +149,12 @@ def shorten_edit(path: Path, share: float) -> Path:
 def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame]:
     """The frames with these numbers."""
     frames: dict[int, av.VideoFrame] = {}
-    video_decode.read(path, info, numbers, frames.__setitem__)
+    decode.read(path, info, numbers, frames.__setitem__)
     return [frames[place] for place in range(len(numbers))]
 
 
 def cropped(frames: Sequence[av.VideoFrame], info: Scan, **cut: Any) -> np.ndarray:
-    """The same piece of all frames; ``cut`` as for :class:`jaxtrain.data.video_frames.Cut`."""
+    """The same piece of all frames; ``cut`` as for :class:`jaxtrain.data.video.frames.Cut`."""
     clip = video_frames.Cut(info, frames=len(frames), **cut)
     for place, frame in enumerate(frames):
         clip.put(place, frame)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import state, weights
+from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
+from jaxtrain.training import state
 
 
 def config(**fields: Any) -> video_ae.Config:

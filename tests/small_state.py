@@ -10,7 +10,8 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxtrain import checkpoint, muon
+from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.optim import muon
 
 
 @functools.partial(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxtrain.data.masked_source import MaskedSource
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import Masked
+from jaxtrain.data.text.masked_source import MaskedSource
 
 
 @dataclasses.dataclass(frozen=True)

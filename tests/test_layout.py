@@ -8,16 +8,58 @@ import pytest
 
 # module -> the modules of the package that it must not reach, directly or through others.
 FORBIDDEN = {
-    "jaxtrain.config": {"jaxtrain.step", "jaxtrain.state", "jaxtrain.loop", "jaxtrain.models"},
-    "jaxtrain.mesh": {"jaxtrain.step", "jaxtrain.state", "jaxtrain.loop", "jaxtrain.models"},
-    "jaxtrain.optim": {"jaxtrain.step", "jaxtrain.state", "jaxtrain.loop", "jaxtrain.models"},
-    "jaxtrain.layers": {"jaxtrain.step", "jaxtrain.state", "jaxtrain.loop", "jaxtrain.mesh"},
-    "jaxtrain.models": {"jaxtrain.step", "jaxtrain.state", "jaxtrain.loop", "jaxtrain.mesh"},
-    "jaxtrain.data": {"jaxtrain.step", "jaxtrain.state", "jaxtrain.loop", "jaxtrain.models"},
-    "jaxtrain.state": {"jaxtrain.step", "jaxtrain.loop", "jaxtrain.models"},
-    "jaxtrain.step": {"jaxtrain.loop", "jaxtrain.models", "jaxtrain.data"},
-    "jaxtrain.checkpoint": {"jaxtrain.step", "jaxtrain.loop", "jaxtrain.models"},
-    "jaxtrain.metrics": {"jaxtrain.step", "jaxtrain.loop", "jaxtrain.models"},
+    "jaxtrain.config": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.state",
+        "jaxtrain.training.loop",
+        "jaxtrain.models",
+    },
+    "jaxtrain.sharding": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.state",
+        "jaxtrain.training.loop",
+        "jaxtrain.models",
+    },
+    "jaxtrain.optim.build": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.state",
+        "jaxtrain.training.loop",
+        "jaxtrain.models",
+    },
+    "jaxtrain.ops.layers": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.state",
+        "jaxtrain.training.loop",
+        "jaxtrain.sharding",
+    },
+    "jaxtrain.models": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.state",
+        "jaxtrain.training.loop",
+        "jaxtrain.sharding",
+    },
+    "jaxtrain.data": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.state",
+        "jaxtrain.training.loop",
+        "jaxtrain.models",
+    },
+    "jaxtrain.training.state": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.loop",
+        "jaxtrain.models",
+    },
+    "jaxtrain.training.step": {"jaxtrain.training.loop", "jaxtrain.models", "jaxtrain.data"},
+    "jaxtrain.checkpoint.saver": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.loop",
+        "jaxtrain.models",
+    },
+    "jaxtrain.telemetry.recorder": {
+        "jaxtrain.training.step",
+        "jaxtrain.training.loop",
+        "jaxtrain.models",
+    },
 }
 # What worker processes and the parsing of a command line must not pay for.
 LIGHT = {"jaxtrain.main": {"jax", "flax", "optax", "orbax", "grain", "numpy", "tyro"}}

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain import loop, main, profiling
-from jaxtrain.commands import train
+from jaxtrain import main
+from jaxtrain.cli import train
 from jaxtrain.errors import InputError
+from jaxtrain.training import loop, profiler
 
 
 def test_the_flags_are_frozen() -> None:
@@ -120,9 +121,9 @@ def test_importing_the_command_line_does_not_import_jax(checkout: Path) -> None:
 @pytest.mark.parametrize("text", ["", "3", "3:", "5:5", "a:b", "-1:4"])
 def test_a_profile_span_is_start_and_stop(text: str) -> None:
     with pytest.raises(InputError, match="START:STOP"):
-        profiling.span(text)
+        profiler.span(text)
 
 
 def test_a_profile_span_is_read() -> None:
-    assert profiling.span("10:15") == (10, 15)
-    assert profiling.span(None) is None
+    assert profiler.span("10:15") == (10, 15)
+    assert profiler.span(None) is None

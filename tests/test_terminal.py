@@ -18,25 +18,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxtrain import main, metrics, processes, screen, terminal
-from jaxtrain.data import meter
+from jaxtrain import main, terminal
+from jaxtrain.distributed import process_group
+from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import BadExample, InputError, RunAgain
-from jaxtrain.peers import Peers
-from jaxtrain.phases import Now, Phases
-from jaxtrain.screen import Screen, line_of
-from jaxtrain.signals import StopSignals
-from jaxtrain.watchdog import Watchdog
+from jaxtrain.telemetry import console, progress_bar
+from jaxtrain.telemetry import recorder as metrics
+from jaxtrain.telemetry.console import Screen, line_of
+from jaxtrain.telemetry.phases import Now, Phases
 
 TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "CI": "", "COLUMNS": "80", "LINES": "24"}
 BEGIN = """
 import sys, time
 from pathlib import Path
-from jaxtrain import metrics, screen, terminal
-from jaxtrain.data import meter
-from jaxtrain.peers import Peers
-from jaxtrain.phases import Phases
-from jaxtrain.signals import StopSignals
-from jaxtrain.watchdog import Watchdog
+from jaxtrain.telemetry import recorder as metrics, console as screen; from jaxtrain import terminal
+from jaxtrain.telemetry import progress_bar as meter
+from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.telemetry.phases import Phases
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.distributed.watchdog import Watchdog
 
 screen._DRAW_EVERY_S = 0.05
 phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())))
@@ -208,7 +210,7 @@ class Clock:
 def test_elsewhere_a_long_phase_says_that_it_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(screen, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(console, "_LOOK_EVERY_S", 0.01)
     clock = Clock()
     phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock)
     with (
@@ -280,7 +282,7 @@ def test_without_a_display_the_meter_draws_its_own(monkeypatch: pytest.MonkeyPat
     assert terminal.taken() is None
     asked: list[bool] = []
     monkeypatch.setattr(terminal, "lively", lambda *_: bool(asked.append(True)))
-    with meter.metered("tokenising", 1.0, 0.0, print):
+    with progress_bar.metered("tokenising", 1.0, 0.0, print):
         pass
     assert asked == [True]
 
@@ -384,11 +386,11 @@ def test_errors_and_tracebacks_write_it_out(
     assert main.main(["--config", "\x1b[2J\x07"]) == 2
     assert "\\x1b[2J" in (found := capsys.readouterr().err)
     assert "\x1b" not in found
-    monkeypatch.setattr(processes, "members", lambda: processes.Members(0, 2, None))
-    monkeypatch.setattr(processes, "end", lambda code, peers: None)
+    monkeypatch.setattr(process_group, "members", lambda: process_group.Members(0, 2, None))
+    monkeypatch.setattr(process_group, "end", lambda code, peers: None)
     peers = Peers(0, 2, None, StopSignals())
     for error in (InputError("\x1b[2J"), RunAgain("\x1b[2J"), ValueError("\x1b[2J")):
-        processes.leave(error, peers)
+        process_group.leave(error, peers)
         assert "\\x1b[2J" in (found := capsys.readouterr().err)
         assert "\x1b" not in found
 

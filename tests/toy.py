@@ -11,10 +11,13 @@ import optax
 from flax import nnx
 from jax.sharding import AxisType
 
-from jaxtrain import config, guard, layers, optim
-from jaxtrain import mesh as meshes
-from jaxtrain import state as states
-from jaxtrain import step as steps
+from jaxtrain import config
+from jaxtrain import sharding as meshes
+from jaxtrain.ops import layers
+from jaxtrain.optim import build as optim
+from jaxtrain.training import skip_step
+from jaxtrain.training import state as states
+from jaxtrain.training import step as steps
 
 WIDTH = 32
 
@@ -143,7 +146,7 @@ def stepper(
         optimizer,
         schedule,
         rule,
-        guard.judge(OPTIM),
+        skip_step.judge(OPTIM),
         precision=precision,
         accumulate=accumulate,
         seed=1,

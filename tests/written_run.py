@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import pictures
+from jaxtrain.telemetry import images
 
 BEGAN = 1_700_000_000.0
 CONFIG = {
@@ -166,7 +166,7 @@ def add_samples(directory: Path, steps: Sequence[int]) -> None:
     (directory / "samples").mkdir(exist_ok=True)
     noise = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
     for step in steps:
-        picture, clip = pictures.encode("p", noise[0]), pictures.encode("c", noise)
+        picture, clip = images.encode("p", noise[0]), images.encode("c", noise)
         (directory / "samples" / f"reconstruction_{step}.png").write_bytes(picture.file)
         (directory / "samples" / f"clip_{step}.mp4").write_bytes(clip.file)
         (directory / "samples" / f"text_{step}.txt").write_text(f"step {step} <b>bold</b>")

@@ -18,27 +18,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import (
-    allocator,
-    building,
-    checkpoint,
-    compiling,
-    config,
-    datasheets,
-    devices,
-    processes,
-    program,
-    saving,
-    traces,
-)
-from jaxtrain import mesh as meshes
-from jaxtrain import state as states
+from jaxtrain import config
+from jaxtrain import sharding as meshes
 from jaxtrain.bench import ceilings, timing
-from jaxtrain.building import Built
+from jaxtrain.checkpoint import saver
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
+from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
+from jaxtrain.ops import allocator
+from jaxtrain.telemetry import datasheets, devices
+from jaxtrain.training import save_policy, setup, traces
+from jaxtrain.training import state as states
+from jaxtrain.training.setup import Built
+from jaxtrain.xla import hlo, options
 
 TOP_OPERATIONS = 12
 _TRACED_STEPS = 3
@@ -60,15 +54,15 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
     """
     laps = _Laps(rows)
     run = config.load(request["config"], request["overrides"])
-    compiling.reserve_memory(os.environ)
-    if processes.will_use_cpu(os.environ):
+    options.reserve_memory(os.environ)
+    if process_group.will_use_cpu(os.environ):
         allocator.keep_freed()
-    processes.connect({}, request["simulate_devices"])
-    processes.check_accelerator(os.environ)
-    compiling.use_cache({}, Path(request["compiled"]))
+    process_group.connect({}, request["simulate_devices"])
+    process_group.check_accelerator(os.environ)
+    options.use_cache({}, Path(request["compiled"]))
     mesh = meshes.make(run.mesh)
     laps.lap("start/config_and_devices")
-    built = building.build_without_data(run, mesh)
+    built = setup.build_without_data(run, mesh)
     state = built.fresh_state()
     laps.lap("start/state")
     step = built.compile_step()
@@ -289,9 +283,9 @@ def _waited_share(waits: list[float], times: timing.Times) -> float:
 
 def _save(session: _Session) -> Rows:
     """Twice, of which the second counts: the first one also starts Orbax."""
-    state, meta = session.state, saving.describe(session.built.run, "bench")
+    state, meta = session.state, save_policy.describe(session.built.run, "bench")
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = checkpoint.Checkpoints(Path(folder) / checkpoint.CHECKPOINTS, 1, _silent)
+        checkpoints = saver.Checkpoints(Path(folder) / saver.CHECKPOINTS, 1, _silent)
         for number in range(2):
             numbered = dataclasses.replace(state, step=state.step + number)
             began = time.perf_counter()
@@ -316,7 +310,7 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     }
     if "synthetic/step" not in rows:
         return shares
-    rate = program.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
+    rate = hlo.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
     shares["synthetic/bytes_per_second"] = rate
     shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
     datasheet = datasheets.memory_bytes_per_second(jax.devices()[0].device_kind)

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import files, versions
+from jaxtrain import versions
+from jaxtrain.storage import atomic
 
 Findings = dict[str, Any]
 
@@ -100,7 +101,7 @@ def commit() -> str | None:
 
 def write(findings: Findings, path: Path) -> None:
     """Writes the JSON file, whole or not at all."""
-    files.write_whole(path, json.dumps(findings, indent=1).encode() + b"\n")
+    atomic.write_whole(path, json.dumps(findings, indent=1).encode() + b"\n")
 
 
 def heading(findings: Findings) -> str:

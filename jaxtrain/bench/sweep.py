@@ -5,7 +5,8 @@ A point that runs out of memory is a point of the curve, not the end of the swee
 
 from typing import Any
 
-from jaxtrain import config, overrides
+from jaxtrain import config
+from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 
 KINDS = ("batch", "remat", "shard")

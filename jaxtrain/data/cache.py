@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.disks import cure_of
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.files import expanded, sync, write_whole
+from jaxtrain.storage.atomic import expanded, sync, write_whole
+from jaxtrain.storage.disks import cure_of
 
 MANIFEST = "manifest.json"
 

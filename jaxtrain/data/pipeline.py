@@ -21,9 +21,9 @@ import grain
 import jax
 import numpy as np
 
-from jaxtrain import mesh as meshes
-from jaxtrain.data import order, runs
-from jaxtrain.data import workers as processes
+from jaxtrain import sharding as meshes
+from jaxtrain.data import batch_parts, sampler
+from jaxtrain.data import worker_process as processes
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.errors import InputError
@@ -134,9 +134,9 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
     ) -> None:
         batch_size = _batch_size(spec)
         span = meshes.local_rows(mesh, batch_size)
-        rows = order.TrainingRows(
+        rows = sampler.TrainingRows(
             source,
-            order.of(source, seed),
+            sampler.of(source, seed),
             start,
             batch_size,
             span.start,
@@ -148,8 +148,8 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         self.ids = np.empty(0, np.int64)
         self._place = _Placement(mesh, spec)
         devices = len(mesh.local_devices)
-        length = runs.Runs(rows, 1).length
-        self.ahead = math.ceil(runs.held(rows.rows, length, workers, prefetch, devices))
+        length = batch_parts.Runs(rows, 1).length
+        self.ahead = math.ceil(batch_parts.held(rows.rows, length, workers, prefetch, devices))
         self._host = _training(rows, length, workers, prefetch, devices)
         # One batch in the queue, one in the thread's hand, one in the step: double buffering.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
@@ -200,7 +200,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             self._offer(error)
 
     def _item(self, local: list[Arrays]) -> tuple[dict[str, jax.Array], np.ndarray]:
-        ids = np.concatenate([part.pop(order.ID) for part in local])
+        ids = np.concatenate([part.pop(sampler.ID) for part in local])
         return self._place(local), ids
 
     def _offer(self, item: Any) -> bool:
@@ -239,7 +239,7 @@ class ValidationBatches:
     ) -> None:
         batch_size = _batch_size(spec)
         span = meshes.local_rows(mesh, batch_size)
-        self._rows = order.ValidationRows(
+        self._rows = sampler.ValidationRows(
             source,
             seed,
             min(examples, len(source)),
@@ -324,17 +324,17 @@ def _batch_size(spec: Spec) -> int:
 
 
 def _training(
-    rows: order.TrainingRows, length: int, workers: int, prefetch: int, devices: int
+    rows: sampler.TrainingRows, length: int, workers: int, prefetch: int, devices: int
 ) -> Iterator[list[Arrays]]:
     """This process's rows of each batch, on the host, in order."""
-    parts = runs.parts(rows.rows, length, workers, devices)
-    made = runs.Runs(rows, parts)
-    ready = runs.buffered(prefetch, parts, length)
-    return runs.Joined(_read(made, None, workers=workers, prefetch=ready), parts)
+    parts = batch_parts.parts(rows.rows, length, workers, devices)
+    made = batch_parts.Runs(rows, parts)
+    ready = batch_parts.buffered(prefetch, parts, length)
+    return batch_parts.Joined(_read(made, None, workers=workers, prefetch=ready), parts)
 
 
 def _read(
-    rows: order.ValidationRows | runs.Runs,
+    rows: sampler.ValidationRows | batch_parts.Runs,
     batch: int | None,
     *,
     workers: int,

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from jaxtrain import files, terminal
+from jaxtrain import terminal
 from jaxtrain.errors import BadExample
+from jaxtrain.storage import atomic
 
 _NAME = "quarantine.jsonl"
 
@@ -77,7 +78,7 @@ def _files(directory: Path) -> list[Path]:
 
 def _append(path: Path, line: bytes) -> None:
     """Writes a line; one that a full disk has cut off before it is ended first."""
-    descriptor = files.open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    descriptor = atomic.open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -99,7 +100,7 @@ def _path_of(line: bytes) -> str | None:
 def _paths(path: Path, start: int) -> frozenset[str]:
     """Inputs named after byte ``start``; a line that is not whole is left out."""
     try:
-        with open(files.open_own(path, os.O_RDONLY), "rb") as file:
+        with open(atomic.open_own(path, os.O_RDONLY), "rb") as file:
             file.seek(start)
             lines = file.read().split(b"\n")[:-1]
     except FileNotFoundError:

@@ -46,10 +46,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from jaxtrain import addresses, versions
-from jaxtrain.disks import disk_trouble
+from jaxtrain import versions
 from jaxtrain.errors import InputError, RunAgain, first_line
-from jaxtrain.files import write_whole
+from jaxtrain.storage import addresses
+from jaxtrain.storage.atomic import write_whole
+from jaxtrain.storage.disks import disk_trouble
 
 _AT_ONCE = 8  # files
 _PIECE_BYTES = 2**20

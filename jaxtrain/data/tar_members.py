@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.data import cache
-from jaxtrain.data.video_packets import Span
+from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
 
 SUFFIX = ".tar"

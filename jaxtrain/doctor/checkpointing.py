@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import checkpoint, manifest, saving
-from jaxtrain import state as states
+from jaxtrain.checkpoint import manifest, saver
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import Subject, size
 from jaxtrain.doctor.system import PREFIX, free_bytes
 from jaxtrain.errors import InputError
+from jaxtrain.training import save_policy
+from jaxtrain.training import state as states
 
 LARGEST = 256 * 2**20  # bytes of the trial, so that it ends in seconds
 
@@ -54,7 +55,7 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
         _make(folder)
         try:
             yield from _tried(subject, folder, largest)
-        except checkpoint.SaveFailed as error:
+        except saver.SaveFailed as error:
             yield problem(
                 f"a checkpoint could not be written at {subject.base}: {error.why}",
                 "free space there (quotas count too), or give another --output-dir",
@@ -86,8 +87,8 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     most = min(map(int, subject.exchange.all_say("checkpoint size", str(own), ANSWER_S)))
     target, part = _part(subject.built.target, most)
     state = _random(target)
-    meta = saving.describe(subject.run, "doctor")
-    checkpoints = checkpoint.Checkpoints(folder / checkpoint.CHECKPOINTS, 1, lambda line: None)
+    meta = save_policy.describe(subject.run, "doctor")
+    checkpoints = saver.Checkpoints(folder / saver.CHECKPOINTS, 1, lambda line: None)
     with contextlib.closing(checkpoints):
         for step in range(2):  # the second one counts: the first also starts Orbax
             state = dataclasses.replace(state, step=jnp.full_like(state.step, step))
@@ -96,7 +97,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
             checkpoints.wait()
             write_s = time.perf_counter() - began
     subject.exchange.meet("checkpoint written", ANSWER_S)
-    newest = checkpoint.latest_in(folder / checkpoint.CHECKPOINTS)
+    newest = saver.latest_in(folder / saver.CHECKPOINTS)
     if newest is None or newest.name != "1":
         yield problem(f"a checkpoint written at {subject.base} is not there", _DO_NOT_TRUST)
         return
@@ -106,7 +107,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
         yield problem(f"a checkpoint written at {subject.base} fails: {wrong}", _DO_NOT_TRUST)
         return
     began = time.perf_counter()
-    restored = checkpoint.restore(newest, target)
+    restored = saver.restore(newest, target)
     jax.block_until_ready(restored)
     read_s = time.perf_counter() - began
     different = _different(state, restored)
@@ -195,7 +196,7 @@ def _forget(folder: Path) -> None:
 
 def _different(written: states.State, restored: states.State) -> list[str]:
     """Names of arrays whose bytes on this process's devices are not the same."""
-    here, there = checkpoint.named(written), checkpoint.named(restored)
+    here, there = saver.named(written), saver.named(restored)
     return [
         name
         for name, array in here.items()

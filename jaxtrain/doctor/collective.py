@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxtrain import config
-from jaxtrain import mesh as meshes
+from jaxtrain import sharding as meshes
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.planning.cards import CARDS

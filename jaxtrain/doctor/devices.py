@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
-from jaxtrain import invocation, versions
+from jaxtrain import versions
+from jaxtrain.config import invocation
 from jaxtrain.doctor import nvidia, packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.nvidia import Driver

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import invocation, terminal
+from jaxtrain import terminal
+from jaxtrain.config import invocation
 from jaxtrain.doctor.finding import Finding, problem
 from jaxtrain.errors import InputError
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import jax
 
-from jaxtrain import processes
+from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 
 
@@ -33,7 +33,7 @@ class Exchange:
     @classmethod
     def of_run(cls) -> Self:
         """Between the processes that jax has connected."""
-        run = processes.members()
+        run = process_group.members()
         return cls(run.index, run.count, run.service)
 
     def all_say(self, topic: str, text: str, timeout_s: float) -> list[str]:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import jax
 
-from jaxtrain import clusters, processes, rundir, same_run
+from jaxtrain.distributed import cluster_env, consistency, process_group
 from jaxtrain.doctor.exchange import Exchange, Silent
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.training import run_directory
 
 ANSWER_S = 10.0
 # For a name to appear, and then for the others: both together before the group's time is over.
@@ -30,16 +31,16 @@ def checks(subject: Subject, connect: bool) -> dict[str, Check]:
     """
     if not connect:
         try:
-            cluster = clusters.find(subject.environment)
+            cluster = cluster_env.find(subject.environment)
             subject.processes = 1 if cluster is None else cluster.count
         except InputError:
             subject.processes = None
-        processes.connect({}, subject.simulate_devices)
+        process_group.connect({}, subject.simulate_devices)
         return {}
     return {
         "coordinator": lambda: coordinator(subject),
         "clocks": lambda: clocks(subject.exchange),
-        "same run": lambda: same(subject.exchange, same_run.facts(subject.run, {})),
+        "same run": lambda: same(subject.exchange, consistency.facts(subject.run, {})),
     }
 
 
@@ -47,14 +48,14 @@ def coordinator(subject: Subject) -> Iterator[Finding]:
     """Whether the processes meet; connects this one to the others."""
     environment, subject.processes = subject.environment, None
     try:
-        cluster = clusters.find(environment)
+        cluster = cluster_env.find(environment)
         subject.processes = 1 if cluster is None else cluster.count
-        wait_s = min(_MEET_S, clusters.patience(environment))
-        impatient = {**environment, clusters.PATIENCE: str(wait_s)}
-        processes.connect(impatient, subject.simulate_devices)
+        wait_s = min(_MEET_S, cluster_env.patience(environment))
+        impatient = {**environment, cluster_env.PATIENCE: str(wait_s)}
+        process_group.connect(impatient, subject.simulate_devices)
     except (InputError, RunAgain) as error:  # a line that names the cure itself
         yield Finding(level="problem", seen=str(error))
-        processes.connect({}, subject.simulate_devices)  # and this process goes on alone
+        process_group.connect({}, subject.simulate_devices)  # and this process goes on alone
         return
     if cluster is None:
         yield ok("one process: there is nobody to meet")
@@ -98,12 +99,12 @@ def same(exchange: Exchange, own: Mapping[str, Mapping[str, str]]) -> Iterator[F
 
     Args:
         exchange: with the others.
-        own: what :func:`jaxtrain.same_run.facts` gave here.
+        own: what :func:`jaxtrain.distributed.consistency.facts` gave here.
     """
     if exchange.count == 1:
         return
     said = [json.loads(text) for text in exchange.all_say("facts", json.dumps(own), ANSWER_S)]
-    different = same_run.compare(said)
+    different = consistency.compare(said)
     if different:  # a line that names the cure itself
         yield Finding(level="problem", seen=different)
     else:
@@ -121,7 +122,7 @@ def shared_storage(subject: Subject) -> Iterator[Finding]:
     subject.shared = False
     # Of process 0, as a run's directory is; and those who come later from their data are awaited.
     base = Path(exchange.all_say("output directory", str(subject.base), 3 * ANSWER_S)[0])
-    rundir.check_shared(base)
+    run_directory.check_shared(base)
     subject.shared = True
     yield ok(f"every process reads what the others write at {base}")
 

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import jax
 
-from jaxtrain import preflight, weights
-from jaxtrain.data import order, pipeline
+from jaxtrain.data import pipeline, sampler
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
-from jaxtrain.datasheets import peak_bf16_flops
 from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, cores, counted
 from jaxtrain.errors import BadExample
-from jaxtrain.files import expanded
+from jaxtrain.interop import weights
+from jaxtrain.storage.atomic import expanded
+from jaxtrain.telemetry.datasheets import peak_bf16_flops
+from jaxtrain.training import preflight
 
 _TRIAL_S = 3.0
 _LONGEST_S = 20.0
@@ -272,7 +273,9 @@ class _Arrivals(threading.Thread):
 
 def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
     """Examples/s of this process alone, the first one left out: it opens files."""
-    rows = order.TrainingRows(source, order.of(source, seed), 0, 1, 0, 1, _TRIED + 1, quarantine)
+    rows = sampler.TrainingRows(
+        source, sampler.of(source, seed), 0, 1, 0, 1, _TRIED + 1, quarantine
+    )
     rows[0]
     began = time.perf_counter()
     for row in range(1, _TRIED + 1):

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import jax
 
-from jaxtrain import building, config
-from jaxtrain import mesh as meshes
-from jaxtrain.building import Built
+from jaxtrain import config
+from jaxtrain import sharding as meshes
 from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.planning.cards import Card
+from jaxtrain.training import setup
+from jaxtrain.training.setup import Built
 
 
 @dataclasses.dataclass
@@ -69,10 +70,10 @@ class Subject:
     def built(self) -> Built:
         """The run as it is built; on one device where the machine has another number of them."""
         if self.fits_devices:
-            return building.build_without_data(self.run, meshes.make(self.run.mesh))
+            return setup.build_without_data(self.run, meshes.make(self.run.mesh))
         alone = config.Mesh(data=1, fsdp=1, shard="none")
         run = dataclasses.replace(self.run, mesh=alone)
-        return building.build_without_data(run, self.one_device)
+        return setup.build_without_data(run, self.one_device)
 
     @property
     def one_device(self) -> jax.sharding.Mesh:

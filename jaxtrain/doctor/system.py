@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtrain.config import Run
-from jaxtrain.data import runs
+from jaxtrain.data import batch_parts
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject, counted, size
 
@@ -85,9 +85,9 @@ def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
     """That lie in shared memory at most; video files may have keyframes far apart."""
     group = getattr(run.data, "largest_group", 1)
     spread = getattr(run.data, "group_spread", None) or run.data.batch_size
-    length = runs.run_length(group, spread, run.data.batch_size) if group > 1 else 1
+    length = batch_parts.run_length(group, spread, run.data.batch_size) if group > 1 else 1
     devices = run.mesh.devices * rows // run.data.batch_size
-    return runs.held(rows, length, workers, prefetch, devices)
+    return batch_parts.held(rows, length, workers, prefetch, devices)
 
 
 def _batch_bytes(run: Run, rows: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from jaxtrain.doctor.finding import Check, Finding, run_checks
 from jaxtrain.errors import InputError
-from jaxtrain.files import expanded
+from jaxtrain.storage.atomic import expanded
 
 Write = Callable[[dict[str, Any]], None]
 
@@ -55,16 +55,17 @@ def main(path: str) -> int:
 def _examine(request: dict[str, Any], write: Write) -> None:
     # jax's threads of a GPU are to leave its memory to others; a run reserves it, this does not.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    from jaxtrain import config, rundir, versions
+    from jaxtrain import config, versions
     from jaxtrain.doctor import nvidia
     from jaxtrain.doctor.exchange import Exchange
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
+    from jaxtrain.training import run_directory
 
     run = config.load(request["config"], request["overrides"])
     short = cards.card_of_config(run.name)
     given = request["output_dir"]
-    output = expanded(given) if given else rundir.ROOT / run.name
+    output = expanded(given) if given else run_directory.ROOT / run.name
     write(
         {"about": {"config": run.name, "host": socket.gethostname(), "versions": versions.line()}}
     )

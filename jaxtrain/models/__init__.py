@@ -20,9 +20,9 @@ module here, such as ``gpt``.
   values there are. Batches made up for measuring stay below.
 - ``tiny() -> Config``, a class method: the same model, small enough for a test on a CPU.
 - ``init_from``, a field: None, or where a new run takes its parameters from.
-- ``optimizer_groups() -> {name: Group or Role}`` (:mod:`jaxtrain.groups`), optional: parameters
-  with an optimizer and a clip of their own, such as a discriminator's; and what ``optim.muon`` does
-  with the others.
+- ``optimizer_groups() -> {name: Group or Role}`` (:mod:`jaxtrain.config.param_groups`), optional:
+  parameters with an optimizer and a clip of their own, such as a discriminator's; and what
+  ``optim.muon`` does with the others.
 - ``formulas() -> [line]``, optional: what the config derives from its fields, each number with its
   formula, for the start of a run.
 - ``TRY``, optional: the command that uses a trained model, for the end of a run; ``{run}`` in it is
@@ -38,8 +38,9 @@ module here, such as ``gpt``.
   pairs (field, attribute that holds what it comes to) of what no array's shape tells: a run starts
   and goes on only from parameters trained with the same.
 - ``to_settings() -> dict`` and ``from_settings(dict, source) -> Config``, a class method, optional:
-  the config.json of transformers (:mod:`jaxtrain.hf_folder`), and the way back. Where transformers
-  has other names than ``to_weights``: ``to_transformers(params)``; ``from_weights`` takes both.
+  the config.json of transformers (:mod:`jaxtrain.interop.huggingface`), and the way back. Where
+  transformers has other names than ``to_weights``: ``to_transformers(params)``; ``from_weights``
+  takes both.
 
 The module that ``build`` returns:
 
@@ -56,12 +57,13 @@ The module that ``build`` returns:
   model has written. Which text the ids stand for is known to the data
   (:class:`jaxtrain.data.source.Sources`), not to the model.
 - ``cache(rows, length) -> cache`` and ``continued(tokens_BS, count, cache, start) -> (logits_BV,
-  cache)``, optional: what writes texts (:mod:`jaxtrain.writing`). A cache is a tree of arrays that
-  keeps what later positions need of earlier ones, in the dtype of the parameters. ``continued``
-  takes the tokens of the positions from ``start`` on, all of which fit into the cache, and gives
-  the float32 logits of the word after the first ``count`` of them; ``count`` and ``start`` are
-  int32 scalars. Those behind only fill the array up: they change nothing, and the next call, with
-  ``start + count``, replaces them. The logits are those of the whole sequence at once, to rounding.
+  cache)``, optional: what writes texts (:mod:`jaxtrain.ops.generation`). A cache is a tree of
+  arrays that keeps what later positions need of earlier ones, in the dtype of the parameters.
+  ``continued`` takes the tokens of the positions from ``start`` on, all of which fit into the
+  cache, and gives the float32 logits of the word after the first ``count`` of them; ``count`` and
+  ``start`` are int32 scalars. Those behind only fill the array up: they change nothing, and the
+  next call, with ``start + count``, replaces them. The logits are those of the whole sequence at
+  once, to rounding.
 
 Sums are float32 scalars over the whole batch given, rows weighted by ``batch["weight"]``; whoever
 calls divides, once, after all microbatches and devices. So the sums of two halves of a batch add up
@@ -71,7 +73,7 @@ Parameters arrive in the dtype of the computation (bfloat16 or float32): a modul
 dtype that it finds, and in float32 for losses, softmax, statistics of norms, and metrics.
 
 A parameter is read as ``self.kernel[...]`` where it is used, inside a block that is called through
-``jaxtrain.layers.remat``, and handed as it is to the operation that uses it: then a sharded
+``jaxtrain.ops.layers.remat``, and handed as it is to the operation that uses it: then a sharded
 parameter is gathered there, in the forward and again in the backward pass.
 
 No random key or ``nnx.Rngs`` may stay in the module. State that is no parameter (batch norm,

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import bounds, tensor_files, terminal
+from jaxtrain import terminal
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
+from jaxtrain.storage import tensor_files
 
 Tensors = Mapping[str, np.ndarray]
 _EMBEDDINGS, _HEAD = "bert.embeddings", "cls.predictions"

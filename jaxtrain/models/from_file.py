@@ -16,7 +16,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtrain import config, models, overrides, terminal
+from jaxtrain import config, models, terminal
+from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 
 _LARGEST = 2**63  # of a whole number: no size or count comes near

@@ -19,10 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import bounds, causal, causal_loss, config, initial, writing
+from jaxtrain import config
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.layers import Remat, remat
 from jaxtrain.models import causal_weights, gpt_weights
+from jaxtrain.ops import attention, chunked_loss, generation, initial
+from jaxtrain.ops.layers import Remat, remat
 
 _ASPECT = 64  # width of a layer for each layer
 _HEAD = 128  # largest width of a head
@@ -83,7 +85,7 @@ class Config:
             raise InputError(
                 f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
             )
-        causal_loss.check_piece(self.loss_piece, self.sequence_length)
+        chunked_loss.check_piece(self.loss_piece, self.sequence_length)
         if n % h:
             raise InputError(
                 f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "
@@ -98,7 +100,7 @@ class Config:
     @property
     def query_heads(self) -> int:
         """Heads of queries."""
-        return causal.fewest_heads(self.hidden, _HEAD) if self.heads is None else self.heads
+        return attention.fewest_heads(self.hidden, _HEAD) if self.heads is None else self.heads
 
     @property
     def shared_heads(self) -> int:
@@ -138,8 +140,8 @@ class Config:
         return GPT(self, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """See :func:`jaxtrain.causal.batch_spec`."""
-        return causal.batch_spec(batch_size, self.sequence_length)
+        """See :func:`jaxtrain.ops.attention.batch_spec`."""
+        return attention.batch_spec(batch_size, self.sequence_length)
 
     def index_limits(self) -> dict[str, int]:
         """How many values each index in a batch can have."""
@@ -225,11 +227,11 @@ class Config:
         width, heads = fields["width"], fields["heads"]
         dial = {
             "width": _ASPECT * fields["depth"],
-            "heads": causal.fewest_heads(width, _HEAD),
+            "heads": attention.fewest_heads(width, _HEAD),
             "kv_heads": heads,
         }
         fields |= {name: None for name in dial if fields[name] == dial[name]}
-        piece = causal_loss.fitting_piece(cls.loss_piece, fields["sequence_length"])
+        piece = chunked_loss.fitting_piece(cls.loss_piece, fields["sequence_length"])
         try:
             return cls(loss_piece=piece, **fields)
         except InputError as error:
@@ -250,7 +252,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
         """Ids -> [B, S, D], normalised."""
-        return causal.rms_norm(jnp.take(self.table[...], tokens_BS, axis=0), self.norm_eps)
+        return attention.rms_norm(jnp.take(self.table[...], tokens_BS, axis=0), self.norm_eps)
 
 
 class Block(nnx.Module):
@@ -275,19 +277,19 @@ class Block(nnx.Module):
     def __call__(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
         """[B, S, D] -> the same shape; a position sees itself and those before it."""
         heads = self._heads(self._norm(x_BSD), cos_SI, sin_SI)
-        return self._onward(x_BSD, causal.attend(*heads))
+        return self._onward(x_BSD, attention.attend(*heads))
 
     def continued(
         self,
         x_BSD: jax.Array,
         cos_SI: jax.Array,
         sin_SI: jax.Array,
-        cache: causal.Cache,
+        cache: attention.Cache,
         start: int | jax.Array,
-    ) -> tuple[jax.Array, causal.Cache]:
+    ) -> tuple[jax.Array, attention.Cache]:
         """The same for positions from `start` on, which also see those in the cache."""
         heads = self._heads(self._norm(x_BSD), cos_SI, sin_SI)
-        seen_BSNK, cache = causal.attend_cached(*heads, cache, start)
+        seen_BSNK, cache = attention.attend_cached(*heads, cache, start)
         return self._onward(x_BSD, seen_BSNK), cache
 
     def _onward(self, x_BSD: jax.Array, seen_BSNK: jax.Array) -> jax.Array:
@@ -304,12 +306,13 @@ class Block(nnx.Module):
         k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.shared_heads, -1)
         v_BSHK = (x_BSD @ self.v[...]).reshape(b, s, self.shared_heads, -1)
         q_BSNK, k_BSHK = (
-            self._norm(causal.rotate(x, cos_SI, sin_SI)).astype(x.dtype) for x in (q_BSNK, k_BSHK)
+            self._norm(attention.rotate(x, cos_SI, sin_SI)).astype(x.dtype)
+            for x in (q_BSNK, k_BSHK)
         )
         return q_BSNK, k_BSHK, v_BSHK
 
     def _norm(self, x: jax.Array) -> jax.Array:
-        return causal.rms_norm(x, self.norm_eps)
+        return attention.rms_norm(x, self.norm_eps)
 
 
 class Head(nnx.Module):
@@ -322,16 +325,16 @@ class Head(nnx.Module):
 
     def __call__(
         self, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
-    ) -> causal_loss.Predictions:
-        """The cost of the targets; see :func:`jaxtrain.causal_loss.predict`."""
-        x_BSD, words = causal.rms_norm(x_BSD, self.norm_eps), self.words[...]
-        return causal_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=self.piece)
+    ) -> chunked_loss.Predictions:
+        """The cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
+        x_BSD, words = attention.rms_norm(x_BSD, self.norm_eps), self.words[...]
+        return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=self.piece)
 
     def logits(self, x_BSD: jax.Array) -> jax.Array:
         """float32 [B, S, V], all at once."""
-        x_BSD = causal.rms_norm(x_BSD, self.norm_eps)
-        logits_BSV = causal.einsum_float32("bsd,vd->bsv", x_BSD, self.words[...])
-        return causal_loss.capped(logits_BSV, _CAP)
+        x_BSD = attention.rms_norm(x_BSD, self.norm_eps)
+        logits_BSV = attention.einsum_float32("bsd,vd->bsv", x_BSD, self.words[...])
+        return chunked_loss.capped(logits_BSV, _CAP)
 
 
 class GPT(nnx.Module):
@@ -347,7 +350,7 @@ class GPT(nnx.Module):
 
     def encode(self, tokens_BS: jax.Array) -> jax.Array:
         """Ids -> vectors [B, S, D] before the last norm."""
-        cos_SI, sin_SI = causal.rotary(tokens_BS.shape[1], self.head_width, _ROTARY_BASE)
+        cos_SI, sin_SI = attention.rotary(tokens_BS.shape[1], self.head_width, _ROTARY_BASE)
         x_BSD = remat(Embedding.__call__, self.remat)(self.wte, tokens_BS)
         block_of = remat(Block.__call__, self.remat)
         for block in self.blocks:
@@ -358,48 +361,48 @@ class GPT(nnx.Module):
         """float32 logits [B, S, V] of the words that follow each token: for short sequences."""
         return remat(Head.logits, self.remat)(self.lm_head, self.encode(tokens_BS))
 
-    def cache(self, rows: int, length: int) -> list[causal.Cache]:
+    def cache(self, rows: int, length: int) -> list[attention.Cache]:
         """Room for `length` positions of `rows` sequences, for :meth:`continued`."""
         shape = rows, length, self.shared_heads, self.head_width
         dtype = self.lm_head.words[...].dtype
-        return [causal.empty_cache(*shape, dtype) for _ in self.blocks]
+        return [attention.empty_cache(*shape, dtype) for _ in self.blocks]
 
     def continued(
         self,
         tokens_BS: jax.Array,
         count: int | jax.Array,
-        cache: list[causal.Cache],
+        cache: list[attention.Cache],
         start: int | jax.Array,
-    ) -> tuple[jax.Array, list[causal.Cache]]:
+    ) -> tuple[jax.Array, list[attention.Cache]]:
         """Logits after the first `count` of these tokens; see :mod:`jaxtrain.models`."""
         length = tokens_BS.shape[1]
-        cos_SI, sin_SI = causal.rotary(length, self.head_width, _ROTARY_BASE, start)
+        cos_SI, sin_SI = attention.rotary(length, self.head_width, _ROTARY_BASE, start)
         angles = cos_SI, sin_SI
-        last_B1D, kept = causal.onward(
+        last_B1D, kept = attention.onward(
             self.blocks, self.wte(tokens_BS), count, angles, cache, start
         )
         return self.lm_head.logits(last_B1D)[:, 0], kept
 
-    def samples(self, batch: causal.Batch) -> dict[str, jax.Array]:
+    def samples(self, batch: attention.Batch) -> dict[str, jax.Array]:
         """How the model goes on with the beginnings of the first examples."""
-        return {"text": writing.samples(self, batch)}
+        return {"text": generation.samples(self, batch)}
 
     def loss(
-        self, batch: causal.Batch, keys_B: jax.Array
-    ) -> tuple[jax.Array, jax.Array, causal.Sums]:
+        self, batch: attention.Batch, keys_B: jax.Array
+    ) -> tuple[jax.Array, jax.Array, attention.Sums]:
         """Cross-entropy in nats, over targets; `accuracy` beside it. Nothing is drawn."""
         del keys_B
-        return causal_loss.loss_sums(self._predict(batch), batch)
+        return chunked_loss.loss_sums(self._predict(batch), batch)
 
-    def evaluate(self, batch: causal.Batch) -> causal.Sums:
+    def evaluate(self, batch: attention.Batch) -> attention.Sums:
         """`loss` and `accuracy` over targets, and `bits_per_byte` of the text they stand for."""
-        return causal_loss.evaluation_sums(self._predict(batch), batch)
+        return chunked_loss.evaluation_sums(self._predict(batch), batch)
 
-    def _predict(self, batch: causal.Batch) -> causal_loss.Predictions:
+    def _predict(self, batch: attention.Batch) -> chunked_loss.Predictions:
         x_BSD = self.encode(batch["tokens"])
         # Not through remat: the loss keeps its gradient and no gathered parameter, and would
         # compute the one again and gather the other.
-        return self.lm_head(x_BSD, batch["targets"], causal_loss.target_weights(batch))
+        return self.lm_head(x_BSD, batch["targets"], chunked_loss.target_weights(batch))
 
 
 def _reading(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import bounds, causal
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights
+from jaxtrain.ops import attention
 
 MODEL_TYPE, ARCHITECTURE = "nanochat", "NanoChatForCausalLM"
 _OUTPUT = "lm_head.weight"
@@ -129,7 +130,7 @@ def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str
             "not those of this GPT"
         )
     vocab, width = words.shape
-    heads = causal.fewest_heads(width, head)
+    heads = attention.fewest_heads(width, head)
     return {
         "vocab_size": vocab,
         "sequence_length": 2048,

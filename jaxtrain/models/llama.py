@@ -7,7 +7,7 @@ map one to one onto transformers' `LlamaForCausalLM`.
 Dropout is applied to the embedding, inside SwiGLU, and to what attention and feed-forward layer
 add. Not to attention's probabilities: with it attention has no fused kernel with masks that belong
 to a row, and its scores would be stored (8 GiB a layer for 32 sequences of 2048 with 16 heads). So
-attention runs through :func:`jaxtrain.causal.attend` in training too.
+attention runs through :func:`jaxtrain.ops.attention.attend` in training too.
 
 Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values, K width of
 a head, F feed-forward width, V words, I half of K.
@@ -22,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import bounds, causal, causal_loss, config, initial, writing
+from jaxtrain import config
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.layers import Remat, dropout, remat, split_keys
 from jaxtrain.models import causal_weights, llama_weights
+from jaxtrain.ops import attention, chunked_loss, generation, initial
+from jaxtrain.ops.layers import Remat, dropout, remat, split_keys
 
 _INIT_STD = 0.02
 
@@ -88,7 +90,7 @@ class Config:
                 f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}: use "
                 f"{max(fits)}"
             )
-        causal_loss.check_piece(self.loss_piece, self.sequence_length)
+        chunked_loss.check_piece(self.loss_piece, self.sequence_length)
         bounds.fraction("model.dropout", self.dropout)
         bounds.number("model.norm_eps", self.norm_eps, above=0, most=1)
         bounds.number("model.rotary_base", self.rotary_base, above=0, most=bounds.ROTARY)
@@ -103,8 +105,8 @@ class Config:
         return Llama(self, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """See :func:`jaxtrain.causal.batch_spec`."""
-        return causal.batch_spec(batch_size, self.sequence_length)
+        """See :func:`jaxtrain.ops.attention.batch_spec`."""
+        return attention.batch_spec(batch_size, self.sequence_length)
 
     def index_limits(self) -> dict[str, int]:
         """How many values each index in a batch can have."""
@@ -169,7 +171,7 @@ class Config:
             InputError: another network.
         """
         shape = dataclasses.asdict(llama_weights.shape(content, source))
-        piece = causal_loss.fitting_piece(cls.loss_piece, shape["sequence_length"])
+        piece = chunked_loss.fitting_piece(cls.loss_piece, shape["sequence_length"])
         try:
             return cls(dropout=0.0, loss_piece=piece, **shape)
         except InputError as error:
@@ -241,19 +243,19 @@ class Layer(nnx.Module):
         keys_B: jax.Array | None = None,
     ) -> jax.Array:
         """[B, S, D] -> the same shape; a position sees itself and those before it."""
-        return self._onward(x_BSD, causal.attend(*self._heads(x_BSD, cos_SI, sin_SI)), keys_B)
+        return self._onward(x_BSD, attention.attend(*self._heads(x_BSD, cos_SI, sin_SI)), keys_B)
 
     def continued(
         self,
         x_BSD: jax.Array,
         cos_SI: jax.Array,
         sin_SI: jax.Array,
-        cache: causal.Cache,
+        cache: attention.Cache,
         start: int | jax.Array,
-    ) -> tuple[jax.Array, causal.Cache]:
+    ) -> tuple[jax.Array, attention.Cache]:
         """The same for positions from `start` on, which also see those in the cache."""
         heads = self._heads(x_BSD, cos_SI, sin_SI)
-        seen_BSNK, cache = causal.attend_cached(*heads, cache, start)
+        seen_BSNK, cache = attention.attend_cached(*heads, cache, start)
         return self._onward(x_BSD, seen_BSNK, None), cache
 
     def _onward(
@@ -262,7 +264,7 @@ class Layer(nnx.Module):
         of_attention, of_gate, of_ff = split_keys(keys_B, 3)
         h_BSD = seen_BSNK.reshape(x_BSD.shape) @ self.out[...]
         x_BSD = x_BSD + dropout(h_BSD, self.dropout, of_attention)
-        h_BSD = causal.rms_norm(x_BSD, self.norm_eps, self.ff_norm[...])
+        h_BSD = attention.rms_norm(x_BSD, self.norm_eps, self.ff_norm[...])
         h_BSF = jax.nn.silu(h_BSD @ self.gate[...]) * (h_BSD @ self.up[...])
         h_BSD = dropout(h_BSF, self.dropout, of_gate) @ self.down[...]
         return x_BSD + dropout(h_BSD, self.dropout, of_ff)
@@ -272,12 +274,12 @@ class Layer(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, S, N, K], keys and values [B, S, H, K]."""
         b, s, _ = x_BSD.shape
-        x_BSD = causal.rms_norm(x_BSD, self.norm_eps, self.attention_norm[...])
+        x_BSD = attention.rms_norm(x_BSD, self.norm_eps, self.attention_norm[...])
         q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.heads, -1)
         k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.kv_heads, -1)
         v_BSHK = (x_BSD @ self.v[...]).reshape(b, s, self.kv_heads, -1)
         q_BSNK, k_BSHK = (
-            causal.rotate(x, cos_SI, sin_SI).astype(x.dtype) for x in (q_BSNK, k_BSHK)
+            attention.rotate(x, cos_SI, sin_SI).astype(x.dtype) for x in (q_BSNK, k_BSHK)
         )
         return q_BSNK, k_BSHK, v_BSHK
 
@@ -296,17 +298,19 @@ class Head(nnx.Module):
         x_BSD: jax.Array,
         targets_BS: jax.Array,
         weight_BS: jax.Array,
-    ) -> causal_loss.Predictions:
-        """The cost of the targets; see :func:`jaxtrain.causal_loss.predict`."""
+    ) -> chunked_loss.Predictions:
+        """The cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
         x_BSD, words = self._normalised(x_BSD), embedding.table[...]
-        return causal_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=None, piece=self.piece)
+        return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=None, piece=self.piece)
 
     def logits(self, embedding: Embedding, x_BSD: jax.Array) -> jax.Array:
         """float32 [B, S, V], all at once."""
-        return causal.einsum_float32("bsd,vd->bsv", self._normalised(x_BSD), embedding.table[...])
+        return attention.einsum_float32(
+            "bsd,vd->bsv", self._normalised(x_BSD), embedding.table[...]
+        )
 
     def _normalised(self, x_BSD: jax.Array) -> jax.Array:
-        return causal.rms_norm(x_BSD, self.norm_eps, self.norm[...])
+        return attention.rms_norm(x_BSD, self.norm_eps, self.norm[...])
 
 
 class Llama(nnx.Module):
@@ -322,11 +326,11 @@ class Llama(nnx.Module):
         self.remat = config.remat
 
     def angles(self, length: int, start: int | jax.Array = 0) -> tuple[jax.Array, jax.Array]:
-        """Cosines and sines for :func:`jaxtrain.causal.rotate`, float32 [S, I] each.
+        """Cosines and sines for :func:`jaxtrain.ops.attention.rotate`, float32 [S, I] each.
 
         Llama turns the other way round than nanochat does, hence the sign.
         """
-        cos_SI, sin_SI = causal.rotary(length, self.head_width, self.rotary_base, start)
+        cos_SI, sin_SI = attention.rotary(length, self.head_width, self.rotary_base, start)
         return cos_SI, -sin_SI
 
     def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
@@ -343,42 +347,46 @@ class Llama(nnx.Module):
         """float32 logits [B, S, V] of the words that follow each token: for short sequences."""
         return self.head.logits(self.embedding, self.encode(tokens_BS))
 
-    def cache(self, rows: int, length: int) -> list[causal.Cache]:
+    def cache(self, rows: int, length: int) -> list[attention.Cache]:
         """Room for `length` positions of `rows` sequences, for :meth:`continued`."""
         shape = rows, length, self.kv_heads, self.head_width
         dtype = self.embedding.table[...].dtype
-        return [causal.empty_cache(*shape, dtype) for _ in self.layers]
+        return [attention.empty_cache(*shape, dtype) for _ in self.layers]
 
     def continued(
         self,
         tokens_BS: jax.Array,
         count: int | jax.Array,
-        cache: list[causal.Cache],
+        cache: list[attention.Cache],
         start: int | jax.Array,
-    ) -> tuple[jax.Array, list[causal.Cache]]:
+    ) -> tuple[jax.Array, list[attention.Cache]]:
         """Logits after the first `count` of these tokens; see :mod:`jaxtrain.models`."""
         x_BSD, angles = self.embedding(tokens_BS, None), self.angles(tokens_BS.shape[1], start)
-        last_B1D, kept = causal.onward(self.layers, x_BSD, count, angles, cache, start)
+        last_B1D, kept = attention.onward(self.layers, x_BSD, count, angles, cache, start)
         return self.head.logits(self.embedding, last_B1D)[:, 0], kept
 
-    def samples(self, batch: causal.Batch) -> dict[str, jax.Array]:
+    def samples(self, batch: attention.Batch) -> dict[str, jax.Array]:
         """How the model goes on with the beginnings of the first examples."""
-        return {"text": writing.samples(self, batch)}
+        return {"text": generation.samples(self, batch)}
 
     def loss(
-        self, batch: causal.Batch, keys_B: jax.Array
-    ) -> tuple[jax.Array, jax.Array, causal.Sums]:
+        self, batch: attention.Batch, keys_B: jax.Array
+    ) -> tuple[jax.Array, jax.Array, attention.Sums]:
         """Cross-entropy in nats, over targets; `accuracy` beside it."""
-        return causal_loss.loss_sums(self._predict(batch, keys_B), batch)
+        return chunked_loss.loss_sums(self._predict(batch, keys_B), batch)
 
-    def evaluate(self, batch: causal.Batch) -> causal.Sums:
+    def evaluate(self, batch: attention.Batch) -> attention.Sums:
         """`loss`, `accuracy` and `bits_per_byte` as the GPT's; nothing is dropped."""
-        return causal_loss.evaluation_sums(self._predict(batch, None), batch)
+        return chunked_loss.evaluation_sums(self._predict(batch, None), batch)
 
-    def _predict(self, batch: causal.Batch, keys_B: jax.Array | None) -> causal_loss.Predictions:
+    def _predict(
+        self, batch: attention.Batch, keys_B: jax.Array | None
+    ) -> chunked_loss.Predictions:
         x_BSD = self.encode(batch["tokens"], keys_B)
         # Not through remat: the loss keeps its gradient, and would compute it again.
-        return self.head(self.embedding, x_BSD, batch["targets"], causal_loss.target_weights(batch))
+        return self.head(
+            self.embedding, x_BSD, batch["targets"], chunked_loss.target_weights(batch)
+        )
 
 
 def _normal(rngs: nnx.Rngs, rows: int, columns: int) -> nnx.Param[jax.Array]:

@@ -19,10 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import bounds, initial
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.layers import Remat, cross_entropy, dropout, einsum_float32, gelu, remat, split_keys
 from jaxtrain.models import bert_weights
+from jaxtrain.ops import initial
+from jaxtrain.ops.layers import (
+    Remat,
+    cross_entropy,
+    dropout,
+    einsum_float32,
+    gelu,
+    remat,
+    split_keys,
+)
 
 PAD = 0
 # All pairs of positions are scored: 32,768 of them are 4 GiB a head.
@@ -37,7 +46,7 @@ class Config:
     """The masked language model."""
 
     TRY = 'fill {run} "Paris is the [MASK] of France."'
-    UNSEEN = (("heads", "heads"),)  # what no array's shape tells (:mod:`jaxtrain.weights`)
+    UNSEEN = (("heads", "heads"),)  # what no array's shape tells (:mod:`jaxtrain.interop.weights`)
 
     vocab_size: int
     """Words, with the five special ones (rows of the embedding)."""

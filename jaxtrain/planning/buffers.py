@@ -4,7 +4,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from jaxtrain.program import Stacks
+from jaxtrain.xla.hlo import Stacks
 
 _TEMPORARIES = re.compile(r"^allocation \d+: .*\bpreallocated-temp", re.MULTILINE)
 _VALUE = re.compile(

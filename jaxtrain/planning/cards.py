@@ -8,8 +8,9 @@ said as such wherever it is used.
 
 import dataclasses
 
-from jaxtrain import datasheets, overrides
+from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
+from jaxtrain.telemetry import datasheets
 
 MIB = 2**20
 

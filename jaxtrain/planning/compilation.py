@@ -9,10 +9,12 @@ import jax
 import jaxlib
 from jax.experimental import topologies
 
-from jaxtrain import building, config, program, tracing
-from jaxtrain import mesh as meshes
-from jaxtrain import state as states
+from jaxtrain import config
+from jaxtrain import sharding as meshes
 from jaxtrain.planning import buffers, cards, traffic, work
+from jaxtrain.training import setup
+from jaxtrain.training import state as states
+from jaxtrain.xla import hlo, target
 
 _LARGEST = 5
 
@@ -40,9 +42,9 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     run = config.load(request["config"], request["overrides"])
     card = cards.card(request["gpu"])
     mesh = meshes.make(run.mesh, _devices(request, run, card))
-    built = building.build_without_data(run, mesh)
+    built = setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
-    with tracing.tracing_for(platform):
+    with target.tracing_for(platform):
         traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
     text = compiled.as_text()
@@ -59,7 +61,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "total": built.total if run.loop.epochs is None else None,
         "elements": states.parameter_count(built.definition.params),
         "unsharded": built.rule.unsharded(built.definition.params),
-        "batch_of": building.batch_sentence(run),
+        "batch_of": setup.batch_sentence(run),
         "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         "compile_s": time.perf_counter() - began,
         "estimate": request["estimate"],
@@ -86,13 +88,13 @@ def _of_gpu(
     request: dict[str, Any], run: config.Run, card: cards.Card, text: str
 ) -> dict[str, Any]:
     """What only the GPU's own program says."""
-    collectives = program.collectives(text, run.mesh.devices)
+    collectives = hlo.collectives(text, run.mesh.devices)
     rows = traffic.rows(collectives, run.mesh, card, request["gpus_per_node"])
     largest = buffers.largest(Path(request["dump"]), text, _LARGEST)
     return {
         "largest": [dataclasses.asdict(one) for one in largest],
-        "moved_bytes": program.moved_bytes(text),
-        "attention": program.attention_calls(text),
+        "moved_bytes": hlo.moved_bytes(text),
+        "attention": hlo.attention_calls(text),
         "traffic": [dataclasses.asdict(row) for row in rows],
     }
 
@@ -102,7 +104,7 @@ def _nothing() -> dict[str, Any]:
     return dict.fromkeys(("largest", "moved_bytes", "attention", "traffic"))
 
 
-def _memory(built: building.Built, analysis: Any) -> dict[str, int]:
+def _memory(built: setup.Built, analysis: Any) -> dict[str, int]:
     """Bytes a device; what is computed from the shardings adds up to the program's arguments."""
     parameters = states.bytes_per_device((built.target.params, built.target.extras))
     optimizer = states.bytes_per_device(built.target.opt)

@@ -7,7 +7,8 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxtrain import config, overrides
+from jaxtrain import config
+from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 
 Overrides = tuple[str, ...]

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtrain import addresses, config
+from jaxtrain import config
 from jaxtrain.planning import prediction
 from jaxtrain.planning.cards import Card
+from jaxtrain.storage import addresses
 
 HOUR_S = 3600.0
 Plan = dict[str, Any]

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 
-from jaxtrain import config, overrides, terminal
+from jaxtrain import config, terminal
+from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, fit, plan, report
 from jaxtrain.planning.request import Request, compile_step

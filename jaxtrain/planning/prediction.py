@@ -8,9 +8,9 @@ the best case; in the worst all of it costs its time.
 import dataclasses
 from typing import Any
 
-from jaxtrain.compiling import MEMORY_FRACTION
-from jaxtrain.devices import GIB
 from jaxtrain.planning.cards import Card
+from jaxtrain.telemetry.devices import GIB
+from jaxtrain.xla.options import MEMORY_FRACTION
 
 WORST_EFFICIENCY = 0.4
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxtrain import versions
-from jaxtrain.devices import GIB
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.plan import Plan
+from jaxtrain.telemetry.devices import GIB
 
 _COUNTS = {
     "parameters": "float32, this device's shards; and what the model keeps besides",

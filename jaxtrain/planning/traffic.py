@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain import mesh as meshes
-from jaxtrain import state as states
+from jaxtrain import sharding as meshes
 from jaxtrain.planning.cards import Card
-from jaxtrain.program import Collective
+from jaxtrain.training import state as states
+from jaxtrain.xla.hlo import Collective
 
 _BF16 = 2
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtrain import versions
-from jaxtrain.files import write_whole
 from jaxtrain.reporting import costs, curves, facts, formats, run_files, sections, settings
 from jaxtrain.reporting.markup import Html, element, escaped, joined, json_text
 from jaxtrain.reporting.run_files import Run
+from jaxtrain.storage.atomic import write_whole
 
 NAME = "report.html"
 

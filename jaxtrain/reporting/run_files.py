@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import addresses, directory_lock, files
 from jaxtrain.errors import InputError, first_line
+from jaxtrain.storage import addresses, atomic, lock
 
 _PARTS = ("model", "data", "optim", "mesh", "loop", "checkpoint")
 # Of a stranger's files, which may hold anything: 3 bytes of JSON can take 64 of memory (measured).
@@ -115,7 +115,7 @@ def read(directory: Path, label: str, *, own: bool = False) -> Run:
         history=history,
         quarantined=_quarantined(directory, missing),
         bad_updates=_lines(directory / "bad_steps.jsonl", missing),
-        at_work="" if own else directory_lock.holder(directory),
+        at_work="" if own else lock.holder(directory),
         missing=missing,
     )
 
@@ -144,7 +144,7 @@ def _validates(record: Mapping[str, Any]) -> bool:
 
 def _config(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
-        found = files.read_json(path, follow_links=False)
+        found = atomic.read_json(path, follow_links=False)
     except FileNotFoundError:
         missing.append(f"{CONFIG} is not there: the config is unknown.")
         return {}
@@ -221,7 +221,7 @@ def _record(line: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is no record.
     """
-    record = files.parse_json(line)
+    record = atomic.parse_json(line)
     if not isinstance(record, dict):
         raise ValueError("no object")
     nonfinite = record.pop("nonfinite", {})
@@ -306,7 +306,7 @@ def _lines(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     try:
         for line in _lines_of(path, missing):
             try:
-                one = files.parse_json(line.decode(errors="replace"))
+                one = atomic.parse_json(line.decode(errors="replace"))
             except ValueError:
                 one = None
             if isinstance(one, dict):
@@ -334,7 +334,7 @@ def _lines_of(path: Path, missing: list[str]) -> Iterator[bytes]:
         ValueError: it is not a regular file.
     """
     left = _MOST_BYTES
-    with files.open_regular(path, follow_links=False) as file:
+    with atomic.open_regular(path, follow_links=False) as file:
         for _ in range(_MOST_LINES):
             line = file.readline(left + 1)
             left -= len(line)

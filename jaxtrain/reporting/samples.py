@@ -6,7 +6,7 @@ import re
 import struct
 from pathlib import Path
 
-from jaxtrain import files
+from jaxtrain.storage import atomic
 
 # What a page holds of them, over all its runs: mail and browsers bear that.
 MOST_BYTES = 16 * 2**20
@@ -43,7 +43,7 @@ class Sample:
             OSError: it cannot be read.
             ValueError: its content is of another kind than its name says, or too large.
         """
-        content = files.read_regular(self.path, MOST_BYTES, follow_links=False)
+        content = atomic.read_regular(self.path, MOST_BYTES, follow_links=False)
         if self.kind == "image/png":
             _check_png(content)
         elif content[4:8] != b"ftyp":
@@ -57,7 +57,7 @@ class Sample:
             OSError: it cannot be read.
             ValueError: it is not a regular file, or too large.
         """
-        return files.read_regular(self.path, MOST_BYTES, follow_links=False).decode(
+        return atomic.read_regular(self.path, MOST_BYTES, follow_links=False).decode(
             errors="replace"
         )
 

@@ -3,7 +3,7 @@
 import numpy as np
 import word_batches
 
-from jaxtrain.data.specials import NAMES
+from jaxtrain.data.text.specials import NAMES
 from jaxtrain.models import gpt, mlm
 
 

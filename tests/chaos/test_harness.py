@@ -15,7 +15,7 @@ from chaos.launched import Launched
 from chaos.striking import Striker
 from chaos.watch import Watch
 
-from jaxtrain import manifest
+from jaxtrain.checkpoint import manifest
 
 STEPS = 4
 

@@ -82,7 +82,7 @@ def _arrays(checkpoint: Path) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from jaxtrain import checkpoint as checkpoints
+    from jaxtrain.checkpoint import saver as checkpoints
 
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = {

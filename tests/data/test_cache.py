@@ -8,7 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from jaxtrain.data import cache, documents, video_files
+from jaxtrain.data import cache
+from jaxtrain.data.text import documents
+from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
 
 
@@ -198,7 +200,7 @@ def test_names_that_no_file_can_have_are_not_there(tmp_path: Path) -> None:
     long = str(tmp_path / ("a" * 5000))
     for find in (
         lambda: documents.find(long, "--data.path", print),
-        lambda: video_files.find(long, "--data.path", tmp_path, print),
+        lambda: files.find(long, "--data.path", tmp_path, print),
     ):
         with pytest.raises(InputError, match="no such file or folder"):
             find()

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from jaxtrain.data import mixture, order
+from jaxtrain.data import mixture, sampler
 from jaxtrain.data.mixture import Mixture
 
 
@@ -43,7 +43,7 @@ def test_places_are_shared_out_by_weight(
 
 def drawn(source: Mixture, positions: range, seed: int = 3) -> list[list[int]]:
     """(source, its example) at each position."""
-    where = order.of(source, seed)
+    where = sampler.of(source, seed)
     rng = np.random.default_rng(0)
     return [source.example(where(position), rng)["of"].tolist() for position in positions]
 
@@ -84,7 +84,7 @@ def test_a_position_says_it_all() -> None:
     assert isinstance(source, Mixture)
     whole = drawn(source, range(60))
     assert drawn(source, range(43, 60)) == whole[43:]
-    where = order.of(source, 3)
+    where = sampler.of(source, 3)
     where(0)
     again = pickle.loads(pickle.dumps(where))
     assert [again(p) for p in range(60)] == [where(p) for p in range(60)]

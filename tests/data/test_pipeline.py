@@ -16,7 +16,7 @@ import toy
 from grain._src.python.ipc import shared_memory_array
 from grain.multiprocessing import SharedMemoryArray
 
-from jaxtrain.data import order, pipeline
+from jaxtrain.data import pipeline, sampler
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.errors import BadExample, InputError
@@ -48,11 +48,11 @@ def spec(batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def training_rows(source: Numbers, directory: Path, **place: int) -> order.TrainingRows:
+def training_rows(source: Numbers, directory: Path, **place: int) -> sampler.TrainingRows:
     how = {"start": 0, "batch_size": 8, "first": 0, "rows": 8, "batches": 5} | place
     quarantine = Quarantine(directory / "quarantine.jsonl")
-    return order.TrainingRows(
-        source, order.Order(len(source), seed=3), **how, quarantine=quarantine
+    return sampler.TrainingRows(
+        source, sampler.Order(len(source), seed=3), **how, quarantine=quarantine
     )
 
 
@@ -105,7 +105,7 @@ def test_another_batch_size_goes_on_in_the_same_order(straight: np.ndarray, tmp_
 
 def test_another_seed_is_another_order(straight: np.ndarray, tmp_path: Path) -> None:
     rows = training_rows(Numbers(), tmp_path)
-    other = dataclasses.replace(rows, order=order.Order(SIZE, seed=4))
+    other = dataclasses.replace(rows, order=sampler.Order(SIZE, seed=4))
     assert not np.array_equal(examples(other)[:, 0], straight[:, 0])
 
 

@@ -16,7 +16,8 @@ import pytest
 import sample_videos as sample
 from file_server import Answer, Server
 
-from jaxtrain.data import remote, video, video_files
+from jaxtrain.data import remote, video
+from jaxtrain.data.video import files
 from jaxtrain.errors import InputError, RunAgain
 
 SECRET = "sEcReT0123"
@@ -61,9 +62,9 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def _find(path: str, cache: Path) -> tuple[list[video_files.Found], list[str]]:
+def _find(path: str, cache: Path) -> tuple[list[files.Found], list[str]]:
     said: list[str] = []
-    return video_files.find(path, "--data.path", cache, said.append), said
+    return files.find(path, "--data.path", cache, said.append), said
 
 
 def _kept(cache: Path) -> list[str]:
@@ -177,7 +178,7 @@ def test_other_addresses_are_refused_before_a_request(address: str, tmp_path: Pa
         _find(str(listed), tmp_path)
     assert SECRET not in str(caught.value)
     with pytest.raises(InputError) as caught:
-        video_files._listed("https://host/list.json", "--data.path", listed)
+        files._listed("https://host/list.json", "--data.path", listed)
     assert SECRET not in str(caught.value)
 
 
@@ -200,14 +201,14 @@ def test_a_list_at_an_address_names_nothing_of_this_machine(item: str, tmp_path:
     for entry in (item, {"full_path": item}):
         listed.write_text(json.dumps([entry]))
         with pytest.raises(InputError, match=r"--data\.path https://host/data/list\.json"):
-            video_files._listed("https://host/data/list.json", "--data.path", listed)
+            files._listed("https://host/data/list.json", "--data.path", listed)
 
 
 def test_relative_items_stay_on_the_host_of_the_list(tmp_path: Path) -> None:
     listed = tmp_path / "list.json"
     items = ["a.mp4", "../b.mp4", "./c/../d.mp4", "e.mp4?v=1", "s3://other/f.mp4", "g:/@x/h.mp4"]
     listed.write_text(json.dumps(items))
-    found = video_files._listed(f"https://host/data/l.json?{SIGNED}", "--data.path", listed)
+    found = files._listed(f"https://host/data/l.json?{SIGNED}", "--data.path", listed)
     assert [one.path for one in found] == [
         "https://host/data/a.mp4",
         "https://host/b.mp4",
@@ -217,7 +218,7 @@ def test_relative_items_stay_on_the_host_of_the_list(tmp_path: Path) -> None:
         "https://host/data/g:/@x/h.mp4",
     ]
     listed.write_text('["http://other/a.mp4"]')
-    (one,) = video_files._listed("http://host/l.json", "--data.path", listed)
+    (one,) = files._listed("http://host/l.json", "--data.path", listed)
     assert one.path == "http://other/a.mp4"
 
 

@@ -15,7 +15,8 @@ import pytest
 import sample_videos as sample
 from peak_memory import peak_mib
 
-from jaxtrain.data import tar_members, video, video_files
+from jaxtrain.data import tar_members, video
+from jaxtrain.data.video import files as video_files
 from jaxtrain.errors import BadExample, InputError
 
 MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)

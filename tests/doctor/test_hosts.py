@@ -12,7 +12,7 @@ import pytest
 from examined import all_ok, only_problem, only_warning, subject, tiny
 from program import CHECKOUT, environment
 
-from jaxtrain import clusters, processes
+from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.doctor import devices, examination, hosts
 from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Finding, ok
@@ -89,9 +89,9 @@ def test_the_sentence_of_the_roll_call_comes_before_the_groups_time_is_over(
     heard: list[float] = []
 
     def connect(environment: dict[str, str], simulate_devices: int | None) -> None:
-        heard.append(clusters.patience(environment))
+        heard.append(cluster_env.patience(environment))
 
-    monkeypatch.setattr(processes, "connect", connect)
+    monkeypatch.setattr(process_group, "connect", connect)
     for given in ("3600", "", "7"):
         examined = subject(tmp_path, environment=second_of_two(given))
         next(iter(hosts.coordinator(examined)))
@@ -129,7 +129,7 @@ def test_what_the_others_found_is_said_once() -> None:
 TWO = """
 import json, os, sys, time, types
 from pathlib import Path
-from jaxtrain import processes
+from jaxtrain.distributed import process_group as processes
 from jaxtrain.doctor import finding, hosts
 from jaxtrain.doctor.exchange import Exchange
 

@@ -13,7 +13,6 @@ from examined import all_ok, judged, only_problem, only_warning, subject, tiny
 from program import write_corpus
 
 from jaxtrain import config
-from jaxtrain import state as states
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.doctor import loader
@@ -21,6 +20,7 @@ from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.loader import Rate, Wanted
 from jaxtrain.doctor.subject import Subject, cores
 from jaxtrain.errors import BadExample, InputError
+from jaxtrain.training import state as states
 
 
 @dataclasses.dataclass(frozen=True)

@@ -143,8 +143,9 @@ def _write_models(place: Path) -> None:
     import small_autoencoder
     from flax import nnx
 
-    from jaxtrain import hf_folder, main, weights
-    from jaxtrain.data import byte_level, specials, tokenizer
+    from jaxtrain import main
+    from jaxtrain.data.text import byte_level, specials, tokenizer
+    from jaxtrain.interop import huggingface, weights
     from jaxtrain.models import gpt, llama, mlm
 
     vocabulary = [*specials.NAMES, *WORDS]
@@ -169,8 +170,8 @@ def _write_models(place: Path) -> None:
         weights.save(place / f"{name}.safetensors", model, params)
         _write_run(place / f"run-{name}", model, params, tokens)
         if tokens is not None:
-            hf_folder.check_target(place / f"hf-{name}")
-            hf_folder.write(place / f"hf-{name}", model, params, tokens)
+            huggingface.check_target(place / f"hf-{name}")
+            huggingface.write(place / f"hf-{name}", model, params, tokens)
     stored = safetensors.numpy.load_file(place / "video_ae.safetensors")
     safetensors.numpy.save_file(stored, place / "published.safetensors")
     latents = place / "latents.safetensors"
@@ -184,7 +185,8 @@ def _write_run(place: Path, model: Any, params: dict[str, Any], tokens: Any) -> 
     import jax.numpy as jnp
     from small_state import make_state, meta_of
 
-    from jaxtrain import checkpoint, config
+    from jaxtrain import config
+    from jaxtrain.checkpoint import saver as checkpoint
 
     files = {} if tokens is None else {"tokenizer.json": tokens.to_str().encode()}
     saver = checkpoint.Checkpoints(place / "checkpoints", 3, lambda line: None, files=files)

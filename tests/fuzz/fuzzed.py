@@ -31,8 +31,18 @@ EVENTS = "events.jsonl"
 PRELOADED = (
     *("jax", "jax.numpy", "flax.nnx", "optax", "orbax.checkpoint", "grain", "av", "tokenizers"),
     *("safetensors.numpy", "dm_pix", "tensorboardX", "torch", "PIL.Image", "rich.console", "tyro"),
-    *("plotly", "jaxtrain.loop", "jaxtrain.data.text", "jaxtrain.data.prepare_clips"),
-    *("jaxtrain.rollcall", "jaxtrain.models.gpt", "jaxtrain.models.llama", "jaxtrain.models.mlm"),
+    *(
+        "plotly",
+        "jaxtrain.training.loop",
+        "jaxtrain.data.text",
+        "jaxtrain.data.video.prepare_clips",
+    ),
+    *(
+        "jaxtrain.distributed.rendezvous",
+        "jaxtrain.models.gpt",
+        "jaxtrain.models.llama",
+        "jaxtrain.models.mlm",
+    ),
     *("jaxtrain.models.video_ae", "jaxtrain.reporting.page"),
 )
 _COMMANDS = ("checkpoints", "decode", "encode", "evaluate", "export", "fill", "generate", "import")

@@ -15,8 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-from jaxtrain import clusters, rollcall
-from jaxtrain.clusters import Cluster
+from jaxtrain.distributed import cluster_env, rendezvous
+from jaxtrain.distributed.cluster_env import Cluster
 from jaxtrain.errors import InputError, RunAgain
 
 _PATIENCE_S = "10"
@@ -26,12 +26,12 @@ _STRANGERS = 8
 def main() -> int:
     """Returns 0 if both processes met."""
     data = Path(sys.argv[1]).read_bytes()
-    environment = {clusters.PATIENCE: _PATIENCE_S}
+    environment = {cluster_env.PATIENCE: _PATIENCE_S}
     if "token" in sys.argv[2:]:
         environment["JAXTRAIN_RUN_TOKEN"] = "a secret of the run"
     for name in ("_LINGER_S", "_LATE_S"):  # shorter waits, for more cases
-        if hasattr(rollcall, name):
-            setattr(rollcall, name, 0.2)
+        if hasattr(rendezvous, name):
+            setattr(rendezvous, name, 0.2)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -48,7 +48,7 @@ def main() -> int:
             devices=[],
         )
         try:
-            rollcall.hold(cluster, environment)
+            rendezvous.hold(cluster, environment)
             found[index] = None
         except (InputError, RunAgain) as error:
             found[index] = error

@@ -165,7 +165,7 @@ def test_a_changed_header_has_its_right_length() -> None:
 
 
 def test_a_signed_manifest_passes_its_checks(tmp_path: Path) -> None:
-    from jaxtrain import manifest
+    from jaxtrain.checkpoint import manifest
 
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "data").write_bytes(b"saved")

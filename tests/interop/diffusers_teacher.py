@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from jaxtrain import teachers
 from jaxtrain.errors import InputError
+from jaxtrain.inference import teachers
 from jaxtrain.models import video_ae
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours

@@ -14,8 +14,7 @@ import pytest
 from small_text import Model
 
 from jaxtrain import main
-from jaxtrain.data import hub
-from jaxtrain.data.text import Masked
+from jaxtrain.data.text import Masked, hub
 from jaxtrain.errors import InputError
 
 TEXTS = [f"Document number {number} has some words in it." for number in range(100)]
@@ -71,7 +70,7 @@ def test_a_fetch_that_was_killed_loses_no_part(folders: Path, tmp_path: Path) ->
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from jaxtrain.data import hub\n"
+        "from jaxtrain.data.text import hub\n"
         "hub._PART_DOCUMENTS = 30\n"
         "write, calls = hub._write_part, []\n"
         "def dying(path, texts):\n"

@@ -21,9 +21,12 @@ from flax import nnx
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain import main, state, tensor_files, weights
+from jaxtrain import main
 from jaxtrain.errors import InputError
+from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
+from jaxtrain.storage import tensor_files
+from jaxtrain.training import state
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},

@@ -23,9 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import program
 import small_causal
 
-from jaxtrain import hf_folder, main, state, weights
-from jaxtrain.data import tokenizer
+from jaxtrain import main
+from jaxtrain.data.text import tokenizer
+from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import gpt, llama
+from jaxtrain.training import state
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -136,7 +138,7 @@ def test_transformers_loads_what_is_exported(
     kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, own = MODELS[kind], tokenizer.train([CORPUS], 300, "byte_bpe")
-    hf_folder.write(tmp_path / "hf", model, random_params(model), own)
+    huggingface.write(tmp_path / "hf", model, random_params(model), own)
     capfd.readouterr()
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "hf", output_loading_info=True
@@ -173,7 +175,7 @@ def test_what_transformers_saves_is_read(kind: str, shard: str, tmp_path: Path) 
 
     ours, words = MODELS[kind], tokenizer.train([CORPUS], 300, "byte_bpe")
     params = random_params(ours)
-    hf_folder.write(tmp_path / "first", ours, params, words)
+    huggingface.write(tmp_path / "first", ours, params, words)
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         auto.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "again")
     assert main.main(["import", str(tmp_path / "again"), str(tmp_path / "in")]) == 0
@@ -191,7 +193,7 @@ def test_training_goes_on_from_what_transformers_saved(tmp_path: Path) -> None:
     ours = dataclasses.replace(MODELS["llama"], layers=1)
     corpus = program.write_corpus(tmp_path)
     words = tokenizer.train([path.read_text() for path in corpus.rglob("*.txt")], 300, "byte_bpe")
-    hf_folder.write(tmp_path / "first", ours, random_params(ours), words)
+    huggingface.write(tmp_path / "first", ours, random_params(ours), words)
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         auto.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "hf")
     said = program.train(

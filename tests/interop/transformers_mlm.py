@@ -14,11 +14,13 @@ import pytest
 import torch
 import transformers
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "commands"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 import test_masked_text as ours
 
-from jaxtrain import config, hf_folder, main, masked_text, weights
-from jaxtrain.data import tokenizer
+from jaxtrain import config, main
+from jaxtrain.data.text import tokenizer
+from jaxtrain.inference import fill_mask
+from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import mlm
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
@@ -34,8 +36,8 @@ def export(folder: Path, kind: tokenizer.Kind = "wordpiece") -> mlm.Config:
     model = mlm.Config(
         vocab_size=300, sequence_length=32, hidden=24, layers=3, heads=4, ff=40, dropout=0.2
     )
-    hf_folder.check_target(folder)
-    hf_folder.write(folder, model, ours.params_of(model), tokenizer_of(kind))
+    huggingface.check_target(folder)
+    huggingface.write(folder, model, ours.params_of(model), tokenizer_of(kind))
     return model
 
 
@@ -46,7 +48,7 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def assert_same_chances(folder: Path, model: Any, ids: np.ndarray) -> None:
-    masked = masked_text.MaskedModel(folder)
+    masked = fill_mask.MaskedModel(folder)
     padded = np.zeros((1, masked.model.sequence_length), np.int32)
     padded[0, : ids.shape[1]] = ids
     theirs = torch.log_softmax(torch.from_numpy(logits_of(model, ids)), -1).numpy()[0]

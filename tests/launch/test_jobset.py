@@ -20,8 +20,8 @@ import pytest
 import yaml
 from launch.stub import LAUNCH, Stubs
 
-from jaxtrain import clusters
-from jaxtrain.commands import train
+from jaxtrain.cli import train
+from jaxtrain.distributed import cluster_env
 
 RUN = ("--config", "demo", "--output-dir", "run")
 
@@ -379,7 +379,7 @@ def test_a_pod_has_no_more_rights_than_it_needs(manifest: dict[str, Any]) -> Non
 
 def test_the_token_comes_from_a_secret_that_may_be_missing(manifest: dict[str, Any]) -> None:
     _, _, one = inner(manifest)
-    (entry,) = [entry for entry in one["env"] if entry["name"] == clusters.TOKEN]
+    (entry,) = [entry for entry in one["env"] if entry["name"] == cluster_env.TOKEN]
     assert "value" not in entry
     source = entry["valueFrom"]["secretKeyRef"]
     assert source == {"name": "jaxtrain-run-token", "key": "token", "optional": True}
@@ -438,7 +438,7 @@ def test_the_program_finds_the_others_by_what_the_manifest_sets(manifest: dict[s
                 value = value.replace(f"$({known})", text_of)
             assert "$(" not in value
             values[entry["name"]] = value
-    found = clusters.find(values)
+    found = cluster_env.find(values)
     assert found is not None
     jobs = manifest["spec"]["replicatedJobs"][0]["name"]
     assert found.host == f"{name}-{jobs}-0-0.{name}"

@@ -10,7 +10,7 @@ import pytest
 from launch.stub import LAUNCH, RECORDED, Stubs
 from launch.test_local import PROGRAMS, SHOWS, tokens
 
-from jaxtrain import clusters
+from jaxtrain.distributed import cluster_env
 
 RUN = ("--config", "demo", "--output-dir", "run")
 BATCH = dict(
@@ -43,7 +43,7 @@ def test_the_tasks_are_those_that_the_program_finds(tmp_path: Path) -> None:
     for index in (0, 1):
         lines = (tmp_path / f"env.{index}").read_text().splitlines()
         environment = dict(line.split("=", 1) for line in lines if "=" in line)
-        found = clusters.find(environment | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"})
+        found = cluster_env.find(environment | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"})
         assert found is not None
         assert (found.host, found.count, found.index, found.devices) == ("n1", 2, index, [])
         assert environment["NCCL_DEBUG"] == "WARN"

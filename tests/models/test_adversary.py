@@ -11,10 +11,13 @@ import numpy as np
 import optax
 import pytest
 
-from jaxtrain import checkpoint, config, optim, state
+from jaxtrain import config
+from jaxtrain.checkpoint import saver
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import adversary
+from jaxtrain.optim import build
+from jaxtrain.training import state
 
 SIDE, FRAMES, CLIPS, KEPT = 32, 12, 2, 8
 SETTINGS = video_ae.Adversary(crop=16, replay=KEPT)
@@ -153,7 +156,7 @@ def test_its_group_has_a_rate_and_a_clip_of_its_own() -> None:
     params = {name: jnp.ones((4, 3)) for name in (kernel, other)} | {
         "encoder.head.bias": jnp.ones(3)
     }
-    optimizer = optim.make(settings, 10, params, MODEL.optimizer_groups())
+    optimizer = build.make(settings, 10, params, MODEL.optimizer_groups())
     grads = {
         name: jnp.full(leaf.shape, 1e6 if name == kernel else 1e-3) for name, leaf in params.items()
     }
@@ -163,7 +166,7 @@ def test_its_group_has_a_rate_and_a_clip_of_its_own() -> None:
     assert float(updates[other].max()) == pytest.approx(-(1e-3 * 1.01), rel=1e-3)
     assert sum(leaf.size for leaf in jax.tree.leaves(moments)) == pytest.approx(2 * 27, abs=8)
     # The first moment is a tenth of the clipped gradient: clipped together it would be ~1e-10.
-    first = checkpoint.named(moments)
+    first = saver.named(moments)
     (name,) = [name for name in first if name.endswith(f"mu.{other}")]
     np.testing.assert_allclose(first[name], 1e-4, rtol=1e-3)
     (name,) = [name for name in first if name.endswith(f"mu.{kernel}")]

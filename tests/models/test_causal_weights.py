@@ -16,10 +16,12 @@ import pytest
 import safetensors.numpy
 from small_causal import Stored
 
-from jaxtrain import hf_folder, main, state, weights
-from jaxtrain.data import specials, tokenizer
+from jaxtrain import main
+from jaxtrain.data.text import specials, tokenizer
 from jaxtrain.errors import InputError
+from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import gpt, llama
+from jaxtrain.training import state
 
 FAMILIES: dict[str, Any] = {"llama": llama.Config, "nanochat": gpt.Config}
 CORPUS = "It was the best of times, it was the worst of times.\n" * 20
@@ -40,7 +42,7 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of ours as it is exported."""
     path = tmp_path_factory.mktemp("export") / "hf"
     model = dataclasses.replace(FAMILIES[kind].tiny(), vocab_size=300)
-    hf_folder.write(path, model, params_of(model), tokenizer.train([CORPUS], 300, "byte_bpe"))
+    huggingface.write(path, model, params_of(model), tokenizer.train([CORPUS], 300, "byte_bpe"))
     return path
 
 
@@ -109,7 +111,7 @@ def test_a_tokenizer_that_marks_no_beginning_is_refused(kind: str, tmp_path: Pat
     words = tokenizer.wordpiece({word: i for i, word in enumerate([*specials.NAMES, "paris"])})
     model = FAMILIES[kind].tiny()
     with pytest.raises(InputError, match=r"no special token that begins a document"):
-        hf_folder.write(tmp_path / "hf", model, params_of(model), words)
+        huggingface.write(tmp_path / "hf", model, params_of(model), words)
 
 
 def test_a_run_starts_only_as_the_parameters_were_trained(kind: str, folder: Path) -> None:

@@ -10,9 +10,12 @@ import pytest
 from sample_videos import busy, write
 from test_weights import write_run
 
-from jaxtrain import config, config_files, main, tensor_files, weights
+from jaxtrain import config, main
+from jaxtrain.config import files
 from jaxtrain.errors import InputError
+from jaxtrain.interop import weights
 from jaxtrain.models import from_file, gpt, llama, mlm, video_ae
+from jaxtrain.storage import tensor_files
 
 MODELS = {"gpt": gpt, "llama": llama, "mlm": mlm, "video_ae": video_ae}
 FULL = video_ae.Config(
@@ -88,7 +91,7 @@ def test_the_names_are_those_of_the_models() -> None:
     assert from_file.names() == sorted(MODELS)
 
 
-@pytest.mark.parametrize("name", config_files.names())
+@pytest.mark.parametrize("name", files.names())
 def test_every_shipped_model_comes_back(name: str) -> None:
     model = config.named(name).model
     assert from_file.make(json.loads(json.dumps(config.to_dict(model))), "x") == model

@@ -14,9 +14,11 @@ import pytest
 import toy
 from flax import nnx
 
-from jaxtrain import config, optim, state
+from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import gpt
+from jaxtrain.optim import build
+from jaxtrain.training import state
 
 TINY = dataclasses.replace(gpt.Config.tiny(), kv_heads=1)
 KEYS = jax.random.split(jax.random.key(7), 4)
@@ -288,7 +290,7 @@ def test_three_updates_go_where_nanochats_go(reference: Reference) -> None:
         muon=config.Muon(first_momentum=0.95),
     )
     groups = reference.model.optimizer_groups()
-    optimizer = optim.make(settings, 10, reference.definition.params, groups)
+    optimizer = build.make(settings, 10, reference.definition.params, groups)
     update = jax.jit(optimizer.update)
     params, want = reference.params, reference.arrays
     opt, losses = optimizer.init(params), []

@@ -8,9 +8,12 @@ import optax
 import pytest
 import toy
 
-from jaxtrain import config, optim, program, state
-from jaxtrain import mesh as meshes
+from jaxtrain import config
+from jaxtrain import sharding as meshes
 from jaxtrain.models import gpt
+from jaxtrain.optim import build
+from jaxtrain.training import state
+from jaxtrain.xla import hlo
 
 MODEL = dataclasses.replace(gpt.Config.tiny(), depth=1, width=32, kv_heads=1)
 SETTINGS = dataclasses.replace(
@@ -22,7 +25,7 @@ def optimizer(data: int, fsdp: int) -> optax.GradientTransformation:
     settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=1)
     rule = meshes.Rule(toy.mesh_of(data, fsdp), settings)
     params = state.Definition(MODEL.build).params
-    return optim.make(SETTINGS, 100, params, MODEL.optimizer_groups(), rule, "float32")
+    return build.make(SETTINGS, 100, params, MODEL.optimizer_groups(), rule, "float32")
 
 
 def batch() -> dict[str, np.ndarray]:
@@ -53,7 +56,7 @@ def test_eight_devices_go_where_one_goes(alone: dict[str, np.ndarray]) -> None:
     for name, want in alone.items():
         error = np.linalg.norm(moved[name] - want) / np.linalg.norm(want)
         assert error < 1e-3, (name, error)
-    found = program.collectives(stepper.compiled.as_text(), 8)
+    found = hlo.collectives(stepper.compiled.as_text(), 8)
     assert "all-to-all" in {one.kind for one in found}  # whole matrices go to one device each
     state_bytes = state.bytes_per_device(stepper.target)
     analysis = stepper.compiled.memory_analysis()

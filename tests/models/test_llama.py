@@ -13,9 +13,11 @@ from flax import nnx
 from small_causal import batch, rows_of
 from small_state import found_momentum
 
-from jaxtrain import config, optim, state
+from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import llama
+from jaxtrain.optim import build
+from jaxtrain.training import state
 
 TINY = llama.Config.tiny()
 BATCH = batch(TINY)
@@ -218,12 +220,12 @@ def test_initial_values(fresh: tuple[Any, Any]) -> None:
 
 def test_norms_do_not_decay_and_matrices_take_muon() -> None:
     params = state.Definition(TINY.build).params
-    groups = optim.groups(params)
+    groups = build.groups(params)
     assert {name.rpartition(".")[2] for name in groups["no_decay"]} == {
         *("attention_norm", "ff_norm", "norm"),
     }
     settings = dataclasses.replace(config.load("a6000_medium").optim, muon=config.Muon())
-    optimizer = optim.make(settings, 10_000, params, TINY.optimizer_groups())
+    optimizer = build.make(settings, 10_000, params, TINY.optimizer_groups())
     arrays = {name: jnp.ones(array.shape) for name, array in params.items()}
     matrices = {
         name for name in params if name.startswith("layers.") and len(params[name].shape) == 2
@@ -232,7 +234,7 @@ def test_norms_do_not_decay_and_matrices_take_muon() -> None:
     assert set(found_momentum(optimizer.init(arrays))) == matrices
     misnamed = {"matrices": config.Role(prefix="nowhere.", role="matrix")}
     with pytest.raises(ValueError, match=r"names .nowhere\.. as matrices: there are none"):
-        optim.make(settings, 10_000, params, misnamed)
+        build.make(settings, 10_000, params, misnamed)
 
 
 def test_flops_are_those_of_the_program() -> None:

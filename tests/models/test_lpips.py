@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import toy
 
-from jaxtrain import config, state, tensor_files
+from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import lpips
+from jaxtrain.storage import tensor_files
+from jaxtrain.training import state
 
 # What tests/interop/torch_lpips.py computes with PyTorch on the same weights and frames.
 WANTED = (1.0239794, 1.0610843, 1.0595266)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxtrain import config, state
+from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.models import mlm
+from jaxtrain.training import state
 
 TINY = mlm.Config.tiny()
 KEYS = jax.random.split(jax.random.key(7), 4)  # one for each row of batch()

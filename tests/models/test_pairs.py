@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain import by_device, tracing
 from jaxtrain.models.video_ae import blocks, folding, pairs
+from jaxtrain.ops import per_device
+from jaxtrain.xla import target
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -120,7 +121,7 @@ def test_eight_gpus_give_the_gradients_of_one(argument: Any) -> None:
         return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, w), x)
 
     def on_gpus(x: jax.Array, w: pairs.Pair) -> Any:
-        with tracing.tracing_for("cuda"), by_device.rows_over(mesh):
+        with target.tracing_for("cuda"), per_device.rows_over(mesh):
             return gradients(x, w, "ends")
 
     found = jax.jit(on_gpus)(jax.device_put(x, rows), weights)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from jaxtrain import config_files
-from jaxtrain.devices import GIB
+from jaxtrain.config import files
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards
+from jaxtrain.telemetry.devices import GIB
 
 
 @pytest.mark.parametrize("name", cards.CARDS)
@@ -24,7 +24,7 @@ def test_an_unknown_card_names_the_nearest() -> None:
 
 
 def test_shipped_configs_name_their_card() -> None:
-    found = {name: cards.card_of_config(name) for name in config_files.names()}
+    found = {name: cards.card_of_config(name) for name in files.names()}
     assert found["h100_16"] == "h100"
     assert found["mlm_a10_8"] == "a10"
     assert found["a800_8"] == "a800"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jaxtrain import config
-from jaxtrain.devices import GIB
 from jaxtrain.planning import cards, plan, prediction, report
+from jaxtrain.telemetry.devices import GIB
 
 H100 = cards.card("h100")
 

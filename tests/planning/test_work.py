@@ -88,7 +88,7 @@ def test_the_models_formulas_agree_with_the_program(name: str) -> None:
 
 
 def _loss_and_gradient(run: config.Run) -> float:
-    from jaxtrain import state as states
+    from jaxtrain.training import state as states
 
     definition = states.Definition(run.model.build)
     params, extras = jax.eval_shape(definition.init, jax.random.key(0))

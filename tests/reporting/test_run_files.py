@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import written_run
 
-from jaxtrain import directory_lock
 from jaxtrain.errors import InputError
 from jaxtrain.reporting import run_files
+from jaxtrain.storage import lock
 
 
 def test_a_whole_run_misses_nothing(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_its_own_run_is_never_asked_for_its_lock(
 ) -> None:
     """Closing any descriptor of the file would give the lock away."""
     written_run.write(tmp_path)
-    monkeypatch.setattr(directory_lock, "holder", lambda directory: "host, process 7")
+    monkeypatch.setattr(lock, "holder", lambda directory: "host, process 7")
     assert run_files.read(tmp_path, "a").at_work == "host, process 7"
     assert run_files.read(tmp_path, "a", own=True).at_work == ""
 

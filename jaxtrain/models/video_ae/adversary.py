@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxtrain import convolution
 from jaxtrain.models.video_ae import blocks
 from jaxtrain.models.video_ae.replay import Replay
+from jaxtrain.ops import convolution
 
 # Kernel side, stride, outputs of each layer.
 _LAYERS = ((3, 1, 64), (4, 2, 128), (4, 2, 256), (4, 2, 512), (3, 1, 512), (3, 1, 512))

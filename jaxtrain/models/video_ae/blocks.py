@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxtrain import convolution, initial, layers
+from jaxtrain.ops import convolution, initial, layers
 
 WIDE = 7
 """Side of the window in which a channel of the "super" decoder looks around."""
@@ -137,7 +137,7 @@ def conv_frames(
         kernel: [3, 3, C, outputs], or arrays of which `fold` makes it.
         bias: [outputs].
         stride: 1 or 2.
-        fold: see :func:`jaxtrain.convolution.by_parts`.
+        fold: see :func:`jaxtrain.ops.convolution.by_parts`.
     """
     b, t, *hwc = x_BTHWC.shape
     x_NHWC, dtype = x_BTHWC.reshape(b * t, *hwc), x_BTHWC.dtype

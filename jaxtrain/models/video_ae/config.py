@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtrain import bounds, config
+from jaxtrain import config
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
-from jaxtrain.files import expanded
 from jaxtrain.models.video_ae import (
     adversary,
     augment,
@@ -26,6 +26,7 @@ from jaxtrain.models.video_ae import (
     work,
 )
 from jaxtrain.models.video_ae.losses import Adversary, Perceptual, Teacher
+from jaxtrain.storage.atomic import expanded
 
 if TYPE_CHECKING:
     from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
@@ -46,7 +47,7 @@ class Config:
     """The video autoencoder."""
 
     TRY = "reconstruct {run} IN.mp4 OUT.mp4 --side-by-side"
-    UNSEEN = (("trim", "trim"),)  # what no array's shape tells (:mod:`jaxtrain.weights`)
+    UNSEEN = (("trim", "trim"),)  # what no array's shape tells (:mod:`jaxtrain.interop.weights`)
 
     frames: int
     """Frames of a clip."""

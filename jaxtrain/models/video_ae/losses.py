@@ -6,7 +6,7 @@ A section of a config is None where its loss is off, so that no weight stands wi
 import dataclasses
 import math
 
-from jaxtrain import bounds
+from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 
 

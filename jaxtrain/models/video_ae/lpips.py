@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from jaxtrain import tensor_files
 from jaxtrain.errors import InputError
+from jaxtrain.storage import tensor_files
 
 LEAST_SIDE = 32
 """Frames below have no pixel left in the deepest layer."""

@@ -19,9 +19,9 @@ from jax.custom_derivatives import (
     custom_vjp_primal_tree_values,
 )
 
-from jaxtrain import by_device
-from jaxtrain.by_device import Wanted
 from jaxtrain.models.video_ae import blocks
+from jaxtrain.ops import per_device
+from jaxtrain.ops.per_device import Wanted
 
 
 class Pair(NamedTuple):
@@ -101,7 +101,7 @@ def _in_turn_backward(
         grad_x, grad_pair = _gradients(rows, pair, stride=stride, wanted=wanted)
         return grad_x, unfold(grad_pair)[0]
 
-    return by_device.at_once(gradients, (x_BTHWC, grad_BTHWC), parts)
+    return per_device.at_once(gradients, (x_BTHWC, grad_BTHWC), parts)
 
 
 def _gradients(

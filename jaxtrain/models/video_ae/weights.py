@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxtrain import tensor_files
 from jaxtrain.errors import InputError
 from jaxtrain.models.video_ae import network
+from jaxtrain.storage import tensor_files
 
 Tensors = Mapping[str, np.ndarray]
 Kind = Literal["vector", "conv", "memory", "matrix", "grow"]

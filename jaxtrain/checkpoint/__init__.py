@@ -1,0 +1,1 @@
+"""What a run saves: written whole, verified, kept, found again. Orbax stays behind this package."""

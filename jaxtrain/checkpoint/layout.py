@@ -1,0 +1,218 @@
+"""Which checkpoints lie on the disk, and what they say about themselves; reads no array.
+
+A checkpoint is a folder named by its completed updates. Nothing is remembered between calls: a
+failed save can leave the memory of a checkpoint manager wrong (maxtext#5260), but not the disk.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxtrain.checkpoint import manifest
+from jaxtrain.errors import InputError
+from jaxtrain.storage import atomic
+from jaxtrain.storage.disks import disk_trouble, reason
+
+if TYPE_CHECKING:
+    import jax  # takes a second: not for those who only look
+
+# Folders of a run's directory. The last two hold such folders again, of checkpoints that do not
+# count: of a future that a resume has abandoned, and those that a resume found damaged.
+BEST, CHECKPOINTS, SUPERSEDED, DAMAGED = "best", "checkpoints", "superseded", "damaged"
+STATE, META = "state", "meta"  # folders of a checkpoint
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a folder is a whole checkpoint, as far as can be told without reading its arrays.
+
+    Orbax closed it, it has a manifest, and every file of the manifest is there in its size.
+    :func:`jaxtrain.checkpoint.manifest.verify` reads the files too.
+
+    Raises:
+        OSError: the disk does not tell now.
+    """
+    return not missing(path)
+
+
+def steps(folder: Path) -> list[int]:
+    """The complete checkpoints in ``checkpoints/`` or ``best/``, ascending."""
+    return [step for step in numbered(folder) if is_complete(folder / str(step))]
+
+
+def latest_in(folder: Path) -> Path | None:
+    """The newest complete checkpoint in ``checkpoints/`` or ``best/``."""
+    for step in reversed(numbered(folder)):
+        if is_complete(folder / str(step)):
+            return folder / str(step)
+    return None
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What the caller of :meth:`Checkpoints.save` said about this checkpoint.
+
+    Its ``step``, ``examples_seen`` and ``examples_left_out`` are whole numbers, and ``best`` is
+    None or what :mod:`jaxtrain.training.save_policy` writes; of all else see :func:`read_run_meta`.
+
+    Raises:
+        InputError: the folder is no complete checkpoint, or says nothing of that kind.
+        RunAgain: its disk does not answer.
+    """
+    meta: dict[str, Any] = _read(path)["meta"]
+    _check(meta, _COUNTS, path, "meta")
+    if meta.get("best") is not None:
+        _check(meta, {"best": dict}, path, "meta")
+        _check(meta["best"], _BEST, path, "meta.best")
+    return meta
+
+
+def read_run_meta(path: Path) -> dict[str, Any]:
+    """The same of a checkpoint that a run resumes from: also its config, data and versions.
+
+    Raises:
+        InputError: the folder is no complete checkpoint, or no run's.
+        RunAgain: its disk does not answer.
+    """
+    meta = read_meta(path)
+    _check(meta, _OF_RUN, path, "meta")
+    _check(meta["config"], _CONFIG, path, "meta.config")
+    data = meta["config"]["data"]
+    numbers = [name for name in _NUMBERS_OF_DATA if data.get(name) is not None]
+    _check(data, dict.fromkeys(numbers, int), path, "meta.config.data")
+    return meta | {"best": meta.get("best")}
+
+
+_COUNTS = dict.fromkeys(("step", "examples_seen", "examples_left_out"), int)
+_BEST = {"step": int, "metric": str, "mode": str, "validations_since": int}
+_OF_RUN = {"fingerprint": str, "config": dict, "versions": dict, "evaluation_due": bool}
+_CONFIG = {"seed": int, "name": str, "model": dict, "data": dict}
+_NUMBERS_OF_DATA = ("batch_size", "clips_per_video", "clips_per_group", "group_spread")
+_KINDS = {int: "a whole number", str: "a text", dict: "an object", bool: "true or false"}
+
+
+def _check(held: Mapping[str, Any], kinds: Mapping[str, type], path: Path, where: str) -> None:
+    """Holds that an object has these entries.
+
+    Raises:
+        InputError: names the first that is missing or something else.
+    """
+    for name, kind in kinds.items():
+        value: Any = held.get(name)
+        if type(value) is not kind or (type(value) is int and not 0 <= value < _MOST):
+            raise InputError(
+                f"checkpoint {path} is not one that jaxtrain wrote: {where}.{name} in "
+                f"{META}/metadata is not {_KINDS[kind]}"
+            )
+
+
+def read_shapes(path: Path) -> dict[str, "jax.ShapeDtypeStruct"]:
+    """Shape and dtype of every array of a checkpoint, by dotted name; reads no array.
+
+    Raises:
+        InputError: the folder is no complete checkpoint, or describes no arrays.
+    """
+    import jax
+    import numpy as np
+
+    found = {}
+    for name, array in _read(path)["arrays"].items():
+        if not _is_array(array):
+            raise InputError(
+                f"checkpoint {path} is not one that jaxtrain wrote: the shape or dtype of "
+                f"{name!a} in {META}/metadata is not that of an array"
+            )
+        found[name] = jax.ShapeDtypeStruct(tuple(array["shape"]), np.dtype(array["dtype"]))
+    return found
+
+
+_MOST = 2**63
+_DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|float(16|32|64)|complex(64|128)|bfloat16")
+
+
+def _is_array(described: object) -> bool:
+    """Whether this is a shape and a dtype as :func:`jaxtrain.checkpoint.restore.shapes_of` writes them."""
+    if not isinstance(described, dict):
+        return False
+    shape, dtype = described.get("shape"), described.get("dtype")
+    return (
+        isinstance(shape, list)
+        and all(type(size) is int and 0 <= size < _MOST for size in shape)
+        and math.prod(size for size in shape if size) < _MOST
+        and isinstance(dtype, str)
+        and _DTYPE.fullmatch(dtype) is not None
+    )
+
+
+def listed(numbers: list[int]) -> str:
+    """Steps for a message."""
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def numbered(folder: Path) -> list[int]:
+    """All folders named by a step, complete or not, ascending."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        int(entry.name)
+        for entry in folder.iterdir()
+        if re.fullmatch(r"0|[1-9][0-9]*", entry.name) and entry.is_dir()
+    )
+
+
+def missing(path: Path) -> str:
+    """What keeps a folder from being a complete checkpoint; "" if nothing does."""
+    return not_committed(path) or manifest.look(path)
+
+
+def not_committed(path: Path) -> str:
+    """What keeps a folder from being what Orbax writes and closes; "" if nothing does."""
+    for name in (f"{STATE}/_METADATA", f"{STATE}/manifest.ocdbt", f"{META}/metadata"):
+        if not (path / name).is_file():
+            return f"{name} is missing"
+    try:
+        if not committed(path):
+            return "it was never closed"
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        return f"_CHECKPOINT_METADATA cannot be read: {_words(error)}"
+    try:
+        atomic.read_json(path / META / "metadata")
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        return f"{META}/metadata cannot be read: {_words(error)}"
+    return ""
+
+
+def committed(path: Path) -> int:
+    """When Orbax closed a checkpoint, nanoseconds since 1970; 0 if it did not.
+
+    Raises:
+        OSError: its record cannot be read.
+        ValueError: its record is damaged.
+    """
+    moment = atomic.read_json(path / "_CHECKPOINT_METADATA").get("commit_timestamp_nsecs") or 0
+    if type(moment) is not int or not 0 <= moment < _MOST:
+        raise ValueError("its time is not a number of nanoseconds")
+    return moment
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) else reason(error)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        lacking = missing(path)
+        if lacking:
+            raise InputError(f"{path} is not a complete checkpoint: {lacking}")
+        described = atomic.read_json(path / META / "metadata")
+    except OSError as error:
+        raise disk_trouble(error, f"checkpoint {path} cannot be read", "take another one") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not a complete checkpoint: {META}/metadata: {error}") from None
+    for name in ("meta", "arrays"):
+        if not isinstance(described.get(name), dict):
+            raise InputError(
+                f"checkpoint {path} is not one that jaxtrain wrote: {META}/metadata has no object "
+                f"{name!r}"
+            )
+    return described

@@ -1,0 +1,140 @@
+"""``jaxtrain bench``: how fast a config starts, steps, loads and saves on the devices at hand."""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jaxtrain import config, terminal
+from jaxtrain.bench import report, sweep
+from jaxtrain.bench.request import PARTS, Request
+from jaxtrain.cli import command_line
+from jaxtrain.errors import InputError
+from jaxtrain.storage import addresses, atomic
+
+_TIMEOUT_S = 3600.0
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+        InputError: wrong use.
+    """
+    parser = _parser()
+    if not arguments or arguments[0] in ("--help", "-h"):
+        parser.print_help()
+        return 0
+    if arguments[0] == "ceilings":
+        return _ceilings(arguments)
+    flags, overrides = command_line.parse(parser, arguments)
+    run = config.load(flags.config, overrides)
+    points = sweep.points(run, flags.sweep) if flags.sweep else {}
+    atomic.check_writable("--json", flags.json)
+
+    def keep(findings: dict[str, Any]) -> dict[str, Any]:
+        findings = addresses.scrubbed(report.complete(findings, arguments))
+        if flags.json:
+            report.write(findings, flags.json)
+        return findings
+
+    terminal.out("measuring a cold start, steps, pipeline and saves ...")
+    with tempfile.TemporaryDirectory() as compiled:
+        findings = keep(_request(flags, overrides, compiled, PARTS).findings() | {"sweep": {}})
+        if "failure" not in findings:
+            terminal.out("measuring a warm start ...")
+            warm = _request(flags, overrides, compiled, ()).findings()
+            findings["rows"] |= {
+                name.replace("start/", "start/warm_"): value
+                for name, value in warm.get("rows", {}).items()
+            }
+    for label, changes in points.items():
+        terminal.out(f"measuring {flags.sweep} {label} ...")
+        findings["sweep"][label] = _point(flags, [*overrides, *changes])
+        keep(findings)
+    return _finish(keep(findings), flags.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = (
+        "jaxtrain bench --config NAME [flags] [--section.field value ...]\n"
+        "       jaxtrain bench ceilings [--json FILE]"
+    )
+    parser = command_line.parser("bench", usage, __doc__)
+    add = parser.add_argument
+    add("--seconds", type=float, default=20.0, help="for steps, and for the pipeline (20)")
+    add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
+    add("--sweep", choices=sweep.KINDS, help="then this curve, a process for each point")
+    return parser
+
+
+def _request(
+    flags: argparse.Namespace, overrides: list[str], compiled: str, parts: tuple[str, ...]
+) -> Request:
+    return Request(
+        config=flags.config,
+        overrides=tuple(overrides),
+        simulate_devices=flags.simulate_devices,
+        parts=parts,
+        seconds=flags.seconds,
+        compiled=compiled,
+        timeout_s=_TIMEOUT_S,
+    )
+
+
+def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as compiled:
+        try:
+            return _request(flags, overrides, compiled, ("steps",)).findings()
+        except InputError as error:
+            return {"failure": str(error), "detail": ""}
+
+
+def _ceilings(arguments: list[str]) -> int:
+    usage = "jaxtrain bench ceilings [--json FILE]"
+    parser = command_line.bare_parser("bench", usage, "What the device itself can do.")
+    parser.add_argument("ceilings", help="products and copies, measured")
+    command_line.add_json(parser)
+    flags = command_line.parse_all(parser, arguments)
+    if flags is None:
+        return 0
+    atomic.check_writable("--json", flags.json)
+    import dataclasses
+
+    import jax
+
+    from jaxtrain.bench import ceilings
+    from jaxtrain.distributed import process_group
+    from jaxtrain.telemetry import devices
+
+    process_group.check_accelerator(os.environ)
+    first = jax.local_devices()[0]
+    found = {
+        f"ceilings/{name}": value for name, value in dataclasses.asdict(ceilings.measure()).items()
+    }
+    device = {
+        "kind": first.device_kind,
+        "count": 1,
+        "platform": first.platform,
+        "platform_version": " ".join(first.client.platform_version.split()),
+        "driver": devices.driver_version(),
+    }
+    findings = {"rows": found, "notes": {}, "operations": [], "device": device, "sweep": {}}
+    return _finish(report.complete(findings, arguments), flags.json)
+
+
+def _finish(findings: dict[str, Any], path: Path | None) -> int:
+    if "device" in findings:
+        terminal.out(f"\n{report.heading(findings)}")
+    terminal.out(report.table(findings))
+    if findings["sweep"]:
+        summaries = {label: sweep.summary(one) for label, one in findings["sweep"].items()}
+        rates = {label: found[0] for label, found in summaries.items()}
+        memory = {label: found[1] for label, found in summaries.items()}
+        terminal.out("\n" + report.curve("speed", rates, "examples/s"))
+        terminal.out("\n" + report.curve("memory", memory, "GiB a device"))
+    if path:
+        report.write(findings, path)
+        terminal.out(f"\nwritten to {path}")
+    return 1 if "failure" in findings else 0

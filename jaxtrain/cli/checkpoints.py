@@ -1,0 +1,302 @@
+"""``jaxtrain checkpoints DIR``: lists and verifies a run's checkpoints, and changes nothing."""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from jaxtrain import terminal
+from jaxtrain.checkpoint import manifest, resume
+from jaxtrain.checkpoint.layout import (
+    BEST,
+    CHECKPOINTS,
+    DAMAGED,
+    META,
+    SUPERSEDED,
+    committed,
+    is_complete,
+)
+from jaxtrain.errors import InputError
+from jaxtrain.storage import atomic, lock
+from jaxtrain.storage.disks import disk_trouble
+
+_MIB = 2**20
+_REASON_BYTES = 2**16
+_WAITING = ".replaced"  # beside the checkpoint of the same step that is to take its place
+
+# "unknown": it cannot be read now, or another version wrote it. "saving": by a run at work.
+Verdict = Literal["verified", "damaged", "unknown", "saving"]
+_SHOWN = {
+    "verified": "verified",
+    "damaged": "DAMAGED",
+    "unknown": "UNKNOWN",
+    "saving": "being saved",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What is known of one checkpoint, whole or not.
+
+    Attributes:
+        path: inside the run's directory, as ``checkpoints/12``.
+        step: completed updates, by its name.
+        saved: UTC, as ``2026-01-31 09:00:00``; None if nothing tells.
+        examples_seen: None if it cannot be read.
+        bytes: of all files that are there.
+        verdict: whether it is what was saved; "verified" if every byte is.
+        why: it is not verified; "" if it is.
+    """
+
+    path: str
+    step: int
+    saved: str | None
+    examples_seen: int | None
+    bytes: int
+    verdict: Verdict
+    why: str
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command; 0, or 1 if a checkpoint or best one is damaged or nobody knows.
+
+    What a resume has put aside, in ``damaged/`` and ``superseded/``, is history and does not count.
+
+    Raises:
+        InputError: wrong use.
+        RunAgain: the disk does not answer.
+    """
+    parser = _parser()
+    if not arguments or arguments[0] in ("--help", "-h"):
+        parser.print_help()
+        return 0
+    try:
+        flags, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise InputError(f"{error}; see jaxtrain checkpoints --help") from None
+    if rest:
+        raise InputError(f"checkpoints takes one DIR and --json FILE, and not {' '.join(rest)}")
+    run = _run_of(flags.directory)
+    atomic.check_writable("--json", flags.json)
+    at_work = lock.holder(run)
+    try:
+        found = [
+            one
+            for place in ("", SUPERSEDED, DAMAGED)
+            for folder in (CHECKPOINTS, BEST)
+            for one in _findings(run, run / place / folder, bool(at_work))
+        ]
+        taken, words = _resume(run, {one.path: one for one in found})
+    except OSError as error:
+        raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
+    terminal.out(_table(found))
+    terminal.out(words + (f", once the run at work here ({at_work}) has ended" if at_work else ""))
+    if flags.json:
+        content = {
+            "directory": str(run),
+            "checkpoints": [dataclasses.asdict(one) for one in found],
+            "latest": None if taken is None else str(taken),
+        }
+        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+    now = [one for one in found if not one.path.startswith((f"{DAMAGED}/", f"{SUPERSEDED}/"))]
+    return 1 if any(one.verdict in ("damaged", "unknown") for one in now) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxtrain checkpoints",
+        usage="jaxtrain checkpoints DIR [--json FILE]",
+        description="Lists and verifies a run's checkpoints; says which one a resume would take.",
+        exit_on_error=False,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a run's directory")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write everything that was found there too"
+    )
+    return parser
+
+
+def _run_of(given: Path) -> Path:
+    run = atomic.expanded(given).absolute()
+    if not run.is_dir():
+        raise InputError(f"checkpoints {given}: there is no such folder; name a run's directory")
+    if not any((run / name).is_dir() for name in (CHECKPOINTS, BEST, DAMAGED)):
+        above = [one for one in run.parents if (one / CHECKPOINTS).is_dir()]
+        raise InputError(
+            f"checkpoints {given}: "
+            + (
+                f"this run ({run.resolve()}) has saved nothing yet"
+                if (run / "config.json").is_file()
+                else f"this folder holds no {CHECKPOINTS}/; name a run's directory"
+            )
+            + (f", as {above[0]}" if above else "")
+        )
+    return run
+
+
+def _resume(run: Path, found: dict[str, Finding]) -> tuple[Path | None, str]:
+    """What ``--resume latest`` would take, and that in words; as :mod:`jaxtrain.checkpoint.resume` does it.
+
+    Raises:
+        OSError: the disk does not tell now.
+    """
+    taken: list[Path] = []
+    for folder in (CHECKPOINTS, BEST):  # of both, as a damaged best one is moved aside too
+        steps = {
+            one.step
+            for path, one in found.items()
+            if path.removesuffix(_WAITING) == f"{folder}/{one.step}"
+        }
+        for step in sorted(steps, reverse=True):
+            one, path = _given_back(run, found, f"{folder}/{step}"), run / folder / str(step)
+            if one.verdict == "unknown":
+                return None, f"--resume latest would stop: {one.path}: {one.why}"
+            if one.verdict == "verified":
+                taken.append(path)
+                break
+    if taken:
+        return taken[0], f"--resume latest would take {taken[0]}"
+    anew = resume.starts_anew(run, _every(run))
+    then = "the run would start anew" if anew else "it would be refused"
+    return None, f"--resume latest would take none: {then}"
+
+
+def _given_back(run: Path, found: dict[str, Finding], path: str) -> Finding:
+    """What a resume finds there: the old one, where the new one was never completed."""
+    new, old = found.get(path), found.get(path + _WAITING)
+    if new is None or (old is not None and not is_complete(run / path)):
+        assert old is not None, "each step was found as one of both"
+        return old
+    return new
+
+
+def _findings(run: Path, folder: Path, at_work: bool) -> Iterator[Finding]:
+    """Oldest first; a second damaged one of step 12 is ``12.2``.
+
+    Args:
+        run: the run's directory.
+        folder: of checkpoints.
+        at_work: whether a run is, which may save and delete meanwhile.
+    """
+    paths = [
+        entry
+        for entry in (folder.iterdir() if folder.is_dir() else ())
+        if re.fullmatch(r"[0-9]+(\.[0-9]+|\.replaced)?", entry.name) and entry.is_dir()
+    ]
+    paths.sort(key=lambda path: [int(one) for one in re.findall(r"\d+", path.name)])
+    for path in paths:
+        one = _finding(run, path)
+        if at_work and not path.exists():
+            continue
+        newest = folder == run / CHECKPOINTS and path.name == str(_step(paths[-1]))
+        if at_work and newest and not (path / manifest.NAME).exists():
+            one = dataclasses.replace(one, verdict="saving", why="by the run at work here")
+        yield one
+
+
+def _step(path: Path) -> int:
+    return int(path.name.partition(".")[0])
+
+
+def _finding(run: Path, path: Path) -> Finding:
+    moved = path.parent.parent.name == DAMAGED
+    verdict, why = _verdict(path)
+    if moved:
+        verdict, why = "damaged", _told(path) or why or "moved"
+    return Finding(
+        path=path.relative_to(run).as_posix(),
+        step=_step(path),
+        saved=_saved(path),
+        examples_seen=_examples_seen(path),
+        bytes=_bytes(path),
+        verdict=verdict,
+        why=why,
+    )
+
+
+def _verdict(path: Path) -> tuple[Verdict, str]:
+    try:
+        wrong = manifest.verify(path)
+    except OSError as error:
+        return "unknown", f"{error.filename} cannot be read now ({error.strerror})"
+    except InputError as error:
+        return "unknown", str(error)
+    return ("damaged", wrong) if wrong else ("verified", "")
+
+
+def _every(run: Path) -> int:
+    """Updates between checkpoints, as the run's config says; 0 if it does not."""
+    try:
+        every = atomic.read_json(run / "config.json")["checkpoint"]["every"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return every if type(every) is int else 0
+
+
+def _bytes(path: Path) -> int:
+    total = 0
+    for one in path.rglob("*"):
+        try:
+            entry = one.lstat()
+            total += entry.st_size if stat.S_ISREG(entry.st_mode) else 0
+        except OSError:  # deleted meanwhile, or unreadable, which the verdict says
+            continue
+    return total
+
+
+def _saved(path: Path) -> str | None:
+    try:
+        nanoseconds = committed(path)
+    except (OSError, ValueError):
+        return None
+    when = datetime.datetime.fromtimestamp(nanoseconds / 1e9, datetime.UTC)
+    return when.strftime("%Y-%m-%d %H:%M:%S") if nanoseconds else None
+
+
+def _examples_seen(path: Path) -> int | None:
+    try:
+        seen = atomic.read_json(path / META / "metadata")["meta"]["examples_seen"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return seen if type(seen) is int and 0 <= seen < 2**63 else None
+
+
+def _told(path: Path) -> str:
+    """Why a resume has moved it aside."""
+    try:
+        text = atomic.read_regular(path / resume.REASON, _REASON_BYTES).decode(errors="replace")
+        return text.splitlines()[1]
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def _shown(one: Finding) -> str:
+    aside = one.path.startswith(f"{DAMAGED}/")
+    return "put aside as damaged" if aside else _SHOWN[one.verdict]
+
+
+def _table(found: list[Finding]) -> str:
+    rows = [("checkpoint", "saved (UTC)", "examples seen", "size", "")]
+    rows += [
+        (
+            one.path,
+            one.saved or "?",
+            "?" if one.examples_seen is None else str(one.examples_seen),
+            f"{one.bytes / _MIB:.1f} MiB",
+            _shown(one) + (f": {one.why}" if one.why else ""),
+        )
+        for one in found
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:>{widths[2]}}  "
+        f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
+        for row in rows
+    )

@@ -1,0 +1,142 @@
+"""Latents of a video, as jaxtrain encode writes them, to a video.
+
+SOURCE is a checkpoint, a run's directory or a weights file; it must be the model that encoded, or
+one that takes the same latents. Frames come at the average rate of the original, without its sound.
+"""
+
+import argparse
+import re
+from fractions import Fraction
+from pathlib import Path
+
+from jaxtrain import terminal
+from jaxtrain.cli import command_line, encode, video_flags
+from jaxtrain.data.video import writing
+from jaxtrain.data.video.reading import Picture
+from jaxtrain.errors import InputError
+from jaxtrain.inference import video
+from jaxtrain.models.video_ae.timing import TIME_FACTOR
+from jaxtrain.storage import tensor_stream
+
+_LARGEST = 2**31 - 1  # of frames, and of pixels a side
+_MOST_DIGITS = 40  # int() has a limit of its own, and takes long below it
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or a file that cannot be read or written.
+    """
+    flags = command_line.parse_all(_parser(), arguments)
+    if flags is None:
+        return 0
+    writing.check_path(flags.target)
+    video_flags.check_crf(flags.crf)
+    shape, about, rows = tensor_stream.read(flags.latents, encode.ARRAY)
+    told = _told(about, flags.latents)
+    model = video.Autoencoder(flags.source, flags.precision)
+    _check(model, shape, told, flags.latents)
+    timing = model.model.timing
+    wanted = timing.shown(told["frames"])
+    rate = _ratio(about["fps"]) * timing.growth / TIME_FACTOR
+    progress = video_flags.Progress(wanted)
+    with (
+        command_line.cleaning_up(),
+        writing.writing(
+            flags.target,
+            rate=rate,
+            time_base=1 / rate,
+            pixel_aspect=_ratio(about["pixel_aspect"]),
+            crf=flags.crf,
+        ) as writer,
+    ):
+        pictures = model.decoded(rows, height=told["height"], width=told["width"], count=shape[0])
+        for number, pixels in zip(range(wanted), pictures, strict=False):
+            padded = video.even(*pixels.shape[:2])(pixels)
+            writer.add(Picture(padded, number))
+            progress.one()
+    size = f"{padded.shape[1]}x{padded.shape[0]}"
+    if padded.shape != pixels.shape:
+        terminal.out(
+            f"{pixels.shape[1]}x{pixels.shape[0]} was filled up to {size} by repeating its edges: "
+            "H.264 wants even sizes"
+        )
+    terminal.out(f"{progress.line()} of {size} written to {flags.target}")
+    return 0
+
+
+def _told(about: dict[str, str], path: Path) -> dict[str, int]:
+    """What the file says of its video, as numbers."""
+    names = ("frames", "height", "width", "padding_bottom", "padding_right")
+    missing = [name for name in (*names, "fps", "pixel_aspect") if name not in about]
+    if missing:
+        raise InputError(
+            f"{path} does not say {', '.join(missing)} of its video; jaxtrain encode writes files "
+            "that do"
+        )
+    try:
+        if _ratio(about["fps"]) <= 0 or _ratio(about["pixel_aspect"]) <= 0:
+            raise ValueError("fps and pixel_aspect must be above 0")
+        told = {name: _number(name, about[name]) for name in names}
+        if min(told[name] for name in names[:3]) < 1:
+            raise ValueError("frames, height and width must be above 0")
+        if min(told[name] for name in names[3:]) < 0:
+            raise ValueError("padding_bottom and padding_right must not be below 0")
+    except (ValueError, ZeroDivisionError) as error:
+        raise InputError(
+            f"{path}: its video metadata is invalid: {error}: encode the video again"
+        ) from error
+    return told
+
+
+def _number(name: str, text: str) -> int:
+    if len(text) > _MOST_DIGITS or int(text) > _LARGEST:
+        shown = text[:20] + "..." * (len(text) > 20)
+        raise ValueError(f"{name} is {shown!a}, and the limit is {_LARGEST:,}")
+    return int(text)
+
+
+def _ratio(text: str) -> Fraction:
+    """A ratio as :mod:`jaxtrain.cli.encode` writes it, such as 30000/1001."""
+    # Fraction itself would compute the digits of "1e999999999".
+    if not re.fullmatch(r"\d{1,10}(/\d{1,10})?", text, re.ASCII):
+        raise ValueError(f"{text[:40]!r} is not a ratio such as 30000/1001")
+    return Fraction(text)
+
+
+def _check(
+    model: video.Autoencoder, shape: tuple[int, ...], told: dict[str, int], path: Path
+) -> None:
+    """Refuses latents of another kind of model, or cut short."""
+    factor = model.model.space_factor
+    height, width = (
+        told["height"] + told["padding_bottom"],
+        told["width"] + told["padding_right"],
+    )
+    wanted = (height // factor, width // factor, model.model.latent_channels)
+    if shape[1:] != wanted or height % factor or width % factor:
+        raise InputError(
+            f"{path} holds latents {list(shape)} of a video of {width}x{height}, and "
+            f"{model.source} makes {model.model.latent_channels} channels for each {factor}x"
+            f"{factor} pixels: name the model that encoded it"
+        )
+    if shape[0] == 0 or model.model.timing.decoded(shape[0]) < model.model.timing.shown(
+        told["frames"]
+    ):
+        raise InputError(
+            f"{path} holds {shape[0]} latents, too few for {told['frames']} frames with the rule "
+            f"of {model.source} (trim={model.model.trim}): name the model that encoded it"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "jaxtrain decode SOURCE IN.safetensors OUT.mp4 [--crf N] [--precision TYPE]"
+    parser = command_line.bare_parser("decode", usage, __doc__)
+    add = parser.add_argument
+    add("source", metavar="SOURCE", type=command_line.named_file, help="the autoencoder")
+    add("latents", metavar="IN", type=command_line.named_file, help="latents, by jaxtrain encode")
+    add("target", metavar="OUT", type=command_line.named_file, help="where the video is written")
+    video_flags.add_crf(parser)
+    command_line.add_precision(parser)
+    return parser

@@ -1,0 +1,100 @@
+"""``jaxtrain doctor``: is this machine, this cluster and this data fit for a config?"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from jaxtrain import terminal
+from jaxtrain.cli import command_line
+from jaxtrain.distributed import cluster_env
+from jaxtrain.doctor import examination, page
+from jaxtrain.doctor.finding import Finding
+from jaxtrain.errors import InputError
+from jaxtrain.storage import addresses, atomic
+
+NOT_READY = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command; 0 if a run can start, 1 if there are problems.
+
+    Raises:
+        InputError: wrong use.
+    """
+    parser = _parser()
+    if not arguments or arguments[0] in ("--help", "-h"):
+        parser.print_help()
+        return 0
+    flags, overrides = command_line.parse(parser, arguments)
+    if flags.simulate_devices is not None and flags.simulate_devices < 1:
+        raise InputError(f"--simulate-devices {flags.simulate_devices}: set it to one or more")
+    atomic.check_writable("--json", flags.json)
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        return _examine(flags, overrides)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
+    request = examination.Request(
+        config=flags.config,
+        overrides=tuple(overrides),
+        output_dir=flags.output_dir,
+        simulate_devices=flags.simulate_devices,
+    )
+    findings: list[Finding] = []
+    about: dict[str, Any] = {}
+    heading = ""
+    for event in examination.examine(request):
+        if isinstance(event, Finding):
+            findings.append(event)
+            if event.group != heading:
+                heading = event.group
+                terminal.out(f"\n{heading}")
+            terminal.out(addresses.scrub(page.finding(event)))
+        elif "about" in event:
+            about = event["about"]
+            terminal.out(f"{about['config']} on {about['host']} (about half a minute)")
+    verdict = page.verdict(findings)
+    terminal.out(f"\n{verdict}")
+    ready = all(one.level != "problem" for one in findings)
+    if flags.json and _writes_the_file():
+        told = addresses.scrubbed(
+            {
+                **about,
+                "overrides": overrides,
+                "ready": ready,
+                "verdict": verdict,
+                "findings": [one.as_dict() for one in findings],
+            }
+        )
+        atomic.write_whole(flags.json, json.dumps(told, indent=1) + "\n")
+    return 0 if ready else NOT_READY
+
+
+def _writes_the_file() -> bool:
+    """Whether this is process 0, or the only one: all have the same findings."""
+    try:
+        cluster = cluster_env.find(os.environ)
+    except InputError:  # which is among the findings
+        return True
+    return cluster is None or cluster.index == 0
+
+
+def _leave(number: int, _: Any) -> None:
+    """Leaves through the finally clauses, which end the examining process and tidy up."""
+    sys.exit(128 + number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "jaxtrain doctor --config NAME [flags] [--section.field value ...]"
+    parser = command_line.parser("doctor", usage, __doc__)
+    add = parser.add_argument
+    add("--output-dir", metavar="DIR", help="where the run would write (output/NAME)")
+    add("--resume", metavar="latest|STEP|PATH", help="ignored: a run's own flags can be pasted")
+    add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
+    return parser

@@ -1,0 +1,239 @@
+"""Quality of one to three video autoencoders on the same clips of a folder of videos.
+
+SOURCE is a checkpoint, a run's directory or a weights file. Each clip goes through each of them,
+and frame i is compared with frame i. The clips are the same each time: the middle of each video.
+Where SOURCE is a language model, it is measured on a text instead: jaxtrain evaluate SOURCE
+--data FILE.txt [--max-tokens N] gives pseudo-perplexity or bits per byte; jaxtrain evaluate SOURCE
+--help, with that SOURCE, describes all flags for text.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxtrain import terminal, versions
+from jaxtrain.cli import command_line, evaluate_text, video_flags
+from jaxtrain.data.video import fixed_clips
+from jaxtrain.errors import InputError
+from jaxtrain.inference import compare, video
+from jaxtrain.inference.compare import Comparison, Measure
+from jaxtrain.inference.fill_mask import MaskedModel
+from jaxtrain.inference.intervals import Difference, Estimate
+from jaxtrain.inference.language_model import CausalModel
+from jaxtrain.interop import weights
+from jaxtrain.models import mlm, video_ae
+from jaxtrain.models.video_ae import lpips
+from jaxtrain.storage import addresses, atomic
+from jaxtrain.training import state
+
+_MOST_SOURCES = 3
+_LETTERS = "ABC"
+_DIGITS = {"psnr": 3}
+_USUAL_DIGITS = 4
+_UNITS = {"psnr": "psnr (dB)"}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or nothing that can be measured.
+    """
+    for model in _models(arguments):
+        if isinstance(model, mlm.Config):
+            return evaluate_text.main(arguments, MaskedModel)
+        if state.Definition(model.build).has("continued"):
+            return evaluate_text.main(arguments, CausalModel)
+        if not isinstance(model, video_ae.Config):
+            raise InputError(
+                "evaluate measures video autoencoders and language models, not one of "
+                f"{type(model).__module__}: look at val/ in its run's metrics.jsonl"
+            )
+    flags = command_line.parse_all(_parser(), arguments)
+    if flags is None:
+        return 0
+    _check(flags)
+    atomic.check_writable("--json", flags.json)
+    measures: Mapping[str, Measure] = compare.MEASURES
+    if flags.lpips:
+        measures = {**measures, "lpips": lpips.measure(flags.lpips, flags.backbone)}
+    clips = fixed_clips.choose(
+        flags.data,
+        "--data",
+        frames=flags.frames,
+        height=flags.height,
+        width=flags.width,
+        clips=flags.clips,
+        say=_say,
+    )
+    models = [video.Autoencoder(source, flags.precision) for source in flags.sources]
+    meter = compare.Meter(
+        models, measures, frames=flags.frames, height=flags.height, width=flags.width
+    )
+    measured = []
+    told = video_flags.Progress(len(clips), "clip")
+    for one in meter(clips, _say):
+        measured.append(one)
+        told.one()
+    if not measured:
+        data = addresses.public(flags.data)
+        raise InputError(f"--data {data}: no clip can be read; see what was left out above")
+    found = compare.compare(measured, list(measures))
+    terminal.out(_text(found, [model.source for model in models], flags, meter.compared))
+    if flags.json:
+        content = {
+            "sources": [model.source for model in models],
+            "data": addresses.public(flags.data),
+            "frames": flags.frames,
+            "compared_frames": meter.compared,
+            "height": flags.height,
+            "width": flags.width,
+            "precision": flags.precision,
+            "versions": versions.line(),
+            "metrics": _as_json(found),
+            "clips": [dataclasses.asdict(one) for one in measured],
+        }
+        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        terminal.out(f"written to {flags.json}")
+    return 0
+
+
+def _models(arguments: list[str]) -> list[Any]:
+    """The models among the arguments."""
+    paths = [command_line.named_file(text) for text in arguments if not text.startswith("-")]
+    return [model for model in map(weights.model_at, paths) if model is not None]
+
+
+def _check(flags: argparse.Namespace) -> None:
+    if len(flags.sources) > _MOST_SOURCES:
+        raise InputError(
+            f"evaluate compares up to {_MOST_SOURCES} sources, not {len(flags.sources)}"
+        )
+    for name in ("frames", "height", "width", "clips"):
+        value = getattr(flags, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} {value}: use at least 1")
+
+
+def _say(line: str) -> None:
+    terminal.say(line)
+
+
+def _text(
+    found: Comparison, sources: Sequence[str], flags: argparse.Namespace, compared: int
+) -> str:
+    lines = [
+        f"measured on {found.videos} {'video' if found.videos == 1 else 'videos'} "
+        f"({found.clips} {'clip' if found.clips == 1 else 'clips'} of {flags.frames} frames, "
+        f"{compared} of them compared, {flags.height}x{flags.width}, {flags.precision})",
+        *(f"{letter}  {source}" for letter, source in zip(_LETTERS, sources, strict=False)),
+        "",
+    ]
+    rows: list[tuple[str, ...]] = [("", "", "mean", "std", "95% interval", "videos")]
+    for name, estimates in found.estimates.items():
+        for letter, one in zip(_LETTERS, estimates, strict=False):
+            rows.append((_UNITS.get(name, name), letter, *_numbers(name, one), str(one.count)))
+    lines.append(_table(rows))
+    if len(sources) > 1:
+        rows = [("", "", "difference", "std", "95% interval", "p (t)", "p (signs)")]
+        for name, differences in found.differences.items():
+            for (i, j), gap in differences.items():
+                pair = f"{_LETTERS[j]} - {_LETTERS[i]}"
+                p_values = (_p(gap.p_student), _p(gap.p_signs))
+                rows.append(
+                    (_UNITS.get(name, name), pair, *_numbers(name, gap.estimate, "+"), *p_values)
+                )
+        lines += ["", _table(rows)]
+    lines += ["", "std and Student's interval over videos, each the mean of its clips."]
+    if len(sources) > 1:
+        lines.append(
+            "p: paired t-test, and signs of the differences flipped; two-sided, each test alone."
+        )
+    return "\n".join(lines)
+
+
+def _numbers(name: str, one: Estimate, sign: str = "") -> tuple[str, str, str]:
+    digits = f".{_DIGITS.get(name, _USUAL_DIGITS)}f"
+    if one.std is None or one.low is None or one.high is None:
+        return f"{one.mean:{sign}{digits}}", "-", "-"
+    interval = f"{one.low:{sign}{digits}} to {one.high:{sign}{digits}}"
+    return f"{one.mean:{sign}{digits}}", f"{one.std:{digits}}", interval
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            f"{cell:{width}}" if column < 2 else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _as_json(found: Comparison) -> dict[str, Any]:
+    def of_gap(gap: Difference) -> dict[str, Any]:
+        whole = dataclasses.asdict(gap)
+        return {**whole.pop("estimate"), **whole}
+
+    return {
+        name: {
+            "estimates": [dataclasses.asdict(one) for one in estimates],
+            "differences": {
+                f"{_LETTERS[j]} - {_LETTERS[i]}": of_gap(gap)
+                for (i, j), gap in found.differences[name].items()
+            },
+        }
+        for name, estimates in found.estimates.items()
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "jaxtrain evaluate SOURCE [SOURCE [SOURCE]] --data PATH [flags]"
+    parser = command_line.bare_parser("evaluate", usage, __doc__)
+    add = parser.add_argument
+    add(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        type=command_line.named_file,
+        help="an autoencoder; of two or three the differences are tested too",
+    )
+    add("--data", metavar="PATH", required=True, help="a folder, a video or a list of videos")
+    add("--frames", metavar="N", type=int, default=16, help="of a clip (16)")
+    add("--height", metavar="N", type=int, default=256, help="of a clip, pixels (256)")
+    add("--width", metavar="N", type=int, default=256, help="of a clip, pixels (256)")
+    add(
+        "--clips",
+        metavar="N",
+        type=int,
+        help="in all, evenly spread over the videos (one of each)",
+    )
+    add(
+        "--lpips",
+        metavar="FILE",
+        type=command_line.named_file,
+        help="measure LPIPS too: state dict of lpips.LPIPS(net='alex'), or of its linear layers",
+    )
+    add(
+        "--backbone",
+        metavar="FILE",
+        type=command_line.named_file,
+        help="with linear layers alone: state dict of torchvision's AlexNet",
+    )
+    add(
+        "--json",
+        metavar="FILE",
+        type=command_line.named_file,
+        help="write all of it, and each clip's values, there too",
+    )
+    command_line.add_precision(parser)
+    return parser

@@ -1,0 +1,67 @@
+"""Weights out, under the names and in the layout of the program that the model comes from.
+
+SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a weights
+file. It says which model it is. A .pth needs PyTorch.
+--format hf writes a folder that transformers' from_pretrained loads, with the tokenizer.
+"""
+
+import argparse
+from pathlib import Path
+
+from jaxtrain import terminal
+from jaxtrain.cli import command_line
+from jaxtrain.data.text import tokenizer
+from jaxtrain.errors import InputError
+from jaxtrain.interop import huggingface, weights
+from jaxtrain.storage import atomic, tensor_files
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or the source holds no model that can be exported.
+    """
+    flags = command_line.parse_all(_parser(), arguments)
+    if flags is None:
+        return 0
+    if flags.format == "hf":
+        tokenizer.check_travels(flags.source)
+        huggingface.check_target(flags.target)
+    else:
+        tensor_files.check_ending(flags.target)
+        atomic.check_writable("OUT", flags.target)
+        if flags.target.suffix != tensor_files.SAFETENSORS:
+            tensor_files.check_pytorch(flags.target)  # before a large checkpoint is read
+    found = weights.load(flags.source, None)
+    needed = "to_settings" if flags.format == "hf" else "to_weights"
+    if not hasattr(found.model, needed):
+        raise InputError(
+            f"{found.source} holds a model of {type(found.model).__module__}, which has no names "
+            f"in another program ({needed}): there is nothing to export it to"
+        )
+    if flags.format == "hf":
+        words = tokenizer.of_source(Path(found.source))
+        count = huggingface.write(flags.target, found.model, found.params, words)
+    else:
+        count = weights.save(flags.target, found.model, found.params)
+    own = sum(array.size for array in found.params.values())
+    more = f" ({count - own:+,} that the other program's form needs)" if count != own else ""
+    terminal.out(f"{found.source}: {own:,} parameters of {type(found.model).__module__}{more}")
+    terminal.out(f"written to {flags.target}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "jaxtrain export SOURCE OUT.{safetensors,pth}, or SOURCE DIR --format hf"
+    parser = command_line.bare_parser("export", usage, __doc__)
+    add = parser.add_argument
+    add("source", metavar="SOURCE", type=command_line.named_file, help="what is exported")
+    add("target", metavar="OUT", type=command_line.named_file, help="where it is written")
+    add(
+        "--format",
+        choices=("file", "hf"),
+        default="file",
+        help="one file of arrays (file), or a folder for transformers (hf)",
+    )
+    return parser

@@ -1,0 +1,121 @@
+"""``jaxtrain plan``: what a config needs on GPUs, found out without them."""
+
+import argparse
+import dataclasses
+import json
+import math
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxtrain import terminal
+from jaxtrain.cli import command_line
+from jaxtrain.errors import InputError
+from jaxtrain.planning import cards, plan, report
+from jaxtrain.planning.planner import Planner
+from jaxtrain.storage import atomic
+
+DOES_NOT_FIT = 3
+
+_LONGEST_SEARCH_S = 7 * 24 * 3600.0
+_WAYS = 3
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command; 0 if the run fits, 3 if it does not.
+
+    Raises:
+        InputError: wrong use.
+    """
+    parser = _parser()
+    if not arguments or arguments[0] in ("--help", "-h"):
+        parser.print_help()
+        return 0
+    flags, typed = command_line.parse(parser, arguments)
+    _check_numbers(flags)
+    atomic.check_writable("--json", flags.json)
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        return _plan(flags, typed)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
+    planner = Planner(flags.config, typed, flags.gpu, flags.devices, flags.price_per_gpu_hour)
+    for line in planner.said:
+        terminal.out(line)
+    terminal.out("compiling the step (half a minute) ...")
+    found = planner.compiled(())
+    terminal.out(f"\n{report.text(found)}")
+    _write(found, flags.json)
+    fits = report.fits(found)
+    if flags.fit or fits is False:
+        _search(planner, found, flags)
+        _write(found, flags.json)
+    if flags.json:
+        terminal.out(f"\nwritten to {flags.json}")
+    return DOES_NOT_FIT if fits is False else 0
+
+
+def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> None:
+    """Prints the ranking, and adds it to the plan."""
+    what = "other ways" if flags.fit else f"until {_WAYS} other ways fit"
+    terminal.out(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...")
+    tried, whole = planner.search(found, flags.fit_seconds, None if flags.fit else _WAYS)
+    found["fit"] = {
+        "tried": [dataclasses.asdict(one) | {"fits": one.fits} for one in tried],
+        "complete": whole,
+    }
+    ways = [one for one in tried if one.fits]
+    shown = tried if flags.fit else ways[:_WAYS]
+    if not whole and (flags.fit or len(ways) < _WAYS):
+        terminal.out(f"stopped after {flags.fit_seconds:g} s with ways untried (--fit-seconds)")
+    if shown:
+        title = "by predicted time" if flags.fit else "the cheapest ways to make it fit"
+        if found["compiled"]["estimate"]:
+            title += ", of arithmetic alone (estimate)"
+        terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
+    if not ways:
+        extra = "install '.[cuda12]' to know; or " if found["compiled"]["estimate"] else ""
+        terminal.out(
+            f"none of them fits: {extra}more devices (--devices 2x8), a card with more memory "
+            "(--gpu), a smaller global batch or a smaller model"
+        )
+
+
+def _write(found: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        atomic.write_whole(path, json.dumps(found, indent=1).encode() + b"\n")
+
+
+def _leave(number: int, _: Any) -> None:
+    """Leaves through the finally clauses, which end the compiling process."""
+    sys.exit(128 + number)
+
+
+def _check_numbers(flags: argparse.Namespace) -> None:
+    if not 0 < flags.fit_seconds <= _LONGEST_SEARCH_S:
+        raise InputError(f"--fit-seconds {flags.fit_seconds:g}: set it between 0 and a week's")
+    price = flags.price_per_gpu_hour
+    if price is not None and not 0 <= price < math.inf:
+        raise InputError(f"--price-per-gpu-hour {price:g}: set a price of zero or more")
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "jaxtrain plan --config NAME [flags] [--section.field value ...]"
+    parser = command_line.parser("plan", usage, __doc__)
+    add = parser.add_argument
+    add("--gpu", metavar="CARD", help=f"{', '.join(cards.CARDS)}; else the config's name says")
+    add("--devices", metavar="2x8", help="nodes x GPUs; else the config's mesh, in nodes of eight")
+    add("--fit", action="store_true", help="compile other ways to run the same, and rank them")
+    add(
+        "--fit-seconds",
+        metavar="S",
+        type=float,
+        default=300.0,
+        help="for all of them (300); each takes about 30",
+    )
+    add("--price-per-gpu-hour", metavar="P", type=float, help="in any currency")
+    return parser

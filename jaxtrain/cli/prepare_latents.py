@@ -1,0 +1,105 @@
+"""``jaxtrain prepare latents``: a teacher's latents of all windows of a config's data, once.
+
+With a teacher, training takes fixed windows (``data.windows``) and never runs the teacher. A run
+that was stopped goes on with the same command.
+"""
+
+import dataclasses
+import json
+import os
+
+from jaxtrain import config, terminal
+from jaxtrain.cli import command_line
+from jaxtrain.errors import InputError
+from jaxtrain.storage import atomic
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+        InputError: wrong use.
+    """
+    usage = (
+        "jaxtrain prepare latents --config NAME --teacher SPEC [flags] [--section.field value ...]"
+    )
+    parser = command_line.parser("prepare latents", usage, __doc__)
+    add = parser.add_argument
+    add(
+        "--teacher",
+        metavar="SPEC",
+        help="a checkpoint, a run's directory, a weights file, or the folder of a diffusers "
+        "AutoencoderKLCogVideoX or AutoencoderKLWan",
+    )
+    add("--teacher-scaling", metavar="X", type=float, help="latents are times X (its folder's)")
+    add("--teacher-sample", metavar="SEED", type=int, help="draw latents with a seed (their mode)")
+    add("--batch", metavar="N", type=int, default=8, help="clips at once (8)")
+    if not arguments or set(arguments) & {"--help", "-h"}:
+        parser.print_help()
+        return 0
+    flags, overrides = command_line.parse(parser, arguments)
+    if not flags.teacher:
+        raise InputError("--teacher is missing: name a checkpoint, a weights file or a folder")
+    if flags.batch < 1:
+        raise InputError(f"--batch {flags.batch}: use at least 1")
+    atomic.check_writable("--json", flags.json)
+    run = config.load(flags.config, overrides)
+    if not hasattr(run.model, "latent_shape"):
+        raise InputError(f"--config {flags.config} is no video autoencoder: it has no latents")
+    return _prepare(run, flags)
+
+
+def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
+    import jax
+
+    from jaxtrain.data import cache
+    from jaxtrain.data.video import latents
+    from jaxtrain.distributed import process_group
+    from jaxtrain.inference import teachers
+
+    def say(message: str) -> None:
+        terminal.say(message)
+
+    process_group.check_accelerator(os.environ)
+    teacher = teachers.load(
+        flags.teacher,
+        type(run.model),
+        scaling=flags.teacher_scaling,
+        sample_seed=flags.teacher_sample,
+        say=say,
+    )
+    data = dataclasses.replace(
+        run.data, windows="fixed", clips_per_video=1, clips_per_group=None, teacher=None
+    )
+    sources = data.open(dataclasses.replace(run.model, teacher=None), seed=run.seed, say=say)
+    say(sources.summary)
+    devices = jax.device_count()
+    target = latents.store(cache.root(data.cache_dir), run.model, teacher.name)
+    try:
+        made = latents.prepare(
+            (sources.train, sources.val),
+            teacher,
+            target,
+            batch_size=-(-flags.batch // devices) * devices,
+            threads=max(1, data.workers),
+            say=say,
+        )
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {target.folder} ({error.strerror}): free space there, or name "
+            "another folder with --data.cache_dir; what is finished stays"
+        ) from error
+    if flags.json:
+        told = made._asdict() | {"teacher": teacher.name, "folder": str(target.folder)}
+        atomic.write_whole(flags.json, json.dumps(told, indent=1, default=str) + "\n")
+    for one in made.bad[:5]:
+        say(f"no latents: {one}")
+    if len(made.bad) > 5:
+        say(f"no latents: {len(made.bad) - 5:,} windows more")
+    single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
+    say(
+        f"latents of {made.videos:,} videos in {target.folder}, {made.fresh:,} of them new "
+        f"({made.windows:,} windows); train with --data.windows fixed{single} --data.teacher "
+        f"{teacher.name} --model.teacher.encoder_weight 0.1"
+    )
+    return 0

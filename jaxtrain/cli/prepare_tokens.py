@@ -1,0 +1,65 @@
+"""``jaxtrain prepare tokens``: a text config's tokenizer, tokens and examples, once.
+
+It does what a run does at its start, before the GPUs are rented: it fetches Hugging Face datasets,
+learns a vocabulary, tokenises the text on all cores and, for masked models, packs it into
+sequences. A run with the same settings then starts at once. A command that was stopped goes on when
+it is given again.
+"""
+
+import json
+
+from jaxtrain import config, terminal, versions
+from jaxtrain.cli import command_line
+from jaxtrain.errors import InputError
+from jaxtrain.storage import atomic
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+        InputError: wrong use, or data that a run would refuse.
+    """
+    usage = "jaxtrain prepare tokens --config NAME [--section.field value ...]"
+    parser = command_line.parser("prepare tokens", usage, __doc__)
+    if not arguments or set(arguments) & {"--help", "-h"}:
+        parser.print_help()
+        return 0
+    flags, overrides = command_line.parse(parser, arguments)
+    run = config.load(flags.config, overrides)
+    atomic.check_writable("--json", flags.json)
+
+    from jaxtrain.data import cache, text
+    from jaxtrain.data.quarantine import too_many
+
+    if not isinstance(run.data, text.Masked | text.Causal):
+        raise InputError(f"--config {flags.config} trains on no text: it has no tokens")
+
+    def say(message: str) -> None:
+        terminal.say(message)
+
+    sources = run.data.open(run.model, seed=run.seed, say=say)
+    for bad in sources.bad[:5]:
+        say(f"left out: {bad}")
+    complaint = too_many(len(sources.bad), sources.files, run.data.max_bad_share)
+    if complaint:
+        raise InputError(f"{complaint}: mend or remove them, or raise --data.max_bad_share")
+    say(sources.summary)
+    root = cache.root(run.data.cache_dir)
+    say(f"ready in {root}: train with the same --config and fields")
+    if flags.json:
+        content = {
+            "config": run.name,
+            "cache": str(root),
+            "versions": versions.line(),
+            "files": sources.files,
+            "bad": [{"path": bad.path, "reason": bad.reason} for bad in sources.bad],
+            "summary": sources.summary,
+            **{
+                split: {"examples": len(source), "fingerprint": source.fingerprint}
+                for split, source in (("train", sources.train), ("val", sources.val))
+            },
+        }
+        atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
+        say(f"written to {flags.json}")
+    return 0

@@ -1,0 +1,107 @@
+"""A video through an autoencoder and back, whatever its length, with the memory of a few frames.
+
+SOURCE is a checkpoint, a run's directory or a weights file. The result has the frames, the times,
+the size and the sound of the original; its sound is copied as it is.
+"""
+
+import argparse
+import collections
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import numpy as np
+
+from jaxtrain import terminal
+from jaxtrain.cli import command_line, video_flags
+from jaxtrain.data.video import writing
+from jaxtrain.data.video.reading import Picture, Video
+from jaxtrain.data.video.writing import Writer
+from jaxtrain.inference import video as autoencoding
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or a file that cannot be read or written.
+    """
+    flags = command_line.parse_all(_parser(), arguments)
+    if flags is None:
+        return 0
+    writing.check_path(flags.target)
+    video_flags.check_apart(flags.video, flags.target)
+    video_flags.check_crf(flags.crf)
+    video = Video(flags.video)
+    model = autoencoding.Autoencoder(flags.source, flags.precision)
+    model.require_whole()
+    with command_line.cleaning_up():
+        _reconstruct(model, video, flags.target, flags)
+    return 0
+
+
+def _reconstruct(
+    model: autoencoding.Autoencoder, video: Video, target: Path, flags: argparse.Namespace
+) -> None:
+    # Only this rule wants to know beforehand how many latents there will be.
+    exact = model.model.trim == "odd_latents"
+    latents = model.model.timing.needed(video.count()) if exact else None
+    originals: collections.deque[Picture] = collections.deque()
+    sound = None if flags.no_audio else video
+    told = video_flags.Progress(video.frames)
+    with writing.writing(
+        target,
+        rate=video.rate,
+        time_base=video.time_base,
+        pixel_aspect=video.pixel_aspect,
+        crf=flags.crf,
+        sound_of=sound,
+    ) as writer:
+        pictures = _pictures(video, originals, writer, sound=sound is not None)
+        height, width = video.height, video.width
+        found = model.decoded(model.encoded(pictures), height=height, width=width, count=latents)
+        for pixels in found:
+            if not originals:
+                break  # those of the last latent may be more than went in
+            original = originals.popleft()
+            shown = _beside(original.pixels, pixels) if flags.side_by_side else pixels
+            padding = autoencoding.even(*shown.shape[:2])
+            writer.add(Picture(padding(shown), original.pts))
+            told.one()
+    out_height, out_width = shown.shape[0] + padding.bottom, shown.shape[1] + padding.right
+    if padding != autoencoding.Padding(0, 0):
+        terminal.out(
+            f"{shown.shape[1]}x{shown.shape[0]} was filled up to {out_width}x{out_height} by "
+            "repeating its edges: H.264 wants even sizes"
+        )
+    terminal.out(f"{told.line()} of {out_width}x{out_height} written to {target}")
+
+
+def _pictures(
+    video: Video, originals: collections.deque[Picture], writer: Writer, *, sound: bool
+) -> Iterator[np.ndarray]:
+    """The frames' pixels; keeps the frames for later, and hands on the sound between them."""
+    for item in video.items(sound=sound):
+        if isinstance(item, av.Packet):
+            writer.copy(item)
+        else:
+            originals.append(item)
+            yield item.pixels
+
+
+def _beside(original: np.ndarray, reconstruction: np.ndarray) -> np.ndarray:
+    return np.concatenate([original, reconstruction], axis=1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "jaxtrain reconstruct SOURCE IN OUT.mp4 [--side-by-side] [flags]"
+    parser = command_line.bare_parser("reconstruct", usage, __doc__)
+    add = parser.add_argument
+    add("source", metavar="SOURCE", type=command_line.named_file, help="the autoencoder")
+    add("video", metavar="IN", type=command_line.named_file, help="a video")
+    add("target", metavar="OUT", type=command_line.named_file, help="where the result is written")
+    add("--side-by-side", action="store_true", help="the original on the left")
+    add("--no-audio", action="store_true", help="leave the sound out")
+    video_flags.add_crf(parser)
+    command_line.add_precision(parser)
+    return parser

@@ -1,0 +1,56 @@
+"""One HTML page on a run, or on several side by side, that needs no network and no server.
+
+RUN is a run's directory, as output/latest. A run writes the page itself at its end; this writes it
+anew, also while a run is at work. Where each of several runs differs is marked.
+"""
+
+import argparse
+from pathlib import Path
+
+from jaxtrain import terminal
+from jaxtrain.cli import command_line
+from jaxtrain.reporting import page, run_files
+from jaxtrain.storage import atomic
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: wrong use, or a RUN is no run's directory.
+    """
+    flags = command_line.parse_all(_parser(), arguments)
+    if flags is None:
+        return 0
+    directories = []
+    for given in flags.runs:
+        directory = given.absolute()
+        run_files.check(directory, given)
+        directories.append(directory.resolve())
+    out = flags.out
+    if out is None:
+        out = directories[0] / page.NAME if len(directories) == 1 else Path(page.NAME)
+    atomic.check_writable("--out", out)
+    page.write(directories, out)
+    terminal.out(f"report: {out}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "jaxtrain report RUN [RUN2 ...] [--out FILE]"
+    parser = command_line.bare_parser("report", usage, __doc__)
+    add = parser.add_argument
+    add(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=command_line.named_file,
+        help="a run's directory; the others are compared with the first",
+    )
+    add(
+        "--out",
+        metavar="FILE",
+        type=command_line.named_file,
+        help=f"where it is written ({page.NAME} in the run's directory; of several runs, here)",
+    )
+    return parser

@@ -1,0 +1,59 @@
+"""What a run is: a config's sections, where configs lie, overrides, and how long a run is.
+
+A ``--config`` file imports from here; :mod:`jaxtrain.config.run` documents each class.
+"""
+
+from jaxtrain.config.param_groups import Group, Role
+from jaxtrain.config.run import (
+    OLDER_CLASSES,
+    Average,
+    BadUpdates,
+    Checkpoint,
+    Loop,
+    Mesh,
+    Muon,
+    Optim,
+    Precision,
+    Run,
+    Schedule,
+    Shard,
+    as_typed,
+    check_warmup,
+    differences,
+    flat,
+    load,
+    named,
+    print_help,
+    problems,
+    to_dict,
+    unchecked,
+    validate,
+)
+
+__all__ = [
+    "OLDER_CLASSES",
+    "Average",
+    "BadUpdates",
+    "Checkpoint",
+    "Group",
+    "Loop",
+    "Mesh",
+    "Muon",
+    "Optim",
+    "Precision",
+    "Role",
+    "Run",
+    "Schedule",
+    "Shard",
+    "as_typed",
+    "check_warmup",
+    "differences",
+    "flat",
+    "load",
+    "named",
+    "print_help",
+    "problems",
+    "to_dict",
+    "unchecked",
+    "validate",
+]

@@ -1,0 +1,125 @@
+"""Where config files lie, and how one is run.
+
+A config is a Python file that sets ``run``. Its name is the file's name; its docstring says what it
+is, for which hardware, and how to start it.
+"""
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.config.overrides import did_you_mean
+from jaxtrain.errors import InputError
+from jaxtrain.storage.atomic import expanded
+
+
+def directory() -> Path:
+    """The shipped configs: inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    places = (package / "configs", package.parent / "configs")
+    for place in places:
+        if place.is_dir():
+            return place
+    raise InputError(f"no shipped configs: neither {places[0]} nor {places[1]} exists")
+
+
+def names() -> list[str]:
+    """Names of the shipped configs, sorted."""
+    return sorted(path.stem for path in directory().glob("*.py") if path.stem[0] != "_")
+
+
+def find(name_or_path: str) -> Path:
+    """The file of a shipped config, or the path itself.
+
+    Raises:
+        InputError: no such config or file; names the nearest.
+    """
+    if name_or_path.endswith(".py") or "/" in name_or_path:
+        path = expanded(name_or_path)
+        if not path.is_file():
+            raise InputError(f"no config file {name_or_path}")
+        if path.suffix != ".py":
+            raise InputError(f"a config is a Python file; {name_or_path} does not end with .py")
+        return path
+    present = names()
+    if name_or_path not in present:
+        raise InputError(f"no config '{name_or_path}'; {did_you_mean(name_or_path, present)}")
+    return directory() / f"{name_or_path}.py"
+
+
+def docstring(name_or_path: str) -> str:
+    """What a config file says of itself. The file is not run."""
+    path = find(name_or_path)
+    return ast.get_docstring(_parsed(path)) or ""
+
+
+def execute(path: Path) -> Any:
+    """Runs a config file and returns its ``run``.
+
+    Raises:
+        InputError: the file sets no ``run``, or an error arises in the file itself, such as a field
+            that does not exist. Errors inside the program keep their traceback.
+    """
+    code = compile(_parsed(path), str(path), "exec")
+    module_name = f"jaxtrain_config_{path.stem}"
+    spec = importlib.util.spec_from_loader(module_name, loader=None, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[module_name] = module  # dataclasses in the file look their module up by name
+    try:
+        exec(code, module.__dict__)
+    except InputError:
+        raise
+    except Exception as error:
+        line = _line_at_fault(error, path)
+        if line is None:
+            raise
+        raise InputError(f"{path}, line {line}: {_in_words(error)}") from error
+    if not hasattr(module, "run"):
+        raise InputError(f"{path} sets no run: a config ends with 'run = config.Run(...)'")
+    return module.run
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except SyntaxError as error:
+        raise InputError(f"{path}, line {error.lineno}: {error.msg}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the config {path}: {error}") from error
+
+
+def _line_at_fault(error: Exception, path: Path) -> int | None:
+    """The file's line, when the error was raised there or by a dataclass called from there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[-1].filename == dataclasses.__file__:
+        frames.pop()
+    return frames[-1].lineno if frames and frames[-1].filename == str(path) else None
+
+
+def _in_words(error: Exception) -> str:
+    """The error; for an unknown field with the nearest field of that class."""
+    unknown = re.match(
+        r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
+    )
+    if unknown is None:
+        return f"{type(error).__name__}: {error}"
+    owner, word = unknown.groups()
+    fields = sorted(
+        {
+            field.name
+            for name, module in list(sys.modules.items())
+            if name.startswith("jaxtrain") and module is not None
+            for value in list(vars(module).values())
+            if isinstance(value, type) and value.__qualname__ == owner
+            if dataclasses.is_dataclass(value)
+            for field in dataclasses.fields(value)
+        }
+    )
+    return f"{owner} has no field '{word}'; {did_you_mean(word, fields)}"

@@ -1,0 +1,363 @@
+"""Overrides of dataclass fields from the command line: ``--section.field VALUE``.
+
+tyro parses the values and writes the help. What goes wrong is told in one line of our own, which
+names the field, what was given, what it takes and the nearest right word.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import types
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from jaxtrain.config import numbers
+from jaxtrain.errors import InputError
+
+T = TypeVar("T")
+
+
+# Not fields, but near enough to be meant (jaxtrain.cli.train.flags_parser).
+_FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
+
+
+class Leaf(NamedTuple):
+    """One field that holds a value, however deep.
+
+    Attributes:
+        name: dotted, such as ``"optim.peak_lr"``.
+        value: of the instance.
+        annotation: the field's resolved type.
+    """
+
+    name: str
+    value: Any
+    annotation: Any
+
+
+def leaves(instance: Any, prefix: str = "") -> Iterator[Leaf]:
+    """All fields of a dataclass instance, those of nested dataclasses in place of the section."""
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield Leaf(prefix + field.name, value, hints[field.name])
+
+
+def apply(default: T, arguments: Sequence[str]) -> T:
+    """The same dataclass with the fields that ``arguments`` name changed.
+
+    Args:
+        default: nested frozen dataclasses.
+        arguments: ``["--optim.peak_lr", "1e-3", "--model.decoder_widths", "64", "32", ...]``; also
+            ``--optim.peak_lr=1e-3``. Whole numbers may end in k, M or B. Optional fields take
+            ``None``, switches ``True`` or ``False``.
+            A field of an optional section that is None switches the section on.
+
+    Raises:
+        InputError: no such field, or a value that the field does not take.
+    """
+    if not arguments:
+        return default
+    default, settings = _switched_on(default, _grouped(arguments))
+    known = {"--" + leaf.name: leaf for leaf in leaves(default)}
+    unknown = [_unknown(flag, known) for flag, _ in settings if flag not in known]
+    if unknown:
+        raise InputError(*unknown)
+    settings = [(flag, _written_out(values, known[flag].annotation)) for flag, values in settings]
+    parsed, complaint = _parse(default, settings)
+    if parsed is not None:
+        return parsed
+    misfits = [
+        _misfit(known[flag], values)
+        for flag, values in settings
+        if not _fits(default, flag, values)
+    ]
+    raise InputError(*(misfits or [complaint]))
+
+
+def print_help(default: Any, prog: str) -> None:
+    """Prints each field with its type, help and default.
+
+    Args:
+        default: nested frozen dataclasses; the docstring under a field is its help.
+        prog: the command in the first line.
+    """
+    import tyro
+
+    with contextlib.suppress(SystemExit):
+        tyro.cli(type(default), default=default, args=["--help"], prog=prog, **_tyro_options())
+    for name, value, section in _optional_sections(default):
+        if value is None:
+            print(f"{name} is None; one of its fields switches it on:")
+            nested: type[Any] = section
+            for part in reversed(name.split(".")):
+                nested = dataclasses.make_dataclass("_", [(part, nested)])
+            with contextlib.suppress(SystemExit):
+                tyro.cli(nested, args=["--help"], prog=prog, **_tyro_options())
+
+
+def matches(value: Any, annotation: Any) -> bool:
+    """Whether a value fits an annotation; a whole number fits ``float``, ``True`` no number."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return True
+    if annotation is None or annotation is type(None):
+        return value is None
+    if origin in (typing.Union, types.UnionType):
+        return any(matches(value, choice) for choice in arguments)
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
+    if origin is tuple and isinstance(value, tuple):
+        if arguments[-1] is Ellipsis:
+            arguments = arguments[:1] * len(value)
+        return len(value) == len(arguments) and all(map(matches, value, arguments))
+    if annotation in (int, float):
+        numbers = (int,) if annotation is int else (int, float)
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    return isinstance(value, origin or annotation)
+
+
+def takes(annotation: Any) -> str:
+    """What an annotation takes, in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(takes(choice) for choice in arguments)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return f"a list, each {takes(arguments[0])}"
+        return f"{len(arguments)} values, each {takes(arguments[0])}"
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+    return words.get(annotation, "None" if annotation is type(None) else str(annotation))
+
+
+def merged(*parts: Sequence[str]) -> tuple[str, ...]:
+    """Overrides in one list, each field once: what comes later wins.
+
+    Args:
+        parts: each ``("--model.remat", "block", "--mesh.fsdp", "8")``: a flag, its values.
+    """
+    fields = dict(_grouped([word for part in parts for word in part]))
+    return tuple(word for flag, values in fields.items() for word in (flag, *values))
+
+
+def words(value: Any) -> list[str]:
+    """A field's value as one types it behind its flag."""
+    return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
+
+
+def choices(section: Any, field: str) -> tuple[str, ...]:
+    """The values that a field of a config's section takes, if they are listed."""
+    return typing.get_args(typing.get_type_hints(type(section))[field])
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """``"did you mean WORD?"``, or all choices when none is near."""
+    choices = list(choices)
+    near = difflib.get_close_matches(word, choices, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(choices)}"
+
+
+def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Flags with their values. Dashes inside a name count as underscores."""
+    settings: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            settings.append(("--" + flag[2:].replace("-", "_"), [value] if equals else []))
+        elif settings:
+            settings[-1][1].append(argument)
+        else:
+            raise InputError(f"'{argument}' is no flag; fields are set by --section.field VALUE")
+    return settings
+
+
+Settings = list[tuple[str, list[str]]]
+
+
+def _switched_on(default: T, settings: Settings) -> tuple[T, Settings]:
+    """Switches optional sections on and off; what is left to be parsed.
+
+    ``--model.teacher None`` is off; a field of a section that is off switches it on.
+
+    Raises:
+        InputError: a field of such a section is wrong, or one that it needs is not given.
+    """
+    for name, value, section in list(_optional_sections(default)):
+        off = [(flag, values) for flag, values in settings if flag == f"--{name}"]
+        if off and off[-1][1] == ["None"]:
+            default = _with(default, name.split("."), None)
+            settings = [setting for setting in settings if setting not in off]
+            value = None
+        given = [(flag, values) for flag, values in settings if flag.startswith(f"--{name}.")]
+        if value is None and given:
+            default = _with(default, name.split("."), _section(name, section, given))
+            settings = [setting for setting in settings if setting not in given]
+    return default, settings
+
+
+def _optional_sections(instance: Any, prefix: str = "") -> Iterator[tuple[str, Any, type[Any]]]:
+    """Dotted name, value and class of each field that may be None or a dataclass."""
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        name, value = prefix + field.name, getattr(instance, field.name)
+        for choice in typing.get_args(hints[field.name]):
+            if dataclasses.is_dataclass(choice):
+                yield name, value, typing.cast(type[Any], choice)
+        if dataclasses.is_dataclass(value):
+            yield from _optional_sections(value, f"{name}.")
+
+
+def _section(name: str, section: type[Any], given: Settings) -> Any:
+    """A section of which only some fields are given; the others have their defaults."""
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    hints = typing.get_type_hints(section)
+    own = [(f"--{flag.removeprefix(f'--{name}.')}", values) for flag, values in given]
+    for flag, _ in own:
+        if flag[2:] not in fields:
+            near = did_you_mean(flag[2:], fields)
+            raise InputError(f"--{name}.{flag[2:]} is no field of this config; {near}")
+    lacking = [
+        f"--{name}.{field.name}"
+        for field in fields.values()
+        if field.default is dataclasses.MISSING and f"--{field.name}" not in dict(own)
+    ]
+    if lacking:
+        raise InputError(
+            f"{name} is switched on by {given[0][0]}; it also needs {', '.join(lacking)}"
+        )
+    made, complaint = _parse(section, own)
+    if made is not None:
+        return made
+    for flag, values in own:
+        if not _fits_alone(section, own, flag, values):
+            leaf = Leaf(f"{name}.{flag[2:]}", None, hints[flag[2:]])
+            raise InputError(_misfit(leaf, values))
+    raise InputError(f"{name}: {complaint}")
+
+
+def _fits_alone(section: type[Any], own: Settings, flag: str, values: list[str]) -> bool:
+    """Whether a value has the form of its field, beside what the section needs."""
+    needed = [
+        (other, given)
+        for other, given in own
+        if {field.name: field for field in dataclasses.fields(section)}[other[2:]].default
+        is dataclasses.MISSING
+        and other != flag
+    ]
+    try:
+        return _parse(section, [*needed, (flag, values)])[0] is not None
+    except InputError:  # from the section's own check: the value has the right form
+        return True
+
+
+def _with(instance: T, path: Sequence[str], value: Any) -> T:
+    """A nested dataclass with one field changed."""
+    name, *rest = path
+    inner = _with(getattr(instance, name), rest, value) if rest else value
+    return dataclasses.replace(instance, **{name: inner})  # type: ignore[type-var]
+
+
+def _unknown(flag: str, known: dict[str, Leaf]) -> str:
+    message = f"{flag} is no field of this config"
+    for other, leaf in known.items():
+        if flag.startswith(other + ".") and leaf.value is None:
+            return f"{message}: {leaf.name} is None, and no section"
+    if any(other.startswith(flag + ".") for other in known):
+        inside = [other for other in known if other.startswith(flag + ".")]
+        return f"{message} but a section; its fields are {', '.join(inside)}"
+    word = flag.rpartition(".")[2].removeprefix("--")
+    same = [other for other in known if other.rpartition(".")[2].removeprefix("--") == word]
+    if same:
+        return f"{message}; did you mean {' or '.join(same)}?"
+    near = difflib.get_close_matches(flag, [*known, *_FLAGS], n=1)
+    return f"{message}; " + (f"did you mean {near[0]}?" if near else "--help lists all fields")
+
+
+def _fits(default: Any, flag: str, values: list[str]) -> bool:
+    try:
+        return _parse(default, [(flag, values)])[0] is not None
+    except InputError:  # from the config's own check: the value has the right form
+        return True
+
+
+def _misfit(leaf: Leaf, values: list[str]) -> str:
+    wanted = takes(leaf.annotation)
+    if not values:
+        return f"--{leaf.name} needs a value: {wanted}"
+    given = " ".join(values)
+    near = nearest_value(given, leaf.annotation)
+    hint = "" if near is None else f"; did you mean {near}?"
+    return f"--{leaf.name} takes {wanted}, not '{given}'{hint}"
+
+
+def _written_out(values: list[str], annotation: Any) -> list[str]:
+    """Whole numbers such as 500k, 2.5M and 1B in digits, where a field takes one."""
+    if annotation is not int and int not in typing.get_args(annotation):
+        return values
+    found = [(value, numbers.whole(value)) for value in values]
+    return [value if number is None else str(number) for value, number in found]
+
+
+def nearest_value(given: str, annotation: Any) -> str | None:
+    """The value of this type that someone who wrote ``given`` is likely to have meant."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        found = (nearest_value(given, choice) for choice in arguments)
+        return next((value for value in found if value is not None), None)
+    if origin is Literal:
+        near = difflib.get_close_matches(given.lower(), list(map(str, arguments)), n=1)
+        return near[0] if near else None
+    if annotation is bool:
+        words = {"1": "True", "yes": "True", "on": "True", "0": "False", "no": "False"}
+        words |= {"true": "True", "false": "False", "off": "False"}
+        return words.get(given.lower())
+    if annotation is int:
+        with contextlib.suppress(ValueError, OverflowError):
+            if float(given) == int(float(given)):
+                return str(int(float(given)))
+    if annotation is type(None) and given.lower() in ("none", "null", "off"):
+        return "None"
+    return None
+
+
+def _tyro_options() -> dict[str, Any]:
+    import tyro
+
+    return {
+        "use_underscores": True,
+        # A switch takes True or False like any field; optional sections are no subcommands; help
+        # is what stands under a field, not the comment above it.
+        "config": (
+            tyro.conf.FlagConversionOff,
+            tyro.conf.AvoidSubcommands,
+            tyro.conf.HelptextFromCommentsOff,
+        ),
+    }
+
+
+def _parse(default: T | type[T], settings: Settings) -> tuple[T | None, str]:
+    """The parsed instance, or None and what tyro says about it in one line."""
+    import tyro
+
+    arguments: list[str] = []
+    for flag, values in settings:
+        dashed = len(values) == 1 and values[0].startswith("-")
+        arguments += [f"{flag}={values[0]}"] if dashed else [flag, *values]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            if isinstance(default, type):
+                parsed = tyro.cli(default, args=arguments, **_tyro_options())
+            else:
+                parsed = tyro.cli(type(default), default=default, args=arguments, **_tyro_options())
+    except SystemExit:
+        inside = (line.strip("│ ") for line in said.getvalue().splitlines() if "│" in line)
+        return None, " ".join(line for line in inside if line.strip("─"))
+    return parsed, ""

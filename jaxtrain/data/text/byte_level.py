@@ -1,0 +1,236 @@
+r"""Byte-level byte-pair encoding that loses nothing: what a causal language model writes with.
+
+``decode(encode(text)) == text`` for every text: nothing is normalised, white space and line ends
+are tokens like all else, and every byte of UTF-8 has a token of its own, so that none is unknown.
+A text is cut into words by GPT-4's rule with at most two digits together (nanochat's), and the
+bytes of a word are merged. So a token stands for a known number of bytes, also where it is part of
+a character, and bits per byte compare models with different tokenizers.
+"""
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from jaxtrain.data.text import specials, tokenizer_file, word_counts
+from jaxtrain.errors import InputError
+
+WORDS = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_BYTES = 256
+# No word goes on over a space that follows something else, and what follows decides nothing in
+# it. Python's white space is a superset of the rule's, so a cut here is a cut there.
+_SURE_CUT = re.compile(r"(?<=\S)(?= )")
+_LONGEST = 100  # characters of a word that is learned from, and of a stretch that is remembered
+_MOST_KNOWN = 1 << 18  # stretches between sure cuts; some 60 MB
+
+# What a text that is not given back as it was betrays itself by.
+_PROBE = (
+    " \n\tTwo  spaces and UPPER case,\r\n\r\n e\u0301 \u00e9 \ufb01 \u216b \u4e2d\u6587 "
+    "\U0001f642\u200d\u0000\u007f [SEP] </s> 12345  \n "
+)
+
+
+def _byte_characters() -> str:
+    """The 256 characters that stand for the bytes 0 to 255 in the vocabulary (GPT-2's)."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(_BYTES) if byte not in shown]
+    table = {byte: chr(byte) for byte in shown}
+    table |= {byte: chr(_BYTES + number) for number, byte in enumerate(hidden)}
+    return "".join(table[byte] for byte in range(_BYTES))
+
+
+CHARACTERS = _byte_characters()
+_AS_CHARACTERS = dict(enumerate(CHARACTERS))
+
+
+def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """The special tokens, all 256 bytes, and the most frequent neighbours merged, one by one.
+
+    Args:
+        documents: texts, in order.
+        vocab_size: entries, with :data:`jaxtrain.data.text.specials.CAUSAL`, which come first.
+
+    Raises:
+        InputError: the vocabulary has no room for the bytes.
+    """
+    least = len(specials.CAUSAL) + _BYTES
+    if vocab_size < least:
+        raise InputError(
+            f"model.vocab_size is {vocab_size}: data.tokenizer_kind=byte_bpe needs {least} for the "
+            "bytes and the special tokens alone; enlarge it"
+        )
+    learner = tokenizers.Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=list(specials.CAUSAL),
+        initial_alphabet=sorted(CHARACTERS),
+        show_progress=False,
+    )
+    words = Counter(
+        {
+            word.encode().decode("latin-1").translate(_AS_CHARACTERS): count
+            for word, count in _count_words(documents).items()
+        }
+    )
+    learner.train_from_iterator(
+        word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
+    )
+    tokenizer = tokenizers.Tokenizer(learner.model)
+    tokenizer.pre_tokenizer = _pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(specials.CAUSAL))
+    begin = specials.CAUSAL[0]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A",
+        pair=f"{begin} $A $B:1",
+        special_tokens=[(begin, tokenizer.token_to_id(begin))],
+    )
+    return tokenizer
+
+
+def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [_splitter(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
+def _splitter() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
+
+
+def _count_words(documents: Iterable[str]) -> Counter[str]:
+    """How often each word occurs; each distinct stretch between two sure cuts is cut only once."""
+    splitter = _splitter()
+    stretches: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+
+    def count(text: str, times: int) -> None:
+        for word, _ in splitter.pre_tokenize_str(text):
+            if len(word) <= _LONGEST:
+                words[word] += times
+
+    for document in documents:
+        for stretch in _SURE_CUT.split(document):
+            if len(stretch) <= _LONGEST:
+                stretches[stretch] += 1
+            else:  # a text without spaces: it would be held whole
+                count(stretch, 1)
+        word_counts.forget_rare(stretches)
+        word_counts.forget_rare(words)
+    for stretch, times in stretches.items():
+        count(stretch, times)
+    return words
+
+
+class Encoder:
+    """Gives the ids of texts, remembering those of frequent stretches: most of a text is known.
+
+    Args:
+        tokenizer: a plain one (:func:`jaxtrain.data.text.specials.plain`). Where it cuts words by
+            another rule than ours, or changes text, nothing is remembered.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        ours = tokenizers.Tokenizer(models.BPE())
+        ours.pre_tokenizer = _pre_tokenizer()
+        described, wanted = json.loads(tokenizer.to_str()), json.loads(ours.to_str())
+        self._cuts = all(
+            described[part] == wanted[part] for part in ("normalizer", "pre_tokenizer")
+        )
+        self._cuts &= all(token["special"] for token in described["added_tokens"])
+        self._known: dict[str, list[int]] = {}
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, without special tokens."""
+        if not self._cuts:
+            return self._encode(texts)
+        cut = [_SURE_CUT.split(text) for text in texts]
+        known = self._known
+        unknown = list({one: None for stretches in cut for one in stretches if one not in known})
+        known.update(zip(unknown, self._encode(unknown), strict=True))
+        ids = [
+            list(itertools.chain.from_iterable(map(known.__getitem__, stretches)))
+            for stretches in cut
+        ]
+        for one in unknown:
+            if len(one) > _LONGEST:
+                del known[one]
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        return ids
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [one.ids for one in encoded]
+
+
+def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
+    """Raise unless every text can be written and comes back as it was.
+
+    Args:
+        tokenizer: as read from a ``tokenizer.json``.
+        name: what it is called in messages.
+
+    Raises:
+        InputError: says of which kind the tokenizer is, what it loses, and the cure.
+    """
+    with tokenizer_file.explained(name, quiet=True):  # what it writes it may refuse to read
+        plain = specials.plain(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
+    cure = (
+        "a causal language model is trained and measured on every byte: name a byte-level one, or "
+        "leave --data.tokenizer out to learn one (--data.tokenizer_kind byte_bpe)"
+    )
+    kind = f"{name}: its kind, {type(plain.model).__name__},"
+    absent = [hex(byte) for byte, one in enumerate(CHARACTERS) if plain.token_to_id(one) is None]
+    if absent:
+        raise InputError(
+            f"{kind} has no token for {len(absent)} of 256 bytes, such as {absent[0]}; {cure}"
+        )
+    for part in [_PROBE, *_PROBE.split(" ")]:
+        with tokenizer_file.explained(f"{name} fails on {part!r}", quiet=True):
+            back = plain.decode(plain.encode(part, add_special_tokens=False).ids)
+        if back != part:
+            raise InputError(f"{kind} turns {part!r} into {back!r}; {cure}")
+
+
+def as_bytes(tokenizer: tokenizers.Tokenizer) -> list[bytes | None]:
+    """The bytes of UTF-8 text that each id stands for; None for special and for absent ids.
+
+    A token may begin or end inside a character.
+    """
+    byte_of = {character: byte for byte, character in enumerate(CHARACTERS)}
+    found: list[bytes | None] = [None] * (1 + max(tokenizer.get_vocab().values()))
+    for entry, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
+        # As the library decodes: what is not written in these characters stands for itself.
+        known = all(character in byte_of for character in entry)
+        found[token_id] = bytes(map(byte_of.__getitem__, entry)) if known else entry.encode()
+    for token_id, token in tokenizer.get_added_tokens_decoder().items():
+        found[token_id] = None if token.special else token.content.encode()
+    return found
+
+
+def lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
+    """Bytes of UTF-8 text that each id stands for, int32 [ids]; 0 for special tokens."""
+    vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
+    added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
+    ours = frozenset(CHARACTERS)
+    lengths_V = np.zeros(1 + max([*vocab.values(), *added]), np.int32)
+    for entry, token_id in vocab.items():
+        # A character of the vocabulary is a byte of the text; others stand for themselves.
+        known = ours.issuperset(entry)
+        lengths_V[token_id] = len(entry) if known else len(entry.encode())
+    for token_id, token in added.items():
+        lengths_V[token_id] = 0 if token.special else len(token.content.encode())
+    return lengths_V

@@ -1,0 +1,187 @@
+"""Text data sets: the configs that a run names, and the sources that they open.
+
+Where text comes from is the same for all (:mod:`jaxtrain.data.text.sources`); an example is then
+one look-up in memory maps. ``Masked`` gives packed sequences with hidden tokens for masked language
+models, ``Causal`` windows of an unbroken stream for models that write.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtrain.data import cache
+from jaxtrain.data.source import Source, Sources
+from jaxtrain.data.text import packing, specials, splitting, windows
+from jaxtrain.data.text.masked_source import MaskedSource
+from jaxtrain.data.text.sources import Prepared, Text
+from jaxtrain.data.text.specials import Specials
+from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
+from jaxtrain.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Masked(Text):
+    """Packed sequences for masked language modelling."""
+
+    random_share: float = 0.1
+    """Share of the chosen tokens that become a random token, 0 to 1."""
+    keep_share: float = 0.1
+    """Share of the chosen tokens that stay as they are, 0 to 1; all others become [MASK]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.random_share, self.keep_share) < 0 or self.random_share + self.keep_share > 1:
+            raise InputError(
+                f"data.random_share={self.random_share} and data.keep_share={self.keep_share} "
+                "are shares: neither below 0, together at most 1"
+            )
+        if self.tokenizer_kind == "byte_bpe":
+            raise InputError(
+                "data.tokenizer_kind=byte_bpe is for causal models, it has no [MASK]: use "
+                "--data.tokenizer_kind bpe, which is byte-level too"
+            )
+
+    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
+        """Open both splits, building the token cache and the packing index where there is none.
+
+        Args:
+            model: its ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id``,
+                ``attend`` and ``init_from`` are read.
+            seed: of the run; the split does not depend on it, so that runs that differ in the seed
+                share a cache and are validated on the same text.
+            say: takes messages for the console.
+
+        Raises:
+            InputError: see :meth:`Text.prepare`.
+        """
+        del seed
+        if model.sequence_length < 3:
+            raise InputError(
+                f"model.sequence_length is {model.sequence_length}: [CLS], a token and [SEP] need 3"
+            )
+        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "sentences", say)
+        special = Specials.from_json(prepared.caches[0][1]["specials"])
+        specials.check_padding(special, model.pad_id, "the tokenizer")
+        indexes = [
+            packing.pack(folder, manifest, model.sequence_length, say)
+            for folder, manifest in prepared.caches
+        ]
+        splits: dict[str, list[Source]] = {}
+        for name in splitting.SPLITS:
+            splits[name] = [
+                MaskedSource(
+                    packed=packing.Packed(
+                        str(folder / f"{name}.tokens"),
+                        manifest["dtype"],
+                        str(packed / f"{name}.spans"),
+                    ),
+                    examples=index[name]["examples"],
+                    sequence_length=model.sequence_length,
+                    vocab_size=prepared.vocabulary,
+                    specials=special,
+                    mask_fraction=model.mask_fraction,
+                    random_share=self.random_share,
+                    keep_share=self.keep_share,
+                    with_segments=model.attend == "document",
+                    fingerprint=cache.digest(
+                        manifest["splits"][name]["sha256"],
+                        manifest["tokenizer"],
+                        index["version"],
+                        model.sequence_length,
+                    ),
+                    tokenizer_path=str(prepared.tokenizer),
+                )
+                for (folder, manifest), (packed, index) in zip(
+                    prepared.caches, indexes, strict=True
+                )
+                if index[name]["examples"]
+            ]
+        return self.sources(prepared, splits, _summary(prepared, [index for _, index in indexes]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Causal(Text):
+    """Windows of a token stream for causal language modelling.
+
+    Each document begins with <|bos|>, and nothing in it is changed: of a .txt or .md file the line
+    ends are read as one line feed each, a .jsonl or .parquet document is taken as it is. A .txt or
+    .md file of more than 32,000 characters is several documents, cut at blank lines after 16,000
+    characters, which the split shares out: a book has passages on both sides.
+    """
+
+    tokenizer_kind: TokenizerKind = "byte_bpe"
+    """What is learned: byte_bpe (byte-level, loses nothing); the other kinds lose text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer_kind != "byte_bpe":
+            raise InputError(
+                f"data.tokenizer_kind={self.tokenizer_kind} loses text (white space, or case and "
+                "rare words), and a causal language model is trained and measured on every byte: "
+                "use --data.tokenizer_kind byte_bpe"
+            )
+
+    def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
+        """Open both splits, building the token cache where there is none.
+
+        An example is ``tokens``, ``targets`` and ``target_bytes``, int32 [sequence_length]: see
+        :meth:`jaxtrain.data.text.windows.WindowSource.example`.
+
+        Args:
+            model: its ``sequence_length``, ``vocab_size`` and ``init_from`` are read.
+            seed: of the run; the split does not depend on it, so that runs that differ in the seed
+                share a cache and are validated on the same text.
+            say: takes messages for the console.
+
+        Raises:
+            InputError: see :meth:`Text.prepare`.
+        """
+        del seed
+        prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "exact", say)
+        splits: dict[str, list[Source]] = {
+            name: [
+                windows.of(folder, manifest, name, model.sequence_length)
+                for folder, manifest in prepared.caches
+                if manifest["splits"][name]["tokens"]
+            ]
+            for name in splitting.SPLITS
+        }
+        length = model.sequence_length
+        counts = {name: sum(len(part) for part in parts) for name, parts in splits.items()}
+        return self.sources(
+            prepared,
+            splits,
+            f"{_facts(prepared, counts, length)}; "
+            f"{prepared.total('train', 'bytes') / prepared.total('train', 'tokens'):.2f} bytes a "
+            f"token (measured), vocabulary {prepared.vocabulary:,}",
+        )
+
+
+def _facts(prepared: Prepared, examples: Mapping[str, int], sequence_length: int) -> str:
+    """Files, documents, tokens and sequences, of each split."""
+    parts = [
+        f"{name}: {prepared.total(name, 'documents'):,} documents, "
+        f"{prepared.total(name, 'tokens'):,} tokens, {examples[name]:,} sequences of "
+        f"{sequence_length}"
+        for name in splitting.SPLITS
+    ]
+    total = sum(prepared.total(name, "documents") for name in splitting.SPLITS)
+    cut = ", long ones as several documents" if total > prepared.files else ""
+    return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(parts)}"
+
+
+def _summary(prepared: Prepared, indexes: list[dict[str, Any]]) -> str:
+    """One line for the console; every number is counted, none estimated."""
+    length = indexes[0]["sequence_length"]
+
+    def of_indexes(name: str, fact: str) -> int:
+        return sum(index[name][fact] for index in indexes)
+
+    examples = {name: of_indexes(name, "examples") for name in splitting.SPLITS}
+    sequences = examples["train"]
+    return (
+        f"{_facts(prepared, examples, length)}; "
+        f"padding {100 * of_indexes('train', 'padding') / (sequences * length):.2f}% (measured), "
+        f"{100 * of_indexes('train', 'cut') / sequences:.0f}% end inside a sentence, "
+        f"vocabulary {prepared.vocabulary:,}"
+    )

@@ -1,0 +1,565 @@
+"""Finding text files and reading documents out of them.
+
+A document is a text that belongs together; what follows a document's end says nothing about it.
+
+* ``.jsonl``: a document a line, a JSON object with the text in one field.
+* ``.parquet``: a document a row, the text in one column.
+* ``.txt`` and ``.md``: the file is one document. A long file (a book) is cut into documents of
+  16,000 characters or a little more, at blank lines, else at line ends, so that memory stays
+  bounded and a single file can be split into training and validation. For masked models a line
+  end inside a paragraph counts as a space, as in hard-wrapped books; causal ones keep it. A corpus
+  with a document a line is better given as ``.jsonl``: as ``.txt`` it is read, but without
+  separators between the lines.
+
+Text is UTF-8. A file that is broken anywhere is bad as a whole: it is recorded with the reason and
+none of it is trained on.
+"""
+
+import codecs
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import glob
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import stat
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.data import cache, folders, worker_pool
+from jaxtrain.data.text import parquet_pages
+from jaxtrain.errors import BadExample, InputError, first_line
+from jaxtrain.storage.atomic import expanded
+from jaxtrain.telemetry import progress_bar
+
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+TEXT_FIELDS = (
+    "text",
+    "content",
+    "body",
+    "document",
+    "article",
+    "passage",
+    "sentence",
+    "review",
+    "raw_content",
+    "context",
+)
+SECTION_CHARACTERS = 16_000
+LONGEST_BYTES = 2**26
+"""Of a document, and of a line of ``.jsonl``: several times the longest books. Parsing a line and
+tokenizing a text take up to a hundred times its size in memory."""
+_DECODED_BYTES = 2**25  # of parquet, at once
+_ROWS_AT_ONCE = 256
+_LARGE_BYTES = 2**27  # a row group below may be compressed as it likes
+_LARGEST_PAGE = 2**28  # bytes, unpacked; most programs write 1 MiB, DuckDB up to 100 MB
+_MOST_COMPRESSED = 1000  # times; text by 3 to 20, equal lines by zstd up to some hundred
+_VERSION = 2  # of the record of what was found, and of how files are read
+_CHUNK_BYTES = 1 << 20
+_MB_WORTH_A_PROCESS = 64.0  # below, starting it takes longer than what it saves
+_KEEP_EVERY_S = 10.0
+_LISTED = 5
+
+_BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scanned:
+    """One input file as it was found.
+
+    Attributes:
+        path: where it lies.
+        name: its path relative to the folder that was asked for, with ``/``.
+        size: bytes.
+        mtime_ns: time of the last change.
+        sha256: digest of its bytes.
+        documents: documents in it; 0 for a bad file.
+        characters: characters in these documents.
+        text_bytes: bytes of them, as UTF-8.
+        reason: why it is bad, or None.
+        unread: the system did not let it be read, which may be over another time.
+    """
+
+    path: str
+    name: str
+    size: int
+    mtime_ns: int
+    sha256: str
+    documents: int
+    characters: int
+    text_bytes: int
+    reason: str | None
+    unread: bool = False
+
+    def unchanged(self) -> bool:
+        """Whether the file still has the size and time that it was scanned with.
+
+        Raises:
+            OSError: it is gone, or its disk.
+        """
+        stat = Path(self.path).stat()
+        return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
+
+
+def is_absent(pattern: str) -> bool:
+    """Whether there is no such file or folder, and no file matches the glob."""
+    given = expanded(pattern).absolute()
+    there = os.path.isfile(given) or os.path.isdir(given)
+    return not there and next(glob.iglob(str(given), recursive=True), None) is None
+
+
+def absent(flag: str, pattern: str) -> str:
+    """The message for a path that :func:`is_absent`."""
+    return f"{flag} {pattern}: no such file or folder, and no file matches it"
+
+
+def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:
+    """Text files under a folder (recursive, hidden ones left out), of a glob, or one file.
+
+    Args:
+        pattern: a file, a folder, or a glob (``**`` goes through folders).
+        flag: the command-line flag that gave the pattern, for messages.
+        say: takes a line on files of other kinds, which are left out.
+
+    Returns:
+        (absolute path, relative name) of each file, sorted by name.
+
+    Raises:
+        InputError: nothing there, or nothing of a known kind.
+    """
+    given = expanded(pattern).absolute()
+    if os.path.isfile(given):  # not pathlib's, which raise where a name is too long
+        base, paths = given.parent, [given]
+    elif os.path.isdir(given):
+        base, paths = given, list(folders.files(given))
+    else:
+        paths = [Path(p) for p in glob.glob(str(given), recursive=True)]
+        if not paths:
+            raise InputError(absent(flag, pattern))
+        base = Path(os.path.commonpath([p if p.is_dir() else p.parent for p in paths]))
+    found = {p: p.relative_to(base).as_posix() for p in paths if not p.is_dir()}
+    known = [(p, name) for p, name in found.items() if p.suffix.lower() in SUFFIXES]
+    if not known:
+        raise InputError(
+            f"{flag} {pattern}: none of the {len(found)} files there is text; "
+            f"it reads {', '.join(SUFFIXES)}"
+        )
+    others = Counter(p.suffix.lower() or "without an ending" for p in found) - Counter(
+        p.suffix.lower() for p, _ in known
+    )
+    if others:
+        kinds = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
+        more = ", ..." if len(others) > _LISTED else ""
+        say(
+            f"{flag} {pattern}: left out {others.total()} of {len(found)} files, which are of "
+            f"other kinds: {', '.join(kinds)}{more}; it reads {', '.join(SUFFIXES)}"
+        )
+    return sorted(known, key=lambda item: item[1])
+
+
+def scan(
+    pattern: str, text_field: str | None, folder: Path, flag: str, say: Callable[[str], None]
+) -> list[Scanned]:
+    """Find the files, read each through once, and note what it holds or why it is bad.
+
+    What was found is kept in ``folder``; a file with the same size and time as last time is not
+    read again, unless the system did not let it be read.
+
+    Raises:
+        InputError: see :func:`find`.
+    """
+    files = find(pattern, flag, say)
+    key = cache.digest(_VERSION, str(Path(pattern).absolute()), text_field)
+    record = folder / f"scan-{key[:16]}.json"
+    try:
+        rows = json.loads(record.read_text(encoding="utf-8"))
+        known = {(row["path"], row["size"], row["mtime_ns"]): Scanned(**row) for row in rows}
+    except (OSError, ValueError, TypeError, KeyError):
+        known = {}  # no record, or one of another version: it only saves time
+    result: list[Scanned | None] = []
+    fresh = []
+    for at, (path, name) in enumerate(files):
+        size, mtime_ns = _size_and_time(path)
+        old = known.get((str(path), size, mtime_ns))
+        result.append(dataclasses.replace(old, name=name) if old else None)
+        if old is None:
+            fresh.append((at, path, name, size, mtime_ns))
+    if fresh:
+        say(f"reading through {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
+        _scan_fresh(fresh, result, record, text_field, say)
+    return [file for file in result if file]
+
+
+def _scan_fresh(
+    fresh: list[tuple[int, Path, str, int, int]],
+    result: list[Scanned | None],
+    record: Path,
+    text_field: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Fills ``result`` in, and keeps it now and then: what a killed process has read stays."""
+    for path in _ending(
+        one[1] for one in fresh if one[1].suffix.lower() == ".parquet" and one[1].is_file()
+    ):
+        (ends,) = (one for one in fresh if one[1] == path)
+        result[ends[0]] = _bad(ends[1:], "broken parquet: it ends the process that reads it")
+        fresh = [one for one in fresh if one is not ends]
+    total_mb = sum(size for *_, size, _ in fresh) / 1e6
+    processes = min(worker_pool.cores(), len(fresh), int(total_mb / _MB_WORTH_A_PROCESS))
+    done_mb, kept = 0.0, time.monotonic()
+    with progress_bar.metered("reading through", total_mb, 0.0, say) as tell:
+        scanned = worker_pool.in_order(
+            _scan_file, [one[1:] for one in fresh], text_field, processes=processes
+        )
+        for (at, *_), one in zip(fresh, scanned, strict=True):
+            result[at] = one
+            done_mb += one.size / 1e6
+            tell(done_mb)
+            if time.monotonic() - kept > _KEEP_EVERY_S or at == fresh[-1][0]:
+                kept = time.monotonic()
+                rows = [dataclasses.asdict(file) for file in result if file and not file.unread]
+                cache.write_file(record, json.dumps(rows))
+
+
+def _ending(paths: Iterable[Path]) -> Iterator[Path]:
+    """Parquet files on whose footer Arrow ends the process.
+
+    What a damaged footer says of a column is read where no exception passes (pyarrow 26: "terminate
+    called after throwing an instance of 'parquet::ParquetException'"). So a process apart does that
+    first.
+    """
+    waiting = collections.deque(paths)
+    while waiting:
+        with concurrent.futures.ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=worker_pool.begin
+        ) as pool:
+            try:
+                while waiting:
+                    pool.submit(_read_footer, waiting[0]).result()
+                    waiting.popleft()
+            except BrokenProcessPool:
+                yield waiting.popleft()
+
+
+def _read_footer(path: Path) -> None:
+    import pyarrow.parquet
+
+    _say_nothing()
+    with contextlib.suppress(Exception), pyarrow.parquet.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            columns = file.metadata.row_group(group)
+            for number in range(columns.num_columns):
+                columns.column(number)
+
+
+def _say_nothing() -> None:
+    """What C++ prints as it ends the process is no concern of the user, who gets one line."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.close(nowhere)
+
+
+def _bad(found: tuple[Path, str, int, int], reason: str) -> Scanned:
+    path, name, size, mtime_ns = found
+    with open(path, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Scanned(
+        path=str(path),
+        name=name,
+        size=size,
+        mtime_ns=mtime_ns,
+        sha256=sha256,
+        documents=0,
+        characters=0,
+        text_bytes=0,
+        reason=reason,
+    )
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """Bytes and time of the last change; zeros for a link that leads nowhere."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _scan_file(found: tuple[Path, str, int, int], text_field: str | None) -> Scanned:
+    path, name, size, mtime_ns = found
+    sha256, reason, unread = "", None, False
+    documents = characters = text_bytes = 0
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
+            raise BadExample(str(path), "is not a file")
+        with open(path, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        for document in read(path, text_field):
+            documents += 1
+            characters += len(document)
+            text_bytes += len(document.encode())
+        if documents == 0:
+            reason = "no text in it"
+    except BadExample as error:
+        reason = error.reason
+    except OSError as error:
+        reason, unread = error.strerror or str(error), True
+    if reason is not None:
+        documents = characters = text_bytes = 0
+    return Scanned(
+        path=str(path),
+        name=name,
+        size=size,
+        mtime_ns=mtime_ns,
+        sha256=sha256,
+        documents=documents,
+        characters=characters,
+        text_bytes=text_bytes,
+        reason=reason,
+        unread=unread,
+    )
+
+
+def read(path: Path, text_field: str | None) -> Iterator[str]:
+    """The documents of one file, in order; blank ones are left out.
+
+    Raises:
+        BadExample: the file is broken; some documents may have come before.
+        OSError: it cannot be read at all.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        documents = _read_jsonl(path, text_field)
+    elif suffix == ".parquet":
+        documents = _read_parquet(path, text_field)
+    else:
+        documents = _read_sections(path)
+    return (document for document in documents if document.strip())
+
+
+def _read_sections(path: Path) -> Iterator[str]:
+    """Documents of a plain text file; holds a few sections in memory, never the file."""
+    text = ""
+    for chunk in decoded(path):
+        text += chunk
+        start = 0
+        while len(text) - start >= 3 * SECTION_CHARACTERS:  # so the cuts do not depend on chunks
+            end = _section_end(text, start)
+            yield text[start:end]
+            start = end
+        text = text[start:]
+    while len(text) > 2 * SECTION_CHARACTERS:
+        end = _section_end(text, 0)
+        yield text[:end]
+        text = text[end:]
+    yield text
+
+
+def _section_end(text: str, start: int) -> int:
+    """The first blank line after a section's length, else line end, else space, else anywhere."""
+    least, most = start + SECTION_CHARACTERS, start + 2 * SECTION_CHARACTERS
+    match = _BLANK_LINE.search(text, least, most)
+    if match:
+        return match.end()
+    for mark in "\n ":
+        at = text.find(mark, least, most)
+        if at >= 0:
+            return at + 1
+    return most
+
+
+def decoded(path: Path) -> Iterator[str]:
+    """UTF-8 text of a file in chunks, with ``\\n`` line ends.
+
+    Raises:
+        BadExample: a byte that is not UTF-8, with its offset, or a NUL.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("strict")
+    offset, held = 0, ""
+    with open(path, "rb") as file:
+        while True:
+            data = file.read(_CHUNK_BYTES)
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                at = offset - pending + error.start
+                raise BadExample(str(path), f"not UTF-8: {error.reason} at byte {at}") from error
+            if "\0" in text:
+                raise BadExample(str(path), "a NUL character in it: not a text file")
+            offset += len(data)
+            text = held + text
+            held = "\r" if data and text.endswith("\r") else ""  # \r\n may straddle two chunks
+            text = text[: len(text) - len(held)]
+            yield text.replace("\r\n", "\n").replace("\r", "\n")
+            if not data:
+                return
+
+
+def _read_jsonl(path: Path, text_field: str | None) -> Iterator[str]:
+    field = text_field
+    with open(path, "rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_BYTES + 1), b""), 1):
+            if len(line) > LONGEST_BYTES:
+                raise BadExample(str(path), _too_long(f"line {number}", len(line)))
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text.strip():
+                    continue
+                row = json.loads(text)
+            except UnicodeDecodeError as error:
+                raise BadExample(str(path), f"line {number}: not UTF-8: {error.reason}") from error
+            except (ValueError, RecursionError) as error:
+                raise BadExample(str(path), f"line {number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise BadExample(str(path), f"line {number}: not a JSON object")
+            if field is None:
+                field = _choose_field(list(row), path, f"line {number}")
+            if field not in row:
+                raise BadExample(
+                    str(path),
+                    f"line {number}: no field {field!r}, only {_names(list(row))}: "
+                    "name the one with the text with --data.text_field",
+                )
+            value = row[field]
+            if value is None:
+                continue
+            if not isinstance(value, str):
+                raise BadExample(
+                    str(path), f"line {number}: field {field!r} is no text: {type(value).__name__}"
+                )
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise BadExample(str(path), f"line {number}: half a surrogate pair") from error
+            yield value
+
+
+def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
+    import pyarrow  # here, so that worker processes, which read no parquet, do not load it
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_CHUNK_BYTES) as file:
+            names = file.schema_arrow.names
+            field = text_field or _choose_field(names, path, "columns")
+            if field not in names:
+                raise BadExample(
+                    str(path),
+                    f"no column {field!r}, only {_names(names)}: "
+                    "name the one with the text with --data.text_field",
+                )
+            kind = file.schema_arrow.field(field).type
+            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                raise BadExample(str(path), f"column {field!r} is no text: {kind}")
+            for group in range(file.num_row_groups):
+                rows = _rows_at_once(path, file, group, field)
+                for batch in file.iter_batches(rows, row_groups=[group], columns=[field]):
+                    yield from _texts(path, batch.column(0))
+    except BadExample:
+        raise
+    except Exception as error:  # of pyarrow, by a dozen classes, and Python's own
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
+            raise
+        raise BadExample(str(path), f"broken parquet: {first_line(error)}") from error
+
+
+def _rows_at_once(path: Path, file: Any, group: int, field: str) -> int:
+    """How many rows of a row group to decode together, so that memory stays bounded.
+
+    A few hundred bytes of parquet can hold gigabytes of text: a long value of a dictionary (or of
+    the row before, with ``DELTA_BYTE_ARRAY``) costs nothing to repeat, and zeros compress well.
+    Sizes and encodings are those that pages say of themselves; the footer may say anything.
+
+    Raises:
+        BadExample: the row group is compressed more than text ever is, or has too large a page.
+        ValueError: the header of a page is damaged.
+    """
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    columns = file.metadata.row_group(group)
+    found = (columns.column(number) for number in range(columns.num_columns))
+    pages = _pages(path, next(one for one in found if one.path_in_schema == field))
+    packed, size = sum(page.packed for page in pages), sum(page.size for page in pages)
+    if size > _LARGE_BYTES and size > _MOST_COMPRESSED * packed:
+        raise BadExample(
+            str(path),
+            f"row group {group} unpacks from {packed:,} bytes to {size:,}: more than "
+            f"{_MOST_COMPRESSED} times, which no text does",
+        )
+    largest = max((page.size for page in pages), default=0)
+    if largest > _LARGEST_PAGE:
+        raise BadExample(
+            str(path),
+            f"a page of row group {group} unpacks to {largest:,} bytes, and the limit is "
+            f"{_LARGEST_PAGE:,}: write it with smaller pages",
+        )
+    encodings = {page.encoding for page in pages}
+    if parquet_pages.DELTA_BYTE_ARRAY in encodings:
+        return 1
+    most = parquet_pages.most_rows(pages, _ROWS_AT_ONCE, _DECODED_BYTES)
+    if not any(page.dictionary for page in pages) or not columns.num_rows:
+        return most
+    # The first row brings the whole dictionary. To read all rows in this way would take 20 times
+    # as long as to decode them (measured, distinct documents of 2 kB).
+    with pyarrow.parquet.ParquetFile(
+        path, buffer_size=_CHUNK_BYTES, read_dictionary=[field]
+    ) as again:
+        first = next(again.iter_batches(1, row_groups=[group], columns=[field])).column(0)
+        values = first.dictionary
+        if len(values) < 2:  # that row by itself, perhaps, and the dictionary comes into use later
+            return 1
+        longest = pyarrow.compute.max(pyarrow.compute.binary_length(values)).as_py()
+    return max(1, min(most, _DECODED_BYTES // max(1, longest)))
+
+
+def _pages(path: Path, column: Any) -> list[parquet_pages.Page]:
+    """The pages of a column in a row group, from their own headers."""
+    start = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+        start = column.dictionary_page_offset
+    with open(path, "rb") as file:
+        return parquet_pages.read(file, start, column.total_compressed_size, column.num_values)
+
+
+def _texts(path: Path, column: Any) -> Iterator[str]:
+    """The values of a column, but for nulls."""
+    if column.nbytes <= _DECODED_BYTES:
+        yield from (value for value in column.to_pylist() if value is not None)
+        return
+    for value in column:  # one after the other: as Python's text they may take four times as much
+        if not value.is_valid:
+            continue
+        if len(value.as_buffer()) > LONGEST_BYTES:
+            raise BadExample(str(path), _too_long("a document", len(value.as_buffer())))
+        yield value.as_py()
+
+
+def _too_long(what: str, size: int) -> str:
+    return f"{what} has {size:,} bytes or more, and the limit is {LONGEST_BYTES:,}: split it"
+
+
+def _choose_field(names: list[str], path: Path, place: str) -> str:
+    for name in TEXT_FIELDS:
+        if name in names:
+            return name
+    raise BadExample(
+        str(path),
+        f"{place}: none of the usual text fields among {_names(names)}: "
+        "name the one with the text with --data.text_field",
+    )
+
+
+def _names(names: list[str]) -> str:
+    shown = (name if len(name) <= 60 else name[:60] + "..." for name in names[:8])
+    return ", ".join(map(repr, shown)) + (", ..." if len(names) > 8 else "")

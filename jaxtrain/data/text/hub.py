@@ -1,0 +1,351 @@
+"""Hugging Face datasets by name: fetched once into the cache, part by part, in bounded memory.
+
+``hf:NAME[@REVISION][:CONFIG[:SPLIT]]`` names a dataset of the hub, or a folder: one that
+``save_to_disk`` has written, or one with the files of a dataset (.parquet, .jsonl) as the hub lays
+them out. A folder needs no network.
+
+The text column of the rows is written to ``<cache>/hf/<dataset>/part-<number>.parquet``, 10,000
+documents each, and is then read like any other files: the same dataset with another vocabulary or
+sequence length needs no second download, and a dataset that has changed on the hub stays as it was
+fetched until another revision is named. A part appears whole; a fetch that was killed goes on
+behind the last one.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jaxtrain import versions
+from jaxtrain.data import cache, folders
+from jaxtrain.data.text import documents
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage.atomic import appearing, expanded
+from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.telemetry import progress_bar
+from jaxtrain.telemetry.progress_bar import Say
+
+FIELD = "text"  # the column of the parts
+PARTS = "part-*.parquet"
+_PREFIX = "hf:"
+_PART_DOCUMENTS = 10_000
+_PROGRESS = "progress.json"
+_NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "socket", "ssl")
+_LATER, _SERVERS_FAULT = (408, 429), 500  # answers to try again after: slow, too often, the server
+
+
+def is_named(path: str) -> bool:
+    """Whether this names a dataset rather than files."""
+    return path.startswith(_PREFIX)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """What ``hf:NAME[@REVISION][:CONFIG[:SPLIT]]`` says.
+
+    Attributes:
+        name: of a dataset, or a folder.
+        revision: a commit, branch or tag of the hub; "" is the newest commit.
+        config: one of its configurations; "" is its default.
+        split: one of its splits; "" is train.
+        flag: that gave it, with the value, for messages.
+    """
+
+    name: str
+    revision: str
+    config: str
+    split: str
+    flag: str
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the name means, if there is one."""
+        path = expanded(self.name)
+        return path.absolute() if os.path.isdir(path) else None
+
+
+def fetch(
+    path: str, flag: str, root: Path, text_field: str | None, most: int | None, say: Say
+) -> tuple[Path, int]:
+    """Bring a dataset's text into the cache, as far as it is not there.
+
+    Args:
+        path: ``hf:NAME[@REVISION][:CONFIG[:SPLIT]]``.
+        flag: that gave it, for messages.
+        root: where fetched datasets lie.
+        text_field: the column with the text; None takes the first of the usual names.
+        most: documents that are wanted, the first ones; None is all.
+        say: takes messages for the console.
+
+    Returns:
+        The folder of the parts, and how many of them, by name, hold what is wanted.
+
+    Raises:
+        InputError: no such dataset, split or column, or the extra ``hf`` is not installed.
+        RunAgain: the hub cannot be reached now, or the disk of the cache is full.
+    """
+    name, config, split, *more = [*path.removeprefix(_PREFIX).split(":"), "", ""]
+    if not name or any(more):
+        raise InputError(f"{flag} {path}: write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+    at = "" if os.path.isdir(expanded(name)) else name.partition("@")[2]
+    named = _Named(name.removesuffix(f"@{at}"), at, config, split, f"{flag} {path}")
+    wanted = None if most is None else -(-most // _PART_DOCUMENTS)
+    about = [name, config, split, text_field]
+    before = _fetched_before(root, about, wanted) if named.folder is None else None
+    if before is not None:
+        progress = _read_progress(before)
+        say(
+            f"{flag} {path}: takes what was fetched before, revision {progress['revision']} in "
+            f"{before}; name another one as hf:{named.name}@REVISION"
+        )
+        return before, _parts(progress, wanted)
+    revision = _revision(named)
+    slug = re.sub(r"[^\w.-]+", "_", "-".join(filter(None, about[:3])))[-60:]
+    target = root / f"{slug}-{cache.digest(about, revision)[:12]}"
+    target.mkdir(parents=True, exist_ok=True)
+    with cache.locked(target.with_name(target.name + ".lock"), say):
+        progress = _read_progress(target)
+        if not _enough(progress, wanted):
+            _fetch_parts(named, revision, about, target, wanted, say)
+            progress = _read_progress(target)
+    return target, _parts(progress, wanted)
+
+
+def _parts(progress: dict[str, Any], wanted: int | None) -> int:
+    parts: int = progress["parts"]
+    return parts if wanted is None else min(wanted, parts)
+
+
+def _read_progress(target: Path) -> dict[str, Any]:
+    try:
+        progress: dict[str, Any] = json.loads((target / _PROGRESS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"parts": 0, "documents": 0, "complete": False, "state": None}
+    return progress
+
+
+def _enough(progress: dict[str, Any], wanted: int | None) -> bool:
+    return progress["complete"] or (wanted is not None and progress["parts"] >= wanted)
+
+
+def _fetched_before(root: Path, about: list[str | None], wanted: int | None) -> Path | None:
+    """The folder fetched last that holds what is wanted, of whatever revision."""
+    if not root.is_dir():
+        return None
+    found = []
+    for record in root.glob(f"*/{_PROGRESS}"):
+        progress = _read_progress(record.parent)
+        if progress["about"] == about and _enough(progress, wanted):
+            found.append((record.stat().st_mtime_ns, record.parent))
+    return max(found)[1] if found else None
+
+
+def _revision(named: _Named) -> str:
+    """What the dataset holds now: a folder's files, or the hub's commit."""
+    if named.folder is not None:
+        files = [path for path in folders.files(named.folder) if path.is_file()]
+        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return cache.digest(stats)
+    _datasets(named)
+    import huggingface_hub
+
+    try:
+        found = huggingface_hub.HfApi().dataset_info(named.name, revision=named.revision or None)
+        return str(found.sha)
+    except Exception as error:  # of several libraries
+        _fail(named, error)
+
+
+def _datasets(named: _Named) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(
+            f"{named.flag}: Hugging Face datasets require the package datasets: "
+            f"{versions.install('hf')}"
+        ) from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _fail(named: _Named, error: Exception) -> NoReturn:
+    """Raises what fails on the hub's side in one line; or the error itself, where it is another."""
+    import huggingface_hub.errors as refusals
+
+    said = " ".join(str(error).split())[:200]
+    if isinstance(error, refusals.GatedRepoError):
+        raise InputError(
+            f"{named.flag}: the hub lets only some read it: run hf auth login ({said})"
+        ) from error
+    if isinstance(error, refusals.RevisionNotFoundError):
+        raise InputError(f"{named.flag}: the dataset has no such revision") from error
+    absent = (refusals.RepositoryNotFoundError, refusals.HFValidationError)
+    if isinstance(error, absent) or type(error).__name__ == "DatasetNotFoundError":
+        raise InputError(
+            f"{named.flag}: no such folder, and no such dataset on the hub (or a private one: run "
+            "hf auth login)"
+        ) from error
+    if _is_of_network(error):
+        raise RunAgain(
+            f"{named.flag}: no such folder, and the hub cannot be reached ({type(error).__name__}: "
+            f"{said}): connect this machine, or fetch it on one that is (jaxtrain prepare tokens) "
+            "and bring its cache folder here ($JAXTRAIN_CACHE), or name a folder of the dataset as "
+            "hf:FOLDER"
+        ) from error
+    if isinstance(error, refusals.HfHubHTTPError):
+        raise InputError(f"{named.flag}: the hub refuses it ({said})") from error
+    if isinstance(error, OSError) and error.errno is not None:
+        raise disk_trouble(
+            error, f"{named.flag}: {error.filename or 'a file'} fails", "let it be read and written"
+        ) from error
+    if isinstance(error, ValueError | KeyError):
+        raise InputError(f"{named.flag}: {said}") from error
+    raise error
+
+
+def _is_of_network(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is of a connection, a time limit or a server at fault.
+
+    Each library has classes of its own for them, which need not derive from Python's.
+    """
+    while error is not None:
+        answer = getattr(error, "response", None)
+        if answer is not None:  # the hub has been reached
+            return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
+        of_library = any(kind.__module__.startswith(_NETWORK) for kind in type(error).__mro__)
+        if of_library or isinstance(error, ConnectionError | TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _opened(named: _Named, revision: str) -> Any:
+    """The rows as an iterable dataset, which tells its state and goes on from one."""
+    datasets = _datasets(named)
+    folder = named.folder
+    try:
+        if folder is not None and _saved_to_disk(folder):
+            loaded = datasets.load_from_disk(str(folder / named.config))
+            if isinstance(loaded, datasets.DatasetDict):
+                loaded = _chosen(named, loaded)
+            return loaded.to_iterable_dataset()
+        loaded = datasets.load_dataset(
+            str(folder or named.name),
+            named.config or None,
+            streaming=True,
+            revision=None if folder else revision,
+        )
+        return _chosen(named, loaded)
+    except (InputError, RunAgain):
+        raise
+    except Exception as error:  # of several libraries
+        _fail(named, error)
+
+
+def _saved_to_disk(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def _chosen(named: _Named, splits: Any) -> Any:
+    split = named.split or "train"
+    if split not in splits:
+        raise InputError(
+            f"{named.flag}: it has no split {split}, only {', '.join(splits)}: name one as "
+            f"hf:{named.name}:{named.config}:SPLIT"
+        )
+    return splits[split]
+
+
+def _fetch_parts(
+    named: _Named,
+    revision: str,
+    about: list[str | None],
+    target: Path,
+    wanted: int | None,
+    say: Say,
+) -> None:
+    """Writes the parts that are missing, and after each how far it is."""
+    progress = _read_progress(target) | {"about": about, "revision": revision}
+    rows = _opened(named, revision)
+    if progress["state"] is not None:
+        rows.load_state_dict(progress["state"])
+        say(f"going on with {named.flag}: {progress['documents']:,} documents are here already")
+    else:
+        say(f"fetching the text of {named.flag} into {target}")
+    told = time.monotonic()
+    texts: list[str] = []
+
+    def keep(*, complete: bool) -> None:
+        path = target / f"part-{progress['parts']:06d}.parquet"
+        try:
+            _write_part(path, texts)
+        except OSError as error:
+            raise disk_trouble(
+                error,
+                f"cannot write {path}",
+                "name a writable folder with --data.cache_dir or $JAXTRAIN_CACHE",
+            ) from error
+        progress["parts"] += 1
+        progress["documents"] += len(texts)
+        progress["state"], progress["complete"] = rows.state_dict(), complete
+        texts.clear()
+        cache.write_file(target / _PROGRESS, json.dumps(progress))
+
+    for text in _texts(named, rows, about[3]):
+        texts.append(text)
+        if len(texts) == _PART_DOCUMENTS:
+            keep(complete=False)
+            if _enough(progress, wanted):
+                return
+        if time.monotonic() - told > progress_bar.SAY_EVERY_S:
+            told = time.monotonic()
+            say(f"fetched {progress['documents'] + len(texts):,} documents")
+    if texts:
+        keep(complete=True)
+    elif not progress["documents"]:
+        raise InputError(f"{named.flag}: no text in it")
+    else:
+        cache.write_file(target / _PROGRESS, json.dumps(progress | {"complete": True}))
+
+
+def _texts(named: _Named, rows: Any, text_field: str | None) -> Iterator[str]:
+    field = text_field
+    for row in _rows(named, rows):
+        if field is None:
+            field = next((name for name in documents.TEXT_FIELDS if name in row), None)
+        if field not in row:
+            raise InputError(
+                f"{named.flag}: its columns are {', '.join(map(repr, row))}: name the one with the "
+                "text with --data.text_field"
+            )
+        value = row[field]
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{named.flag}: column {field!r} is no text: {type(value).__name__}")
+        if value and value.strip():
+            yield value
+
+
+def _rows(named: _Named, rows: Any) -> Iterator[dict[str, Any]]:
+    """The rows; what fails on the way to one is the hub's, what is done with it is not."""
+    coming = iter(rows)
+    while True:
+        try:
+            row = next(coming)
+        except StopIteration:
+            return
+        except Exception as error:  # of several libraries
+            _fail(named, error)
+        yield row
+
+
+def _write_part(path: Path, texts: list[str]) -> None:
+    import pyarrow  # here, so that worker processes, which read no parquet, do not load it
+    import pyarrow.parquet
+
+    table = pyarrow.table({FIELD: pyarrow.array(texts, pyarrow.large_string())})
+    with appearing(path) as beside:
+        pyarrow.parquet.write_table(table, beside, compression="zstd")

@@ -1,0 +1,302 @@
+"""Where text comes from: what every text data set has, down to its token caches.
+
+Files of documents become a token cache once (:mod:`jaxtrain.data.text.tokens`). What a file may be
+is told in :mod:`jaxtrain.data.text.documents`; what examples are made of the tokens, in
+:mod:`jaxtrain.data.text`.
+"""
+
+import dataclasses
+import functools
+import glob
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.config import numbers
+from jaxtrain.data import cache, mixture
+from jaxtrain.data.source import Source, Sources
+from jaxtrain.data.text import (
+    documents,
+    hub,
+    splitting,
+    stdlib_corpus,
+    tokenizer,
+    tokens,
+    vocabulary,
+)
+from jaxtrain.data.text.specials import Form
+from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.storage.atomic import expanded
+
+_NO_DATA = "no data given: name a text file, a folder or a glob with --data.path"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Token caches and what was found on the way to them.
+
+    Attributes:
+        caches: folder and manifest for each source of text.
+        tokenizer: the ``tokenizer.json`` of all of them.
+        vocabulary: ids that it has.
+        files: input files found, good and bad.
+        bad: the bad ones.
+    """
+
+    caches: tuple[tuple[Path, dict[str, Any]], ...]
+    tokenizer: Path
+    vocabulary: int
+    files: int
+    bad: tuple[BadExample, ...]
+
+    def total(self, split: str, fact: str) -> int:
+        """Of a split, over all caches: ``documents``, ``tokens`` or ``bytes``."""
+        return sum(manifest["splits"][split][fact] for _, manifest in self.caches)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text:
+    """Where text comes from and how it is fed."""
+
+    path: str | None = None
+    """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet. Or
+    hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (takes the extra
+    hf)."""
+    more_paths: tuple[str, ...] = ()
+    """Further sources beside path, of the same kinds."""
+    weights: tuple[float, ...] = ()
+    """Shares of the training sequences that path and each of more_paths get, any positive numbers;
+    none: each as many as it has. An epoch is as long as all sources together."""
+    val_path: str | None = None
+    """The same for validation; None splits path."""
+    batch_size: int
+    """Sequences in a batch, over all devices and accumulation."""
+    workers: int = 2
+    """Processes that make examples; 0 makes them in the main process."""
+    prefetch: int = 2
+    """Parts of batches that each worker makes in advance. A process's rows of a batch have as many
+    parts as divide the workers and its devices evenly (of one device: the workers and the rows)."""
+    cache_dir: str | None = None
+    """Folder for token caches; None is $JAXTRAIN_CACHE, else ~/.cache/jaxtrain."""
+    demo: bool = False
+    """With path None: train on the documentation of Python's standard library."""
+    max_bad_share: float = 0.1
+    """Stop if more than this share of the files cannot be read, 0 to 1."""
+    max_examples: int | None = None
+    """Documents to use, spread evenly over the corpus; None is all. Several sources share them in
+    proportion to what they have, two each at least. Of a Hugging Face dataset so many are fetched,
+    the first ones, rounded up to 10,000, and these are what it has. With val_path: documents to
+    train on. Takes 500k, 2.5M, 1B."""
+    train_split: float = 0.9
+    """Share of the files (of the documents, where there is one file) that trains; the rest
+    validates, at least one each. Without meaning where val_path is given."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use; None takes that of model.init_from, and without one learns one from
+    the training split."""
+    tokenizer_kind: TokenizerKind = "wordpiece"
+    """What is learned: wordpiece (lower-cased), bpe (byte-level, with case), word (whole words,
+    lower-cased) or byte_bpe (byte-level, loses nothing; for causal models)."""
+    text_field: str | None = None
+    """The field of .jsonl objects or the column of .parquet files that holds the text; None takes
+    the first of the usual names (text, content, body, ...)."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_bad_share", "train_split"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise InputError(f"data.{name} is a share from 0 to 1, not {value}")
+        least = 1 if self.val_path else 2
+        if self.max_examples is not None and self.max_examples < least:
+            raise InputError(f"data.max_examples is {self.max_examples}, it must be >= {least}")
+        if self.more_paths and self.path is None:
+            raise InputError("data.more_paths are beside data.path: name the first one there")
+        if self.weights and len(self.weights) != 1 + len(self.more_paths):
+            raise InputError(
+                f"data.weights has {len(self.weights)} numbers for {1 + len(self.more_paths)} "
+                "sources: give one for data.path and one for each of data.more_paths"
+            )
+        if any(weight <= 0 for weight in self.weights):
+            raise InputError(
+                f"data.weights {self.weights}: use numbers above 0, or drop the source"
+            )
+
+    def problems(self, model: Any) -> list[str]:
+        """What is wrong beside the fields' own values; no file is opened and nothing is fetched.
+
+        Args:
+            model: as for ``open``.
+        """
+        del model
+        found = [_NO_DATA] if self.path is None and not self.demo else []
+        named = [("--data.path", self.path), ("--data.val_path", self.val_path)]
+        named += [("--data.more_paths", more) for more in self.more_paths]
+        for flag, path in named:
+            if path is not None and not hub.is_named(path) and documents.is_absent(path):
+                found.append(documents.absent(flag, path))
+        if self.tokenizer is not None and not os.path.exists(expanded(self.tokenizer)):
+            found.append(
+                f"--data.tokenizer {self.tokenizer}: no such file; name a tokenizer.json, or leave "
+                "it None to train one"
+            )
+        return found
+
+    def prepare(self, vocab_size: int, form: Form, say: Callable[[str], None]) -> Prepared:
+        """Find the files, check them, and bring the token caches of a form up to date.
+
+        Raises:
+            InputError: no path, no text, too many bad files, a tokenizer that does not fit.
+        """
+        if self.path is None and not self.demo:
+            raise InputError(_NO_DATA)
+        root = cache.root(self.cache_dir)
+        folder = root / "text"
+        folder.mkdir(exist_ok=True)
+        path = self.path
+        if path is None:
+            path = str(stdlib_corpus.prepare(root, say) / "*.txt")
+        named = [("--data.path", path), *(("--data.more_paths", more) for more in self.more_paths)]
+        found = [self._find(path, flag, folder, say) for flag, path in named]
+        good = [self._good(files, *where, say) for files, where in zip(found, named, strict=True)]
+        quotas = self._quotas([sum(file.documents for file in files) for files in good], say)
+        corpora = [
+            self._corpus(files, path, quota)
+            for files, (_, path), quota in zip(good, named, quotas, strict=True)
+        ]
+        if self.val_path is not None:
+            found.append(self._find(self.val_path, "--data.val_path", folder, say))
+            files = self._good(found[-1], "--data.val_path", self.val_path, say)
+            split = splitting.assign_all([file.documents for file in files], splitting.VAL, None)
+            corpora.append(
+                tokens.Corpus(files=files, split=split, text_field=self._field(self.val_path))
+            )
+        words = vocabulary.prepare(
+            corpora,
+            vocab_size=vocab_size,
+            kind=self.tokenizer_kind,
+            form=form,
+            given=expanded(self.tokenizer) if self.tokenizer else None,
+            folder=folder,
+            say=say,
+        )
+        caches = tuple(
+            tokens.prepare(corpus, tokenizer_path=words, form=form, folder=folder, say=say)
+            for corpus in corpora
+        )
+        manifest = caches[0][1]
+        if manifest["vocabulary"] < vocab_size:
+            say(
+                f"the text gives a vocabulary of {manifest['vocabulary']}, the model has "
+                f"{vocab_size}: the other {vocab_size - manifest['vocabulary']} ids stay unused"
+            )
+        everything = [file for files in found for file in files]
+        return Prepared(
+            caches=caches,
+            tokenizer=caches[0][0] / tokenizer.NAME,
+            vocabulary=manifest["vocabulary"],
+            files=len(everything),
+            bad=tuple(BadExample(f.path, f.reason) for f in everything if f.reason is not None),
+        )
+
+    def sources(
+        self, prepared: Prepared, parts: Mapping[str, list[Source]], summary: str
+    ) -> Sources:
+        """What a data config opens.
+
+        Args:
+            prepared: what :meth:`prepare` gave.
+            parts: for each split one source of examples for each cache that has text for it.
+            summary: one line for the console.
+        """
+        return Sources(
+            train=mixture.of(parts["train"], self.weights),
+            val=mixture.of(parts["val"], ()),
+            files=prepared.files,
+            bad=prepared.bad,
+            summary=summary,
+            files_to_keep={tokenizer.NAME: prepared.tokenizer.read_bytes()},
+            decode=functools.partial(tokenizer.decode, prepared.tokenizer),
+        )
+
+    def with_tokenizer_of(self, model: Any, say: Callable[[str], None]) -> "Text":
+        """With the tokenizer of ``model.init_from``: its word vectors mean nothing with another."""
+        if self.tokenizer is not None or model.init_from is None:
+            return self
+        source = expanded(model.init_from)
+        if not source.is_dir():
+            raise InputError(
+                f"model.init_from {source} has no tokenizer beside it: name the one that its words "
+                "come from with --data.tokenizer"
+            )
+        path = tokenizer.beside(source)
+        say(f"tokenizer of model.init_from: {path}")
+        return dataclasses.replace(self, tokenizer=str(path))
+
+    def going_on(self, checkpoint: Path) -> "Text":
+        """As a resume opens it: with the checkpoint's tokenizer, unless another one is named.
+
+        So where the tokenizer came from, as ``model.init_from``, need not be there any more.
+        """
+        path = checkpoint / tokenizer.NAME
+        if self.tokenizer is not None or not path.is_file():
+            return self
+        return dataclasses.replace(self, tokenizer=str(path))
+
+    def _find(
+        self, path: str, flag: str, folder: Path, say: Callable[[str], None]
+    ) -> list[documents.Scanned]:
+        if not hub.is_named(path):
+            return documents.scan(path, self.text_field, folder, flag, say)
+        most = self.max_examples if flag != "--data.val_path" else None
+        fetched, parts = hub.fetch(path, flag, folder.parent / "hf", self.text_field, most, say)
+        pattern = str(Path(glob.escape(str(fetched)), hub.PARTS))
+        return documents.scan(pattern, hub.FIELD, folder, flag, say)[:parts]
+
+    def _field(self, path: str) -> str | None:
+        return hub.FIELD if hub.is_named(path) else self.text_field
+
+    def _quotas(self, counts: list[int], say: Callable[[str], None]) -> Sequence[int | None]:
+        """Documents to use of each source, in proportion to what they have."""
+        if self.max_examples is None:
+            return [None] * len(counts)
+        most = min(self.max_examples, sum(counts))
+        least = 1 if self.val_path else 2
+        quotas = [max(least, share) for share in mixture.shared_out(most, counts)]
+        say(
+            f"data.max_examples {numbers.readable(self.max_examples)}: uses "
+            f"{sum(map(min, quotas, counts)):,} of {sum(counts):,} documents"
+        )
+        return list(quotas)
+
+    def _corpus(
+        self, files: list[documents.Scanned], path: str, quota: int | None
+    ) -> tokens.Corpus:
+        counts = [file.documents for file in files]
+        # The parts of a fetched dataset are one file: each of its documents has a side of its own.
+        names = [path] if hub.is_named(path) else [file.name for file in files]
+        if self.val_path is None:
+            split = splitting.assign(
+                counts, names, train_split=self.train_split, max_examples=quota
+            )
+        else:
+            split = splitting.assign_all(counts, splitting.TRAIN, quota)
+        return tokens.Corpus(files=files, split=split, text_field=self._field(path))
+
+    def _good(
+        self,
+        found: list[documents.Scanned],
+        flag: str,
+        path: str,
+        say: Callable[[str], None],
+    ) -> list[documents.Scanned]:
+        good = [file for file in found if file.reason is None]
+        bad = [file for file in found if file.reason is not None]
+        for file in bad[:5]:
+            say(f"left out {file.path}: {file.reason}")
+        if not good:
+            raise InputError(
+                f"{flag} {path}: none of {len(found)} files can be read; the first is "
+                f"{bad[0].path}: {bad[0].reason}"
+            )
+        return good

@@ -1,0 +1,107 @@
+"""Windows: a token stream cut into examples of one length, for causal language models.
+
+Example i predicts the tokens ``[i*S + 1, i*S + S]`` of the stream, each from those before it in
+``[i*S, i*S + S - 1]``: neighbours overlap by one token, so that each token but the stream's first
+(a <|bos|>) is predicted once. The last window may be short.
+
+Shapes: S tokens of a sequence, V ids of the tokenizer.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.data import cache
+from jaxtrain.data.text import tokenizer, tokens
+
+IGNORED = -1  # as a target: nothing is predicted here
+_VERSION = 1  # of the rule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WindowSource:
+    """One split as windows; see :class:`jaxtrain.data.source.Source`.
+
+    Picklable and light: maps the files at first use.
+
+    Attributes:
+        stream: path of the split's tokens.
+        dtype: of its ids.
+        length: tokens in it.
+        token_bytes: path of the table of bytes that each id stands for, int32.
+        sequence_length: S.
+        fingerprint: digest of the token stream, the tokenizer, S and the rule.
+        tokenizer_path: the ``tokenizer.json`` of the ids.
+    """
+
+    stream: str
+    dtype: str
+    length: int
+    token_bytes: str
+    sequence_length: int
+    fingerprint: str
+    tokenizer_path: str
+
+    def __len__(self) -> int:
+        return count(self.length, self.sequence_length)
+
+    def example(self, index: int, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
+        """Example ``index``; nothing in it is left to chance.
+
+        Returns:
+            ``tokens``, ``targets`` and ``target_bytes`` int32 [S]. A target is the token after the
+            one in its place, and ``target_bytes`` the bytes of UTF-8 text that it stands for, 0 for
+            a special token. What is past the stream's end is 0, its target -1 and its bytes 0.
+
+        Raises:
+            IndexError: there is no such example.
+        """
+        del rng
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        stream, bytes_V = self._maps
+        start, size = index * self.sequence_length, self.sequence_length
+        window = stream[start : start + size + 1].astype(np.int32)
+        tokens_S, bytes_S = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        targets_S = np.full(size, IGNORED, np.int32)
+        targets = window[1:]
+        tokens_S[: len(window)] = window[:size]
+        targets_S[: len(targets)] = targets
+        bytes_S[: len(targets)] = bytes_V[targets]
+        return {"tokens": tokens_S, "targets": targets_S, "target_bytes": bytes_S}
+
+    @functools.cached_property
+    def _maps(self) -> tuple[np.ndarray, np.ndarray]:
+        return (
+            np.asarray(np.memmap(self.stream, self.dtype, "r")),
+            np.asarray(np.memmap(self.token_bytes, np.int32, "r")),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the memory maps, which would be copied whole."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def count(length: int, sequence_length: int) -> int:
+    """Windows of a stream of ``length`` tokens: each but its first is a target once."""
+    return -(-max(length - 1, 0) // sequence_length)
+
+
+def of(folder: Path, manifest: dict[str, Any], split: str, sequence_length: int) -> WindowSource:
+    """A split of an exact token cache (:mod:`jaxtrain.data.text.tokens`) as windows."""
+    facts = manifest["splits"][split]
+    return WindowSource(
+        stream=str(folder / f"{split}.tokens"),
+        dtype=manifest["dtype"],
+        length=facts["tokens"],
+        token_bytes=str(folder / tokens.TOKEN_BYTES),
+        sequence_length=sequence_length,
+        fingerprint=cache.digest(facts["sha256"], manifest["tokenizer"], _VERSION, sequence_length),
+        tokenizer_path=str(folder / tokenizer.NAME),
+    )

@@ -1,0 +1,327 @@
+"""Clips of one split of a video data set: which frames, which crop, and how they are varied.
+
+The host chooses frames and crop, decodes, crops and resizes to the model's size, mirrors, and draws
+the numbers of the colour jitter and the blur; the device applies those.
+
+Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
+"""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from av.video.frame import VideoFrame
+from numpy.random import Generator
+
+from jaxtrain.data.video import decode
+from jaxtrain.data.video import frames as video_frames
+from jaxtrain.data.video import index as video_index
+from jaxtrain.data.video.index import Entry
+from jaxtrain.data.video.latents import Store
+from jaxtrain.errors import BadExample
+
+if TYPE_CHECKING:
+    from jaxtrain.data.video import Config
+
+# Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
+IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
+# Keyframes are far apart where there are more than this many times a clip's frames from one to the
+# next: then most of what is decoded for a clip alone is on the way to it.
+_FAR = 2
+_DRAWS = 12  # uniform numbers that a training example takes from its generator, always all of them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clips:
+    """Clips of one split, as :class:`jaxtrain.data.source.Source`.
+
+    Attributes:
+        config: of the data.
+        frames, height, width: of a clip. The model's config does not come along, as a worker that
+            unpickled it would import jax.
+        entries: the files.
+        folder: of the input in the cache.
+        train: cut and vary at random; otherwise cut the middle and vary nothing.
+        latents: of a teacher, that go with fixed windows; None is without.
+    """
+
+    config: "Config"
+    frames: int
+    height: int
+    width: int
+    entries: tuple[Entry, ...]
+    folder: Path
+    train: bool
+    latents: Store | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of names, sizes and frame counts of the files, and of clips a file.
+
+        Where clips are grouped, the groups are in it too, as they decide the order.
+        """
+        if self.config.windows == "fixed":
+            taught = None if self.latents is None else self.latents.teacher
+            return video_index.fingerprint(self.entries, "fixed", self.frames, taught)
+        grouped = (self.group, self.spread) if self.group > 1 else ()
+        return video_index.fingerprint(self.entries, self._clips, *grouped)
+
+    @functools.cached_property
+    def group(self) -> int:
+        """Clips that are decoded together: see :class:`jaxtrain.data.source.Grouped`."""
+        if not self.train or self.config.windows == "fixed":
+            return 1
+        if self.config.clips_per_group is not None:
+            return self.config.clips_per_group
+        return self.config.largest_group if self.keyframes_are_far else 1
+
+    @property
+    def keyframes_are_far(self) -> bool:
+        """Whether most frames that are decoded for a clip lie before it: not so in pieces that
+        ``prepare clips`` has written."""
+        frames = sum(entry.scanned.frames for entry in self.entries)
+        groups = sum(max(1, len(entry.scanned.keyframes)) for entry in self.entries)
+        return frames > _FAR * self.frames * groups
+
+    @property
+    def spread(self) -> int:
+        """Positions from one clip of a group to the next."""
+        return self.config.group_spread or self.config.batch_size
+
+    @property
+    def _clips(self) -> int:
+        return self.config.clips_per_video if self.train else 1
+
+    def __len__(self) -> int:
+        if self.config.windows == "fixed":
+            return self._ends[-1]
+        return len(self.entries) * self._clips
+
+    def windows(self, entry: Entry) -> int:
+        """Fixed windows of a file: consecutive ones, and the last frames may be in none."""
+        return entry.scanned.frames // self.frames
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """For each file the windows of it and of all before it."""
+        return list(itertools.accumulate(map(self.windows, self.entries)))
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """One clip.
+
+        Returns:
+            ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
+            contrast and saturation, the hue shift in turns, and the blur's sigma in pixels; with a
+            teacher ``latents``: float32 [L, h, w, C].
+
+        Raises:
+            BadExample: the file is broken, or no longer what it was when it was indexed.
+        """
+        if self.config.windows == "fixed":
+            return self._fixed(index)
+        draws = rng.random(_DRAWS) if self.train else np.full(_DRAWS, 0.5)
+        entry = self.entries[index // self._clips]
+        present = self._present(entry)
+        numbers = present[self._choose(len(present), draws[:2], entry)]
+        return _whole(self._read(entry, [numbers], [draws])[0])
+
+    def together(
+        self, indices: Sequence[int], rngs: Sequence[np.random.Generator], shared: Generator
+    ) -> list[dict[str, np.ndarray] | BadExample]:
+        """Clips of one group, at the cost of little more than one decoding.
+
+        Each clip by itself is spread over its file as :meth:`example`'s are: the group falls into
+        a stretch of the file with the share of clips that begin there, and each clip has its own
+        of as many even parts of that stretch, by lot.
+
+        Args:
+            indices: examples of one group, all or some of them.
+            rngs: of each of them.
+            shared: what the group has in common.
+        """
+        entry = self.entries[indices[0] // self._clips]
+        try:
+            present = self._present(entry)
+            least = self.group * self.frames
+            begins = _stretches(entry, present, least, least * self.config.max_frame_delta)
+            anchor, parts = shared.random(), shared.permutation(self.group)
+            draws = [rng.random(_DRAWS) for rng in rngs]
+            numbers = []
+            for index, drawn in zip(indices, draws, strict=True):
+                own = (parts[index % self.group] + drawn[1]) / self.group
+                places = self._choose(len(present), (drawn[0], anchor), entry, begins, own)
+                numbers.append(present[places])
+        except BadExample as bad:
+            return [bad] * len(indices)
+        return self._read(entry, numbers, draws)
+
+    def _read(
+        self, entry: Entry, numbers: Sequence[np.ndarray], draws: Sequence[np.ndarray]
+    ) -> list[dict[str, np.ndarray] | BadExample]:
+        """Clips of these frames of a file, each varied by its draws."""
+        cuts = [self._cut(entry, drawn) for drawn in draws]
+
+        def take(clip: int, place: int, frame: VideoFrame) -> None:
+            cuts[clip].put(place, frame)
+
+        wanted = [clip.tolist() for clip in numbers]
+        failures = decode.read_each(entry.path, entry.scanned, wanted, take, entry.span)
+        made: list[dict[str, np.ndarray] | BadExample] = []
+        for cut, drawn, failure in zip(cuts, draws, failures, strict=True):
+            augment = self._augment(drawn[6:]) if self.train else IDENTITY
+            made.append(
+                failure or {"video": cut.out_THWC, "augment": np.asarray(augment, np.float32)}
+            )
+        return made
+
+    def _cut(self, entry: Entry, draws: np.ndarray) -> video_frames.Cut:
+        scale = 1.0
+        if self.train:
+            scale = self.config.min_crop_scale + (1 - self.config.min_crop_scale) * draws[2]
+        return video_frames.Cut(
+            entry.scanned,
+            frames=self.frames,
+            height=self.height,
+            width=self.width,
+            scale=scale,
+            across=draws[3],
+            down=draws[4],
+            mirror=self.train and self.config.flip and draws[5] < 0.5,
+        )
+
+    def _fixed(self, index: int) -> dict[str, np.ndarray]:
+        file = bisect.bisect_right(self._ends, index)
+        entry = self.entries[file]
+        window = index - self._ends[file] + self.windows(entry)
+        example = {
+            "video": self.pixels(entry, window),
+            "augment": np.asarray(IDENTITY, np.float32),
+        }
+        if self.latents is not None:
+            example["latents"] = self.latents.load(entry, window)
+        return example
+
+    def pixels(self, entry: Entry, window: int) -> np.ndarray:
+        """A fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
+        numbers = window * self.frames + np.arange(self.frames)
+        lost = np.setdiff1d(numbers, self._present(entry), assume_unique=True)
+        if lost.size:
+            raise BadExample(entry.path, f"frame {lost[0]} cannot be decoded")
+        return unvaried(entry, numbers.tolist(), self.height, self.width)
+
+    def _present(self, entry: Entry) -> np.ndarray:
+        """Numbers of the frames that come out of the decoder, ascending."""
+        everything = np.arange(entry.scanned.frames)
+        if self.config.verify == "never":
+            video_index.check_unchanged(entry)
+            return everything
+        verdict = video_index.first_use(entry, self.folder)
+        if verdict.broken is not None:
+            raise BadExample(entry.path, verdict.broken)
+        return np.setdiff1d(everything, verdict.missing, assume_unique=True)
+
+    def _choose(
+        self,
+        there: int,
+        draws: Sequence[float] | np.ndarray,
+        entry: Entry,
+        begins: np.ndarray | None = None,
+        own: float = 0.0,
+    ) -> np.ndarray:
+        """Places of a clip's frames among ``there`` frames.
+
+        Where the file is too short for the frame delta drawn, the largest that fits is taken.
+
+        Args:
+            there: frames of the file.
+            draws: two uniform numbers, of the delta and of the first frame.
+            entry: of the file.
+            begins: of stretches; the first frame's draw chooses one of them only.
+            own: uniform; where in the stretch.
+        """
+        count = self.frames
+        if there < count:
+            raise BadExample(entry.path, f"is too short: {there} frames, a clip needs {count}")
+        least, largest = self.config.min_frame_delta, self.config.max_frame_delta
+        delta = _pick(least, largest, draws[0]) if self.train else least
+        delta = min(delta, (there - 1) // max(count - 1, 1))
+        last = there - 1 - (count - 1) * delta
+        start = _pick(0, last, draws[1])
+        if begins is not None:
+            stretch = np.searchsorted(begins, start, side="right")
+            end = begins[stretch] - 1 if stretch < len(begins) else last
+            start = _pick(int(begins[stretch - 1]), min(int(end), last), own)
+        return start + delta * np.arange(count)
+
+    def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
+        """The numbers of jitter and blur, from six uniform ones."""
+        config = self.config
+        amounts = (config.brightness, config.contrast, config.saturation, config.hue)
+        jitter = IDENTITY[:4]
+        if draws[0] < config.jitter_probability:
+            jitter = tuple(
+                middle + amount * (2 * draw - 1)
+                for middle, amount, draw in zip(IDENTITY[:4], amounts, draws[1:5], strict=True)
+            )
+        # One number both says whether to blur and, stretched, how much.
+        sigma = 0.0
+        if config.blur_sigma is not None and draws[5] < config.blur_probability:
+            low, high = config.blur_sigma
+            sigma = low + (high - low) * draws[5] / config.blur_probability
+        return (*jitter, sigma)
+
+
+def unvaried(entry: Entry, numbers: Sequence[int], height: int, width: int) -> np.ndarray:
+    """The frames with these numbers, the largest crop of the middle, uint8 [T, height, width, 3].
+
+    Raises:
+        BadExample: a frame does not come out whole.
+    """
+    clip = video_frames.Cut(
+        entry.scanned,
+        frames=len(numbers),
+        height=height,
+        width=width,
+        scale=1.0,
+        across=0.5,
+        down=0.5,
+        mirror=False,
+    )
+    decode.read(entry.path, entry.scanned, numbers, clip.put, entry.span)
+    return clip.out_THWC
+
+
+def _stretches(entry: Entry, present: np.ndarray, least: int, most: int) -> np.ndarray:
+    """Where the stretches of a file begin, as places among its frames; the first is 0.
+
+    A stretch is a group of pictures; several in a row where one is shorter than ``least`` frames,
+    so that the clips of a group do not show nearly the same; even parts where it is longer than
+    about ``most``, as all that is before a clip has to be decoded.
+    """
+    begins = [0]
+    for key in entry.scanned.keyframes:
+        place = int(np.searchsorted(present, key.frame))
+        if min(place - begins[-1], len(present) - place) >= least:
+            begins.append(place)
+    cut = []
+    for begin, end in itertools.pairwise([*begins, len(present)]):
+        parts = max(1, round((end - begin) / most))
+        cut += [begin + (end - begin) * part // parts for part in range(parts)]
+    return np.asarray(cut)
+
+
+def _whole(made: dict[str, np.ndarray] | BadExample) -> dict[str, np.ndarray]:
+    if isinstance(made, BadExample):
+        raise made
+    return made
+
+
+def _pick(least: int, largest: int, draw: float) -> int:
+    """A whole number from ``least`` to ``largest`` for a uniform draw from [0, 1)."""
+    return least + min(math.floor((largest - least + 1) * draw), largest - least)

@@ -1,0 +1,278 @@
+"""Decoding a whole video file to see whether it is sound, and decoding a few of its frames.
+
+Decoders do not always raise on broken files. The rule here: a file is broken if a frame carries
+FFmpeg's corrupt flag, if decoding raises, or if too few frames come out.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import av
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from jaxtrain.data.video.packets import (
+    Keyframe,
+    Scan,
+    Span,
+    flag_corrupt,
+    open_input,
+    reason,
+    shows_frame,
+    single_threaded,
+    too_few,
+)
+from jaxtrain.errors import BadExample
+
+_LOOKAHEAD = 32  # packets; H.264 and HEVC reorder over 16 frames at most
+_MOST_HELD = 2**28  # bytes of packets; ten seconds of 8K at 200 Mbit/s
+_PACKET_BYTES = 512  # that a packet takes beside its content
+
+
+class Verdict(NamedTuple):
+    """What decoding a whole file showed.
+
+    Attributes:
+        missing: numbers of the frames that have a packet but do not come out of the decoder.
+        broken: why the file is broken; None for a good one.
+    """
+
+    missing: tuple[int, ...]
+    broken: str | None
+
+
+def verify(path: str, info: Scan, span: Span | None = None) -> Verdict:
+    """Decode a whole file and say whether it is sound."""
+    delivered: list[int | None] = []
+    stamps: list[int | None] = []
+    try:
+        with open_input(path, span) as container:
+            stream = _open_stream(container, info)
+            flag_corrupt(stream)
+            for packet in container.demux(stream):
+                if packet.size and shows_frame(packet, stream):
+                    stamps.append(packet.pts)
+                for frame in stream.codec_context.decode(packet if packet.size else None):
+                    if frame.is_corrupt:
+                        return Verdict((), f"frame {len(delivered)} is corrupt")
+                    delivered.append(frame.pts)
+    except (av.FFmpegError, OSError) as error:
+        text = f"decoding fails after {len(delivered)} of {info.frames} frames: {reason(error)}"
+        return Verdict((), text)
+    missing = _missing(delivered, stamps, info)
+    if too_few(len(missing), info.frames):
+        found = info.frames - len(missing)
+        return Verdict((), f"only {found} of {info.frames} frames can be decoded")
+    return Verdict(missing, None)
+
+
+def _missing(delivered: list[int | None], stamps: list[int | None], info: Scan) -> tuple[int, ...]:
+    if not info.keyframes:  # frames are numbered as they come
+        return tuple(range(len(delivered), info.frames))
+    came = set(delivered)
+    ordered = sorted(pts for pts in stamps if pts is not None)
+    return tuple(number for number, pts in enumerate(ordered) if pts not in came)
+
+
+def read(
+    path: str,
+    info: Scan,
+    numbers: Sequence[int],
+    take: Callable[[int, VideoFrame], None],
+    span: Span | None = None,
+) -> None:
+    """Decode the frames with these numbers, ascending, and as few others as can be.
+
+    Decoding starts at the keyframe before. Frames on the way that no other frame refers to are
+    not decoded; that changes nothing in the others.
+
+    Args:
+        path: of the file.
+        info: of the file.
+        numbers: of the frames, ascending.
+        take: is given a frame's place in ``numbers`` and the frame. No frame is held here, so it
+            decides what memory is needed. A frame can be given again.
+        span: where in a tar the file lies.
+
+    Raises:
+        BadExample: a frame does not come out whole.
+    """
+    places = {number: place for place, number in enumerate(numbers)}
+    found: set[int] = set()
+    failure = ""
+    for start in _starts(info, numbers[0]):
+        came: set[int] = set()
+
+        def give(number: int, frame: VideoFrame, came: set[int] = came) -> None:
+            came.add(number)
+            take(places[number], frame)
+
+        try:
+            with open_input(path, span) as container:
+                _read_from(path, container, info, numbers, start, give)
+            found = came
+        except (av.FFmpegError, OSError) as error:
+            failure = f": {reason(error)}"
+        if len(found) == len(numbers):
+            return
+    lacking = next(number for number in numbers if number not in found)
+    raise BadExample(path, f"frame {lacking} of {info.frames} cannot be decoded{failure}")
+
+
+def read_each(
+    path: str,
+    info: Scan,
+    clips: Sequence[Sequence[int]],
+    take: Callable[[int, int, VideoFrame], None],
+    span: Span | None = None,
+) -> list[BadExample | None]:
+    """Decode several clips of a file; those behind the same keyframe cost one decoding together.
+
+    A clip's frames, and whether they can be decoded, do not depend on which other clips are asked
+    for: one that does not come out whole beside others is read once more by itself.
+
+    Args:
+        path: of the file.
+        info: of the file.
+        clips: the numbers of each one's frames, ascending.
+        take: is given a clip's place among ``clips``, a frame's place in the clip, and the frame.
+            No frame is held here, so it decides what memory is needed. A frame can be given again.
+        span: where in a tar the file lies.
+
+    Returns:
+        For each clip None, or why it is not whole.
+    """
+    failures: list[BadExample | None] = [None] * len(clips)
+    by_start: dict[Keyframe | None, list[int]] = {}
+    for clip, numbers in enumerate(clips):
+        by_start.setdefault(_starts(info, numbers[0])[0], []).append(clip)
+    for start, members in by_start.items():
+        left = members
+        if len(members) > 1:
+            whole = _read_together(path, info, {i: clips[i] for i in members}, start, take, span)
+            left = [clip for clip in members if clip not in whole]
+        for clip in left:
+            try:
+                read(path, info, clips[clip], functools.partial(take, clip), span)
+            except BadExample as bad:
+                failures[clip] = bad
+    return failures
+
+
+def _read_together(
+    path: str,
+    info: Scan,
+    clips: Mapping[int, Sequence[int]],
+    start: Keyframe | None,
+    take: Callable[[int, int, VideoFrame], None],
+    span: Span | None,
+) -> set[int]:
+    """Clips that came out whole in one decoding from ``start``."""
+    takers: dict[int, list[tuple[int, int]]] = {}
+    for clip, numbers in clips.items():
+        for place, number in enumerate(numbers):
+            takers.setdefault(number, []).append((clip, place))
+    came: set[int] = set()
+
+    def give(number: int, frame: VideoFrame) -> None:
+        came.add(number)
+        for clip, place in takers[number]:
+            take(clip, place, frame)
+
+    # What is wrong is found out, and told, where a clip is read by itself.
+    wrong = (av.FFmpegError, OSError, BadExample)
+    with contextlib.suppress(*wrong), open_input(path, span) as container:
+        _read_from(path, container, info, sorted(takers), start, give)
+    return {clip for clip, numbers in clips.items() if came.issuperset(numbers)}
+
+
+def _starts(info: Scan, number: int) -> list[Keyframe | None]:
+    """Where to begin decoding for a frame, in the order of trying; None is the file's start.
+
+    After a seek some decoders need more than the keyframe (open groups of pictures, gradual
+    refresh): then the keyframe before is tried, then the start of the file.
+    """
+    before = [key for key in info.keyframes if key.frame <= number]
+    return [*(key for key in reversed(before[-2:]) if key.frame > 0), None]
+
+
+def _read_from(
+    path: str,
+    container: InputContainer,
+    info: Scan,
+    numbers: Sequence[int],
+    start: Keyframe | None,
+    give: Callable[[int, VideoFrame], None],
+) -> None:
+    """Gives the frames with these numbers, ascending, as far as they come out whole.
+
+    Raises:
+        BadExample: so many bytes are between the keyframe and the last frame that they are not
+            held in memory.
+    """
+    stream = _open_stream(container, info)
+    stream.codec_context.open(strict=False)  # AV1's decoder takes skip_frame for good when it opens
+    if not info.keyframes:
+        _read_in_order(container, stream, numbers, give)
+        return
+    if start is not None:
+        container.seek(start.pts, stream=stream)
+    first = start.frame if start else 0
+    packets: list[av.Packet] = []
+    stamps: list[int] = []
+    held = 0
+    for packet in container.demux(stream):
+        if not packet.size or packet.pts is None:
+            break
+        here = start is None or (packet.pts == start.pts and packet.is_keyframe)
+        if not packets and not here:
+            continue  # seeking is inexact in some containers
+        packets.append(packet)
+        held += packet.size + _PACKET_BYTES
+        if held > _MOST_HELD:
+            raise BadExample(
+                path,
+                f"the packets between its keyframe at frame {first} and frame {numbers[-1]} take "
+                f"more than {_MOST_HELD:,} bytes: encode it with a keyframe every few seconds",
+            )
+        if shows_frame(packet, stream) and (start is None or packet.pts >= start.pts):
+            stamps.append(packet.pts)
+            if len(stamps) > numbers[-1] - first + _LOOKAHEAD:
+                break
+    stamps.sort()
+    wanted = {stamps[n - first]: n for n in numbers if n - first < len(stamps)}
+    last = max((i for i, p in enumerate(packets) if p.pts in wanted), default=-1)
+    found: set[int] = set()
+    fed: list[av.Packet | None] = [*packets[: last + 1], None]
+    for one in fed:
+        skip = one is not None and one.pts not in wanted
+        stream.codec_context.skip_frame = "NONREF" if skip else "DEFAULT"
+        for frame in stream.codec_context.decode(one):
+            if frame.pts in wanted and not frame.is_corrupt:
+                found.add(frame.pts)
+                give(wanted[frame.pts], frame)
+        if len(found) == len(wanted):
+            break
+
+
+def _read_in_order(
+    container: InputContainer,
+    stream: VideoStream,
+    numbers: Sequence[int],
+    give: Callable[[int, VideoFrame], None],
+) -> None:
+    wanted = frozenset(numbers)
+    for number, frame in enumerate(container.decode(stream)):
+        if number in wanted and not frame.is_corrupt:
+            give(number, frame)
+        if number >= numbers[-1]:
+            break
+
+
+def _open_stream(container: InputContainer, info: Scan) -> VideoStream:
+    stream = container.streams[info.stream]
+    assert isinstance(stream, VideoStream)
+    return single_threaded(stream)

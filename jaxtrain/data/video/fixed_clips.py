@@ -1,0 +1,111 @@
+"""The same few clips of a folder of videos each time, for measuring.
+
+Shapes: T frames, H height, W width.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from jaxtrain.data import cache
+from jaxtrain.data.video import files, index
+from jaxtrain.data.video.clips import unvaried
+from jaxtrain.data.video.index import Entry
+from jaxtrain.errors import BadExample, InputError
+from jaxtrain.storage import addresses
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """A piece of a video: successive frames, the largest crop of the middle that fits the size.
+
+    Attributes:
+        entry: the file.
+        folder: of the index in the cache.
+        place: of its first frame in the room that there is, 0 to 1.
+        frames, height, width: of the clip.
+    """
+
+    entry: Entry
+    folder: Path
+    place: float
+    frames: int
+    height: int
+    width: int
+
+    def read(self) -> np.ndarray:
+        """uint8 [T, H, W, 3].
+
+        Raises:
+            BadExample: the file is broken or too short.
+        """
+        verdict = index.first_use(self.entry, self.folder)
+        if verdict.broken is not None:
+            raise BadExample(self.entry.path, verdict.broken)
+        info = self.entry.scanned
+        there = np.setdiff1d(np.arange(info.frames), verdict.missing, assume_unique=True)
+        room = len(there) - self.frames
+        if room < 0:
+            text = f"is too short: {len(there)} frames, a clip needs {self.frames}"
+            raise BadExample(self.entry.path, text)
+        first = round(self.place * room)
+        numbers = there[first : first + self.frames].tolist()
+        return unvaried(self.entry, numbers, self.height, self.width)
+
+
+def choose(
+    path: str,
+    flag: str,
+    *,
+    frames: int,
+    height: int,
+    width: int,
+    clips: int | None,
+    say: Callable[[str], None],
+) -> list[Clip]:
+    """Clips of the videos that a path names, spread evenly; the same each time.
+
+    Args:
+        path: a folder, a video or a list of videos.
+        flag: the option that gave it.
+        frames, height, width: of a clip.
+        clips: how many in all; None takes one of each video. Fewer than videos are of some videos,
+            evenly chosen; more are several of a video, at evenly spaced places.
+        say: takes messages for the console.
+
+    Raises:
+        InputError: there are no videos, or none that can be used.
+    """
+    root = cache.root(None)
+    found = files.find(path, flag, root, say)
+    folder = index.folder_of(path, root)
+    usable: list[Entry] = []
+    for entry in index.build(found, folder, decode_all=False, say=say):
+        if entry.info is None:
+            say(f"left out: {entry.path}: {entry.reason}")
+        elif entry.info.frames < frames:
+            say(
+                f"left out: {entry.path}: {entry.info.frames} frames, a clip needs {frames} "
+                "(--frames)"
+            )
+        else:
+            usable.append(entry)
+    if not usable:
+        raise InputError(
+            f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used; see what "
+            "was left out above"
+        )
+    count = clips or len(usable)
+    if count < len(usable):
+        usable = [usable[place * len(usable) // count] for place in range(count)]
+    shares = [
+        count * (place + 1) // len(usable) - count * place // len(usable)
+        for place in range(len(usable))
+    ]
+    return [
+        Clip(entry, folder, (number + 0.5) / share, frames, height, width)
+        for entry, share in zip(usable, shares, strict=True)
+        for number in range(share)
+    ]

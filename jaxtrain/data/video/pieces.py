@@ -1,0 +1,314 @@
+"""Cutting one video into short pieces at training size, whose clips cost what their frames cost.
+
+A piece is H.264 in MP4 with short closed groups of pictures, no audio, square pixels, upright, 8
+bits, BT.709. It has the whole picture, shrunk until it just covers the largest crop that training
+cuts. A piece ends at a hard cut.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import av
+import av.filter
+import numpy as np
+from av.video.frame import VideoFrame
+
+from jaxtrain.data.video import frames as video_frames
+from jaxtrain.data.video.packets import (
+    Scan,
+    Span,
+    flag_corrupt,
+    open_input,
+    reason,
+    scan,
+    single_threaded,
+)
+from jaxtrain.data.video.packets import too_few as are_too_few
+from jaxtrain.errors import BadExample, InputError
+
+_SIDES = 8  # no autoencoder here takes other sizes
+_SLOWEST = Fraction(1, 1001)  # frames per second that a piece is marked with
+_FPS = 25  # of a file that does not tell its own; nothing in training depends on it
+_TURNS = {90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
+
+# A cut: the mean change of brightness, in steps of 255, is large, and many times the usual one.
+_CUT_STEP = 24.0
+_CUT_TIMES = 5.0
+_CUT_GRID = 16  # every so many pixels are looked at
+_CUT_MEMORY = 0.8  # share of the past in what is usual
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What pieces are to be.
+
+    Attributes:
+        height, width: of a training clip (pixels).
+        min_crop_scale: as in the data's config: pieces leave room for crops from this to 1.
+        frames: of a piece, at most.
+        min_frames: of a piece; what is shorter is left out.
+        min_side: videos whose shorter side is below are left out (pixels).
+        gop: frames from one keyframe to the next.
+        crf: quality of x264, 0 (lossless) to 51.
+        split_at_cuts: whether a piece ends at a hard cut.
+    """
+
+    height: int = 480
+    width: int = 720
+    min_crop_scale: float = 0.8
+    frames: int = 96
+    min_frames: int = 24
+    min_side: int = 64
+    gop: int = 8
+    crf: int = 20
+    split_at_cuts: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "frames", "min_frames", "min_side", "gop"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{_flag(name)} {getattr(self, name)}: use at least 1")
+        for name in ("height", "width"):
+            size = getattr(self, name)
+            if size % _SIDES:
+                raise InputError(
+                    f"{_flag(name)} {size}: clips have multiples of {_SIDES}; the nearest is "
+                    f"{max(_SIDES, round(size / _SIDES) * _SIDES)}"
+                )
+        if self.min_frames > self.frames:
+            raise InputError(
+                f"--min-frames {self.min_frames} is more than --frames {self.frames}, the most "
+                "that a piece has"
+            )
+        if not 0 < self.min_crop_scale <= 1:
+            raise InputError(f"--min-crop-scale {self.min_crop_scale}: use above 0 and at most 1")
+        if not 0 <= self.crf <= 51:
+            raise InputError(f"--crf {self.crf}: use 0 (lossless) to 51")
+
+    def size(self, shown_height: float, shown_width: float) -> tuple[int, int]:
+        """Height and width of the pieces of a video, both even; a small video is not enlarged."""
+        least_height, least_width = (
+            side / self.min_crop_scale for side in (self.height, self.width)
+        )
+        factor = min(1.0, max(least_height / shown_height, least_width / shown_width))
+        return _even(shown_height * factor), _even(shown_width * factor)
+
+
+class Cut(NamedTuple):
+    """What became of a video.
+
+    Attributes:
+        pieces: frames of each piece; piece n is the file ``n.mp4``, five digits.
+        left_out: frames in none of them, as they were between two cuts, or at the end.
+    """
+
+    pieces: tuple[int, ...]
+    left_out: int
+
+
+def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
+    """Write the pieces of a video into an empty folder.
+
+    Args:
+        path: of the video, for messages.
+        span: where in another file it lies; None for a file of its own.
+        folder: takes the pieces.
+        settings: what they are to be.
+
+    Raises:
+        BadExample: the video is broken, or gives no piece. Pieces may lie in the folder.
+        OSError: the pieces cannot be written.
+    """
+    info = scan(path, span)
+    if min(info.height, info.width * info.pixel_aspect) < settings.min_side:
+        text = f"is {info.width}x{info.height}, smaller than --min-side {settings.min_side}"
+        raise BadExample(path, text)
+    pieces: list[int] = []
+    left_out = 0
+    writer: _Writer | None = None
+    shrink = _Shrink(info, settings)
+    usual = _Usual()
+
+    def close(piece: "_Writer") -> int:
+        """Ends a piece; returns how many of its frames are left out."""
+        piece.close()
+        if piece.frames >= settings.min_frames:
+            pieces.append(piece.frames)
+            return 0
+        piece.path.unlink()
+        return piece.frames
+
+    try:
+        for decoded in _sound_frames(path, span, info):
+            frame = shrink(decoded)
+            size = (frame.height, frame.width)
+            ends = settings.split_at_cuts and usual.is_cut(frame)
+            if writer is not None and (
+                ends or writer.frames == settings.frames or writer.size != size
+            ):
+                left_out += close(writer)
+                writer = None
+            if writer is None:
+                writer = _Writer(folder / f"{len(pieces):05}.mp4", size, info.fps, settings)
+            writer.add(frame)
+        if writer is not None:
+            left_out += close(writer)
+            writer = None
+    finally:
+        if writer is not None:
+            writer.abandon()
+    if not pieces:
+        text = f"no {settings.min_frames} frames (--min-frames) without a cut among its {left_out}"
+        raise BadExample(path, f"is too short: {text}")
+    return Cut(tuple(pieces), left_out)
+
+
+def _sound_frames(path: str, span: Span | None, info: Scan) -> Iterator[VideoFrame]:
+    """All frames in order.
+
+    Raises:
+        BadExample: by the rules of :func:`jaxtrain.data.video.decode.verify`, the file is broken.
+    """
+    count = 0
+    try:
+        with open_input(path, span) as container:
+            stream: Any = single_threaded(container.streams[info.stream])  # type: ignore[arg-type]
+            flag_corrupt(stream)
+            for frame in container.decode(stream):
+                if frame.is_corrupt:
+                    raise BadExample(path, f"frame {count} is corrupt")
+                count += 1
+                yield frame
+    except (av.FFmpegError, OSError) as error:
+        text = f"decoding fails after {count} of {info.frames} frames: {reason(error)}"
+        raise BadExample(path, text) from error
+    if are_too_few(info.frames - count, info.frames):
+        raise BadExample(path, f"only {count} of {info.frames} frames can be decoded")
+
+
+class _Shrink:
+    """Turns a decoded frame upright and shrinks it, as yuv420p, BT.709."""
+
+    def __init__(self, info: Scan, settings: Settings) -> None:
+        self._info = info
+        self._settings = settings
+        self._graph: av.filter.Graph | None = None
+        self._made_for: tuple[Any, ...] = ()
+
+    def __call__(self, frame: VideoFrame) -> VideoFrame:
+        kind = (frame.width, frame.height, frame.format.name, frame.color_range, frame.colorspace)
+        if self._graph is None or kind != self._made_for:
+            self._graph, self._made_for = self._make(frame), kind
+        self._graph.push(frame)
+        return self._graph.vpull()
+
+    def _make(self, frame: VideoFrame) -> av.filter.Graph:
+        info = self._info
+        high, wide = self._settings.size(*_shown(frame, info))
+        if info.rotation % 180 == 90:  # it is shrunk before it is turned
+            high, wide = wide, high
+        graph = av.filter.Graph()
+        graph.threads = 1
+        nodes = [
+            graph.add_buffer(
+                width=frame.width,
+                height=frame.height,
+                format=frame.format,
+                time_base=Fraction(1, 1000),
+            )
+        ]
+        options = f"{wide}:{high}:flags=bicubic+accurate_rnd+bitexact"
+        options += video_frames.colour_options(frame)
+        nodes.append(graph.add("scale", f"{options}:out_color_matrix=bt709:out_range=limited"))
+        nodes.append(graph.add("format", "yuv420p"))
+        for turn in _TURNS.get(info.rotation, ()):
+            nodes.append(graph.add(*turn.split("=")))
+        nodes.append(graph.add("setsar", "1"))
+        nodes.append(graph.add("buffersink"))
+        graph.link_nodes(*nodes).configure()
+        return graph
+
+
+def _shown(frame: VideoFrame, info: Scan) -> tuple[float, float]:
+    """Height and width of a frame as it is to be seen: upright, with square pixels."""
+    high, wide = float(frame.height), frame.width * info.pixel_aspect
+    return (wide, high) if info.rotation % 180 == 90 else (high, wide)
+
+
+class _Usual:
+    """Knows how much the picture has changed from frame to frame lately."""
+
+    def __init__(self) -> None:
+        self._last: np.ndarray | None = None
+        self._change: float | None = None
+
+    def is_cut(self, frame: VideoFrame) -> bool:
+        """Whether the frame belongs to another shot than the one before."""
+        plane = frame.planes[0]
+        luma_HW = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
+        luma_HW = luma_HW[: frame.height : _CUT_GRID, : frame.width : _CUT_GRID].astype(np.int16)
+        last, self._last = self._last, luma_HW
+        if last is None or last.shape != luma_HW.shape:
+            return False
+        change = float(np.abs(luma_HW - last).mean())
+        usual = self._change
+        if usual is not None and change > max(_CUT_STEP, _CUT_TIMES * usual):
+            self._change = None  # another shot has another measure
+            return True
+        self._change = change if usual is None else usual + (1 - _CUT_MEMORY) * (change - usual)
+        return False
+
+
+class _Writer:
+    """One piece on its way to the disk."""
+
+    def __init__(self, path: Path, size: tuple[int, int], fps: float, settings: Settings) -> None:
+        self.path, self.size, self.frames = path, size, 0
+        # 1/1001 has no neighbor below it but 0.
+        rate = max(Fraction(fps or _FPS).limit_denominator(1001), _SLOWEST)
+        options = {
+            "preset": "veryfast",
+            "tune": "fastdecode",  # half the decoding time, for a tenth more bytes
+            "crf": str(settings.crf),
+            "g": str(settings.gop),
+            "keyint_min": str(settings.gop),
+            "sc_threshold": "0",
+            "flags": "+cgop",
+            "bf": "2" if settings.gop > 3 else "0",
+            # Nothing refers to B frames: they can be skipped. The same frames give the same bytes:
+            # x264 would choose instructions by where in memory a frame lies.
+            "x264-params": "b-pyramid=none:cpu-independent=1",
+        }
+        self._time_base = 1 / rate
+        self._container = av.open(str(path), "w", options={"movflags": "+faststart"})
+        self._stream: Any = self._container.add_stream("libx264", rate=rate, options=options)
+        self._stream.height, self._stream.width = size
+        self._stream.pix_fmt = "yuv420p"
+        context = self._stream.codec_context
+        context.time_base = self._time_base
+        context.thread_count = 1
+        context.color_range, context.colorspace = 1, 1  # limited, BT.709
+
+    def add(self, frame: VideoFrame) -> None:
+        frame.pts, frame.time_base = self.frames, self._time_base
+        frame.pict_type = 0  # type: ignore[assignment]  # what the source chose is not kept
+        self.frames += 1
+        self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        self._container.mux(self._stream.encode())
+        self._container.close()
+
+    def abandon(self) -> None:
+        """After an error: nobody wants this piece."""
+        self._container.close()
+
+
+def _even(length: float) -> int:
+    return max(2, round(length / 2) * 2)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,623 @@
+"""Before jax connects the processes, each calls process 0: all are there, and each is there once.
+
+If a host or a number is wrong, jax's own connect waits for minutes and then ends the process from
+C++ (a "Check failure stack trace", jax 0.10 to 0.12), which Python cannot catch. So the processes
+first meet at the same address over a plain socket, and all of them get the same message.
+
+Both sides prove that they know the run's token (JAXTRAIN_RUN_TOKEN), which is never sent. Each of
+three lines is a JSON object of one line:
+
+1. process 0 greets whoever connects with a random ``nonce``;
+2. the caller says who it is, adds a ``nonce`` of its own, and signs both;
+3. process 0 answers when all are there, or when something is wrong: ``{"jaxtrain": "..."}``, empty
+   for go on. It signs the answer and both nonces.
+
+A signature (``proof``) is an HMAC-SHA256 with the token as key. Whoever cannot sign is ignored, as
+a caller and as process 0. Without a token the key is empty, and everyone can sign: then a complaint
+may come from a stranger, and ends the run with 75 (try again) instead of 2 (wrong use).
+
+All this protects only the start. jax's own coordination service takes the port afterwards. It
+neither checks who connects nor encrypts anything, and neither do the connections between devices
+(NCCL, gloo): let only the hosts of the run reach its ports.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
+
+import psutil
+
+from jaxtrain import terminal
+from jaxtrain.distributed import cluster_env, waiting
+from jaxtrain.distributed.cluster_env import TOKEN, Cluster
+from jaxtrain.errors import InputError, RunAgain
+
+# Something else answers at the address, such as the end of the last run: wait this long for it.
+_FOREIGN_S = 60.0
+# After all are there: two with the same number mostly come at the same time.
+_LINGER_S = 1.0
+# Something is wrong: this long, those who come late can still hear it.
+_LATE_S = 5.0
+_LOOK_EVERY_S = 0.2
+_RETRY_FOREIGN_S = 1.0
+# A line that is not complete and does not continue for this long is not of this protocol.
+_QUIET_S = 2.0
+_LINE_S = 10.0
+_CALLER_BYTES, _ANSWER_BYTES = 4096, 65536
+# Connections that have proved nothing yet. Above this number those older than _GRACE_S are closed
+# to make room: a flood delays the processes of the run, but does not keep them out.
+_STRANGERS = 256
+_GRACE_S = 0.5
+_SHOWN = 120  # characters of what a caller says about itself
+_LISTED = 32  # callers in a message
+
+
+@dataclasses.dataclass
+class _Caller:
+    """Who called and has proved that it belongs to the run, and where to answer."""
+
+    index: int
+    count: int
+    where: str
+    call: str
+    nonces: list[str]
+    connection: socket.socket
+
+
+@dataclasses.dataclass
+class _Stranger:
+    """A connection that has proved nothing yet."""
+
+    address: str
+    since: float
+    nonce: str
+    heard: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    """How the roll call ended for one process.
+
+    Attributes:
+        message: what is wrong; empty if all are there.
+        again: whether it may be right the next time.
+        heard: process 0 said so; else this process concluded it.
+    """
+
+    message: str
+    again: bool
+    heard: bool
+
+
+def hold(cluster: Cluster, environment: Mapping[str, str]) -> None:
+    """Returns when every process of the run is there.
+
+    Args:
+        cluster: of this process.
+        environment: ``os.environ``.
+
+    Raises:
+        InputError: two processes have the same number, one is outside the range, or they disagree
+            about how many there are.
+        RunAgain: a process did not come in time; or the same complaints in a run without a token,
+            where they may come from a stranger.
+    """
+    call = _Call(cluster, cluster_env.patience(environment), cluster_env.token(environment))
+    if cluster.index == 0 and not call.key and not cluster_env.is_local(cluster):
+        _warn(
+            f"{TOKEN} is not set, so anyone who reaches {cluster.coordinator} can disturb the "
+            "start of this run: set the same random text on all hosts"
+        )
+    answer: _Answer | None = None
+    with waiting.announced(lambda: call.waits_for):
+        while answer is None:
+            # A second process 0 on this host cannot listen, so it calls the first one.
+            listener = _listen(cluster, environment) if cluster.index == 0 else None
+            call.listens = listener is not None
+            call.waits_for = call.blocked()
+            answer = call.attempt() if listener is None else _serve(cluster, listener, call)
+    if answer.message:
+        raise (RunAgain if answer.again else InputError)(answer.message)
+
+
+class _Foreign(Exception):
+    """Whoever listens at the address is not process 0 of this run."""
+
+
+class _Call:
+    """One process's call to process 0."""
+
+    def __init__(self, cluster: Cluster, patience_s: float, key: bytes) -> None:
+        self._cluster = cluster
+        self._foreign_since: float | None = None
+        self._refused = False  # by whoever answered there, because of the token
+        self._began = time.monotonic()
+        self.key = key
+        self.patience_s = patience_s
+        self.deadline = self._began + patience_s
+        self.id = secrets.token_hex(8)
+        self.ended = threading.Event()  # stops the thread of process 0 that calls itself
+        self.listens = False  # this is process 0, and the port is its own
+        self.waits_for = ""
+
+    def attempt(self) -> _Answer | None:
+        """Calls once; the answer, or after the deadline what went wrong; None to try again."""
+        foreign = False
+        try:
+            return self._once()
+        except OSError as error:  # or process 0 ends, and is started again
+            why = error.strerror or str(error)
+            taken = self._cluster.index == 0 and not self.listens
+            what = self._in_use() if taken else self._not_found(why)
+            self._foreign_since = None
+        except _Foreign as error:
+            what, foreign = str(error), True
+            self._foreign_since = self._foreign_since or time.monotonic()
+        now = time.monotonic()
+        since = self._foreign_since
+        if not self.listens:
+            self.waits_for = self.blocked(foreign)
+        if self._refused:  # process 0 may have given up a moment ago, but this is why
+            what = self._no_token()
+        if now > self.deadline or (since is not None and now - since > _FOREIGN_S):
+            return _Answer(what, again=True, heard=False)
+        self.ended.wait(_RETRY_FOREIGN_S if foreign else _LOOK_EVERY_S)
+        return None
+
+    def _once(self) -> _Answer:
+        cluster, nonce = self._cluster, secrets.token_hex(16)
+        with socket.create_connection((cluster.host, cluster.port), _LINE_S) as to:
+            line = _read_line(to, time.monotonic() + _LINE_S, self.ended.is_set)
+            greeting = _parsed(line)
+            asked = greeting.get("nonce")
+            if greeting.get("jaxtrain") != "who" or not isinstance(asked, str):
+                raise _Foreign(self._in_use())
+            said = {"jaxtrain": "here", "index": cluster.index, "count": cluster.count}
+            said |= {"where": _where(), "call": self.id, "nonce": nonce}
+            nonces = [asked, nonce]
+            to.sendall(_signed(self.key, "caller", nonces, said))
+            if cluster.index > 0:
+                self.waits_for = (
+                    f"other processes: process 0 at {cluster.coordinator} has heard this one"
+                )
+            line = _read_line(to, self.deadline + _LINE_S, self.ended.is_set)
+        answer = _parsed(line)
+        message, again = answer.get("jaxtrain"), answer.get("again")
+        if not _is_signed(self.key, "process 0", nonces, answer):
+            self._refused = True
+            raise _Foreign(self._no_token())
+        if not isinstance(message, str) or not isinstance(again, bool):
+            raise _Foreign(self._in_use())
+        return _Answer(_shown(message, _ANSWER_BYTES), again, heard=True)
+
+    def blocked(self, foreign: bool = False) -> str:
+        """What a call that has not been heard waits for.
+
+        Args:
+            foreign: whether another program answered at the address.
+        """
+        cluster = self._cluster
+        if self._refused:
+            return f"a process 0 at {cluster.coordinator} that knows this run's token ({TOKEN})"
+        if cluster.index == 0 and not self.listens:
+            owner = _owner(cluster.port)
+            return f"port {cluster.port}, which {owner or 'another program'} holds on this host"
+        if foreign:
+            return f"process 0 at {cluster.coordinator}: another program answers there"
+        return f"process 0, which does not answer at {cluster.coordinator}"
+
+    def _in_use(self) -> str:
+        cluster = self._cluster
+        return (
+            f"{cluster.coordinator} (from {cluster.source}) is in use{self._by()}, but not by "
+            f"processes that wait for process {cluster.index} of {cluster.count}: the last run "
+            f"has not ended, or all {cluster.count} are there already and another one is process "
+            f"{cluster.index} too, or it is another program's: end it, or take another port"
+        )
+
+    def _by(self) -> str:
+        """Who holds the port, where it is one of this host and the system reports it."""
+        owner = _owner(self._cluster.port) if self._cluster.index == 0 else None
+        return f" by {owner}" if owner else ""
+
+    def _no_token(self) -> str:
+        cluster = self._cluster
+        return (
+            f"process {cluster.index} on {socket.gethostname()} reached {cluster.coordinator} "
+            f"(from {cluster.source}), but what answers there does not know this run's token "
+            f"({TOKEN} is {_set_or_not(self.key)} here): set the same one on all hosts; if it "
+            "belongs to another run, take another port"
+        )
+
+    def _not_found(self, what: str) -> str:
+        cluster = self._cluster
+        here = ""
+        if cluster_env.is_loopback(cluster.host):
+            here = " (this machine itself: on several hosts give the address of process 0's host)"
+        return (
+            f"process {cluster.index} on {socket.gethostname()} found no process 0 at "
+            f"{cluster.coordinator}{here} within {self.patience_s:.0f} s ({what}): see whether "
+            f"process 0 runs on that host, and whether a firewall lets port {cluster.port} through"
+        )
+
+
+def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
+    """Process 0 waits for all, itself among them: so it knows that the address leads to it."""
+    own: list[_Answer] = []
+
+    def call_myself() -> None:
+        while not (own or call.ended.is_set()):
+            own.extend(filter(None, [call.attempt()]))
+
+    door = _Door(listener, call.key, cluster.count)
+    threading.Thread(target=call_myself, daemon=True).start()
+    picture, since = (False, ""), time.monotonic()
+    said: _Answer | None = None
+    try:
+        while said is None:
+            door.attend(_LOOK_EVERY_S)
+            callers = door.callers
+            complaint = _complaint(cluster, callers)
+            missing = sorted(set(range(cluster.count)) - {one.index for one in callers})
+            complete = not missing
+            call.waits_for = (
+                f"{'process' if len(missing) == 1 else 'processes'} "
+                f"{_listed([str(index) for index in missing], ', ')} of {cluster.count}, which "
+                f"{'has' if len(missing) == 1 else 'have'} not come to {cluster.coordinator}"
+            )
+            now = time.monotonic()
+            if (complete, complaint) != picture:
+                picture, since = (complete, complaint), now
+            if complaint:
+                if complete or now - since > _LATE_S:
+                    # Without a token it may be a stranger's doing.
+                    said = _Answer(complaint, again=not call.key, heard=False)
+            elif complete:
+                if now - since > _LINGER_S:
+                    said = _Answer("", again=False, heard=False)
+            elif own and own[0].message and own[0].heard:
+                said = own[0]  # the address leads to another process 0, and that one complains
+            elif now > call.deadline:
+                said = _Answer(_absent(cluster, door, call), again=True, heard=False)
+    finally:  # also when a signal ends this process: then they hear nothing, and call again
+        call.ended.set()
+        door.close(said)
+    return said
+
+
+class _Door:
+    """Where process 0 listens, in one thread: lets in those who know the run's token.
+
+    Whatever comes from the others is dropped, and reported once. They may be a port scan, a health
+    check, a process with another token, or hostile.
+
+    Args:
+        listener: socket that listens.
+        key: the run's token.
+        count: processes of the run.
+    """
+
+    def __init__(self, listener: socket.socket, key: bytes, count: int) -> None:
+        self.callers: list[_Caller] = []
+        self.without_token: dict[str, None] = {}  # addresses that callers came from
+        self._key, self._count = key, count
+        self._reported: set[str] = set()
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._listener, self._listens = listener, False
+
+    def attend(self, seconds: float) -> None:
+        """Hears whoever comes; after that time ``callers`` are those who still wait."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._make_room()
+            for ready, _ in self._selector.select(left):
+                if ready.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(ready.fileobj, socket.socket):
+                    self._hear(ready.fileobj)
+        self.callers = [one for one in self.callers if _waits(one)]
+
+    def close(self, said: _Answer | None) -> None:
+        """Answers the callers, if there is an answer, and frees the port: jax needs it."""
+        for connection in list(self._strangers):
+            self._drop(connection)
+        self._selector.close()
+        self._listener.close()
+        for one in self.callers:
+            with contextlib.suppress(OSError):
+                if said is not None:
+                    answer = {"jaxtrain": said.message, "again": said.again}
+                    one.connection.sendall(_signed(self._key, "process 0", one.nonces, answer))
+            one.connection.close()
+
+    def _make_room(self) -> None:
+        full = len(self._strangers) >= _STRANGERS
+        latest = time.monotonic() - (_GRACE_S if full else _LINE_S)
+        for connection, stranger in list(self._strangers.items()):
+            if stranger.since > latest:
+                break  # they are in the order of their arrival
+            self._reject(connection, "stranger")
+        wanted = len(self._strangers) < _STRANGERS
+        if wanted != self._listens:
+            self._listens = wanted
+            if wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._listener)
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # this process has no free descriptor
+                for connection in list(self._strangers):
+                    self._drop(connection)
+                time.sleep(_LOOK_EVERY_S)
+            return
+        connection.setblocking(False)
+        host = str(address[0]).removeprefix("::ffff:")
+        stranger = _Stranger(host, time.monotonic(), secrets.token_hex(16))
+        self._strangers[connection] = stranger
+        self._selector.register(connection, selectors.EVENT_READ)
+        try:
+            connection.sendall(_line({"jaxtrain": "who", "nonce": stranger.nonce}))
+        except OSError:
+            self._drop(connection)
+
+    def _hear(self, connection: socket.socket) -> None:
+        stranger = self._strangers.get(connection)
+        if stranger is None:  # dropped just now
+            return
+        try:
+            piece = connection.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        stranger.heard += piece
+        if not stranger.heard:  # it only looked whether the port is open, or was ended
+            self._drop(connection)
+        elif not piece or b"\n" in stranger.heard or len(stranger.heard) > _CALLER_BYTES:
+            self._judge(connection, stranger)
+
+    def _judge(self, connection: socket.socket, stranger: _Stranger) -> None:
+        said = _parsed(stranger.heard)
+        if said.get("jaxtrain") != "here":
+            self._reject(connection, "stranger")
+            return
+        nonces = [stranger.nonce, str(said.get("nonce"))]
+        if not _is_signed(self._key, "caller", nonces, said):
+            with contextlib.suppress(OSError):
+                connection.sendall(_line({"jaxtrain": "unproven"}))
+            if len(self.without_token) < _LISTED:
+                self.without_token[stranger.address] = None
+            self._reject(connection, "token")
+            return
+        index, count = said.get("index"), said.get("count")
+        # Without a token anyone may call in any number.
+        if not (_is_number(index) and _is_number(count)) or len(self.callers) >= (
+            self._count + _STRANGERS
+        ):
+            self._reject(connection, "stranger")
+            return
+        del self._strangers[connection]
+        self._selector.unregister(connection)
+        where, call = _shown(str(said.get("where")), _SHOWN), str(said.get("call"))
+        self.callers.append(_Caller(index, count, where, call, nonces, connection))
+
+    def _reject(self, connection: socket.socket, kind: str) -> None:
+        address = self._strangers[connection].address
+        self._drop(connection)
+        if kind in self._reported:
+            return
+        self._reported.add(kind)
+        if kind == "token":
+            _warn(
+                f"a caller from {address} did not know this run's token ({TOKEN} is "
+                f"{_set_or_not(self._key)} here) and is ignored, as are all such callers: set the "
+                "same one on all hosts"
+            )
+        else:
+            _warn(f"a connection from {address} is not a process of this run and is ignored")
+
+    def _drop(self, connection: socket.socket) -> None:
+        del self._strangers[connection]
+        self._selector.unregister(connection)
+        connection.close()
+
+
+def _complaint(cluster: Cluster, callers: list[_Caller]) -> str:
+    """What is wrong with those who are there; the same sentence for all of them."""
+    by_index: dict[int, _Caller] = {}
+    for one in callers:
+        if one.count != cluster.count:
+            return (
+                f"process {one.index} ({one.where}) was told of {one.count} processes, process 0 "
+                f"({_where()}) of {cluster.count}: start all with the same number"
+            )
+        if not 0 <= one.index < cluster.count:
+            return (
+                f"process {one.index} ({one.where}) is outside the {cluster.count} processes of "
+                f"this run: number them from 0 to {cluster.count - 1}"
+            )
+        other = by_index.setdefault(one.index, one)
+        if other is not one:
+            return (
+                f"two processes are both process {one.index} of {cluster.count} ({other.where}; "
+                f"{one.where}): give each its own number, from 0 to {cluster.count - 1}"
+            )
+    return ""
+
+
+def _absent(cluster: Cluster, door: _Door, call: _Call) -> str:
+    here = {one.index: one.where for one in door.callers}
+    if not any(one.call == call.id for one in door.callers):
+        return (
+            f"process 0 runs on {socket.gethostname()}, but {cluster.coordinator} (from "
+            f"{cluster.source}) does not lead there: give the address of process 0's host"
+        )
+    missing = [str(index) for index in range(cluster.count) if index not in here]
+    there = [f"{index}: {where}" for index, where in sorted(here.items())]
+    message = (
+        f"of {cluster.count} processes these did not come to {cluster.coordinator} within "
+        f"{call.patience_s:.0f} s: {_listed(missing, ', ')} (there are {_listed(there, '; ')}): "
+        "look at their output, and whether they can reach that address"
+    )
+    if door.without_token:
+        message += (
+            f"; callers from {', '.join(door.without_token)} did not know this run's token "
+            f"({TOKEN} is {_set_or_not(call.key)} here): set the same one on all hosts"
+        )
+    return message
+
+
+def _listed(words: list[str], separator: str) -> str:
+    rest = [f"and {len(words) - _LISTED} more"] if len(words) > _LISTED else []
+    return separator.join(words[:_LISTED] + rest)
+
+
+def _waits(caller: _Caller) -> bool:
+    """Whether a caller is still there: one that went away may have been started again."""
+    try:
+        caller.connection.setblocking(False)
+        there = caller.connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        there = True
+    except OSError:
+        there = False
+    if there:
+        caller.connection.settimeout(_LINE_S)
+    else:
+        caller.connection.close()
+    return there
+
+
+def _listen(cluster: Cluster, environment: Mapping[str, str]) -> socket.socket | None:
+    """A socket at the coordinator's port, where jax will listen too; None if it is in use."""
+    bind = cluster_env.bind_address(cluster, environment)
+    host, _, port = bind.rpartition(":")
+    host = host.strip("[]")
+    families = [socket.AF_INET6, socket.AF_INET] if host == "::" else [None]
+    for family in families:
+        if family is None:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            # Without SO_REUSEPORT, which jax's own service sets: two of those share a port unseen.
+            return socket.create_server(
+                ("" if host == "::" else host, int(port)),
+                family=family,
+                backlog=1024,
+                dualstack_ipv6=family == socket.AF_INET6 and host == "::",
+            )
+        except (OSError, ValueError, OverflowError) as error:
+            failure = error
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                return None
+    raise InputError(
+        f"process 0 cannot listen at {bind} ({failure}): give a free port above 1023 on an "
+        "address of this host"
+    )
+
+
+def _owner(port: int) -> str | None:
+    """Which process of this host listens at a port; None where the system does not report it."""
+    with contextlib.suppress(psutil.Error, OSError):  # processes of other users, or gone
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+                name = psutil.Process(one.pid).name()
+                return f"{_shown(name, _SHOWN)} (process {one.pid})"
+    return None
+
+
+def _line(said: Mapping[str, Any]) -> bytes:
+    return json.dumps(said).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """A line as an object; empty if it is not one."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _signed(key: bytes, side: str, nonces: list[str], said: Mapping[str, Any]) -> bytes:
+    return _line({**said, "proof": _proof(key, side, nonces, said)})
+
+
+def _is_signed(key: bytes, side: str, nonces: list[str], said: Mapping[str, Any]) -> bool:
+    proof = said.get("proof")
+    if not isinstance(proof, str) or not proof.isascii():
+        return False
+    fields = {name: value for name, value in said.items() if name != "proof"}
+    try:
+        return hmac.compare_digest(proof, _proof(key, side, nonces, fields))
+    except (ValueError, RecursionError):  # values that cannot be written again
+        return False
+
+
+def _proof(key: bytes, side: str, nonces: list[str], said: Mapping[str, Any]) -> str:
+    text = json.dumps([side, nonces, said], sort_keys=True)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _read_line(connection: socket.socket, deadline: float, ended: Callable[[], bool]) -> bytes:
+    """What comes up to the end of a line; what there is if it does not continue.
+
+    Raises:
+        OSError: nothing came, or not enough before the deadline.
+    """
+    connection.settimeout(_LOOK_EVERY_S)
+    found, last = b"", time.monotonic()
+    while b"\n" not in found and len(found) < _ANSWER_BYTES:
+        now = time.monotonic()
+        if ended() or now > deadline:
+            raise TimeoutError(errno.ETIMEDOUT, "no answer")
+        try:
+            piece = connection.recv(4096)
+        except TimeoutError:
+            if found and now - last > _QUIET_S:  # such as jax's own service, which greets
+                return found
+            continue
+        if not piece:
+            break
+        found, last = found + piece, now
+    if not found:
+        raise ConnectionResetError(0, "the connection broke off")
+    return found
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int and abs(value) < 2**31
+
+
+def _shown(text: str, limit: int) -> str:
+    """Text of another process, as it may be printed: one line without control characters."""
+    kept = "".join(one if one.isprintable() else "?" for one in text[: limit + 1])
+    return kept if len(kept) <= limit else kept[:limit] + "..."
+
+
+def _set_or_not(key: bytes) -> str:
+    return "set" if key else "not set"
+
+
+def _warn(message: str) -> None:
+    terminal.warn(f"warning: {message}")
+
+
+def _where() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"

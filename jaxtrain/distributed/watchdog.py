@@ -1,0 +1,198 @@
+"""Ends a run that stopped moving: a stuck process would hold all the others for ever.
+
+The time limits of the runtime itself do not fire while a process is alive but stuck
+(https://github.com/jax-ml/jax/issues/38503), so this thread watches from outside the main one.
+"""
+
+import contextlib
+import faulthandler
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from jaxtrain import terminal
+from jaxtrain.distributed.heartbeat import OVERSLEPT_S, Peers
+from jaxtrain.distributed.signals import RUN_AGAIN
+from jaxtrain.storage import atomic
+
+# Compiling, saving or restoring takes as long as it takes; an hour without an end is a hang. The
+# first preparation of data may take longer yet, and has no limit.
+PAUSE_ALLOWANCE_S = 3600.0
+# The last words themselves may hang (a dead file system): the process ends after this anyway.
+LAST_WORDS_S = 20.0
+_LONGEST_SLEEP_S = 1.0  # and that much of it may count all the same
+
+
+class Watchdog:
+    """Exits with 75 and writes every thread's stack when no step ends within the limit.
+
+    Enter it to start the watching, leave it to end it. The stacks go to ``hang-<process>.txt`` in
+    the run's directory, and to stderr before there is one (:meth:`report_to`).
+
+    Args:
+        timeout_s: longest time between two beats; None: only :meth:`end_within` sets a limit.
+        peers: told where this process is, and asked where the others are.
+    """
+
+    def __init__(self, timeout_s: float | None, peers: Peers) -> None:
+        self._timeout_s = timeout_s
+        self._directory: Path | None = None
+        self._say: Callable[[str], None] = terminal.warn
+        self._peers = peers
+        self._changed = threading.Condition()
+        self._pauses: list[tuple[str, float | None]] = []  # name and limit of each open phase
+        self._stopped_s = 0.0  # how long the process was stopped itself, in all
+        self._last_beat = self._now()
+        self._step: int | None = None
+        self._end_at: float | None = None
+        self._ended = self._ending = False
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._peers.when_lost(self.end)
+        self.beat()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join()
+
+    def report_to(self, directory: Path, say: Callable[[str], None]) -> None:
+        """Where the last words go: the run's directory, and what prints a line."""
+        self._directory, self._say = directory, say
+
+    def beat(self, step: int | None = None) -> None:
+        """Says that a step has ended; ``step`` is named in the last line."""
+        with self._changed:
+            self._last_beat = self._now()
+            self._step = self._step if step is None else step
+        self._tell()
+
+    def end_within(self, seconds: float) -> None:
+        """From now on the whole process has so long to end, whatever it does."""
+        with self._changed:
+            self._end_at = self._now() + seconds
+            self._changed.notify()
+
+    def end(self, reason: str) -> None:
+        """Ends the process with 75, after its last words; the first thread that calls it does."""
+        with self._changed:
+            first, self._ending = not self._ending, True
+        if not first:
+            threading.Event().wait()
+        last_words = threading.Thread(target=self._last_words, args=(reason,), daemon=True)
+        last_words.start()
+        last_words.join(LAST_WORDS_S)
+        self._peers.leave(RUN_AGAIN)
+        os._exit(RUN_AGAIN)  # sys.exit would only end this thread
+
+    @contextlib.contextmanager
+    def pause(self, name: str, allowance_s: float | None = PAUSE_ALLOWANCE_S) -> Iterator[None]:
+        """Another limit for a phase that is no step: it must end within ``allowance_s``.
+
+        Args:
+            name: of the phase, for the last line.
+            allowance_s: counted from here or from the last beat; never less than the limit of a
+                step. None: no limit.
+        """
+        limit_s = None if allowance_s is None else max(allowance_s, self._timeout_s or 0.0)
+        with self._changed:
+            self._pauses.append((name, limit_s))
+            self._last_beat = self._now()
+            self._changed.notify()
+        self._tell()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses.pop()
+                self._last_beat = self._now()
+                self._changed.notify()
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._changed:
+            phase = self._pauses[-1][0] if self._pauses else "training"
+            self._peers.tell(phase, self._step)
+
+    def _now(self) -> float:
+        """Seconds on a clock that stands still while the process is stopped (SIGSTOP)."""
+        return time.monotonic() - self._stopped_s
+
+    def _watch(self) -> None:
+        reason = None
+        with self._changed:
+            while reason is None and not self._ended:
+                began, nap_s = time.monotonic(), self._nap_s()
+                self._changed.wait(nap_s)
+                overslept_s = time.monotonic() - began - nap_s
+                if overslept_s > OVERSLEPT_S:
+                    self._stopped_s += overslept_s
+                reason = self._overdue()
+            if self._ended:
+                return
+        assert reason is not None, "that is what the loop waits for"
+        self.end(reason)
+
+    def _limit(self) -> tuple[str, float | None]:
+        """The phase that is open, "" for a step, and its limit."""
+        if self._timeout_s is None:
+            return "", None
+        return self._pauses[-1] if self._pauses else ("", self._timeout_s)
+
+    def _nap_s(self) -> float:
+        """Until something could be overdue, or a while."""
+        _, limit_s = self._limit()
+        ends = [] if limit_s is None else [self._last_beat + limit_s]
+        ends += [] if self._end_at is None else [self._end_at]
+        return min(max(min(ends, default=math.inf) - self._now(), 0.01), _LONGEST_SLEEP_S)
+
+    def _overdue(self) -> str | None:
+        after = "" if self._step is None else f" after update {self._step}"
+        where = f"{after} in process {self._peers.process}"
+        if self._end_at is not None and self._now() >= self._end_at:
+            return f"the run did not end within loop.stop_timeout_s of the signal{where}"
+        name, limit_s = self._limit()
+        if limit_s is None or self._now() < self._last_beat + limit_s:
+            return None
+        what = f"{name} did not end" if name else "no step ended"
+        return f"hung: {what} within {limit_s:g} s{where}"
+
+    def _last_words(self, reason: str) -> None:
+        head = "\n".join((reason, *self._peers.table(), "", ""))
+        where = "stacks of all threads above"
+        if self._directory is None:
+            _dump(head, sys.stderr)
+        else:
+            path = self._directory / f"hang-{self._peers.process}.txt"
+            where = f"stacks of all threads in {path}"
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                with open(atomic.open_own(path, flags), "w") as file:
+                    _dump(head, file)
+            except OSError as error:
+                where = f"no stacks: {path} could not be written ({error.strerror})"
+        self._say(
+            f"{reason}; {where}; exit code {RUN_AGAIN}: the same command with --resume latest "
+            "goes on"
+        )
+
+
+def _dump(head: str, file: TextIO) -> None:
+    file.write(head)
+    file.flush()
+    faulthandler.dump_traceback(file, all_threads=True)

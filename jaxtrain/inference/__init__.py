@@ -1,0 +1,1 @@
+"""A trained model in use: videos encoded and decoded, masks filled, text continued, quality."""

@@ -1,0 +1,335 @@
+"""A trained causal language model at work on a text: it goes on with it, or says what it costs.
+
+Shapes: B texts at a time, P tokens of a prompt, N tokens of a window, R windows at a time, V words.
+"""
+
+import codecs
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain.data import cache
+from jaxtrain.data.text import byte_level, specials, tokenizer, tokenizer_file
+from jaxtrain.distributed import process_group
+from jaxtrain.errors import InputError
+from jaxtrain.interop import weights
+from jaxtrain.models import mlm
+from jaxtrain.ops import attention, generation
+from jaxtrain.ops.sampling import Choice
+from jaxtrain.telemetry import recorder
+from jaxtrain.training import state
+from jaxtrain.xla import options as compiling
+
+_LEAST_ROOM = 64  # positions of a cache
+_LARGEST_SEED = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """How well a model foretells each token of a text from those before it.
+
+    Attributes:
+        tokens: that were foretold.
+        bytes: of UTF-8 that they stand for.
+        loss: mean cost of a token, nats.
+        accuracy: share of tokens that were the likeliest.
+        bits_per_byte: cost of the text / its bytes; comparable between tokenizers.
+    """
+
+    tokens: int
+    bytes: int
+    loss: float
+    accuracy: float
+    bits_per_byte: float
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean cost of a token; it depends on the tokenizer."""
+        return math.exp(self.loss)
+
+
+class CausalModel:
+    """A model, its parameters on the first device, and its tokenizer.
+
+    Args:
+        source: a checkpoint, a run's directory, or a folder with weights and a ``tokenizer.json``.
+        precision: of the computation.
+
+    Raises:
+        InputError: there is none, or of another kind; or jax does not see the GPU.
+    """
+
+    def __init__(self, source: Path, precision: str = "float32") -> None:
+        process_group.check_accelerator(os.environ)
+        compiling.use_cache(os.environ, cache.root(None) / "compiled")
+        tokenizer.check_travels(source)
+        found = weights.load(source, None)
+        self.source = found.source
+        self.model = found.model
+        definition = state.Definition(self.model.build)
+        if not definition.has("continued"):
+            cure = "; jaxtrain fill finds its [MASK]s" if isinstance(self.model, mlm.Config) else ""
+            raise InputError(
+                f"{self.source} holds a model of {type(self.model).__module__}, which cannot go on "
+                f"with a text: name a run or a checkpoint of a causal language model{cure}"
+            )
+        words = tokenizer.of_source(Path(found.source))  # of these weights, not of others
+        tokenizer.check_size(words, self.model.vocab_size, found.source)
+        byte_level.check(words, found.source)
+        self.begin = specials.begin(words, found.source)
+        self.tokenizer = specials.plain(words)
+        self.bytes_of: list[bytes | None] = byte_level.as_bytes(self.tokenizer)
+        self._arrays = {
+            name: jnp.asarray(array, jnp.dtype(precision))
+            for name, array in found.exactly(definition.params).items()
+        }
+        special = specials.marked(self.tokenizer)
+        known_V = np.zeros(self.model.vocab_size, bool)
+        known_V[[i for i, one in enumerate(self.bytes_of) if one is not None or i in special]] = 1
+
+        def chosen(
+            logits_BV: jax.Array, choice: Choice, keys_B: jax.Array, number: jax.Array
+        ) -> jax.Array:
+            # The model may have more words than the tokenizer; those it has never seen.
+            known_BV = jnp.broadcast_to(known_V[None], logits_BV.shape)
+            return generation.choose(
+                choice, jnp.where(known_BV, logits_BV, -jnp.inf), keys_B, number
+            )
+
+        def read(
+            arrays: state.Arrays,
+            tokens_BN: jax.Array,
+            count: jax.Array,
+            keys_B: jax.Array,
+            number: jax.Array,
+            room: int,
+            choice: Choice,
+        ) -> tuple[jax.Array, Any]:
+            module = definition.module(arrays, {})
+            empty = module.cache(tokens_BN.shape[0], room)
+            logits_BV, kept = module.continued(tokens_BN, count, empty, 0)
+            return chosen(logits_BV, choice, keys_B, number), kept
+
+        def follow(
+            arrays: state.Arrays,
+            kept: Any,
+            ids_B: jax.Array,
+            start: jax.Array,
+            keys_B: jax.Array,
+            number: jax.Array,
+            choice: Choice,
+        ) -> tuple[jax.Array, Any]:
+            module = definition.module(arrays, {})
+            logits_BV, kept = module.continued(ids_B[:, None], 1, kept, start)
+            return chosen(logits_BV, choice, keys_B, number), kept
+
+        options = compiling.options(jax.default_backend())
+        self._read: Callable[..., tuple[jax.Array, Any]] = jax.jit(
+            read, static_argnames=("room", "choice"), compiler_options=options
+        )
+        self._follow: Callable[..., tuple[jax.Array, Any]] = jax.jit(
+            follow, static_argnames="choice", donate_argnums=1, compiler_options=options
+        )
+
+        def evaluate(arrays: state.Arrays, batch: attention.Batch) -> attention.Sums:
+            found: attention.Sums = definition.module(arrays, {}).evaluate(batch)
+            return found
+
+        self._evaluate: Callable[..., attention.Sums] = jax.jit(evaluate, compiler_options=options)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the model sees at once."""
+        return int(self.model.sequence_length)
+
+    @property
+    def _stride(self) -> int:
+        """Tokens by which windows of a long text lie apart."""
+        return max(1, self.longest // 2)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The token that begins a document, and those of a text.
+
+        Raises:
+            InputError: no text, or more than the model sees at once.
+        """
+        if not prompt:
+            raise InputError("the text is empty: give the model a beginning, a word will do")
+        ids = [self.begin, *tokenizer_file.ids(self.tokenizer, prompt)]
+        if len(ids) > self.longest:
+            raise InputError(
+                f"the text has {len(ids)} tokens with the one that begins it, the model sees "
+                f"{self.longest}: give its last part alone"
+            )
+        return ids
+
+    def ids(
+        self,
+        prompt: list[int],
+        *,
+        tokens: int,
+        choice: Choice,
+        seed: int = 0,
+        samples: int = 1,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[np.ndarray]:
+        """The tokens that follow, int32 [B] for each in turn; text b does not depend on B.
+
+        Past the end of what the model sees at once it begins anew with the last half of that: so it
+        always sees the last half, at least. Nothing is stretched, and nothing older is remembered.
+
+        Args:
+            prompt: what :meth:`encode` gave.
+            tokens: how many; the iterator may be left before.
+            choice: how each is chosen.
+            seed: of what is drawn.
+            samples: B, texts that go on with the prompt, each in its way.
+            say: told once where the model begins anew.
+
+        Raises:
+            InputError: a number that means nothing.
+        """
+        self._check(tokens, choice, samples, seed)
+        keys_B = generation.keys_of_rows(seed, samples)
+        window = [np.full(samples, one, np.int32) for one in prompt]
+        most = min(len(prompt) + tokens, self.longest)
+        room, half = padded(most, self.longest), max(1, self.longest // 2)
+
+        def begun(number: int) -> tuple[jax.Array, Any]:
+            tokens_BN = np.zeros((samples, padded(len(window), room)), np.int32)
+            tokens_BN[:, : len(window)] = np.stack(window, axis=1)
+            return self._read(
+                self._arrays, tokens_BN, len(window), keys_B, number, room=room, choice=choice
+            )
+
+        ids_B, kept = begun(0)
+        for number in range(1, tokens + 1):
+            drawn_B = ids_B
+            if number < tokens and len(window) < self.longest:
+                # Before anybody waits for the token that it goes on with.
+                ids_B, kept = self._follow(
+                    self._arrays, kept, drawn_B, len(window), keys_B, number, choice=choice
+                )
+                window.append(np.asarray(drawn_B))
+            elif number < tokens:
+                if number == self.longest - len(prompt) + 1:  # the first time
+                    say(
+                        f"the model sees {self.longest} tokens at once: from here on the last "
+                        f"{half} to {self.longest}, and nothing before"
+                    )
+                window = [*window, np.asarray(drawn_B)][-half:]
+                ids_B, kept = begun(number)
+            yield np.asarray(drawn_B)
+
+    def texts(self, ids: Iterator[np.ndarray]) -> Iterator[list[str]]:
+        """What the texts grow by, token by token: whole characters, "" where none is whole yet.
+
+        A text ends where the model draws a special token, as the one that begins the next document;
+        the iterator ends where all have. A character that the end cuts off becomes U+FFFD.
+
+        Args:
+            ids: of :meth:`ids`.
+        """
+        decoders: list[Any] | None = None
+        ended: list[bool] = []
+        for ids_B in ids:
+            if decoders is None:
+                make = codecs.getincrementaldecoder("utf-8")
+                decoders, ended = [make("replace") for _ in ids_B], [False] * len(ids_B)
+            grown = []
+            for row, token_id in enumerate(ids_B.tolist()):
+                piece = None if ended[row] else self.bytes_of[token_id]
+                ended[row] = piece is None
+                grown.append(decoders[row].decode(piece or b"", final=ended[row]))
+            yield grown
+            if all(ended):
+                return
+        if decoders is not None and any(rest := [one.decode(b"", final=True) for one in decoders]):
+            yield rest
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(tokenizer_file.ids(self.tokenizer, text))
+
+    def score(
+        self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
+    ) -> Score:
+        """Foretells each token of a text, taken as one document, from those before it.
+
+        The text goes through windows as long as the model sees at once, each half of that further
+        on, and a token counts in the first window that holds it: so it is foretold from half a
+        window at least, where the text has as much before it.
+
+        Args:
+            text: any length.
+            rows: windows at a time.
+            max_tokens: only so many first tokens are foretold; None is all.
+            each: called after each batch with how many windows are done, and are in all.
+
+        Raises:
+            InputError: the text has no token.
+        """
+        ids = tokenizer_file.ids(self.tokenizer, text)[:max_tokens]
+        if not ids:
+            raise InputError("there is no token in the text")
+        sizes = np.array([len(self.bytes_of[one] or b"") for one in ids], np.int32)
+        given = np.array([self.begin, *ids], np.int32)
+        starts = range(0, max(1, len(ids) - self.longest + self._stride), self._stride)
+        sums: dict[str, np.ndarray] = {}
+        for first in range(0, len(starts), rows):
+            batch = self._windows(given, sizes, list(starts[first : first + rows]), rows)
+            for name, parts in jax.device_get(self._evaluate(self._arrays, batch)).items():
+                sums[name] = sums.get(name, np.zeros(2)) + np.asarray(parts, np.float64)
+            each(min(first + rows, len(starts)), len(starts))
+        found = recorder.finish({name: tuple(parts) for name, parts in sums.items()})
+        return Score(
+            tokens=len(ids),
+            bytes=int(sizes.sum()),
+            loss=found["loss"],
+            accuracy=found["accuracy"],
+            bits_per_byte=found["bits_per_byte"],
+        )
+
+    def _windows(
+        self, given: np.ndarray, sizes: np.ndarray, starts: list[int], rows: int
+    ) -> dict[str, np.ndarray]:
+        """A batch of windows of a text; what a window before has counted is no target again."""
+        shape = rows, self.longest
+        batch = {
+            "tokens": np.full(shape, self.begin, np.int32),
+            "targets": np.full(shape, attention.IGNORED, np.int32),
+            "target_bytes": np.zeros(shape, np.int32),
+            "weight": np.ones(rows, np.float32),
+        }
+        for row, start in enumerate(starts):
+            there = min(self.longest, len(sizes) - start)
+            new = slice(self.longest - self._stride if start else 0, there)
+            batch["tokens"][row, :there] = given[start : start + there]
+            batch["targets"][row, new] = given[start + 1 : start + 1 + there][new]
+            batch["target_bytes"][row, new] = sizes[start : start + there][new]
+        return batch
+
+    def _check(self, tokens: int, choice: Choice, samples: int, seed: int) -> None:
+        for name, value in (("--tokens", tokens), ("--samples", samples)):
+            if value < 1:
+                raise InputError(f"{name} {value}: use at least 1")
+        if not 0 <= seed <= _LARGEST_SEED:
+            raise InputError(f"--seed {seed}: use a number from 0 to {_LARGEST_SEED}")
+        words = self.model.vocab_size
+        if choice.top_k is not None and choice.top_k > words:
+            raise InputError(f"--top-k {choice.top_k}: use a number from 1 to {words}, its words")
+
+
+def padded(count: int, most: int) -> int:
+    """Room for ``count`` positions: a power of two from 64 on, and ``most`` at most.
+
+    So prompts of all lengths share a few compiled programs.
+    """
+    return min(most, max(_LEAST_ROOM, 1 << (count - 1).bit_length()))

@@ -1,0 +1,206 @@
+"""Autoencoders whose latents ours can learn from (:class:`jaxtrain.data.video.latents.Teacher`).
+
+A teacher is named by a path: a checkpoint, run or weights file of this program, or the folder of an
+autoencoder that the package diffusers has saved.
+
+Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxtrain import versions
+from jaxtrain.data.video.latents import Teacher
+from jaxtrain.errors import InputError, first_line
+from jaxtrain.interop import weights
+from jaxtrain.storage.atomic import expanded, read_json
+from jaxtrain.training import state as states
+
+_DIGITS = 12  # of a digest in a teacher's name
+_ENCODER = "encoder."
+_TIME_FACTOR = 4  # AutoencoderKLWan: one frame, then so many for each further latent
+
+
+def load(
+    spec: str,
+    family: type[Any],
+    *,
+    scaling: float | None,
+    sample_seed: int | None,
+    say: Callable[[str], None],
+) -> Teacher:
+    """The teacher that a path names.
+
+    Args:
+        spec: the path.
+        family: class of the config that is to learn from it; a teacher of this program has it too.
+        scaling: latents are times this; None is what the teacher's folder says, 1 for our own.
+        sample_seed: draws latents of diffusers' distribution with this seed; None takes its mode.
+        say: takes messages for the console.
+
+    Raises:
+        InputError: no such thing there, or it is not to be used so.
+    """
+    path = expanded(spec).absolute()
+    if not path.exists():
+        raise InputError(
+            f"--teacher {spec}: no such file or folder; name a checkpoint, a run's directory, a "
+            "weights file, or a local folder of a diffusers autoencoder"
+        )
+    if _class_name(path) is not None:
+        teacher: Teacher = Diffusers(path, scaling=scaling, sample_seed=sample_seed)
+    else:
+        if sample_seed is not None:
+            raise InputError(
+                f"--teacher-sample {sample_seed}: {spec} is an autoencoder without a distribution "
+                "to draw from; leave it out"
+            )
+        teacher = Own(path, family, 1.0 if scaling is None else scaling)
+    say(f"teacher {teacher.name}: {teacher.about}")
+    return teacher
+
+
+class Own:
+    """A checkpoint or weights file of this program, on all devices at hand."""
+
+    def __init__(self, path: Path, family: type[Any], scaling: float) -> None:
+        found = weights.load(path, family)
+        model = found.model.bare()
+        definition = states.Definition(model.build)
+        params = found.exactly(definition.params)
+        encoder = {name: array for name, array in params.items() if name.startswith(_ENCODER)}
+        parts = [json.dumps([scaling, model.patch_size]).encode()]
+        for name in sorted(encoder):
+            parts += [f"{name} {encoder[name].shape}".encode(), encoder[name].tobytes()]
+        self.name = _name(path, parts)
+        self.about = f"encoder of {found.source}, latents times {scaling:g}"
+        devices = jax.devices()
+        mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,))
+        self._rows = NamedSharding(mesh, PartitionSpec("data"))
+        whole = NamedSharding(mesh, PartitionSpec())
+        self._params = jax.device_put(params, whole)
+
+        def encode(params: Any, video_BTHW3: jax.Array) -> jax.Array:
+            module: Any = definition.module(params, {})
+            return scaling * module.encode(video_BTHW3)
+
+        self._encode = jax.jit(encode, out_shardings=self._rows)
+
+    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+        """See :class:`jaxtrain.data.video.latents.Teacher`; B is a multiple of the devices."""
+        placed = jax.device_put(video_BTHW3, self._rows)
+        return np.asarray(self._encode(self._params, placed), np.float32)
+
+
+class Diffusers:
+    """An autoencoder that diffusers has saved into a folder, run by PyTorch on its GPU or CPU."""
+
+    def __init__(self, folder: Path, *, scaling: float | None, sample_seed: int | None) -> None:
+        try:
+            import diffusers
+            import torch
+        except ImportError as error:
+            raise InputError(
+                f"--teacher {folder} needs {error.name}: {versions.install('interop')}"
+            ) from error
+        kind = str(_class_name(folder))
+        made = {
+            "AutoencoderKLCogVideoX": diffusers.AutoencoderKLCogVideoX,
+            "AutoencoderKLWan": diffusers.AutoencoderKLWan,
+        }
+        if kind not in made:
+            raise InputError(
+                f"--teacher {folder} is a {kind[:60]}; the teachers are {' and '.join(made)}"
+            )
+        self._torch, self._seed, self._kind = torch, sample_seed, kind
+        try:
+            model = made[kind].from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InputError(f"--teacher {folder} cannot be loaded: {first_line(error)}") from error
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = model.eval().requires_grad_(False).to(self._device)
+        self._shift, self._scale, words = _normalisation(folder, model.config, scaling)
+        chosen = "mode" if sample_seed is None else f"sample with seed {sample_seed}"
+        held = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+        settings = json.dumps([kind, self._shift.tolist(), self._scale.tolist(), chosen]).encode()
+        self.name = _name(folder, [settings, *map(_file_digest, held)])
+        self.about = f"{kind} of {folder}, {chosen}, {words}, by PyTorch on {self._device}"
+
+    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+        """See :class:`jaxtrain.data.video.latents.Teacher`."""
+        torch = self._torch
+        frames = video_BTHW3.shape[1]
+        if self._kind == "AutoencoderKLWan" and frames % _TIME_FACTOR != 1:
+            raise InputError(
+                f"model.frames={frames}: AutoencoderKLWan takes {_TIME_FACTOR} n + 1 frames and "
+                f"leaves the others out; use {(frames - 1) // _TIME_FACTOR * _TIME_FACTOR + 1}"
+            )
+        video_BCTHW = np.ascontiguousarray(video_BTHW3.transpose(0, 4, 1, 2, 3))
+        found = []
+        with torch.inference_mode():
+            for clip_CTHW in video_BCTHW:  # diffusers' own samples draw for a whole batch
+                x = torch.from_numpy(clip_CTHW)[None].to(self._device) * 2 - 1
+                distribution = self._model.encode(x).latent_dist
+                found.append(self._pick(distribution).float().cpu().numpy()[0])
+        latents_BLHWC = np.stack(found).transpose(0, 2, 3, 4, 1)
+        return np.asarray((latents_BLHWC - self._shift) * self._scale, np.float32)
+
+    def _pick(self, distribution: Any) -> Any:
+        if self._seed is None:
+            return distribution.mode()
+        # The same numbers for each clip: latents then depend on the clip alone, not on its place.
+        generator = self._torch.Generator(self._device).manual_seed(self._seed)
+        return distribution.sample(generator)
+
+
+def _normalisation(
+    folder: Path, settings: Any, scaling: float | None
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """What is taken off the latents, what they are then times of, and both in words.
+
+    Raises:
+        InputError: neither the caller nor the folder says.
+    """
+    nothing = np.zeros(1, np.float32)
+    if scaling is not None:
+        return nothing, np.array([scaling], np.float32), f"times {scaling:g} (as given)"
+    means, deviations = settings.get("latents_mean"), settings.get("latents_std")
+    if means and deviations:
+        words = "less latents_mean, by latents_std (its config)"
+        return np.array(means, np.float32), 1 / np.array(deviations, np.float32), words
+    factor = settings.get("scaling_factor")
+    if factor is None:
+        raise InputError(
+            f"--teacher {folder} does not say its scaling_factor: give it with --teacher-scaling"
+        )
+    return nothing, np.array([factor], np.float32), f"times {factor:g} (its scaling_factor)"
+
+
+def _class_name(path: Path) -> str | None:
+    """Of diffusers, where a folder holds one of its models."""
+    try:
+        found = read_json(path / "config.json").get("_class_name")
+    except (OSError, ValueError):
+        return None
+    return None if found is None else str(found)
+
+
+def _name(path: Path, parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-") or "teacher"
+    return f"{stem[:40]}-{digest.hexdigest()[:_DIGITS]}"
+
+
+def _file_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

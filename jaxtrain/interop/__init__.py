@@ -1,0 +1,1 @@
+"""Weights in and out: safetensors, PyTorch files, folders of Hugging Face."""

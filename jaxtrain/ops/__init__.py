@@ -1,0 +1,1 @@
+"""Building blocks that models share: layers, attention, convolution, losses, generation."""

@@ -1,0 +1,314 @@
+"""Schedules, parameter groups, and both together as one optax transformation.
+
+A schedule maps ``s``, the number of completed updates, to the learning rate of the next one. ``T``
+is the length of the run and ``w`` that of the linear warm-up, in updates:
+
+- warm-up: ``s / w``, so the very first update has rate zero, as in the programs replaced;
+- cosine: ``max(0, 0.5 (1 + cos(pi p)))`` with ``p = (s - w) / (T - w)``;
+- cosine_with_restarts: ``0.5 (1 + cos(pi ((cycles p) mod 1)))``, and zero from ``T`` on;
+- linear: ``1 - p``;
+- constant: 1;
+- trapezoid: 1, then ``(T - s) / d`` over the last ``d`` updates;
+
+times the peak rate. From ``T`` on the rate stays what it is at ``T``. The cosine and linear forms
+are those of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid that of nanochat.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxtrain import config
+from jaxtrain.config import param_groups as parameter_groups
+from jaxtrain.errors import InputError
+from jaxtrain.optim import ema, muon
+from jaxtrain.sharding import HasShape, Rule
+
+Shape = Callable[[jax.Array], jax.Array]  # completed updates, int32 [] -> share of the peak rate
+
+
+def warmup_steps(settings: config.Optim, total_steps: int) -> int:
+    """Length of the warm-up in updates.
+
+    Raises:
+        InputError: it is not shorter than the run.
+    """
+    if settings.warmup_steps is not None:
+        steps = settings.warmup_steps
+    else:
+        assert settings.warmup_fraction is not None, "config.validate() holds that one is set"
+        steps = _share(settings.warmup_fraction, total_steps)
+    if steps >= total_steps:
+        raise InputError(
+            f"the warm-up of {steps} steps has to be shorter than the run of {total_steps} steps: "
+            "lower --optim.warmup_steps or --optim.warmup_fraction"
+        )
+    return steps
+
+
+def schedule(
+    settings: config.Optim, total_steps: int, peak_lr: float | None = None
+) -> optax.Schedule:
+    """Completed updates (int [] of any width) -> learning rate, float32 [].
+
+    Args:
+        settings: the schedule's name, peak rate and lengths.
+        total_steps: ``T``, updates of the whole run, warm-up included.
+        peak_lr: another peak rate.
+
+    Raises:
+        InputError: warm-up and warm-down do not fit into the run.
+    """
+    warmup = warmup_steps(settings, total_steps)
+    after_warmup = _after_warmup(settings, total_steps, warmup)
+    peak = settings.peak_lr if peak_lr is None else peak_lr
+
+    def rate(count: jax.typing.ArrayLike) -> jax.Array:
+        # Signed before anything is subtracted: the state counts in uint32.
+        steps = jnp.asarray(count).astype(jnp.int32)
+        share = after_warmup(jnp.minimum(steps, total_steps))
+        if warmup:
+            share = jnp.where(steps < warmup, steps / warmup, share)
+        return jnp.asarray(peak, jnp.float32) * share.astype(jnp.float32)
+
+    return rate
+
+
+def recorded_schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
+    """The learning rate that the record shows: with Muon that of its matrices."""
+    peak = None if settings.muon is None else settings.muon.peak_lr
+    return schedule(settings, total_steps, peak)
+
+
+def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:
+    """Names of the parameters that are optimized alike.
+
+    ``"decay"`` holds arrays of two and more dimensions (matrices, kernels, embeddings),
+    ``"no_decay"`` the rest (biases, norms).
+
+    Args:
+        params: dotted name -> array.
+    """
+    decay = frozenset(name for name, array in params.items() if len(array.shape) >= 2)
+    found = {"decay": decay, "no_decay": frozenset(params) - decay}
+    check_partition(params, found)
+    return found
+
+
+def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozenset[str]]) -> None:
+    """Holds that each parameter is in exactly one group, and that groups hold nothing else.
+
+    Raises:
+        ValueError: names the parameters at fault.
+    """
+    owners: dict[str, list[str]] = {name: [] for name in params}
+    for group, members in found.items():
+        for name in members:
+            owners.setdefault(name, []).append(group)
+    wrong = {name: of for name, of in owners.items() if len(of) != 1 or name not in params}
+    if wrong:
+        listed = "; ".join(
+            f"{name} {'in ' + ' and '.join(of) if of else 'in no group'}"
+            + ("" if name in params else ", but no parameter")
+            for name, of in sorted(wrong.items())
+        )
+        raise ValueError(f"groups have to hold each parameter once: {listed}")
+
+
+def make(
+    settings: config.Optim,
+    total_steps: int,
+    params: Mapping[str, HasShape],
+    others: parameter_groups.Groups | None = None,
+    rule: Rule | None = None,
+    precision: config.Precision = "bfloat16",
+) -> optax.GradientTransformation:
+    """Clip by the global norm of all gradients, then one optimizer for each group.
+
+    State exists only in the group that owns a parameter: two float32 numbers a parameter for AdamW,
+    one for Muon, and one count a group.
+
+    AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate.
+
+    Args:
+        settings: rates, decay, clip.
+        total_steps: updates of the whole run.
+        params: dotted name -> array or shape; the flat dict that ``init`` and ``update`` get too.
+        others: groups that the model names. Those apart have their own rate and clip, and their
+            gradients do not count for the clip of the rest; roles count for ``optim.muon`` only.
+        rule: where arrays are stored; Muon spreads its work over the devices with it.
+        precision: of Muon's products; state and all else are float32.
+
+    Raises:
+        InputError: ``optim.muon`` is set for a model that names no matrices.
+    """
+    apart = parameter_groups.apart(others or {})
+    owner = {name: _owner(name, apart) for name in params}
+    own = {name: array for name, array in params.items() if owner[name] is None}
+    of_matrices = functools.partial(muon.muon, precision=precision, rule=rule)
+    transforms, labels = _main(settings, total_steps, own, others or {}, of_matrices)
+    labels |= {name: "no_decay" for name in params if name not in own}  # masked out before that
+    parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
+    if settings.average is not None:
+        parts_of_main.append(ema.averaging(settings.average))
+    main = optax.chain(*parts_of_main)
+    if not apart:
+        return main
+    parts = {"main": main} | {name: _of_group(other, settings) for name, other in apart.items()}
+    return optax.partition(parts, {name: group or "main" for name, group in owner.items()})
+
+
+def _main(
+    settings: config.Optim,
+    total_steps: int,
+    params: Mapping[str, HasShape],
+    others: parameter_groups.Groups,
+    of_matrices: Callable[[config.Muon, optax.Schedule], optax.GradientTransformation],
+) -> tuple[dict[str, optax.GradientTransformation], dict[str, str]]:
+    """Optimizers by label, and the label of each parameter that is in no group apart."""
+    rate = schedule(settings, total_steps)
+    transforms = {
+        "decay": _adamw(settings, rate, settings.weight_decay),
+        "no_decay": _adamw(settings, rate, 0.0),
+    }
+    labels = {name: group for group, members in groups(params).items() for name in members}
+    if settings.muon is None:
+        return transforms, labels
+    roles = parameter_groups.roles(others)
+    if not any(one.role == "matrix" for one in roles.values()):
+        raise InputError(
+            "optim.muon is set, but this model names no matrices for it: set --optim.muon None"
+        )
+    for label, one in roles.items():
+        members = _members(one, params)
+        if not members:
+            raise ValueError(f"the model names {one.prefix!r} as {label}: there are none")
+        peak = schedule(settings, total_steps, _peak(one, settings.muon))
+        transforms[label] = (
+            of_matrices(settings.muon, peak)
+            if one.role == "matrix"
+            else _adamw(settings, peak, settings.weight_decay)
+        )
+        labels |= dict.fromkeys(members, label)
+    found = {label: frozenset(n for n in labels if labels[n] == label) for label in transforms}
+    check_partition(params, found)
+    return transforms, labels
+
+
+def muon_sentence(
+    settings: config.Muon, params: Mapping[str, HasShape], others: parameter_groups.Groups
+) -> str:
+    """The peak rate of each role, and which parameters take ``optim.peak_lr``.
+
+    Args:
+        settings: of Muon.
+        params: dotted name -> array.
+        others: groups that the model names.
+    """
+    roles = parameter_groups.roles(others)
+    rates = [f"{label} {_peak(one, settings):.4g}" for label, one in roles.items()]
+    taken = set().union(*(_members(one, params) for one in roles.values()))
+    apart = parameter_groups.apart(others)
+    left = [name for name in params if name not in taken and _owner(name, apart) is None]
+    rest = f"{len(left)} parameters, as {min(left)}, take" if left else "no parameter takes"
+    return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
+
+
+def _members(one: config.Role, params: Mapping[str, HasShape]) -> set[str]:
+    """Vectors among a block's parameters, such as norms, are no matrices and keep AdamW."""
+    return {
+        name
+        for name, array in params.items()
+        if name.startswith(one.prefix) and (one.role != "matrix" or len(array.shape) == 2)
+    }
+
+
+def _peak(one: config.Role, settings: config.Muon) -> float:
+    rates = {
+        "matrix": settings.peak_lr,
+        "embedding": settings.embedding_lr,
+        "unembedding": settings.unembedding_lr,
+    }
+    return one.scale * rates[one.role]
+
+
+def _owner(name: str, apart: Mapping[str, parameter_groups.Group]) -> str | None:
+    return next((group for group, one in apart.items() if name.startswith(one.prefix)), None)
+
+
+def _clip(max_norm: float | None) -> optax.GradientTransformation:
+    # Without a clip the state keeps its structure, so that a resume may switch it on or off.
+    return optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm)
+
+
+def _of_group(group: config.Group, settings: config.Optim) -> optax.GradientTransformation:
+    adamw = optax.adamw(
+        group.peak_lr,
+        b1=group.b1,
+        b2=group.b2,
+        eps=settings.eps,
+        weight_decay=group.weight_decay,
+        mu_dtype=jnp.float32,
+    )
+    return optax.chain(_clip(group.max_grad_norm), adamw)
+
+
+def _adamw(
+    settings: config.Optim, rate: optax.Schedule, weight_decay: float
+) -> optax.GradientTransformation:
+    return optax.adamw(
+        rate,
+        b1=settings.b1,
+        b2=settings.b2,
+        eps=settings.eps,
+        weight_decay=weight_decay,
+        mu_dtype=jnp.float32,
+    )
+
+
+def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
+    """The share of the peak rate for ``warmup <= s <= total``."""
+    span = total - warmup
+
+    def cosine(steps: jax.Array) -> jax.Array:
+        return _half_cosine((steps - warmup) / span)
+
+    def linear(steps: jax.Array) -> jax.Array:
+        return (total - steps) / span
+
+    def constant(steps: jax.Array) -> jax.Array:
+        # Of nothing that depends on the length: a run that is made longer need not be compiled.
+        return jnp.ones(())
+
+    if settings.schedule == "cosine_with_restarts":
+        cycles = settings.cycles
+        if cycles * span >= 2**31:
+            raise InputError(f"optim.cycles {cycles} x {span} steps is 2^31 or more: lower either")
+
+        def restarts(steps: jax.Array) -> jax.Array:
+            # Modulo in whole numbers: a rounded p could fall to the wrong side of a restart.
+            within = jnp.remainder(cycles * (steps - warmup), span) / span
+            return jnp.where(steps >= total, 0.0, _half_cosine(within))
+
+        return restarts
+    if settings.schedule == "trapezoid":
+        warmdown = _share(settings.warmdown_fraction, total)
+        if warmup + warmdown > total:
+            raise InputError(
+                f"warm-up ({warmup} steps) and warm-down ({warmdown}: optim.warmdown_fraction "
+                f"{settings.warmdown_fraction}) are longer than the run of {total} steps: lower one"
+            )
+        return lambda steps: jnp.minimum(1.0, (total - steps) / max(warmdown, 1))
+    return {"cosine": cosine, "linear": linear, "constant": constant}[settings.schedule]
+
+
+def _half_cosine(progress: jax.Array) -> jax.Array:
+    return jnp.maximum(0.0, 0.5 * (1.0 + jnp.cos(jnp.pi * progress)))
+
+
+def _share(fraction: float, total: int) -> int:
+    """Rounded down, as ``total // 10`` is; 0.29 x 100 is 29 although the product is 28.999..."""
+    return int(fraction * total + 1e-9)

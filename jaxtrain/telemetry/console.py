@@ -1,0 +1,245 @@
+"""What a person sees of a run: on a terminal a line that lives, below those that stay.
+
+Elsewhere only those that stay, and a line now and then while a phase lasts long.
+"""
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self, TextIO, cast
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from jaxtrain import terminal
+from jaxtrain.telemetry import recorder as metrics
+from jaxtrain.telemetry.phases import END, START, TRAINING, Now, Phases
+
+WORDS = {
+    START: "starting",
+    "data": "reading data",
+    "restore": "preparing the state",
+    "compile": "compiling",
+    TRAINING: "training",
+    "evaluation": "validating",
+    "save": "saving",
+    "rollback": "going back to a checkpoint",
+    "profile": "reading the profile",
+    "report": "writing the report",
+    END: "closing",
+}
+
+# A phase that says nothing for so long says that it is still there; then once a minute.
+LONG_S, AGAIN_S = 30.0, 60.0
+# Each drawing takes the interpreter for a millisecond or two.
+_DRAW_EVERY_S = 0.5
+_LOOK_EVERY_S = 1.0
+# A step is said to last from here on; the numbers of shorter ones would only flicker.
+_SLOW_STEP_S = 10.0
+_CLOSE_S = 1.0
+_BAR = range(8, 41)  # columns
+
+
+class Screen:
+    """Shows a run while it is entered; the first process's only, the others' stay dark.
+
+    Args:
+        phases: where the run is.
+        process: number of this process.
+        environment: ``os.environ``.
+    """
+
+    def __init__(
+        self, phases: Phases, process: int, environment: Mapping[str, str] = os.environ
+    ) -> None:
+        self._phases = phases
+        self._first = process == 0
+        self._environment = environment
+        self._file: _Terminal | None = None
+        self._live: Live | None = None
+        self._work: terminal.Work | None = None
+        self._note: Callable[[str], None] = terminal.plain
+        self._said_at = phases.clock()
+        self._noted = 0.0  # when the phase that is open had begun, if it was said that it is long
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="screen", daemon=True)
+
+    def __enter__(self) -> Self:
+        if not self._first:
+            return self
+        if terminal.lively(sys.stdout, self._environment):
+            sys.stdout.flush()
+            self._file = _Terminal(sys.stdout)
+            self._live = Live(
+                console=_Console(
+                    file=cast("TextIO", self._file), force_terminal=True, force_jupyter=False
+                ),
+                get_renderable=self._drawn,
+                auto_refresh=False,
+                transient=True,
+                redirect_stderr=sys.stderr.isatty(),  # elsewhere it should stay in its file
+            )
+            self._live.start(refresh=True)
+            self._note = lambda text: None  # it is on the screen
+            terminal.take(self)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Clears the living line; what is said later is printed as elsewhere.
+
+        From any thread, also before the process ends at once: a terminal that takes nothing (Ctrl-S
+        was pressed) keeps nobody longer than a second.
+        """
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._live is not None:
+            terminal.take(None)
+            closing = threading.Thread(target=self._live.stop, daemon=True)
+            closing.start()
+            closing.join(_CLOSE_S)
+
+    def report_to(self, recorder: metrics.Recorder) -> None:
+        """Has the log hear that a phase lasts long, too."""
+        self._note = recorder.say if self._live is None else recorder.log
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the one that lives."""
+        self._said_at = self._phases.clock()
+        if self._live is None or self._closed.is_set():
+            terminal.plain(text)
+        else:
+            self._live.console.print(  # not wrapped: a command is copied from here
+                Text(terminal.visible(text)), soft_wrap=True
+            )
+
+    def working(self, work: terminal.Work | None) -> None:
+        """Shows how far a piece of work is, until the next call."""
+        self._work = work
+
+    def _look(self) -> None:
+        live = self._live
+        while not self._closed.wait(_LOOK_EVERY_S if live is None else _DRAW_EVERY_S):
+            self._mention_length()
+            if live is not None and self._file is not None and self._file.in_front():
+                live.refresh()
+
+    def _mention_length(self) -> None:
+        now, clock = self._phases.now, self._phases.clock()
+        if now.phase in (TRAINING, END):
+            return
+        silent_s = clock - max(self._said_at, now.began)
+        if silent_s >= (AGAIN_S if self._noted == now.began else LONG_S):
+            self._noted, self._said_at = now.began, clock
+            self._note(f"{WORDS[now.phase]}: {metrics.duration(clock - now.began)} so far")
+
+    def _drawn(self) -> Text:
+        if self._live is None or self._file is None or not self._file.in_front():
+            return Text("")
+        columns = self._live.console.width - 1  # in the last one the cursor would wrap
+        line = line_of(self._phases.now, self._phases.clock(), columns, self._work)
+        return Text(line, no_wrap=True, overflow="crop")
+
+
+def line_of(now: Now, clock: float, columns: int, work: terminal.Work | None = None) -> str:
+    """The line that lives.
+
+    Args:
+        now: where the run is.
+        clock: seconds, as in ``now``.
+        columns: that it may take; fields that have no room are left out, the last ones first.
+        work: how far a piece of work in this phase is.
+    """
+    what = WORDS.get(now.phase, now.phase)
+    lasted = metrics.duration(clock - now.began)
+    share: float | None = None
+    if now.phase == TRAINING:
+        share, fields = _of_training(now, clock)
+    elif work is not None:
+        share = min(1.0, work.done / work.total) if work.total else 0.0
+        fields = [f"{work.what} {work.done:,.0f} of {work.total:,.0f} MB", lasted]
+    else:
+        fields = [lasted]
+        if now.step is not None and now.total is not None:
+            fields.append(f"step {now.step}/{now.total}")
+    while len(fields) > 1 and len(what) + 1 + len(" | ".join(fields)) > columns:
+        fields.pop()
+    text = " | ".join(fields)
+    room = min(columns - len(what) - len(text) - 2, _BAR[-1])
+    if share is not None and room in _BAR:
+        full = round(share * room)
+        text = "━" * full + "╌" * (room - full) + " " + text
+    return f"{what} {text}"[:columns]
+
+
+def _of_training(now: Now, clock: float) -> tuple[float, list[str]]:
+    """How much of the run is done, and what else there is to say, the most important first."""
+    done, total = now.step or 0, now.total or 1
+    fields = [f"{done}/{total}"]
+    lasted = clock - now.step_began
+    if lasted >= _SLOW_STEP_S:
+        fields.append(f"this step {metrics.duration(lasted)}")
+    if now.step_s:
+        fields.append(f"{metrics.rate(1 / now.step_s, 2)} steps/s")
+        fields.append(f"eta {metrics.duration(max(0.0, (total - done) * now.step_s - lasted))}")
+    if "train/loss" in now.values:
+        fields.append(f"loss {now.values['train/loss']:.4f}")
+    if "train/data_wait_fraction" in now.values:
+        fields.append(f"data {now.values['train/data_wait_fraction']:.0%}")
+    return done / total, fields
+
+
+class _Console(Console):
+    def show_cursor(self, show: bool = True) -> bool:
+        """It is never hidden: a process that is killed could not bring it back."""
+        del show
+        return False
+
+
+class _Terminal(io.TextIOBase):
+    """Writes to a terminal, which may go away; then there is nothing to write to, and no error.
+
+    Past the stream's buffer: what cannot be written would stay there, and fail once more at exit.
+
+    Args:
+        stream: standard output.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._descriptor = stream.fileno()
+        self._encoding = stream.encoding
+
+    def write(self, text: str) -> int:
+        left = text.encode(self._encoding, errors="replace")
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:  # the log has every line
+            pass
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return True
+
+    def in_front(self) -> bool:
+        """Whether the terminal is this program's now: in the background a shell is typed into."""
+        try:
+            return os.tcgetpgrp(self._descriptor) == os.getpgrp()
+        except OSError:  # it is not the terminal that this process belongs to
+            return True

@@ -1,0 +1,382 @@
+"""The directory of a run: which one, made, checked, and described."""
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtrain import config, terminal
+from jaxtrain.checkpoint import saver
+from jaxtrain.distributed import process_group
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import lock
+from jaxtrain.storage.atomic import expanded, write_whole
+from jaxtrain.storage.disks import cure_of, disk_trouble
+from jaxtrain.telemetry import recorder, timeline
+
+ROOT = Path("output")
+_APPEARS_S = 10.0
+_TROUBLES_TO_NAME = 3
+
+
+def start_from(
+    name: str,
+    resume: str | None,
+    output_dir: str | None,
+    root: Path = ROOT,
+    say: Callable[[str], None] | None = None,
+    little: int = 0,
+) -> Path | None:
+    """The checkpoint to start from, verified and decided by process 0; None to start anew.
+
+    Args:
+        name: of the config.
+        resume: the flag's value; None without the flag.
+        output_dir: the flag's value.
+        root: holds ``NAME/<UTC time>/``.
+        say: takes what process 0 also prints to stderr at once: which checkpoints are damaged.
+        little: so many updates may be lost where no checkpoint is whole.
+
+    Raises:
+        InputError: in every process, if the flag names no complete checkpoint, or the run's
+            directory contains symbolic links.
+        RunAgain: in every process, if the disk does not tell now, or another run is at work there.
+    """
+    if resume is None:
+        return None
+
+    def warn(line: str) -> None:
+        terminal.warn(line)
+        if say is not None:
+            say(line)
+
+    def decide() -> str:
+        given = None if output_dir is None else _absolute(output_dir)
+        try:
+            found = saver.find(
+                resume,
+                given,
+                root.absolute() / name,
+                warn,
+                lambda run: _take(run, warn),
+                little,
+            )
+        except OSError as error:  # of the disk: what is there may be whole
+            raise disk_trouble(
+                error,
+                f"--resume {resume}: {error.filename} cannot be read",
+                "make it readable, or give another --output-dir",
+            ) from error
+        return "" if found is None else str(found.absolute())
+
+    told = process_group.told_by_process_zero(decide)
+    return Path(told) if told else None
+
+
+def prepare(
+    name: str,
+    output_dir: str | None,
+    resume: str | None,
+    start_from: Path | None,
+    root: Path = ROOT,
+) -> Path:
+    """Makes the run's directory; process 0 decides, and all processes must see it.
+
+    It is ``output_dir``; or the run that ``--resume latest`` goes on with; or a new
+    ``root/NAME/<UTC time>``.
+
+    Args:
+        name: of the config.
+        output_dir: the flag's value.
+        resume: the flag's value.
+        start_from: what :func:`start_from` gave.
+        root: holds ``NAME/<UTC time>/``.
+
+    Returns:
+        The absolute path.
+
+    Raises:
+        InputError: in every process, if the directory cannot be written, holds checkpoints that
+            this run would not go on from, contains symbolic links, or is not seen by a process.
+        RunAgain: in every process, if its disk is full or does not answer, or another run is at
+            work in it.
+    """
+
+    def decide() -> str:
+        if output_dir is not None:
+            directory = _absolute(output_dir)
+            made = next((path for path in directory.parents if not path.exists()), None)
+            _make(directory)
+            if made is not None:
+                terminal.warn(
+                    f"--output-dir {directory}: {directory.parent} did not exist and was made: is "
+                    "its disk mounted?"
+                )
+            _take(directory, terminal.warn)
+            _refuse_foreign(directory, resume, start_from)
+        elif resume == "latest" and start_from is not None:
+            directory = start_from.parent.parent
+            _make(directory)
+            _take(directory, terminal.warn)
+        else:
+            directory = _make_new(root.absolute() / name)
+            _take(directory, terminal.warn)
+        return str(directory)
+
+    directory = Path(process_group.told_by_process_zero(decide))
+    check_shared(directory)
+    return directory
+
+
+def check_shared(directory: Path) -> None:
+    """All processes must see the same folder: each writes a file, and process 0 reads all of them.
+
+    The same path can be another folder on every host, and is then there and writable everywhere:
+    a checkpoint would lie in pieces on all of them.
+
+    Args:
+        directory: of the run; process 0 has made it.
+
+    Raises:
+        InputError: in all processes alike; says who does not see what.
+        RunAgain: likewise, where a disk is full or does not answer.
+    """
+    if jax.process_count() == 1:
+        return
+    tokens = process_group.gather(secrets.token_hex(8))
+    files = [directory / f".shared-{token}" for token in tokens]
+    own = files[jax.process_index()]
+    trouble = ""
+    try:
+        try:
+            with own.open("x") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            trouble = f"cannot write there ({error.strerror})"
+        process_group.gather("")  # all have written
+        if not trouble:
+            wanted = range(len(files)) if jax.process_index() == 0 else (0,)
+            trouble = _unseen(files, wanted)
+        host = socket.gethostname()[:40]
+        said = process_group.gather(f"(on {host}) {trouble}" if trouble else "")  # all have read
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink()
+    troubles = [f"process {number} {one}" for number, one in enumerate(said) if one]
+    if troubles:
+        shown = "; ".join(troubles[:_TROUBLES_TO_NAME])
+        more = len(troubles) - _TROUBLES_TO_NAME
+        shown += f"; and {more} more" if more > 0 else ""
+        # What one cannot write the others do not see: the disk's own words come first.
+        cure = next(filter(None, map(cure_of, said)), "")
+        if cure:
+            raise RunAgain(
+                f"{directory} does not work in all processes: {shown}: {cure}, or give another "
+                "--output-dir"
+            )
+        raise InputError(
+            f"{directory} is not one folder for all processes: {shown}: give --output-dir a place "
+            "on storage that every host sees (NFS, Lustre, a shared volume)"
+        )
+
+
+def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
+    """Which do not appear, in words; over a network a new file may take a moment."""
+    deadline = time.monotonic() + _APPEARS_S
+    left = list(wanted)
+    while True:
+        with contextlib.suppress(OSError):
+            os.listdir(files[0].parent)  # makes a client of NFS look again
+        try:
+            left = [number for number in left if not files[number].exists()]
+        except OSError as error:
+            return f"cannot read there ({error.strerror})"
+        if not left:
+            return ""
+        if time.monotonic() > deadline:
+            return "does not see what process " + ", ".join(map(str, left[:5])) + " wrote"
+        time.sleep(0.1)
+
+
+def write_config(
+    directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = terminal.out
+) -> None:
+    """Writes ``config.json``, and the same for TensorBoard; process 0 only, the others return at
+    once.
+
+    Args:
+        directory: of the run.
+        resolved: the config, in the form of :func:`jaxtrain.config.to_dict`.
+        say: takes a line where it cannot be written; each checkpoint holds it too.
+    """
+    if jax.process_index() != 0:
+        return
+    from jaxtrain.telemetry import tensorboard  # importing it takes a while
+
+    path = directory / "config.json"
+    try:
+        write_whole(path, json.dumps(resolved, indent=2) + "\n")
+        path = directory / "tensorboard"
+        tensorboard.write_config(path, config.flat(resolved))
+    except OSError as error:
+        say(f"warning: cannot write {path} ({error.strerror}): training goes on without it")
+
+
+def _absolute(path: str) -> Path:
+    return expanded(path).absolute()
+
+
+def _make(directory: Path) -> None:
+    """Makes the directory and proves by a file that it can be written: permissions alone lie."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"x")
+            probe.flush()
+    except OSError as error:
+        raise disk_trouble(
+            error,
+            f"cannot write in the run's directory {directory}",
+            "give another --output-dir",
+        ) from error
+
+
+def _make_new(parent: Path) -> Path:
+    """A directory named by the UTC time; of two runs in one second the second gets a suffix."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+    _make(parent)
+    for attempt in range(1, 100):
+        directory = parent / (now if attempt == 1 else f"{now}-{attempt}")
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise disk_trouble(
+                error, f"cannot make {directory}", "give another --output-dir"
+            ) from error
+        return directory
+    raise InputError(f"{parent} holds 99 runs of the second {now}: start again")
+
+
+def discard_unused(directory: Path) -> None:
+    """Removes the directory of a run of one process that ended before it had anything to keep.
+
+    As with a ``--data.path`` that does not exist: its only line is on the console.
+    """
+    if jax.process_count() > 1:
+        return
+    unused = {lock.NAME, recorder.LOG, timeline.NAME}
+    with contextlib.suppress(OSError):
+        if {path.name for path in directory.iterdir()} <= unused:
+            shutil.rmtree(directory)
+            for empty in (directory.parent, directory.parent.parent):  # output/NAME, output
+                empty.rmdir()  # fails where other runs are
+
+
+# Names that a run, its launcher or its report may write to in the run's directory, and in folders
+# there.
+_OWN = re.compile(
+    r"checkpoints|best|superseded|damaged|samples|tensorboard|profile|report\.html|\.lock"
+    r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
+)
+_OWN_BELOW = re.compile(r"\d+|checkpoints|best|plugins|process-\d+")
+
+
+def _take(directory: Path, say: Callable[[str], None]) -> None:
+    """Keeps other runs out of a run's directory, and this run in it.
+
+    Raises:
+        InputError: it contains symbolic links.
+        RunAgain: another run is at work there.
+    """
+    _refuse_links(directory)
+    lock.hold(directory, say)
+
+
+def _refuse_links(directory: Path) -> None:
+    """A link in the directory of another person's run may point to any file or folder of yours.
+
+    Raises:
+        InputError: there is one in the place of something that the run itself would make.
+    """
+    own = [entry for entry in _entries(directory) if _OWN.fullmatch(entry.name)]
+    for entry in own:
+        below = _entries(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else []
+        for one in (entry, *(one for one in below if _OWN_BELOW.fullmatch(one.name))):
+            if one.is_symlink():
+                raise InputError(
+                    f"the run's directory {directory} contains a symbolic link, "
+                    f"{Path(one.path).relative_to(directory)}, and a run must not write outside "
+                    "its directory: remove the link, or to keep a run on another disk, give an "
+                    "--output-dir on that disk"
+                )
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing where it cannot be read, which is reported where it is used."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None) -> None:
+    """Two histories in one directory would overwrite one another."""
+    try:
+        newest = saver.latest_in(directory / saver.CHECKPOINTS)
+    except OSError as error:
+        raise disk_trouble(
+            error, f"{directory} cannot be read", "make it readable, or give another --output-dir"
+        ) from error
+    if newest is None:
+        return
+    if resume is None:
+        raise InputError(
+            f"--output-dir {directory} already holds checkpoints (newest: {newest.name}): go on "
+            "with --resume latest, or give another directory"
+        )
+    if start_from is None or directory.resolve() not in start_from.resolve().parents:
+        raise InputError(
+            f"--output-dir {directory} already holds checkpoints of its own (newest: "
+            f"{newest.name}), and --resume {resume} is another run: go on with --resume latest, or "
+            "give another directory"
+        )
+
+
+def link_latest(
+    directory: Path, root: Path = ROOT, say: Callable[[str], None] = terminal.out
+) -> None:
+    """Points ``root/latest`` at a run below ``root``; a reader never finds it missing.
+
+    Args:
+        directory: of the run.
+        root: holds ``NAME/<UTC time>/``.
+        say: takes a line where that fails; a run does not end over a link.
+    """
+    root = root.absolute()
+    if jax.process_index() or root not in directory.parents:
+        return
+    link = root / "latest"
+    beside = root / f".latest-{os.getpid()}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            beside.unlink()
+        beside.symlink_to(directory.relative_to(root))
+        os.replace(beside, link)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        say(f"warning: cannot link {link} to {directory} ({error.strerror})")

@@ -1,0 +1,287 @@
+"""What is saved when, what is said beside the state, and what a resume refuses.
+
+Beside a state stands what says which run it belongs to: the fingerprint of the data, the config,
+the versions, the step, the examples seen, and the best validation so far.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxtrain import config, terminal, versions
+from jaxtrain.checkpoint import files, saver
+from jaxtrain.config.run_length import Position
+from jaxtrain.distributed import process_group
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import addresses
+from jaxtrain.storage.disks import disk_trouble
+from jaxtrain.training import state as states
+
+Meta = dict[str, Any]
+
+# A run that cannot save is stopped before it loses more than this many times checkpoint.every.
+FAILURES_IN_A_ROW = 3
+# The last save cannot wait for the next one: so many tries, so far apart.
+LAST_TRIES, BETWEEN_TRIES_S = 3, 5.0
+
+
+def describe(run: config.Run, fingerprint: str) -> Meta:
+    """What stands beside the states of a run; the best validation is filled in as it comes."""
+    return {
+        "fingerprint": fingerprint,
+        "config": config.to_dict(run),
+        "versions": versions.versions(),
+        "best": None,
+        "evaluation_due": False,
+    }
+
+
+class Saver:
+    """Saves at cadence, keeps the best apart, and counts validations without improvement.
+
+    A save that fails, as on a full disk, does not end the run: the next one may work. Three in a
+    row do, and so does the last one of the run.
+
+    Args:
+        run: the config.
+        checkpoints: writes them.
+        meta: what stands beside each state.
+        say: takes a line when a save fails.
+        saved: called once, when the first checkpoint is complete.
+    """
+
+    def __init__(
+        self,
+        run: config.Run,
+        checkpoints: saver.Checkpoints,
+        meta: Meta,
+        say: Callable[[str], None] = terminal.out,
+        saved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run = run
+        self._checkpoints = checkpoints
+        self._meta = meta
+        self._say = say
+        self._saved: Callable[[], None] | None = saved
+        self._failures = 0  # in a row
+        self._begun = False  # a save whose end nobody has looked at
+        self._best_kept: Meta | None = meta["best"]  # the newest that is on the disk
+        self._best_begun: Meta | None = None  # of the save whose end nobody has looked at
+        self._best_at: Position | None = None  # where the best state of this start was
+
+    def judge(self, position: Position, values: dict[str, float]) -> bool:
+        """Compares a validation with the best so far; whether its state is now the best."""
+        settings, best = self._run.checkpoint, self._meta["best"]
+        if settings.best_metric is None:
+            return False
+        value = values[settings.best_metric]
+        sign = 1 if settings.best_mode == "max" else -1
+        if not math.isfinite(value) or (best and sign * value <= sign * best["value"]):
+            if best:
+                self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
+            return False
+        if best and self._best_kept and best["step"] == self._best_kept["step"]:
+            self._best_kept = best
+        self._meta["best"] = {
+            "metric": settings.best_metric,
+            "mode": settings.best_mode,
+            "value": value,
+            "step": position.done,
+            "validations_since": 0,
+        }
+        self._best_at = position
+        return True
+
+    def save(
+        self, position: Position, state: states.State, *, regular: bool = True, best: bool = False
+    ) -> None:
+        """Saves a state; returns once it is copied to the host.
+
+        Args:
+            position: where the run is.
+            state: there.
+            regular: as the newest checkpoint.
+            best: as the best one.
+
+        Raises:
+            RunAgain: so many saves in a row have failed that the run should end.
+        """
+        for part in (self.settle, lambda: self._start(position, state, regular, best)):
+            failure = part()
+            if failure and self._failures >= FAILURES_IN_A_ROW:
+                raise _given_up(f"{self._failures} saves in a row have failed", failure)
+
+    def finish(self, position: Position, state: states.State) -> None:
+        """Saves the last state and returns when it is complete; tries again before it gives up.
+
+        Args:
+            position: where the run is.
+            state: there.
+
+        Raises:
+            RunAgain: it cannot be saved.
+        """
+        judged = self._meta["best"]
+        # After a rollback another state may have as many updates as the best one: not by the step.
+        best = judged is not None and self._best_at == position
+        self.settle()
+        for tries_left in reversed(range(LAST_TRIES)):
+            if best:
+                self._meta["best"] = judged  # also after a failure
+            failure = self._start(position, state, regular=True, best=best) or self.settle()
+            if failure is None:
+                return
+            if not tries_left:
+                raise _given_up("the last state is not saved", failure)
+            self._say(f"the last save is tried again in {BETWEEN_TRIES_S:g} s")
+            time.sleep(BETWEEN_TRIES_S)
+
+    def _start(
+        self, position: Position, state: states.State, regular: bool, best: bool
+    ) -> saver.SaveFailed | None:
+        """Begins a save, unless it fails at once."""
+        meta = self._meta | position.to_meta()
+        try:
+            if regular:
+                self._checkpoints.save(state, meta, best=best)
+            elif best:
+                self._checkpoints.save_best(state, meta)
+        except saver.SaveFailed as failure:
+            return self._failed(failure)
+        self._begun = True
+        self._best_begun = self._meta["best"] if best else None
+        return None
+
+    def settle(self) -> saver.SaveFailed | None:
+        """Waits for the save that has begun; returns its failure, which was said."""
+        if not self._begun:
+            return None
+        self._begun = False
+        try:
+            self._checkpoints.wait()
+        except saver.BestNotKept as failure:
+            self._best_is_not(failure.target)
+        except saver.SaveFailed as failure:
+            return self._failed(failure)
+        else:
+            self._best_kept = self._best_begun or self._best_kept
+        self._failures = 0
+        if self._saved is not None:
+            self._saved()
+            self._saved = None
+        return None
+
+    def _failed(self, failure: saver.SaveFailed) -> saver.SaveFailed:
+        self._failures += 1
+        self._best_is_not(failure.target)
+        if not failure.said:
+            self._say(f"warning: {failure}")
+        return failure
+
+    def _best_is_not(self, target: Path) -> None:
+        """What is not on the disk cannot be the best: the one before it is."""
+        best = self._meta["best"]
+        if best is not None and target.name == str(best["step"]):
+            self._meta["best"] = self._best_kept
+
+
+def _given_up(what: str, failure: saver.SaveFailed) -> RunAgain:
+    return RunAgain(f"{what}: {failure}; then go on with --resume latest")
+
+
+def patience_over(settings: config.Loop, meta: Meta) -> bool:
+    """Whether so many validations brought nothing better that the run should end."""
+    patience, best = settings.early_stop_patience, meta["best"]
+    return patience is not None and best is not None and best["validations_since"] >= patience
+
+
+def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str], None]) -> None:
+    """Refuses another seed or other data; prints whatever else differs.
+
+    What older versions saved may hold addresses with their query, which is not printed.
+    """
+    saved = addresses.scrubbed(saved)
+    if saved["fingerprint"] != meta["fingerprint"]:
+        raise InputError(
+            f"{start_from} was trained on other data ({_data_of(saved)}) than this run's "
+            f"({_data_of(meta)}): the order of examples would be another; give the same --config "
+            f"and --data.path{_same_groups(saved, meta)}, or start a new run"
+        )
+    if saved["config"]["seed"] != meta["config"]["seed"]:
+        raise InputError(
+            f"{start_from} was trained with seed {saved['config']['seed']}, this run has seed "
+            f"{meta['config']['seed']}: the order of examples would be another; leave --seed out"
+        )
+    for difference in config.differences(saved["config"], meta["config"]):
+        say(f"differs from the checkpoint: {difference}")
+    for difference in config.differences(saved["versions"], meta["versions"]):
+        say(f"version differs from the checkpoint: {difference}")
+
+
+def _data_of(meta: Meta) -> str:
+    settings = meta["config"]
+    path, fingerprint = settings["data"].get("path"), meta["fingerprint"][:8]
+    return f"--config {settings['name']} --data.path {path}, fingerprint {fingerprint}"
+
+
+def _same_groups(saved: Meta, meta: Meta) -> str:
+    """Where clips of a video are grouped in another way: the settings that the checkpoint had."""
+    old, new = saved["config"]["data"], meta["config"]["data"]
+    if "clips_per_video" not in old or "clips_per_group" not in new:
+        return ""
+    had = {"clips_per_video": old["clips_per_video"]}
+    if had["clips_per_video"] > 1:
+        had["clips_per_group"] = old.get("clips_per_group", 1)  # there were none before
+    if had["clips_per_video"] > 1 and old["batch_size"] != new["batch_size"]:
+        had["group_spread"] = old.get("group_spread") or old["batch_size"]
+    wanted = [f"--data.{name} {value}" for name, value in had.items() if value != new[name]]
+    return f" and {' '.join(wanted)}" if wanted else ""
+
+
+def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None:
+    """The metric that says which checkpoint is best has to be one of the validation's.
+
+    Raises:
+        InputError: it is none; names those that there are.
+    """
+    if settings.best_metric is not None and settings.best_metric not in names:
+        raise InputError(
+            f"checkpoint.best_metric is {settings.best_metric!r}, the model's validation gives "
+            f"{', '.join(sorted(names))}: set --checkpoint.best_metric to one of these"
+        )
+
+
+def _there(directory: Path, step: int, start_from: Path) -> str:
+    """ "there" if the best checkpoint is; where only its second name is missing, it gets that."""
+    path = directory / saver.BEST / str(step)
+    try:
+        if not saver.is_complete(path) and start_from.name == str(step):
+            path.parent.mkdir(exist_ok=True)
+            files.link(start_from, path)  # a kill came between both names
+            files.delete_oldest(path.parent, 1)
+        return "there" if saver.is_complete(path) else ""
+    except OSError as error:
+        raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
+
+
+def carried_best(
+    best: Meta | None, settings: config.Checkpoint, start_from: Path, directory: Path
+) -> Meta | None:
+    """The best validation that a resumed run starts with.
+
+    That of another metric cannot be compared, and the checkpoint of another run's best does not lie
+    in this run's directory (nor does one that was lost): then the next validation is the first.
+    Process 0 looks: what other hosts see of a network disk can be old, and early stopping must be
+    the same in all processes.
+
+    Raises:
+        InputError, RunAgain: in all processes alike, if the disk does not tell.
+    """
+    if best is None or directory.resolve() not in start_from.resolve().parents:
+        return None
+    if not process_group.told_by_process_zero(lambda: _there(directory, best["step"], start_from)):
+        return None
+    same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
+    return best if same else None

@@ -1,0 +1,297 @@
+"""One training step and one evaluation step: pure functions, compiled once.
+
+``train_step(state, batch) -> (state, metrics)``. What differs between sharding modes, precisions
+and accumulation is composed when the step is built; the step itself has no flags. It reads no key
+of the batch: the model does.
+
+Reading order: :func:`build_train_step`, then :func:`_gradients`. The rest is small.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxtrain import config
+from jaxtrain import sharding as meshes
+from jaxtrain.ops import per_device
+from jaxtrain.training import skip_step
+from jaxtrain.training.state import Arrays, Definition, State
+from jaxtrain.xla import options
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, ...]]
+Metrics = dict[str, jax.Array]
+
+# Among a step's metrics, for the loop alone: how many updates in a row were bad, with this one.
+BAD_IN_A_ROW = "bad_in_a_row"
+TrainStep = Callable[[State, Batch], tuple[State, Metrics]]
+
+
+class LossSums(NamedTuple):
+    """What the loss of some examples adds up to; everything float32."""
+
+    loss: jax.Array
+    weight: jax.Array
+    metrics: Sums
+
+
+class Views(NamedTuple):
+    """How stored parameters become what the model computes with.
+
+    Attributes:
+        prepare: float32 shards -> the compute dtype, once a step.
+        module: prepared parameters and extras -> callable module.
+        store: gradient of a prepared parameter -> float32, in the shards' layout.
+    """
+
+    prepare: Callable[[Arrays], Arrays]
+    module: Callable[[Arrays, Arrays], Any]
+    store: Callable[[Arrays], Arrays]
+
+
+def views(definition: Definition, rule: meshes.Rule, precision: config.Precision) -> Views:
+    """Composes the sharding mode and the precision.
+
+    Parameters are cast before they are gathered, so that the wire carries the compute dtype. With
+    ``mesh.shard="params"`` the model gathers each array where it reads it, forward and backward;
+    otherwise one whole copy is made a step. Gradients travel in the compute dtype and are
+    constrained to the shards' layout, which makes the compiler emit reduce-scatter.
+    """
+    stored = {name: rule(array) for name, array in definition.params.items()}
+    dtype = jnp.dtype(precision)
+
+    def lower(params: Arrays) -> Arrays:
+        # Without the constraint the compiler gathers first and casts what it has gathered.
+        return {
+            name: jax.lax.with_sharding_constraint(array.astype(dtype), stored[name])
+            for name, array in params.items()
+        }
+
+    def lower_and_gather(params: Arrays) -> Arrays:
+        whole = meshes.replicated(rule.mesh)
+        return {
+            name: jax.lax.with_sharding_constraint(array, whole)
+            for name, array in lower(params).items()
+        }
+
+    def module_of_shards(params: Arrays, extras: Arrays) -> Any:
+        return definition.module(params, extras, stored=stored)
+
+    def store(grads: Arrays) -> Arrays:
+        return {
+            name: jax.lax.with_sharding_constraint(grad, stored[name]).astype(jnp.float32)
+            for name, grad in grads.items()
+        }
+
+    def store_whole(grads: Arrays) -> Arrays:
+        # Whole first: the shards' layout would otherwise spread into the backward pass, and
+        # activations would travel to meet it.
+        whole = meshes.replicated(rule.mesh)
+        return store(
+            {name: jax.lax.with_sharding_constraint(grad, whole) for name, grad in grads.items()}
+        )
+
+    if rule.shard == "params":
+        return Views(lower, module_of_shards, store)
+    return Views(lower_and_gather, definition.module, store_whole)
+
+
+def build_train_step(
+    definition: Definition,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    rule: meshes.Rule,
+    judge: skip_step.Judge,
+    *,
+    precision: config.Precision,
+    accumulate: int,
+    seed: int,
+) -> TrainStep:
+    """The pure step, not yet compiled.
+
+    Args:
+        definition: the model.
+        optimizer: applied to float32 gradients of the mean loss.
+        schedule: completed updates -> learning rate, for the record.
+        rule: where arrays are stored.
+        judge: tells bad updates; they leave all but the examples seen as it was.
+        precision: dtype of the computation; state, losses and metrics stay float32.
+        accumulate: microbatches in a step; it divides each device's rows.
+        seed: randomness of an example is a function of this and of its place in the order.
+    """
+    view = views(definition, rule, precision)
+
+    def loss(
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
+    ) -> tuple[jax.Array, tuple[LossSums, Arrays]]:
+        module = view.module(params, extras)
+        keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), positions_B)
+        total, weight, metrics = module.loss(batch, keys_B)
+        return total, (LossSums(total, weight, metrics), definition.extras_of(module))
+
+    gradients = _gradients(loss, view, rule.mesh, accumulate)
+
+    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
+        grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
+        share = 1 / sums.weight  # XLA fuses products, but no quotients, with what comes next
+        grads = jax.tree.map(lambda grad: grad * share, grads)
+        updates, opt = optimizer.update(grads, state.opt, state.params)
+        loss = sums.loss / sums.weight
+        bad, guarded, norms = judge(state.guard, loss, grads)
+        metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
+        metrics |= {
+            "loss": loss,
+            **norms,
+            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            BAD_IN_A_ROW: guarded["bad_in_a_row"],
+        }
+        following = State(
+            step=state.step + 1,
+            examples_seen=state.examples_seen,
+            params=cast(Arrays, optax.apply_updates(state.params, updates)),
+            extras=extras,
+            opt=opt,
+            guard=state.guard,
+        )
+        kept = jax.tree.map(lambda old, new: jnp.where(bad, old, new), state, following)
+        following = dataclasses.replace(
+            kept, examples_seen=state.examples_seen + jnp.uint32(rows), guard=guarded
+        )
+        return following, metrics
+
+    return train_step
+
+
+def build_eval_step(
+    definition: Definition, rule: meshes.Rule, *, precision: config.Precision, method: str
+) -> Callable[[Arrays, Arrays, Batch], Any]:
+    """A pure function of (params, extras, batch) that calls ``module.METHOD(batch)``.
+
+    Args:
+        definition: the model.
+        rule: where arrays are stored.
+        precision: dtype of the computation.
+        method: ``"evaluate"`` for sums of metrics, ``"samples"`` for what is shown.
+    """
+    view = views(definition, rule, precision)
+
+    def eval_step(params: Arrays, extras: Arrays, batch: Batch) -> Any:
+        return getattr(view.module(view.prepare(params), extras), method)(batch)
+
+    return eval_step
+
+
+def jit_train_step(
+    step: TrainStep,
+    target: State,
+    mesh: jax.sharding.Mesh,
+    *,
+    donate: bool = True,
+    deterministic: bool = False,
+) -> Any:
+    """Jits a train step for a mesh.
+
+    Args:
+        step: from :func:`build_train_step`.
+        target: shapes and shardings of the state, from :func:`jaxtrain.training.state.abstract`.
+        mesh: over all devices.
+        donate: hand the old state's memory to the new one; off only for debugging.
+        deterministic: on GPUs, the same bits each time.
+    """
+    state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
+    return jax.jit(
+        step,
+        in_shardings=(state_shardings, meshes.batch_sharding(mesh)),
+        out_shardings=(state_shardings, meshes.replicated(mesh)),
+        donate_argnums=(0,) if donate else (),
+        compiler_options=options.options(_platform(mesh), deterministic=deterministic),
+    )
+
+
+def jit_eval_step(
+    step: Callable[[Arrays, Arrays, Batch], Any],
+    target: State,
+    mesh: jax.sharding.Mesh,
+    *,
+    deterministic: bool = False,
+) -> Callable[[Arrays, Arrays, Batch], Any]:
+    """Jits an evaluation step, as :func:`jit_train_step`; its results are whole on every device."""
+    params, extras = jax.tree.map(lambda leaf: leaf.sharding, (target.params, target.extras))
+    return jax.jit(
+        step,
+        in_shardings=(params, extras, meshes.batch_sharding(mesh)),
+        out_shardings=meshes.replicated(mesh),
+        compiler_options=options.options(_platform(mesh), deterministic=deterministic),
+    )
+
+
+def _platform(mesh: jax.sharding.Mesh) -> str:
+    return str(mesh.devices.flat[0].platform)
+
+
+def _gradients(
+    loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
+    view: Views,
+    mesh: jax.sharding.Mesh,
+    accumulate: int,
+) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
+    """Gradients of the summed loss, over one batch or over microbatches in turn.
+
+    Sums, not means, are added up, and divided once: so the result equals that of the whole batch
+    also where microbatches weigh differently.
+    """
+    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+
+    def one(
+        prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        with per_device.rows_over(mesh):
+            (_, (sums, extras)), grads = value_and_grad(prepared, extras, batch, positions_B)
+        return view.store(grads), sums, extras
+
+    def whole(
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        held = jax.lax.with_sharding_constraint(positions_B, meshes.batch_sharding(mesh))
+        return one(view.prepare(params), extras, batch, held)
+
+    def scanned(
+        params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
+    ) -> tuple[Arrays, LossSums, Arrays]:
+        prepared = view.prepare(params)
+        parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
+        positions = _microbatches(positions_B, accumulate, mesh)
+        first = {name: part[0] for name, part in parts.items()}
+        _, sums, _ = jax.eval_shape(one, prepared, extras, first, positions[0])
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+
+        def body(
+            carry: tuple[Arrays, LossSums, Arrays], part: tuple[jax.Array, Batch]
+        ) -> tuple[tuple[Arrays, LossSums, Arrays], None]:
+            grads, sums, extras = carry
+            of_rows, microbatch = part
+            more, added, extras = one(prepared, extras, microbatch, of_rows)
+            return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
+
+        carry = (view.store(jax.tree.map(jnp.zeros_like, params)), zeros, extras)
+        (grads, sums, extras), _ = jax.lax.scan(body, carry, (positions, parts))
+        return grads, sums, extras
+
+    return whole if accumulate == 1 else scanned
+
+
+def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> jax.Array:
+    """[B, ...] -> [A, B/A, ...]: microbatch m takes rows m::A, so no row leaves its device."""
+    parts = jnp.moveaxis(
+        rows.reshape(rows.shape[0] // accumulate, accumulate, *rows.shape[1:]), 1, 0
+    )
+    return jax.lax.with_sharding_constraint(
+        parts, NamedSharding(mesh, PartitionSpec(None, meshes.AXES))
+    )

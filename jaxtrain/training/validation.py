@@ -1,0 +1,144 @@
+"""Validation over all devices, and the pictures and texts that a run keeps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxtrain import config
+from jaxtrain import sharding as meshes
+from jaxtrain.data.pipeline import ValidationBatches
+from jaxtrain.data.source import as_numbers
+from jaxtrain.ops import generation
+from jaxtrain.optim import ema
+from jaxtrain.telemetry import recorder
+from jaxtrain.training import step as steps
+from jaxtrain.training.state import Definition, State
+from jaxtrain.xla import options
+
+
+class Validation(NamedTuple):
+    """What a validation found.
+
+    Attributes:
+        values: ``val/NAME`` -> value, the same on every process.
+        samples: name -> what the model shows of the first batch: a picture uint8 [H, W, 3], a clip
+            uint8 [T, H, W, 3], or a text.
+    """
+
+    values: dict[str, float]
+    samples: dict[str, np.ndarray | str]
+
+
+class Stop(Protocol):
+    """Whether a run wants to stop (:class:`jaxtrain.training.stopping.Stopping`)."""
+
+    def wanted(self) -> bool:
+        """In this process."""
+
+    def agreed(self) -> bool:
+        """In all of them; waits for them."""
+
+
+class Evaluator:
+    """Evaluates a state on the same examples each time.
+
+    Args:
+        definition: the model.
+        rule: where arrays are stored.
+        precision: dtype of the computation.
+        target: shapes and shardings of the state.
+        batches: of the validation split.
+        deterministic: on GPUs, the same bits each time.
+        decode: ids of tokens -> text.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        rule: meshes.Rule,
+        precision: config.Precision,
+        target: State,
+        batches: ValidationBatches,
+        *,
+        deterministic: bool = False,
+        decode: Callable[[Sequence[int]], str] = as_numbers,
+    ) -> None:
+        def jitted(method: str) -> Any:
+            step = steps.build_eval_step(definition, rule, precision=precision, method=method)
+            return steps.jit_eval_step(step, target, rule.mesh, deterministic=deterministic)
+
+        self._derived = definition.derived
+        self._batches = batches
+        self._decode = decode
+        self._target = target
+        self._jitted = {"evaluate": jitted("evaluate")}
+        if definition.has("samples"):
+            self._jitted["samples"] = jitted("samples")
+        self._programs: options.Beside[dict[str, Any]] | None = None
+
+    def names(self) -> set[str]:
+        """The names that a validation will give; nothing is computed."""
+        sums = jax.eval_shape(self._jitted["evaluate"], *self._arguments())
+        spreads = {f"val/{name}_std" for name, parts in sums.items() if len(parts) == 3}
+        derived = self._derived(dict.fromkeys(sums, 0.0))
+        return {f"val/{name}" for name in (*sums, *derived)} | spreads
+
+    def compile(self, stop: Stop) -> None:
+        """Compiles, the first time; returns early where this process wants to stop."""
+        if self._programs is None:
+            self._programs = options.Beside(self._compile)
+        self._programs.ready(until=stop.wanted)
+
+    def __call__(
+        self, state: State, stop: Stop, alive: Callable[[], None] = lambda: None
+    ) -> Validation | None:
+        """Validates a state: the average of its parameters, if it has one.
+
+        Args:
+            state: the state.
+            stop: whether to break off: asked before each batch.
+            alive: called before each batch.
+
+        Returns:
+            None if it was broken off, in every process alike.
+        """
+        self.compile(stop)
+        if stop.agreed():
+            return None
+        assert self._programs is not None, "compile() has made them"
+        programs = self._programs.result()
+        params = ema.of(state.params, state.opt)
+        sums: dict[str, np.ndarray] = {}
+        samples: dict[str, np.ndarray | str] = {}
+        batches = iter(self._batches)
+        for number in range(len(self._batches)):
+            alive()
+            if stop.agreed():
+                return None
+            batch = next(batches)
+            if number == 0 and "samples" in programs:
+                found = jax.device_get(programs["samples"](params, state.extras, batch))
+                samples = {name: self._shown(np.asarray(one)) for name, one in found.items()}
+            result = jax.device_get(programs["evaluate"](params, state.extras, batch))
+            for name, parts in result.items():
+                added = np.asarray(parts, np.float64)
+                sums[name] = sums[name] + added if name in sums else added
+        finished = recorder.finish({name: tuple(parts) for name, parts in sums.items()})
+        finished |= self._derived(finished)
+        return Validation({f"val/{name}": value for name, value in finished.items()}, samples)
+
+    def _shown(self, sample: np.ndarray) -> np.ndarray | str:
+        if np.issubdtype(sample.dtype, np.int32):
+            return generation.page(sample, self._decode)
+        return sample
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return self._target.params, self._target.extras, self._batches.spec
+
+    def _compile(self) -> dict[str, Any]:
+        return {
+            name: jitted.lower(*self._arguments()).compile()
+            for name, jitted in self._jitted.items()
+        }

@@ -1,0 +1,8 @@
+"""Packages are discovered; the configs lie at the top of a checkout and inside the installed package."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["jaxtrain", "jaxtrain.*"]), "jaxtrain.configs"],
+    package_dir={"jaxtrain": "jaxtrain", "jaxtrain.configs": "configs"},
+)

@@ -1,0 +1,188 @@
+"""Checkpoints as files, where the disk does not go along."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+import orbax.checkpoint as ocp
+import pytest
+from small_state import make_state, mesh_of, meta_of, save, target_of
+
+from jaxtrain.checkpoint import files, manifest, saver
+from jaxtrain.distributed.signals import Stopped
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.training.rollback import Rollback
+
+
+def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = tmp_path / "run", []
+    checkpoints = saver.Checkpoints(run / "checkpoints", 1, said.append)
+    checkpoints.save(make_state(2), meta_of(2), best=True)
+    checkpoints.wait()
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "link", full)
+        checkpoints.save(make_state(4), meta_of(4), best=True)
+        with pytest.raises(saver.BestNotKept, match=r"best/4 \(No space left"):
+            checkpoints.wait()
+    assert said == [
+        f"warning: the best checkpoint could not be kept as {run / 'best' / '4'} (No space left on "
+        "device): the one before it stays the best"
+    ]
+    assert saver.steps(run / "checkpoints") == [4]
+    assert saver.steps(run / "best") == [2]
+    checkpoints.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.ENOSPC, "free space on that disk (lower --checkpoint.keep)"),
+        (errno.EIO, "bring the disk back"),
+        (errno.ESTALE, "bring the disk back"),
+        (errno.EACCES, "look at that disk, or give another --output-dir"),
+    ],
+)
+def test_a_failed_save_names_the_cure_of_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
+) -> None:
+    checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 1, lambda line: None)
+
+    def refuse(dir: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(saver.SaveFailed) as caught:
+        checkpoints.save(make_state(2), meta_of(2))
+    assert str(caught.value).endswith(f"({os.strerror(number)}): no complete one exists; {cure}")
+    checkpoints.close()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, RunAgain), (errno.EACCES, InputError)])
+def test_what_passes_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def refuse(path: Path, *arguments: object, **more: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    place = tmp_path / "checkpoints"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refuse)
+        with pytest.raises(kind, match="cannot make"):
+            saver.Checkpoints(place, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "sweep", refuse)
+        with pytest.raises(kind, match="cannot be read"):
+            saver.Checkpoints(place, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "verify", refuse)
+        with pytest.raises(kind, match="cannot be read"):
+            saver.restore(place / "2", None)
+
+
+def test_a_host_whose_disk_is_away_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 1)
+    save(checkpoints, 2)
+    checkpoints.close()
+
+    def away(*arguments: object, **more: object) -> None:
+        raise ValueError("NOT_FOUND: Error reading: Input/output error [os_error_code='5']")
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", away)
+    target = target_of(make_state(2), mesh_of(8))
+    with pytest.raises(RunAgain, match=r"\(Input/output error\): bring the disk back"):
+        saver.restore(tmp_path / "checkpoints" / "2", target, verified=True)
+
+
+def test_a_stop_signal_in_a_restore_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orbax reads in a loop of its own, and wraps whatever interrupts it."""
+    checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 1)
+    save(checkpoints, 2)
+    checkpoints.close()
+
+    def stopped(*arguments: object, **more: object) -> None:
+        try:
+            raise Stopped("SIGTERM")
+        except Stopped as stop:
+            raise ValueError("cannot restore") from stop
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", stopped)
+    target = target_of(make_state(2), mesh_of(8))
+    with pytest.raises(Stopped):
+        saver.restore(tmp_path / "checkpoints" / "2", target, verified=True)
+
+
+def test_the_newest_checkpoint_at_cadence_always_stays(tmp_path: Path) -> None:
+    """Those that stop signals leave behind must not push it out: a rollback goes there."""
+    checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 2, lambda line: None, every=10)
+    there = []
+    for step in (10, 20, 23, 24, 27, 30, 31):
+        checkpoints.save(make_state(step), meta_of(step), best=True)
+        checkpoints.wait()
+        there.append(saver.steps(tmp_path / "checkpoints"))
+        assert saver.steps(tmp_path / "best") == [step]
+    checkpoints.close()
+    assert there == [[10], [10, 20], [20, 23], [20, 23, 24], [20, 24, 27], [27, 30], [30, 31]]
+
+
+def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
+    run, said = tmp_path / "run", list[str]()
+    state = make_state(4)
+    checkpoints = saver.Checkpoints(run / "checkpoints", 3, said.append)
+    save(checkpoints, 2, 4)
+    (run / "checkpoints" / "4" / "meta" / "metadata").write_text("{}")
+    rollback = Rollback(run, 2, target_of(state, mesh_of(8)), said.append)  # type: ignore[arg-type]
+    assert rollback._newest(4) == "2"
+    assert saver.steps(run / "checkpoints") == [2]
+    assert (run / "damaged" / "checkpoints" / "4" / "reason.txt").exists()
+    assert "is damaged (meta/metadata has 2 bytes" in said[0]
+    checkpoints.forget_after(2)
+    save(checkpoints, 4)
+    assert manifest.verify(run / "checkpoints" / "4") == ""
+    checkpoints.close()
+
+
+def test_a_rollback_with_nothing_to_go_back_to_moves_nothing(tmp_path: Path) -> None:
+    run, said = tmp_path / "run", list[str]()
+    (run / "checkpoints" / "4").mkdir(parents=True)
+    rollback = Rollback(run, 2, None, said.append)  # type: ignore[arg-type]
+    assert rollback._newest(4) == ""
+    assert (run / "checkpoints" / "4").is_dir()
+    assert said == []
+
+
+def test_a_link_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "a").write_text("a")
+    manifest.write(tmp_path / "12", 12)
+    best = tmp_path / "best" / "12"
+    (best.with_name("12.partial") / "left").mkdir(parents=True)
+    files.link(tmp_path / "12", best)
+    assert manifest.verify(best) == ""
+    assert [path.name for path in best.parent.iterdir()] == ["12"]
+    assert not (best / "left").exists()
+
+
+def test_files_travel_with_each_checkpoint_under_its_manifest(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    checkpoints = saver.Checkpoints(
+        run / "checkpoints", 1, lambda line: None, files={"tokenizer.json": b"{}"}
+    )
+    checkpoints.save(make_state(2), meta_of(2), best=True)
+    checkpoints.close()
+    for folder in (run / "checkpoints" / "2", run / "best" / "2"):
+        assert (folder / "tokenizer.json").read_bytes() == b"{}"
+        assert manifest.verify(folder) == ""
+        assert saver.restore(folder, target_of(make_state(2), mesh_of(8))) is not None
+    (run / "checkpoints" / "2" / "tokenizer.json").unlink()
+    assert manifest.verify(run / "checkpoints" / "2") == "tokenizer.json is missing"

@@ -1,0 +1,366 @@
+"""Which checkpoint a resume takes: no damage is missed, and what is whole is found."""
+
+import errno
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_state import make_state, mesh_of, meta_of, save, target_of
+
+from jaxtrain.checkpoint import resume as resuming
+from jaxtrain.checkpoint import saver
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.training import run_directory
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints 4 and 9 and best 4, for tests that only read it, or copy it."""
+    directory = tmp_path_factory.mktemp("saved")
+    checkpoints = saver.Checkpoints(directory / "checkpoints", 2)
+    save(checkpoints, 4, 9)
+    checkpoints.save_best(make_state(4), meta_of(4))
+    checkpoints.close()
+    return directory
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "manifest.json",
+        "_CHECKPOINT_METADATA",
+        "state/manifest.ocdbt",
+        "state/_METADATA",
+        "meta/metadata",
+    ],
+)
+def test_an_incomplete_folder_is_never_taken(saved: Path, tmp_path: Path, loss: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    (run / "checkpoints" / "9" / loss).unlink()
+    (run / "checkpoints" / "12.orbax-checkpoint-tmp").mkdir()
+    (run / "checkpoints" / "13").mkdir()
+    assert saver.steps(run / "checkpoints") == [4]
+    with pytest.raises(InputError, match=r"no complete checkpoint 9 \(.*\): complete ones are 4"):
+        saver.find("9", run, tmp_path)
+    with pytest.raises(InputError, match=r"not a complete checkpoint .*beside it are 4"):
+        saver.find(str(run / "checkpoints" / "9"), None, tmp_path)
+    with pytest.raises(InputError, match="not a complete checkpoint"):
+        saver.read_meta(run / "checkpoints" / "9")
+    said: list[str] = []
+    assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
+    assert [line.partition(" is damaged")[0] for line in said[:-1]] == [
+        f"warning: checkpoint {run / 'checkpoints' / step}" for step in ("13", "9")
+    ]
+
+
+def test_find_latest(saved: Path, tmp_path: Path) -> None:
+    assert saver.find("latest", tmp_path / "nothing", tmp_path) is None
+    assert saver.find("latest", None, tmp_path / "nothing") is None
+    runs = tmp_path / "runs"
+    for name, step in (("2026-01-02", "9"), ("2026-01-03", "4")):
+        shutil.copytree(saved / "checkpoints" / step, runs / name / "checkpoints" / step)
+    (runs / "2026-01-04" / "checkpoints").mkdir(parents=True)
+    # 4 was saved before 9, though its folder sorts after: the run that saved last is the newest.
+    assert saver.find("latest", None, runs) == runs / "2026-01-02" / "checkpoints" / "9"
+    shutil.copytree(runs / "2026-01-02", runs / "2026-01-05")
+    assert saver.find("latest", None, runs) == runs / "2026-01-05" / "checkpoints" / "9"
+
+
+def test_find_step_and_path(saved: Path, tmp_path: Path) -> None:
+    kept = saved / "checkpoints"
+    assert saver.find("4", saved, tmp_path) == kept / "4"
+    assert saver.find(str(kept / "4"), None, tmp_path) == kept / "4"
+    assert saver.find(str(saved), tmp_path / "other", tmp_path) == kept / "9"
+    assert saver.find(str(saved / "best"), None, tmp_path) == saved / "best" / "4"
+    with pytest.raises(InputError, match=r"complete ones are 4, 9, and 4 as the best"):
+        saver.find("5", saved, tmp_path)
+    with pytest.raises(InputError, match="needs --output-dir"):
+        saver.find("5", None, tmp_path)
+    with pytest.raises(InputError, match=r"nowhere: there is no such folder"):
+        saver.find(str(tmp_path / "nowhere"), None, tmp_path)
+    with pytest.raises(InputError, match="holds no complete checkpoint"):
+        saver.find(str(tmp_path), None, tmp_path)
+
+
+def files_of(path: Path) -> list[str]:
+    return sorted(one.relative_to(path).as_posix() for one in path.rglob("*") if one.is_file())
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def truncate(path: Path, rng: random.Random) -> None:
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+def lengthen(path: Path, rng: random.Random) -> None:
+    path.write_bytes(path.read_bytes() + rng.randbytes(1))
+
+
+def delete(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def exchange(path: Path, rng: random.Random) -> None:
+    """For the same file of the step before; or where there is none, for one without content."""
+    before = path.parents[len(path.parts) - path.parts.index("9") - 2].parent / "4"
+    other = before / path.relative_to(before.parent / "9")
+    path.write_bytes(other.read_bytes() if other.exists() else b"")
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, lengthen, delete, exchange])
+def test_no_damage_to_any_file_is_missed(
+    saved: Path, tmp_path: Path, damage: Callable[[Path, random.Random], None]
+) -> None:
+    names = [
+        name
+        for name in files_of(saved / "checkpoints" / "9")
+        if (saved / "checkpoints" / "9" / name).stat().st_size
+    ]
+    assert {"manifest.json", "meta/metadata", "state/_METADATA"} < set(names)
+    assert any(name.startswith("state/d/") for name in names)
+    for seed, name in enumerate(names):
+        run = tmp_path / str(seed)
+        shutil.copytree(saved, run)
+        victim = run / "checkpoints" / "9" / name
+        before = victim.read_bytes()
+        damage(victim, random.Random(seed))
+        if victim.exists() and victim.read_bytes() == before:
+            assert damage is exchange  # the two steps have this file in common
+            continue
+        said: list[str] = []
+        assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
+        aside = run / "damaged" / "checkpoints" / "9"
+        when, wrong = (aside / "reason.txt").read_text().splitlines()
+        assert when.endswith(f"moved from {run / 'checkpoints' / '9'}")
+        assert name in wrong
+        assert said == [
+            f"warning: checkpoint {run / 'checkpoints' / '9'} is damaged ({wrong}): moved to "
+            f"{aside}",
+            f"warning: going on from {run / 'checkpoints' / '4'}, the newest checkpoint that is "
+            "whole",
+        ]
+        assert set(files_of(aside)) - {"reason.txt", name} == set(names) - {name} | {
+            one for one in files_of(saved / "checkpoints" / "9") if one not in names
+        }
+
+
+def spoil(path: Path) -> None:
+    flip(path / "state/_METADATA", random.Random(0))
+
+
+def test_falls_back_as_far_as_it_must(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    spoil(run / "checkpoints" / "9")
+    spoil(run / "checkpoints" / "4")
+    said: list[str] = []
+    assert saver.find("latest", run, tmp_path, said.append) == run / "best" / "4"
+    assert len(said) == 3
+    assert said[-1].endswith(f"going on from {run / 'best' / '4'}")
+    assert [path.name for path in (run / "damaged").iterdir()] == ["checkpoints"]
+
+
+def test_nothing_starts_anew_beside_damaged_checkpoints(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    for path in ("checkpoints/9", "checkpoints/4", "best/4"):
+        spoil(run / path)
+    before = files_of(run)
+    for _ in range(2):  # nothing is moved, or the second try would start anew
+        with pytest.raises(InputError) as caught:
+            saver.find("latest", run, tmp_path)
+        assert "\n" not in str(caught.value)
+        assert re.fullmatch(
+            rf"--resume latest: no checkpoint of {run} is whole \(checkpoints/9: state/_METADATA "
+            r"has other bytes .*, and 2 more; .*, and more than 0 updates would be trained again: "
+            r"to start anew give another --output-dir, or move .*",
+            str(caught.value),
+        )
+    assert files_of(run) == before
+
+
+def test_a_first_save_that_did_not_end_starts_anew(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
+    (run / "checkpoints" / "9" / "manifest.json").unlink()
+    said: list[str] = []
+    assert saver.find("latest", run, tmp_path, said.append, little=9) is None
+    assert said[-1] == f"warning: no whole checkpoint is left in {run}"
+
+
+def test_where_little_is_lost_the_run_begins_again(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for folder in ("checkpoints", "best"):
+        shutil.copytree(saved / "checkpoints" / "9", run / folder / "9")
+        spoil(run / folder / "9")
+    said: list[str] = []
+    assert saver.find("latest", run, tmp_path, said.append, little=9) is None
+    assert said[-1] == f"warning: no whole checkpoint is left in {run}"
+    assert (run / "damaged" / "checkpoints" / "9" / "reason.txt").exists()
+
+
+@pytest.mark.parametrize("how", ["spoiled", "unmarked", "one is left", "all were moved"])
+def test_a_long_run_never_begins_again_by_itself(saved: Path, tmp_path: Path, how: str) -> None:
+    """Whatever is wrong with its checkpoints, and in whatever order that was found."""
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    for path in ("checkpoints/9", "checkpoints/4", "best/4"):
+        if how == "unmarked":
+            (run / path / "manifest.json").unlink()
+        else:
+            spoil(run / path)
+    if how in ("one is left", "all were moved"):
+        (run / "damaged" / "checkpoints").mkdir(parents=True)
+        (run / "checkpoints" / "9").rename(run / "damaged" / "checkpoints" / "9")
+        shutil.rmtree(run / "best")
+    if how == "all were moved":
+        (run / "checkpoints" / "4").rename(run / "damaged" / "checkpoints" / "4")
+    before = files_of(run)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"more than 8 updates would be trained again"):
+            saver.find("latest", run, tmp_path, little=8)
+    assert files_of(run) == before
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
+def test_what_cannot_be_read_now_is_not_moved(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    spoil(run / "checkpoints" / "9")
+    before = files_of(run)
+    real, victim = Path.open, run / "checkpoints" / "4" / "meta" / "metadata"
+
+    def refuse(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path == victim:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    kind = InputError if number == errno.EACCES else RunAgain
+    for resume in ("latest", "4"):
+        with pytest.raises(kind, match=rf"metadata cannot be read \({os.strerror(number)}\): "):
+            run_directory.start_from("demo", resume, str(run), tmp_path)
+    assert files_of(run) == [".lock", *before]
+
+
+def test_a_damaged_best_one_is_moved_though_it_is_not_taken(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    spoil(run / "best" / "4")
+    assert saver.find("latest", run, tmp_path) == run / "checkpoints" / "9"
+    assert (run / "damaged" / "best" / "4" / "reason.txt").exists()
+    assert saver.steps(run / "best") == []
+
+
+def test_two_damaged_ones_of_a_step_do_not_collide(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for _ in range(3):
+        shutil.copytree(saved / "checkpoints", run / "checkpoints", dirs_exist_ok=True)
+        spoil(run / "checkpoints" / "9")
+        assert saver.find("latest", run, tmp_path) == run / "checkpoints" / "4"
+    aside = run / "damaged" / "checkpoints"
+    assert sorted(path.name for path in aside.iterdir()) == ["9", "9.2", "9.3"]
+
+
+def test_what_cannot_be_moved_is_passed_over(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    spoil(run / "checkpoints" / "9")
+    (run / "damaged").write_text("in the way: not even root makes a folder in it")
+    said: list[str] = []
+    assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
+    assert "cannot be moved to" in said[0]
+    assert said[0].endswith("and is passed over")
+    assert (run / "checkpoints" / "9").is_dir()
+
+
+def test_a_link_in_the_place_of_the_reason_is_not_followed(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    (run / "checkpoints" / "9" / "meta" / "metadata").unlink()
+    (tmp_path / "mine").write_text("kept")
+    (run / "checkpoints" / "9" / "reason.txt").symlink_to(tmp_path / "mine")
+    assert saver.find("latest", run, tmp_path, lambda line: None) == run / "checkpoints" / "4"
+    assert (tmp_path / "mine").read_text() == "kept"
+    assert "moved from" in (run / "damaged" / "checkpoints" / "9" / "reason.txt").read_text()
+
+
+def test_a_reason_that_cannot_be_written_stops_nobody(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    spoil(run / "checkpoints" / "9")
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(resuming, "write_whole", full)
+    said: list[str] = []
+    assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
+    assert "reason.txt cannot be written (No space left on device)" in said[1]
+
+
+def test_an_explicit_wish_is_refused_and_nothing_moves(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    spoil(run / "checkpoints" / "9")
+    before = files_of(run)
+    for wish in ("9", str(run / "checkpoints" / "9"), str(run), str(run / "checkpoints")):
+        with pytest.raises(InputError) as caught:
+            saver.find(wish, run, tmp_path)
+        message = str(caught.value)
+        assert "state/_METADATA has other bytes than were saved" in message
+        assert "4" in message.rpartition(": ")[2] + message.rpartition(";")[2]
+        assert "\n" not in message
+    assert files_of(run) == before
+    spoil(run / "checkpoints" / "4")
+    assert saver.find("4", run, tmp_path) == run / "best" / "4"  # the same state
+
+
+def test_the_run_that_saved_last_falls_back_within_itself(saved: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name in ("old", "new"):
+        shutil.copytree(saved / "checkpoints", runs / name / "checkpoints")
+    shutil.rmtree(runs / "old" / "checkpoints" / "9")
+    spoil(runs / "new" / "checkpoints" / "9")
+    assert saver.find("latest", None, runs) == runs / "new" / "checkpoints" / "4"
+    shutil.copytree(saved / "checkpoints", runs / "new" / "checkpoints", dirs_exist_ok=True)
+    for step in ("4", "9"):
+        spoil(runs / "new" / "checkpoints" / step)
+    said: list[str] = []
+    assert saver.find("latest", None, runs, said.append) == runs / "old" / "checkpoints" / "4"
+    assert f"passed over a later run: --resume latest: no checkpoint of {runs / 'new'}" in said[0]
+
+
+def test_leftovers_of_an_interrupted_save_are_no_damage(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    for name in ("12.orbax-checkpoint-tmp", "3.deleted", "15.partial"):
+        (run / "checkpoints" / name).mkdir()
+    said: list[str] = []
+    assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "9"
+    assert said == []
+    assert not (run / "damaged").exists()
+
+
+def test_a_restore_verifies_by_itself(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "9"
+    shutil.copytree(saved / "checkpoints" / "9", path)
+    data = max((path / "state").rglob("d/*"), key=lambda one: one.stat().st_size)
+    flip(data, random.Random(1))
+    target = target_of(make_state(9), mesh_of(8))
+    with pytest.raises(InputError, match=r"is damaged \(state/.* its checksum is wrong\)"):
+        saver.restore(path, target)

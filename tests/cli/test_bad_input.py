@@ -1,0 +1,156 @@
+"""Bad input to each command that reads videos: one clear line or a right result, no traceback."""
+
+import concurrent.futures
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+import safetensors.numpy
+import sample_videos
+import small_autoencoder
+
+from jaxtrain import main
+from jaxtrain.data.video import prepare_clips
+
+SIZE = ("--height", 16, "--width", 24)
+
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "gone.mp4": lambda path: None,
+    "text.mp4": lambda path: path.write_text("not a video"),
+    "empty.mp4": lambda path: path.touch(),
+    "none.mp4": sample_videos.without_frames,
+    "one.mp4": lambda path: sample_videos.write(path, sample_videos.busy(1, height=16, width=24)),
+    "odd.mkv": lambda path: sample_videos.write(
+        path, sample_videos.busy(8, height=33, width=47), codec="ffv1", pix_fmt="bgr0"
+    ),
+    "sound.mp4": lambda path: small_autoencoder.with_sound(path, [], seconds=0.5),
+}
+
+# What stands in the last line of stderr; None where the command does it.
+NO_VIDEO = {
+    "gone.mp4": "gone.mp4: No such file or directory; name a whole video file",
+    "text.mp4": "text.mp4: cannot be read: Invalid data",
+    "empty.mp4": "empty.mp4: is empty; name a whole video file",
+    "none.mp4": "none.mp4: holds no video",
+    "one.mp4": None,
+    "odd.mkv": None,
+    "sound.mp4": "sound.mp4: holds no video stream; name a whole video file",
+}
+NOT_USABLE = "{name}: none of 1 videos can be used; see what was left out above"
+NO_PIECE = "none of 1 video gave a piece; "
+WORDS: dict[str, dict[str, str | None]] = {
+    "encode": NO_VIDEO,
+    "reconstruct": NO_VIDEO,
+    "evaluate": dict.fromkeys(MAKERS, NOT_USABLE)
+    | {"gone.mp4": "gone.mp4: no such file or folder", "odd.mkv": None},
+    "clips": dict.fromkeys(MAKERS, NO_PIECE)
+    | {"gone.mp4": "gone.mp4: no such file or folder", "odd.mkv": None},
+}
+# What is said before that, where the last line does not say it.
+REASONS = {
+    "text.mp4": "text.mp4: cannot be read: Invalid data",
+    "empty.mp4": "empty.mp4: is empty",
+    "none.mp4": "none.mp4: holds no video",
+    "one.mp4": "one.mp4: ",
+    "sound.mp4": "sound.mp4: holds no video stream",
+}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_autoencoder.save(tmp_path_factory.mktemp("weights") / "small.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    # Threads, as processes take a second to start; what they do is tested elsewhere.
+    monkeypatch.setattr(prepare_clips, "_pool", concurrent.futures.ThreadPoolExecutor)
+
+
+def arguments(command: str, weights: Path, video: Path, out: Path) -> list[Any]:
+    return {
+        "encode": ["encode", weights, video, out / "z.safetensors"],
+        "reconstruct": ["reconstruct", weights, video, out / "o.mp4"],
+        "evaluate": [
+            *("evaluate", weights, "--data", video, "--frames", 8, *SIZE),
+            *("--json", out / "found.json"),
+        ],
+        "clips": [
+            *("prepare", "clips", video, out / "pieces", "--height", 16, "--width", 16),
+            *("--frames", 8, "--min-frames", 2, "--min-side", 16, "--workers", 1),
+        ],
+    }[command]
+
+
+def run(*words: Any) -> int:
+    return main.main([str(one) for one in words])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("command", WORDS)
+def test_one_line_or_a_right_result(
+    command: str, name: str, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video, out = tmp_path / name, tmp_path / "out"
+    out.mkdir()
+    MAKERS[name](video)
+    code = run(*arguments(command, weights, video, out))
+    told = capsys.readouterr()
+    words = WORDS[command][name]
+    if words is None:
+        assert (code, told.err) == (0, "")
+        frames = 1 if name == "one.mp4" else 8
+        assert_right(command, out, frames=frames, odd=name == "odd.mkv")
+        return
+    assert code == 2
+    assert told.err.startswith("error: ")
+    assert told.err.count("\n") == 1
+    assert words.format(name=name) in told.err
+    if words in (NOT_USABLE, NO_PIECE):
+        assert REASONS[name] in told.out
+    if command in ("encode", "reconstruct", "evaluate"):
+        assert not list(out.iterdir())
+
+
+def assert_right(command: str, out: Path, *, frames: int, odd: bool) -> None:
+    match command:
+        case "encode":
+            latents = safetensors.numpy.load_file(out / "z.safetensors")["latents"]
+            assert latents.shape[1:] == ((5, 6, 4) if odd else (2, 3, 4))
+        case "reconstruct":
+            size = (34, 48, 3) if odd else (16, 24, 3)
+            assert small_autoencoder.read(out / "o.mp4").shape == (frames, *size)
+        case "evaluate":
+            (clip,) = json.loads((out / "found.json").read_text())["clips"]
+            assert clip["video"] == "odd.mkv"
+            assert 0 < clip["values"][0]["psnr"] < 60
+        case "clips":
+            (piece,) = (out / "pieces").rglob("*.mp4")
+            pieces = [path for path in (out / "pieces").rglob("*.mp4") if path.is_file()]
+            assert [path.name for path in pieces] == ["00000.mp4"]
+            with av.open(str(piece)) as container:
+                shapes = [frame.to_ndarray(format="rgb24").shape for frame in container.decode()]
+            assert shapes == [shapes[0]] * 8
+            assert not any(side % 2 for side in shapes[0][:2])
+
+
+def test_a_single_frame_is_enough_where_one_is_asked_for(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measures of change are left out then; a piece of one frame is a piece."""
+    video = tmp_path / "one.mp4"
+    MAKERS["one.mp4"](video)
+    report = tmp_path / "found.json"
+    more = ("--data", video, "--frames", 1, *SIZE, "--json", report)
+    assert run("evaluate", weights, *more) == 0
+    found = json.loads(report.read_text())
+    assert set(found["metrics"]) == {"psnr", "ssim"}
+    size = ("--height", 16, "--width", 16, "--min-side", 16, "--workers", 1)
+    assert run("prepare", "clips", video, tmp_path / "out", *size, "--min-frames", 1) == 0
+    assert (
+        "1 piece, 1 frame, of 1 video; 0 videos dropped, 0 frames left" in capsys.readouterr().out
+    )

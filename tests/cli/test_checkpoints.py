@@ -1,0 +1,278 @@
+"""``jaxtrain checkpoints``: what lies there, whether it is whole, and what a resume would take."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_state import make_state, meta_of, save
+
+from jaxtrain import main
+from jaxtrain.checkpoint import manifest, saver
+from jaxtrain.cli import checkpoints as command
+from jaxtrain.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints 4 and 9, best 4, and 12 superseded."""
+    run = tmp_path_factory.mktemp("saved") / "run"
+    checkpoints = saver.Checkpoints(run / "checkpoints", 3, lambda line: None)
+    save(checkpoints, 4, 12, 9)
+    checkpoints.save_best(make_state(4), meta_of(4))
+    checkpoints.close()
+    return run
+
+
+@pytest.fixture
+def run(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+def tree(run: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in [run, *run.rglob("*")]
+    }
+
+
+def table(text: str) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+
+
+def test_lists_what_is_whole_and_changes_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoints" / "13.orbax-checkpoint-tmp").mkdir()
+    before = tree(run)
+    assert command.main([str(run)]) == 0
+    assert tree(run) == before
+    head, *rows, last = table(capsys.readouterr().out)
+    assert head == ["checkpoint", "saved (UTC)", "examples seen", "size"]
+    assert [(row[0], row[2], row[4]) for row in rows] == [
+        ("checkpoints/4", "12", "verified"),
+        ("checkpoints/9", "27", "verified"),
+        ("best/4", "12", "verified"),
+        ("superseded/checkpoints/12", "36", "verified"),
+    ]
+    saved_at = manifest.read(run / "checkpoints" / "9").saved
+    assert rows[1][1][:10] == saved_at[:10]
+    assert re.fullmatch(r"0\.\d MiB", rows[1][3])
+    assert last == [f"--resume latest would take {run / 'checkpoints' / '9'}"]
+
+
+def test_names_what_is_damaged_and_what_a_resume_would_take(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoints" / "9" / "manifest.json").unlink()
+    (run / "best" / "4" / "meta" / "metadata").write_text("{}")
+    report = tmp_path / "report.json"
+    before = tree(run)
+    assert command.main([str(run), "--json", str(report)]) == 1
+    assert tree(run) == before
+    text = capsys.readouterr().out
+    rows = {row[0]: row[-1] for row in table(text)}
+    assert rows["checkpoints/4"] == "verified"
+    assert rows["checkpoints/9"].startswith("DAMAGED: manifest.json is missing")
+    assert rows["best/4"].startswith("DAMAGED: meta/metadata has 2 bytes")
+    taken = run / "checkpoints" / "4"
+    assert text.splitlines()[-1] == f"--resume latest would take {taken}"
+    found = json.loads(report.read_text())
+    assert found["latest"] == str(taken)
+    assert [one["step"] for one in found["checkpoints"]] == [4, 9, 4, 12]
+    assert [one["examples_seen"] for one in found["checkpoints"]] == [12, 27, None, 36]
+    # A resume takes just that, and says afterwards what it has moved.
+    assert saver.find("latest", run, tmp_path, lambda line: None) == taken
+    assert command.main([str(run)]) == 0  # all that a run would use is whole
+    moved = {row[0]: row[-1] for row in table(capsys.readouterr().out)}
+    for name in ("checkpoints/9", "best/4"):
+        aside = rows[name].replace("DAMAGED", "put aside as damaged")
+        assert moved[f"damaged/{name}"] == aside
+    assert "checkpoints/9" not in moved
+    (run / "checkpoints" / "4" / "meta" / "metadata").write_text("{}")
+    assert command.main([str(run)]) == 1
+
+
+def test_a_run_without_a_whole_one_would_not_start_anew(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("checkpoints/4", "checkpoints/9", "best/4"):
+        (run / path / "manifest.json").write_text("")
+    assert command.main([str(run)]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "--resume latest would take none: it would be refused"
+    with pytest.raises(InputError, match="is whole"):
+        saver.find("latest", run, tmp_path, lambda line: None)
+    (run / "config.json").write_text('{"checkpoint": {"every": 9}}')  # the first save of a run
+    assert command.main([str(run)]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "--resume latest would take none: the run would start anew"
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    shutil.rmtree(run / "best")
+    assert command.main([str(run)]) == 0
+
+
+def test_wrong_use(run: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        ([str(tmp_path / "nowhere")], "there is no such folder"),
+        ([str(tmp_path)], "holds no checkpoints/; name a run's directory$"),
+        ([str(run / "checkpoints" / "9")], f"name a run's directory, as {run}$"),
+        ([str(run / "checkpoints")], f"name a run's directory, as {run}$"),
+        ([str(run), "--jsn", "x"], "--jsn x"),
+        ([str(run), "--json"], "expected one argument"),
+        ([str(run), "--json", str(tmp_path / "no" / "x.json")], "does not exist: create it"),
+    ):
+        with pytest.raises(InputError, match=words):
+            command.main(arguments)
+    assert main.main(["checkpoints", str(tmp_path / "nowhere")]) == 2
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    assert "checkpoints DIR" in capsys.readouterr().out
+
+
+def test_imports_nothing_heavy(run: Path, checkout: Path) -> None:
+    probe = (
+        "import sys; from jaxtrain import main; main.main(sys.argv[1:]); "
+        "print([name for name in ('jax', 'orbax', 'numpy', 'tyro') if name in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", probe, "checkpoints", str(run)],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+def last_line(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str], str]:
+    """Exit code, verdict by checkpoint, and what is said of a resume."""
+    before = tree(run)
+    code = command.main([str(run)])
+    assert tree(run) == before
+    lines = capsys.readouterr().out.splitlines()
+    return code, {row[0]: row[-1] for row in table("\n".join(lines[1:-1]))}, lines[-1]
+
+
+def resumed(run: Path) -> str:
+    """What a real resume takes, inside the run; or the name of its error."""
+    try:
+        found = saver.find("latest", run, run.parent, lambda line: None)
+    except (OSError, InputError) as error:
+        return type(error).__name__
+    return "none" if found is None else found.relative_to(run).as_posix()
+
+
+@pytest.mark.parametrize("folder", ["checkpoints/9", "best/4"])
+def test_what_cannot_be_read_now_is_no_damage(
+    run: Path,
+    folder: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = Path.open
+
+    def fail(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path == run / folder / "meta" / "metadata":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", fail)
+    code, rows, last = last_line(run, capsys)
+    why = f"{run / folder / 'meta' / 'metadata'} cannot be read now (Input/output error)"
+    assert (code, rows[folder]) == (1, f"UNKNOWN: {why}")
+    assert last == f"--resume latest would stop: {folder}: {why}"
+    assert resumed(run) == "OSError"
+
+
+def test_another_versions_format_is_no_damage(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "checkpoints" / "9" / "manifest.json"
+    content = json.loads(path.read_text()) | {"format": 99}
+    content.pop("sha256")
+    path.write_text(json.dumps(content | {"sha256": manifest._checksum(content)}))
+    code, rows, last = last_line(run, capsys)
+    assert code == 1
+    assert rows["checkpoints/9"].startswith("UNKNOWN: ")
+    assert "has format 99" in rows["checkpoints/9"]
+    assert last.startswith("--resume latest would stop: checkpoints/9: ")
+    assert resumed(run) == "InputError"
+
+
+def damage(path: Path) -> None:
+    """As many bytes, and other ones."""
+    file = path / "state" / "_METADATA"
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "taken"),
+    [
+        ("unfinished", "whole", "checkpoints/9"),
+        ("unfinished", "damaged", "checkpoints/4"),
+        ("gone", "whole", "checkpoints/9"),
+        ("gone", "damaged", "checkpoints/4"),
+        ("whole", "damaged", "checkpoints/9"),
+        ("damaged", "whole", "checkpoints/4"),  # it looked whole: the old one goes
+    ],
+)
+def test_what_waits_for_its_successor_is_verified(
+    run: Path, new: str, old: str, taken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, waiting = run / "checkpoints" / "9", run / "checkpoints" / "9.replaced"
+    shutil.copytree(target, waiting)
+    if new == "unfinished":
+        (target / "manifest.json").unlink()
+    elif new == "gone":
+        shutil.rmtree(target)
+    elif new == "damaged":
+        damage(target)
+    if old == "damaged":
+        damage(waiting)
+    _, rows, last = last_line(run, capsys)
+    assert rows["checkpoints/9.replaced"].startswith("DAMAGED" if old == "damaged" else "verified")
+    assert last == f"--resume latest would take {run / taken}"
+    assert resumed(run) == taken
+
+
+def test_a_live_runs_newest_is_being_saved(
+    run: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoints" / "9" / "manifest.json").unlink()
+    holder = (
+        "import sys, pathlib; from jaxtrain.storage import lock as directory_lock; "
+        "directory_lock.hold(pathlib.Path(sys.argv[1])); print(1, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(run)],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        try:
+            code, rows, last = last_line(run, capsys)
+        finally:
+            process.kill()
+    assert code == 0
+    assert rows["checkpoints/9"] == "being saved: by the run at work here"
+    assert last == (
+        f"--resume latest would take {run / 'checkpoints' / '4'}, once the run at work here "
+        f"(process {process.pid} on {socket.gethostname()}) has ended"
+    )
+    code, rows, last = last_line(run, capsys)  # it is dead, and its lock with it
+    assert code == 1
+    assert rows["checkpoints/9"].startswith("DAMAGED: manifest.json is missing")
+    assert last == f"--resume latest would take {run / 'checkpoints' / '4'}"

@@ -1,0 +1,82 @@
+"""``jaxtrain configs``."""
+
+import pytest
+
+from jaxtrain import config, main
+from jaxtrain.cli import configs
+from jaxtrain.config import files
+from jaxtrain.errors import InputError
+
+
+def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert configs.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_list_names_each_config_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "list").splitlines()
+    assert [line.split()[0] for line in lines] == files.names()
+    assert next(line for line in lines if line.startswith("h100_16 ")).endswith(
+        "Video autoencoder, 12x480x720, on two nodes of 8 H100 (80 GB)."
+    )
+
+
+def test_show_says_all_values(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "show", "h100_16", "--optim.peak_lr", "3e-4")
+    assert "python -m jaxtrain.main --config h100_16" in text
+    shown = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
+    assert shown["optim.peak_lr"] == ["0.0003"]
+    assert shown["mesh.shard"] == ["params"]
+    assert shown["model.decoder_widths"] == ["256", "128", "64", "64"]
+    assert shown["data.path"] == ["None"]
+
+
+def test_what_show_prints_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "show", "mlm_h200_8_small")
+    fields = text.partition("\nname ")[2].splitlines()[1:]
+    assert len(fields) > 40
+    typed = [word for line in fields for word in (f"--{line.split()[0]}", *line.split()[1:])]
+    same = config.load("mlm_h200_8", ["--name", "mlm_h200_8_small", *typed])
+    assert same == config.load("mlm_h200_8_small")
+
+
+def test_diff_says_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "diff", "h100_48", "h100_64")
+    assert text.splitlines() == [
+        "data.batch_size: 240 -> 256",
+        "data.workers: 11 -> 12",
+        "data.prefetch: 3 -> 4",
+        "optim.peak_lr: 0.00018 -> 0.0002",
+        "optim.warmup_steps: 1200 -> 1000",
+        "mesh.data: 6 -> 8",
+        "loop.log_every: 15 -> 10",
+        "loop.hang_timeout_s: 10800.0 -> 14400.0",
+        "checkpoint.every: 750 -> 500",
+    ]
+    assert (
+        out(capsys, "diff", "mlm_h200_8", "mlm_a10_8") == "mlm_h200_8 and mlm_a10_8 are the same\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["shwo"], r"configs has no 'shwo'; did you mean show\?"),
+        (["show"], "configs show takes one NAME, not nothing"),
+        (["diff", "a", "b", "c"], "configs diff takes two names, not a b c"),
+        (["list", "x"], "configs list takes no argument, not x"),
+        (["show", "h10_16"], r"no config 'h10_16'; did you mean h100_16\?"),
+        (["show", "h100_8", "--seeed", "3"], r"did you mean --seed\?"),
+    ],
+)
+def test_wrong_use(arguments: list[str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        configs.main(arguments)
+
+
+def test_help_and_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert out(capsys) == out(capsys, "--help")
+    assert main.main(["configs", "show", "h10_16"]) == 2
+    said = capsys.readouterr()
+    assert said.err == "error: no config 'h10_16'; did you mean h100_16?\n"
+    assert said.out == ""

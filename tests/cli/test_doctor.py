@@ -1,0 +1,246 @@
+"""``jaxtrain doctor`` as one types it: a machine that is ready, and one with everything wrong."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import sample_videos
+from examined import small_disk
+from program import TINY_MLM, command, environment, run, write_corpus
+
+from jaxtrain import main
+from jaxtrain.distributed import cluster_env
+
+TEXT = [*TINY_MLM, "--data.path", "corpus", "--loop.steps", "50"]
+GROUPS = ["processes", "devices", "system", "collective", "data", "checkpoint"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_corpus(tmp_path)
+    return tmp_path
+
+
+def left_over(place: Path) -> list[Path]:
+    return list(place.rglob("*jaxtrain-doctor*"))
+
+
+def flat(page: str) -> str:
+    """A page without its line breaks."""
+    return " ".join(page.split())
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_ready(place: Path) -> None:
+    devices = ["--simulate-devices", "2", "--mesh.fsdp", "2"]
+    found = run(place, "doctor", *TEXT, *devices, "--output-dir", "out", "--json", "found.json")
+    assert found.returncode == 0, found.stdout + found.stderr
+    lines = found.stdout.splitlines()
+    assert [line for line in lines if line in GROUPS] == GROUPS
+    assert lines[-1].startswith("ready")
+    assert max(map(len, lines)) <= 100
+    assert found.stdout.isascii()
+    assert not found.stderr
+    page = flat(found.stdout)
+    for seen in ("2 x cpu, as demo_mlm wants", "over 2 devices is exact", "6 text files (0 bad)"):
+        assert seen in page
+    assert "equal: the config's whole state" in page
+    told = json.loads((place / "found.json").read_text())
+    assert told["ready"]
+    assert "jax" in told["versions"]
+    assert {one["group"] for one in told["findings"]} == set(GROUPS)
+    assert not (place / "out").exists()
+    assert not left_over(place)
+
+
+@pytest.mark.slow
+def test_a_machine_with_everything_wrong(place: Path) -> None:
+    """Each fault is found beside the others, and has its cure."""
+    folder = place / "videos"
+    for number in range(3):
+        sample_videos.write(folder / f"good{number}.mp4", 30)
+    (folder / "bad.mp4").write_text("no video")
+    with small_disk(place / "disk", "64k") as disk:
+        arguments = ["--config", "demo", "--data.path", str(folder), "--output-dir", str(disk)]
+        arguments += ["--simulate-devices", "3", "--json", str(place / "found.json")]
+        found = subprocess.run(
+            ["bash", "-c", 'ulimit -S -n 200; exec "$@"', "bash", *command("doctor", *arguments)],
+            cwd=place,
+            env=environment(place),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert not left_over(disk)
+    assert found.returncode == 1, found.stdout + found.stderr
+    page = flat(found.stdout)
+    for seen, cure in {
+        "3 devices of 1": "--simulate-devices 1",
+        "only 200 files may be open": "ulimit -n",
+        "checkpoints of 8.2 MiB": "another --output-dir",
+        "bad.mp4": "mend or remove them",
+    }.items():
+        assert seen in page
+        assert cure in page.split(seen, 1)[1]
+    assert disk.is_symlink() or "on tmpfs" in page  # it is mounted elsewhere then
+    last = found.stdout.splitlines()[-1]
+    assert last.startswith("not ready: ")
+    assert all(group in last for group in ("devices", "system", "data"))
+    assert not json.loads((place / "found.json").read_text())["ready"]
+
+
+@pytest.mark.slow
+def test_no_gpus_of_eight_is_said_plainly(place: Path) -> None:
+    found = run(place, "doctor", "--config", "h100_8", JAX_PLATFORMS="cpu")
+    assert found.returncode == 1
+    assert "PROBLEM  0 GPUs of 8: h100_8 is for 8 x NVIDIA H100 80GB HBM3" in found.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle(place: Path) -> None:
+    """As a terminal sends it: to all processes of the group."""
+    process = subprocess.Popen(
+        command("doctor", *TEXT, "--output-dir", "."),
+        cwd=place,
+        env=environment(place),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list(place.glob(".jaxtrain-doctor-*")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        os.killpg(process.pid, signal.SIGINT)  # the kill of procps 4.0.2 may read -1234 as -1
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not left_over(place)
+
+
+@pytest.mark.slow
+def test_whoever_stops_reading_stops_it(place: Path) -> None:
+    process = subprocess.Popen(
+        command("doctor", *TEXT),
+        cwd=place,
+        env=environment(place),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stderr as errors:
+        assert "demo_mlm on" in process.stdout.readline()
+        process.stdout.close()
+        said = errors.read()
+    assert process.wait(timeout=60) == 141
+    assert "Traceback" not in said
+    assert not left_over(place)
+
+
+def as_srun_sets_them(index: int, job: int) -> dict[str, str]:
+    """The variables of one of two tasks on this machine."""
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_LOCALID": str(index),
+        "SLURM_PROCID": str(index),
+    }
+
+
+def free_job() -> int:
+    """The number of a job whose port, which follows from it, nobody listens on."""
+    for number in range(1000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", cluster_env._port(number)))
+            return number
+    raise AssertionError("all ports are in use")
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_page(place: Path) -> None:
+    """The second one alone has too few files: process 0 says so too, and both end with 1."""
+    job = free_job()
+    devices = ["--simulate-devices", "4", "--mesh.fsdp", "4"]
+    program = command("doctor", *TEXT, *devices, "--output-dir", "out")
+    started = [
+        subprocess.Popen(
+            ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *program],
+            cwd=place,
+            env=environment(place, **as_srun_sets_them(number, job)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number, limit in enumerate((4096, 300))
+    ]
+    try:
+        pages = [flat(process.communicate(timeout=200)[0]) for process in started]
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+    assert [process.returncode for process in started] == [1, 1], pages
+    for seen in (
+        "2 processes on 1 host have met at localhost:",
+        "(SLURM)",
+        "clocks are at most",
+        "the same config, code and packages everywhere",
+        "every process reads what the others write",
+        "4 x cpu, as demo_mlm wants",
+        "over 4 devices is exact",
+        "the same data everywhere",
+        "equal: the config's whole state",
+    ):
+        assert all(seen in page for page in pages), (seen, pages)
+    assert "only 300 files may be open" in pages[1]
+    assert "PROBLEM process 1 (" in pages[0]
+    assert "system: only 300 files may be open" in pages[0]
+    assert not left_over(place)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--output-dir", "x"], "--config is missing"),
+        (["--config", "h100_9"], "did you mean"),
+        (["--config", "demo", "--optim.peek_lr", "1"], "--optim.peak_lr"),
+        (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "2"], "7"),
+        (["--config", "demo", "--simulate-devices", "none"], "--simulate-devices"),
+        (["--config", "demo", "--simulate-devices", "0"], "--simulate-devices 0"),
+        (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    arguments: list[str],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert main.main(["doctor", *arguments]) == 2
+    said = capsys.readouterr()
+    assert named in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
+
+
+def test_help_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"]):
+        assert main.main(["doctor", *arguments]) == 0
+        assert "--output-dir" in capsys.readouterr().out

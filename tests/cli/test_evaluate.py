@@ -1,0 +1,341 @@
+"""``jaxtrain evaluate``: the right numbers on the same clips, side by side."""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import file_server
+import jax.numpy as jnp
+import lpips_weights
+import numpy as np
+import pytest
+import sample_videos
+import small_autoencoder
+from small_state import make_state, meta_of
+
+from jaxtrain import config, main
+from jaxtrain.checkpoint import saver
+from jaxtrain.cli import evaluate as command
+from jaxtrain.data.video import fixed_clips, packets
+from jaxtrain.errors import InputError
+from jaxtrain.inference import compare, intervals
+from jaxtrain.inference import video as autoencoding
+from jaxtrain.interop import weights
+from jaxtrain.models import gpt
+from jaxtrain.models.video_ae import quality
+
+METRICS = ("psnr", "ssim", "temporal_consistency", "flicker_ratio")
+SIZE = ["--frames", "8", "--height", "16", "--width", "24"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three weights files and a folder of four videos."""
+    folder = tmp_path_factory.mktemp("place")
+    for number in range(2):
+        small_autoencoder.save(folder / f"{number}.safetensors", seed=number)
+    small_autoencoder.save(folder / "2.safetensors", trim="odd_latents")
+    for number, frames in enumerate((8, 12, 20, 30)):
+        pictures = sample_videos.busy(frames, seed=number, height=20, width=30)
+        sample_videos.write(folder / "videos" / f"{number}.mp4", pictures)
+    return folder
+
+
+def run(*arguments: Any) -> int:
+    return main.main(["evaluate", *map(str, arguments)])
+
+
+def by_hand(video_THW3: np.ndarray, other_THW3: np.ndarray) -> dict[str, float]:
+    """The formulas once more, frame by frame, in float64."""
+    video, other = video_THW3.astype(np.float64), other_THW3.astype(np.float64)
+    psnr = [10 * np.log10(1 / np.mean((a - b) ** 2)) for a, b in zip(video, other, strict=True)]
+    changes = [
+        np.array([np.mean(np.abs(x[t + 1] - x[t])) for t in range(len(x) - 1)])
+        for x in (video, other)
+    ]
+    return {
+        "psnr": float(np.mean(psnr)),
+        "temporal_consistency": float(1 - np.mean(np.abs(changes[0] - changes[1]))),
+        "flicker_ratio": float(np.std(changes[1]) / np.std(changes[0])),
+    }
+
+
+def test_numbers_are_those_of_the_formulas(place: Path, tmp_path: Path) -> None:
+    sources = [place / "0.safetensors", place / "1.safetensors"]
+    report = tmp_path / "report.json"
+    assert run(*sources, "--data", place / "videos", *SIZE, "--json", report) == 0
+    found = json.loads(report.read_text())
+    assert found["compared_frames"] == 5  # 8 frames, 2 latents, 8 decoded, 3 of them dropped
+    assert [one["video"] for one in found["clips"]] == ["0.mp4", "1.mp4", "2.mp4", "3.mp4"]
+    assert set(found["metrics"]) == set(METRICS)
+    path = str(place / "videos" / "3.mp4")
+    info = packets.scan(path)
+    video = sample_videos.cropped(
+        sample_videos.decoded(path, info, range(11, 19)),  # the middle 8 of 30
+        info,
+        height=16,
+        width=24,
+        scale=1.0,
+        across=0.5,
+        down=0.5,
+        mirror=False,
+    )
+    for source, values in zip(sources, found["clips"][3]["values"], strict=True):
+        module = small_autoencoder.module(source)
+        decoded = small_autoencoder.through(module, jnp.asarray(video[None], jnp.float32) / 255)
+        other = np.clip(np.asarray(decoded)[0], 0, 1)
+        wanted = by_hand(video[:5] / 255, other)
+        for name, value in wanted.items():
+            assert values[name] == pytest.approx(value, rel=2e-4), name
+        ssim = quality.ssim(jnp.asarray(video[None, :5] / 255, jnp.float32), other[None])
+        assert values["ssim"] == pytest.approx(float(ssim.mean()), rel=1e-4)
+    for name in METRICS:
+        table = np.array([[one[name] for one in clip["values"]] for clip in found["clips"]])
+        for column, told in zip(table.T, found["metrics"][name]["estimates"], strict=True):
+            assert told["mean"] == pytest.approx(column.mean())
+            assert told["std"] == pytest.approx(column.std(ddof=1))
+            reach = 3.18245 * column.std(ddof=1) / 2
+            assert told["high"] - told["mean"] == pytest.approx(reach, rel=1e-4)
+        gap = found["metrics"][name]["differences"]["B - A"]
+        assert gap["mean"] == pytest.approx((table[:, 1] - table[:, 0]).mean())
+        wanted_p = intervals.difference(table[:, 0], table[:, 1])
+        assert (gap["p_student"], gap["p_signs"]) == (wanted_p.p_student, wanted_p.p_signs)
+
+
+def test_tars_and_addresses_give_what_the_files_give(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two videos, each with others before it in its tar."""
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        for number in range(4):
+            tar.add(place / "videos" / f"{number}.mp4", f"{number}.mp4")
+    found = []
+    with file_server.bucket(monkeypatch) as memory:
+        memory.pipe("/evaluate/s.tar", (tmp_path / "s.tar").read_bytes())
+        for data in (place / "videos", tmp_path / "s.tar", "s3://evaluate/s.tar"):
+            chosen = fixed_clips.choose(
+                str(data), "--data", frames=8, height=16, width=24, clips=2, say=lambda line: None
+            )
+            found.append([clip.read() for clip in chosen])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    report = tmp_path / "report.json"
+    arguments = [place / "0.safetensors", "--data", tmp_path / "s.tar", *SIZE, "--json", report]
+    assert run(*arguments) == 0
+    names = [one["video"] for one in json.loads(report.read_text())["clips"]]
+    assert names == [f"s.tar/{number}.mp4" for number in range(4)]
+
+
+@pytest.mark.slow
+def test_three_side_by_side_on_the_frames_that_all_have(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [place / f"{number}.safetensors" for number in range(3)]
+    report = tmp_path / "report.json"
+    data = ["--data", place / "videos", *SIZE, "--clips", 2, "--json", report]
+    assert run(*sources, *data) == 0
+    first = json.loads(report.read_text())
+    text = capsys.readouterr().out
+    assert "measured on 2 videos (2 clips of 8 frames, 5 of them compared, 16x24, float32)" in text
+    for pair in ("B - A", "C - A", "C - B"):
+        assert text.count(pair) == len(METRICS)
+    assert text.count("psnr (dB)") == 6
+    assert run(*sources, *data) == 0
+    assert json.loads(report.read_text()) == first  # the same clips, the same numbers
+
+
+def test_a_model_against_itself_differs_in_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = place / "0.safetensors"
+    assert run(source, source, "--data", place / "videos", *SIZE) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "B - A" in line]
+    assert len(rows) == len(METRICS)
+    for row in rows:
+        assert row[-2:] == ["1.0000", "1.0000"]
+
+
+def clips_of(place: Path, count: int | None) -> list[tuple[str, float]]:
+    found = fixed_clips.choose(
+        str(place / "videos"),
+        "--data",
+        frames=8,
+        height=16,
+        width=24,
+        clips=count,
+        say=lambda line: None,
+    )
+    return [(clip.entry.name, clip.place) for clip in found]
+
+
+def test_clips_are_spread_evenly(place: Path) -> None:
+    everything = [(f"{number}.mp4", 0.5) for number in range(4)]
+    assert clips_of(place, None) == clips_of(place, 4) == everything
+    assert clips_of(place, 2) == [("0.mp4", 0.5), ("2.mp4", 0.5)]
+    six = clips_of(place, 6)
+    assert [name for name, _ in six] == ["0.mp4", "1.mp4", "1.mp4", "2.mp4", "3.mp4", "3.mp4"]
+    assert [at for _, at in six] == [0.5, 0.25, 0.75, 0.5, 0.25, 0.75]
+
+
+def measured(video: str, *values: float) -> compare.Measured:
+    return compare.Measured(
+        video=video, place=0.5, values=tuple({"psnr": value} for value in values)
+    )
+
+
+def test_clips_of_one_video_count_as_one() -> None:
+    clips = [measured("a", 1, 2), measured("a", 3, 6), measured("b", 8, 8)]
+    found = compare.compare(clips, ["psnr", "ssim"])
+    assert (found.videos, found.clips) == (2, 3)
+    assert list(found.estimates) == ["psnr"]  # nothing was measured of the other
+    first, second = found.estimates["psnr"]
+    assert (first.mean, first.count) == (5.0, 2)  # of 2 and 8
+    assert second.mean == 6.0  # of 4 and 8
+    assert found.differences["psnr"][0, 1].estimate.mean == 1.0
+
+
+def test_a_single_video_has_no_interval(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = place / "0.safetensors"
+    assert run(source, source, "--data", place / "videos" / "3.mp4", *SIZE, "--clips", 2) == 0
+    text = capsys.readouterr().out
+    assert "measured on 1 video (2 clips of 8 frames" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("psnr")]
+    assert rows[0][-3:] == ["-", "-", "1"]
+    assert rows[2][-4:] == ["-", "-", "-", "-"]
+
+
+def test_what_stands_still_has_no_flicker(place: Path, tmp_path: Path) -> None:
+    still = [np.full((20, 30, 3), 90, np.uint8)] * 12
+    sample_videos.write(tmp_path / "still" / "a.mp4", still)
+    report = tmp_path / "report.json"
+    arguments = [place / "0.safetensors", "--data", tmp_path / "still", *SIZE, "--json", report]
+    assert run(*arguments) == 0
+    found = json.loads(report.read_text())
+    assert "flicker_ratio" not in found["metrics"]
+    assert set(found["clips"][0]["values"][0]) == set(METRICS) - {"flicker_ratio"}
+
+
+def test_measures_of_moving_pictures() -> None:
+    rng = np.random.default_rng(0)
+    video = rng.random((2, 6, 16, 16, 3)).astype(np.float32)
+    assert np.allclose(quality.temporal_consistency(video, video), 1)
+    assert np.allclose(quality.flicker_ratio(video, video), 1)
+    frozen = np.repeat(video[:, :1], 6, axis=1)
+    assert np.allclose(quality.flicker_ratio(video, frozen), 0)
+    assert (np.asarray(quality.temporal_consistency(video, frozen)) < 0.7).all()
+    assert np.isnan(np.asarray(quality.flicker_ratio(frozen, video))).all()
+
+
+def test_broken_and_short_videos_are_left_out_and_named(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mixed"
+    sample_videos.write(folder / "a.mp4", sample_videos.busy(12))
+    sample_videos.write(folder / "short.mp4", 3)
+    sample_videos.garble(sample_videos.write(folder / "garbled.mp4", sample_videos.busy(30)))
+    (folder / "text.mp4").write_text("no video")
+    assert run(place / "0.safetensors", "--data", folder, *SIZE) == 0
+    lines = capsys.readouterr().out.splitlines()
+    left_out = " ".join(line for line in lines if line.startswith("left out"))
+    assert "short.mp4: 3 frames, a clip needs 8 (--frames)" in left_out
+    assert "garbled.mp4" in left_out
+    assert "text.mp4: cannot be read" in left_out
+    assert any(line.startswith("measured on 1 video (1 clip of") for line in lines)
+    (folder / "a.mp4").unlink()
+    with pytest.raises(InputError, match="no clip can be read; see what was left out above"):
+        command.main([str(place / "0.safetensors"), "--data", str(folder), *SIZE])
+    (folder / "garbled.mp4").unlink()
+    with pytest.raises(InputError, match="none of 2 videos can be used"):
+        command.main([str(place / "0.safetensors"), "--data", str(folder), *SIZE])
+
+
+def test_weights_that_are_broken_are_named(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And do not make the clips vanish on which others are good."""
+    model = small_autoencoder.config()
+    params = small_autoencoder.params(model)
+    params["decoder.tail.bias"][0] = np.nan
+    broken = tmp_path / "broken.safetensors"
+    weights.save(broken, model, params)
+    assert run(place / "0.safetensors", broken, "--data", place / "videos", *SIZE) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{broken} makes pictures that are not finite" in line
+
+
+def test_another_measure_can_be_added(place: Path) -> None:
+    """What a perceptual distance will be: a function of two videos, a number a frame."""
+
+    def darkness(video: Any, other: Any) -> Any:
+        del other
+        return 1 - video.mean((2, 3, 4))
+
+    models = [autoencoding.Autoencoder(place / "0.safetensors")]
+    measures = compare.MEASURES | {"darkness": darkness}
+    meter = compare.Meter(models, measures, frames=8, height=16, width=24)
+    clips = fixed_clips.choose(
+        str(place / "videos" / "0.mp4"),
+        "--data",
+        frames=8,
+        height=16,
+        width=24,
+        clips=None,
+        say=lambda line: None,
+    )
+    (one,) = meter(clips, lambda line: None)
+    wanted = 1 - clips[0].read()[:5].mean() / 255
+    assert one.values[0]["darkness"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_wrong_use(place: Path, tmp_path: Path) -> None:
+    source, data = place / "0.safetensors", ["--data", place / "videos"]
+    preview = small_autoencoder.save(tmp_path / "p.safetensors", space_upscale=(True, True, False))
+    for arguments, words in (
+        ([source], "the following arguments are required: --data"),
+        (data, "the following arguments are required: SOURCE"),
+        ([*[source] * 4, *data], "evaluate compares up to 3 sources, not 4"),
+        ([source, "--data", tmp_path / "gone"], "gone: no such file or folder"),
+        ([tmp_path / "gone", *data, *SIZE], "gone: nothing is there"),
+        ([source, *data, *SIZE, "--width", 20], "must be multiples of 8, for"),
+        ([source, *data, *SIZE, "--height", 8], "use at least 16 for each"),
+        ([source, *data, "--frames", 0], "--frames 0: use at least 1"),
+        ([source, *data, "--clips", "many"], "invalid int value: 'many'"),
+        ([source, *data, *SIZE, "--frames", 99], "none of 4 videos can be used"),
+        ([source, *data, *SIZE, "--json", tmp_path / "no" / "a.json"], "does not exist: create it"),
+        ([preview, *data, *SIZE], "has a decoder for previews"),
+    ):
+        with pytest.raises(InputError, match=words):
+            command.main([str(one) for one in arguments])
+    assert run("--help") == 0
+
+
+def test_a_causal_model_wants_a_text(place: Path, tmp_path: Path) -> None:
+    config_of = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(gpt.Config.tiny())}}
+    checkpoints = saver.Checkpoints(tmp_path / "run/checkpoints", 3, lambda line: None)
+    checkpoints.save(make_state(3), config_of)
+    checkpoints.close()
+    arguments = [str(tmp_path / "run"), "--data", str(place / "videos")]
+    with pytest.raises(InputError, match=r"videos is a folder: name a text file"):
+        command.main(arguments)
+
+
+def test_lpips_is_measured_where_weights_are_given(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = ["--frames", "8", "--height", "32", "--width", "32", "--clips", "2"]
+    weights = lpips_weights.write(tmp_path / "lpips.safetensors")
+    arguments = [place / "0.safetensors", "--data", place / "videos", *size, "--lpips", weights]
+    assert run(*arguments, "--json", tmp_path / "found.json") == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["metrics"]["lpips"]
+    assert all(0 < clip["values"][0]["lpips"] < 3 for clip in found["clips"])
+    assert run(*arguments[:3], *SIZE, "--lpips", weights) == 2
+    assert "LPIPS needs 32 pixels" in capsys.readouterr().err
+    assert run(*arguments[:-1], tmp_path / "gone.safetensors") == 2
+    assert "gone.safetensors does not exist" in capsys.readouterr().err

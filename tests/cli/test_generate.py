@@ -1,0 +1,328 @@
+"""``generate`` and ``evaluate`` of causal models: what they say is what the plain model says."""
+
+import dataclasses
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from small_state import make_state, meta_of
+
+from jaxtrain import config, main
+from jaxtrain.checkpoint import saver
+from jaxtrain.cli import generate
+from jaxtrain.data.text import byte_level
+from jaxtrain.inference import language_model
+from jaxtrain.models import gpt, mlm
+from jaxtrain.ops import generation
+from jaxtrain.ops.sampling import Choice
+from jaxtrain.training import state
+
+LENGTH, WORDS = 24, 290
+MODEL = dataclasses.replace(gpt.Config.tiny(), sequence_length=LENGTH, vocab_size=WORDS)
+DRAWN = Choice(temperature=0.9, top_k=40, top_p=0.95)
+
+
+def run(*arguments: Any) -> int:
+    return main.main([*map(str, arguments)])
+
+
+def saved(folder: Path, model: Any, files: dict[str, bytes]) -> Path:
+    """A run's directory with a checkpoint of random parameters."""
+    rng = np.random.default_rng(0)
+    leaves = nnx.to_flat_state(
+        nnx.state(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))), nnx.Param)
+    )
+    params = {
+        ".".join(map(str, path)): jnp.asarray(
+            rng.normal(0, 0.4, leaf.get_value().shape), jnp.float32
+        )
+        for path, leaf in leaves
+    }
+    if "lm_head.words" in params:  # special tokens are never among the likeliest
+        params["lm_head.words"] = params["lm_head.words"].at[:9].set(0)
+    checkpoints = saver.Checkpoints(folder / "checkpoints", 3, lambda line: None, files=files)
+    meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
+    checkpoints.save(dataclasses.replace(make_state(3), params=params), meta)
+    checkpoints.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words() -> dict[str, bytes]:
+    """A tokenizer with some ids less than the model has."""
+    learned = byte_level.train(
+        ["once upon a time there was a time", "größer, größer 🙂"] * 4, WORDS - 10
+    )
+    return {"tokenizer.json": learned.to_str().encode()}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, words: dict[str, bytes]) -> Path:
+    return saved(tmp_path_factory.mktemp("run") / "gpt", MODEL, words)
+
+
+@pytest.fixture(scope="module")
+def model(source: Path) -> language_model.CausalModel:
+    return language_model.CausalModel(source)
+
+
+def by_hand(
+    model: language_model.CausalModel, prompt: list[int], tokens: int, choice: Choice, seed: int
+) -> list[int]:
+    """One text without a cache: each token from the whole window."""
+    definition = state.Definition(MODEL.build)
+    keys, window, found = generation.keys_of_rows(seed, 1), list(prompt), list[int]()
+    known = len(model.bytes_of)
+
+    def next_of(arrays: Any, ids: jax.Array, last: int, number: int) -> jax.Array:
+        logits = definition.module(arrays, {}).logits(ids)[:, last].at[:, known:].set(-jnp.inf)
+        return generation.choose(choice, logits, keys, number)[0]
+
+    compiled = jax.jit(next_of)
+    for number in range(tokens):
+        if len(window) > LENGTH:
+            window = window[-(LENGTH // 2) :]
+        filled = np.array([window + [0] * (LENGTH - len(window))], np.int32)
+        found.append(int(compiled(model._arrays, filled, len(window) - 1, number)))
+        window.append(found[-1])
+    return found
+
+
+@pytest.mark.parametrize("choice", [Choice(temperature=0.0), DRAWN], ids=str)
+def test_the_tokens_are_those_without_a_cache(
+    model: language_model.CausalModel, choice: Choice
+) -> None:
+    """Also far beyond what the model sees at once; it says once that it begins anew."""
+    said: list[str] = []
+    prompt = model.encode("once upon")
+    ids = model.ids(prompt, tokens=60, choice=choice, seed=7, say=said.append)
+    assert [int(one[0]) for one in ids] == by_hand(model, prompt, 60, choice, 7)
+    assert said == [
+        "the model sees 24 tokens at once: from here on the last 12 to 24, and nothing before"
+    ]
+
+
+def test_a_text_does_not_depend_on_those_beside_it(model: language_model.CausalModel) -> None:
+    prompt = model.encode("a")
+
+    def written(**how: Any) -> np.ndarray:
+        return np.stack(list(model.ids(prompt, tokens=40, choice=DRAWN, **how)))
+
+    one, three, again = written(), written(samples=3), written(samples=3)
+    np.testing.assert_array_equal(one[:, 0], three[:, 0])
+    np.testing.assert_array_equal(again, three)
+    assert len({tuple(text) for text in three.T}) == 3
+    assert (written(seed=1) != one).any()
+    assert one.max() < len(model.bytes_of) < WORDS  # ids that stand for nothing are never drawn
+
+
+@pytest.mark.parametrize(("room", "tokens"), [(1, 3), (LENGTH - 1, 1), (LENGTH, 3)])
+def test_prompts_up_to_all_that_the_model_sees(
+    model: language_model.CausalModel, room: int, tokens: int
+) -> None:
+    prompt = [model.begin, *model.encode("a")[1:] * (room - 1)]
+    ids = [int(one[0]) for one in model.ids(prompt, tokens=tokens, choice=DRAWN)]
+    assert ids == by_hand(model, prompt, tokens, DRAWN, 0)
+
+
+def test_prompts_of_many_lengths_share_programs() -> None:
+    found = {language_model.padded(count, 1000) for count in range(1, 1001)}
+    assert found == {64, 128, 256, 512, 1000}
+    assert all(language_model.padded(count, 1000) >= count for count in range(1, 1001))
+    assert language_model.padded(3, 24) == 24
+
+
+def written(model: language_model.CausalModel, *rows: list[int]) -> list[str]:
+    """What comes with each token of one text, or of several, put together for each token."""
+    ids = iter([np.array(one, np.int32) for one in zip(*rows, strict=True)])
+    return ["|".join(grown) for grown in model.texts(ids)]
+
+
+def test_characters_come_whole(model: language_model.CausalModel) -> None:
+    byte = {one: i for i, one in reversed([*enumerate(model.bytes_of)])}
+
+    def spelled(content: bytes) -> list[int]:
+        return [byte[content[i : i + 1]] for i in range(len(content))]
+
+    assert written(model, spelled("aé🙂\n".encode())) == ["a", "", "é", "", "", "", "🙂", "\n"]
+    assert written(model, spelled(b"\xf0\x9fa")) == ["", "", "\ufffda"]  # no character begins so
+    assert written(model, spelled(b"a\xf0")) == ["a", "", "\ufffd"]  # the text ends inside one
+    assert written(model, [*spelled(b"a\xf0"), model.begin]) == ["a", "", "\ufffd"]
+    ids = model.tokenizer.encode("größer, once", add_special_tokens=False).ids
+    assert "".join(written(model, ids)) == "größer, once"
+
+
+def test_a_text_ends_where_its_document_does(model: language_model.CausalModel) -> None:
+    a, b, c = model.tokenizer.encode("abc", add_special_tokens=False).ids
+    assert written(model, [a, model.begin, b, c, a]) == ["a", ""]
+    assert written(model, [a, model.begin, b, a], [b, c, model.begin, a]) == ["a|b", "|c", "|"]
+
+
+def test_a_literal_special_token_is_text(model: language_model.CausalModel) -> None:
+    assert model.encode("<|bos|>")[0] == model.begin
+    assert model.begin not in model.encode("<|bos|>")[1:]
+
+
+ASKED = ("--tokens", 50, "--temperature", 0.9, "--top-k", 40, "--top-p", 0.95)
+
+
+def expected(model: language_model.CausalModel, prompt: str, row: int = 0, samples: int = 1) -> str:
+    ids = model.ids(model.encode(prompt), tokens=50, choice=DRAWN, samples=samples)
+    return prompt + "".join(grown[row] for grown in model.texts(ids))
+
+
+def test_the_command_prints_the_text_and_no_more(
+    source: Path, model: language_model.CausalModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", source / "checkpoints" / "3", "once", *ASKED) == 0
+    found = capsys.readouterr()
+    assert found.out == expected(model, "once") + "\n"
+    assert re.fullmatch(r"\nnote: the model sees 24 tokens at once: .*\n", found.err)
+    assert run("generate", source, "once", *ASKED, "--samples", 2) == 0
+    first, second = (expected(model, "once", row, 2) for row in range(2))
+    assert capsys.readouterr().out == f"===== 1 of 2\n{first}\n===== 2 of 2\n{second}\n"
+
+
+def test_a_terminal_gets_no_control_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def texts() -> Iterator[list[str]]:
+        yield from ([one] for one in ("\x1b[2J", "\ta\n", "\x9b"))
+
+    generate._print("on", texts(), 1)
+    assert capsys.readouterr().out == "on\x1b[2J\ta\n\x9b\n"
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    generate._print("on", texts(), 1)
+    assert capsys.readouterr().out == "\x1b[1mon\x1b[0m\\x1b[2J\ta\n\\x9b\n"
+
+
+def test_without_a_source_it_takes_the_latest_run(
+    source: Path,
+    model: language_model.CausalModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("generate", "once") == 2
+    assert "no run in output holds a causal language model" in capsys.readouterr().err
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/latest").symlink_to(source)
+    assert run("generate", "once", *ASKED) == 0
+    assert capsys.readouterr().out == expected(model, "once") + "\n"
+    assert run("generate", "output/latest") == 2
+    assert "TEXT is missing: what shall the model at output/latest" in capsys.readouterr().err
+    for text in ("output", "~nobody went"):  # no names of models
+        assert run("generate", text, "--tokens", 2) == 0
+    assert run("generate", "x" * 2000) == 2
+    assert "tokens with the one that begins it" in capsys.readouterr().err
+    (tmp_path / "output/latest").unlink()
+    shutil.copytree(source, tmp_path / "output/demo_gpt/a")
+    (tmp_path / "output/demo_mlm").mkdir()
+    saved(tmp_path / "output/demo_mlm/b", mlm.Config.tiny(), {})
+    (tmp_path / "output/latest").symlink_to("demo_mlm/b")
+    assert run("generate", "once", *ASKED) == 0
+    assert capsys.readouterr().out == expected(model, "once") + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUN", ""], "the text is empty: give the model a beginning"),
+        (["RUN", "once " * 40], "tokens with the one that begins it, the model sees 24: give"),
+        (["RUN", "a\udcff"], "the text is not UTF-8"),
+        (["RUN", "a", "--tokens", "0"], "--tokens 0: use at least 1"),
+        (["RUN", "a", "--samples", "0"], "--samples 0: use at least 1"),
+        (["RUN", "a", "--seed", "-1"], "--seed -1: use a number from 0 to 4294967295"),
+        (["RUN", "a", "--temperature", "-0.5"], "--temperature -0.5: use 0 for the likeliest"),
+        (["RUN", "a", "--temperature", "1e-7"], "word each time, or at least 1e-06, as 0.8"),
+        (["RUN", "a", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
+        (["RUN", "a", "--top-k", "0"], "--top-k 0: use at least 1"),
+        (["RUN", "a", "--top-k", "291"], "--top-k 291: use a number from 1 to 290"),
+        (["RUN", "a", "--top-p", "1.2"], "--top-p 1.2: it is a share"),
+        (["RUN", "a", "--topk", "3"], "does not know --topk 3"),
+        (["nowhere", "a"], "nowhere: nothing is there"),
+        (
+            ["MASKED", "a"],
+            "cannot go on with a text: name a run or a checkpoint of a causal language model",
+        ),
+        (["BARE", "a"], "no tokenizer.json in it"),
+        ([__file__, "a"], "is a file of weights, which has no tokenizer"),
+    ],
+)
+def test_wrong_use_is_said_in_one_line(
+    source: Path,
+    words: dict[str, bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    places = {"RUN": source}
+    if arguments[0] == "MASKED":
+        places["MASKED"] = saved(tmp_path / "masked", mlm.Config.tiny(), words)
+    if arguments[0] == "BARE":
+        places["BARE"] = saved(tmp_path / "bare", MODEL, {})
+    assert run("generate", *(places.get(one, one) for one in arguments)) == 2
+    found = capsys.readouterr()
+    assert message in found.err
+    assert found.err.count("\n") == 1
+    assert not found.out
+
+
+def costs_by_hand(model: language_model.CausalModel, ids: list[int]) -> list[float]:
+    """The cost of each token, nats, each from a window of its own."""
+    definition = state.Definition(MODEL.build)
+    logits_of = jax.jit(lambda arrays, row: definition.module(arrays, {}).logits(row))
+    given, costs, half = [model.begin, *ids], [], LENGTH // 2
+    for index, target in enumerate(ids):
+        start = max(0, -(-(index + 1 - LENGTH) // half) * half)  # of the first window that holds it
+        window = np.full((1, LENGTH), 7, np.int32)
+        seen = given[start : index + 1]
+        window[0, : len(seen)] = seen
+        logits_V = logits_of(model._arrays, window)[0, len(seen) - 1]
+        costs.append(-float(jax.nn.log_softmax(logits_V)[target]))
+    return costs
+
+
+@pytest.mark.parametrize("times", [1, 9])  # shorter than a window; several windows
+def test_evaluate_foretells_each_token_once(
+    source: Path,
+    model: language_model.CausalModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    times: int,
+) -> None:
+    text, numbers = "once upon a time, größer 🙂. " * times, tmp_path / "out.json"
+    (tmp_path / "text.txt").write_text(text)
+    given = ("--data", tmp_path / "text.txt", "--rows", 2)
+    assert run("evaluate", source, *given, "--json", numbers) == 0
+    out, content = capsys.readouterr().out, json.loads(numbers.read_text())
+    ids = model.tokenizer.encode(text, add_special_tokens=False).ids
+    costs = costs_by_hand(model, ids)
+    assert (content["tokens"], content["bytes"]) == (len(ids), len(text.encode()))
+    assert content["loss"] == pytest.approx(np.mean(costs), rel=1e-5)
+    assert content["perplexity"] == pytest.approx(np.exp(np.mean(costs)), rel=1e-5)
+    bits = sum(costs) / np.log(2) / len(text.encode())
+    assert content["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert f"bits per byte          {bits:.4f}" in out
+    assert run("evaluate", source, *given, "--max-tokens", 5, "--json", numbers) == 0
+    first = json.loads(numbers.read_text())
+    assert first["loss"] == pytest.approx(np.mean(costs[:5]), rel=1e-5)
+
+
+def test_evaluate_refuses_a_text_without_a_token(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    assert run("evaluate", source, "--data", tmp_path / "empty.txt") == 2
+    assert "there is no token in the text" in capsys.readouterr().err

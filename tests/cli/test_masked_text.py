@@ -1,0 +1,385 @@
+"""``fill``, ``evaluate`` on a text, and folders of transformers in and out."""
+
+import dataclasses
+import json
+import shutil
+import types
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxtrain import main
+from jaxtrain.cli import evaluate_text
+from jaxtrain.data import text
+from jaxtrain.data.text import documents, specials, tokenizer
+from jaxtrain.errors import InputError
+from jaxtrain.inference import fill_mask
+from jaxtrain.interop import huggingface, weights
+from jaxtrain.models import mlm
+from jaxtrain.storage import tensor_files
+from jaxtrain.training import preparation
+
+WORDS = [*specials.NAMES, "paris", "is", "the", "capital", "of", "france"]
+TEXT = "Paris is the capital of France, the capital is Paris " * 3
+
+
+def run(*arguments: Any) -> int:
+    return main.main([*map(str, arguments)])
+
+
+def params_of(model: mlm.Config) -> dict[str, np.ndarray]:
+    """Random ones also where training starts from zeros and ones."""
+    rng = np.random.default_rng(0)
+    flat = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: model.build(nnx.Rngs(0))), nnx.Param))
+    return {
+        ".".join(map(str, path)): rng.normal(0, 0.3, leaf.get_value().shape).astype(np.float32)
+        for path, leaf in flat
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model as it is exported."""
+    path = tmp_path_factory.mktemp("export") / "hf"
+    model = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(WORDS), ff=24)
+    huggingface.check_target(path)
+    words = tokenizer.wordpiece({word: i for i, word in enumerate(WORDS)})
+    huggingface.write(path, model, params_of(model), words)
+    return path
+
+
+@pytest.fixture(scope="module")
+def masked(folder: Path) -> fill_mask.MaskedModel:
+    return fill_mask.MaskedModel(folder)
+
+
+def test_a_folder_gives_back_what_was_written(folder: Path) -> None:
+    found = weights.load(folder, mlm.Config)
+    wanted = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(WORDS), ff=24)
+    assert found.model == wanted
+    params = params_of(wanted)
+    assert found.params.keys() == params.keys()
+    for name, array in params.items():
+        np.testing.assert_array_equal(found.params[name], array)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    }
+
+
+def test_import_and_export_change_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("import", folder, tmp_path / "in") == 0
+    assert "2 layers, 2 heads, width 16, 11 words, 16 positions" in capsys.readouterr().out
+    assert run("export", tmp_path / "in", tmp_path / "out", "--format", "hf") == 0
+    # Token types: 2 rows of the width, which our positions hold.
+    assert "parameters of jaxtrain.models.mlm (+32 that the other" in capsys.readouterr().out
+    for path in folder.iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    assert run("export", folder, tmp_path / "file.safetensors") == 0
+    with pytest.raises(InputError, match=r"arrays do not tell the number of attention heads"):
+        mlm.Config.guess(safetensors.numpy.load_file(folder / "model.safetensors"), "file")
+
+
+def changed(folder: Path, to: Path, settings: dict[str, Any], **arrays: Any) -> Path:
+    """A copy with other settings and arrays; None takes one away."""
+    shutil.copytree(folder, to)
+    content = json.loads((folder / "config.json").read_text()) | settings
+    (to / "config.json").write_text(json.dumps(content))
+    found: dict[str, Any] = safetensors.numpy.load_file(folder / "model.safetensors") | arrays
+    kept = {name: array for name, array in found.items() if array is not None}
+    safetensors.numpy.save_file(kept, to / "model.safetensors")
+    return to
+
+
+def test_what_a_masked_lm_has_no_use_for_is_left_out(folder: Path, tmp_path: Path) -> None:
+    """Also: old names, tied arrays, token types that are no zeros, more positions than wanted."""
+    theirs = safetensors.numpy.load_file(folder / "model.safetensors")
+    norm = "bert.encoder.layer.1.output.LayerNorm"
+    types = np.full((2, 16), 0.5, np.float32)
+    other = changed(
+        folder,
+        tmp_path / "theirs",
+        {"architectures": ["BertForPreTraining"]},
+        **{
+            "bert.pooler.dense.weight": np.zeros((16, 16), np.float32),
+            "cls.seq_relationship.bias": np.zeros(2, np.float32),
+            "bert.embeddings.position_ids": np.arange(16),
+            "cls.predictions.decoder.weight": theirs["bert.embeddings.word_embeddings.weight"],
+            "cls.predictions.decoder.bias": theirs["cls.predictions.bias"],
+            "bert.embeddings.token_type_embeddings.weight": types,
+            f"{norm}.weight": None,
+            f"{norm}.gamma": theirs[f"{norm}.weight"],
+        },
+    )
+    found, before = weights.load(other, None).params, weights.load(folder, None).params
+    position = "embeddings.position"
+    np.testing.assert_allclose(found[position], before[position] + 0.5)
+    for name in before.keys() - {position}:
+        np.testing.assert_array_equal(found[name], before[name])
+    short = dataclasses.replace(mlm.Config.tiny(), vocab_size=11, ff=24, sequence_length=8)
+    shapes = dict(before)
+    shapes[position] = before[position][:8]
+    taken, notes = weights.params_for(folder, short, shapes)
+    np.testing.assert_array_equal(taken[position], before[position][:8])
+    assert not notes
+
+
+def test_a_warm_start_takes_the_same_number_of_heads(folder: Path, tmp_path: Path) -> None:
+    """No array tells it: of a folder, and of a weights file that says its model."""
+    theirs = weights.load(folder, mlm.Config)
+    weights.save(tmp_path / "x.safetensors", theirs.model, theirs.params)
+    other = dataclasses.replace(theirs.model, heads=4)
+    for source in (folder, tmp_path / "x.safetensors"):
+        with pytest.raises(InputError, match=r"model.heads=2, .* has 4: set --model.heads 2"):
+            weights.params_for(source, other, theirs.params)
+        assert weights.params_for(source, theirs.model, theirs.params)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "arrays", "message"),
+    [
+        ({"hidden_act": "relu"}, {}, r"another network than BERT: hidden_act='relu' \(here 'gelu'"),
+        (
+            {"attention_probs_dropout_prob": 0.3},
+            {},
+            r"=0.3 and hidden_dropout_prob=0.1: this model",
+        ),
+        ({"model_type": "gpt2"}, {}, r"model_type is 'gpt2'; known are: bert"),
+        ({}, {"cls.predictions.bias": None}, r"missing: cls.predictions.bias"),
+        ({}, {"bert.more": np.zeros(1, np.float32)}, r"extra: bert.more"),
+        (
+            {"vocab_size": 12},
+            {},
+            r"misshapen: bert.embeddings.word_embeddings.weight \(11, 16\) instead of \(12, 16\)",
+        ),
+        (
+            {},
+            {"cls.predictions.decoder.weight": np.zeros((11, 16), np.float32)},
+            r"decoder.weight differs from bert.embeddings.word_embeddings.weight",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
+    arrays: dict[str, Any],
+    message: str,
+) -> None:
+    other = changed(folder, tmp_path / "other", settings, **arrays)
+    with pytest.raises(InputError, match=message):
+        weights.load(other, None)
+    assert run("import", other, tmp_path / "out") == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_takes_the_tokenizer_of_what_it_starts_from(folder: Path, tmp_path: Path) -> None:
+    """And refuses to learn another one, with which the word vectors mean nothing."""
+    data, said = text.Masked(batch_size=1, path=str(tmp_path)), list[str]()
+    model = dataclasses.replace(mlm.Config.tiny(), init_from=str(folder))
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text(TEXT)
+    model = dataclasses.replace(model, vocab_size=len(WORDS))
+    data = dataclasses.replace(data, cache_dir=str(tmp_path / "cache"))
+    kept = data.open(model, seed=0, say=said.append).files_to_keep["tokenizer.json"]
+    assert json.loads(kept) == json.loads((folder / "tokenizer.json").read_text())
+    assert f"tokenizer of model.init_from: {folder}/tokenizer.json" in said
+    lone = dataclasses.replace(model, init_from=str(folder / "model.safetensors"))
+    with pytest.raises(InputError, match=r"no tokenizer beside it: .*--data.tokenizer"):
+        data.open(lone, seed=0, say=said.append)
+
+
+def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+    """What the run has started from may be gone by then."""
+    (tmp_path / "8").mkdir()
+    shutil.copy(folder / "tokenizer.json", tmp_path / "8")
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": TEXT}))
+    gone = dataclasses.replace(
+        mlm.Config.tiny(), vocab_size=len(WORDS), init_from=str(tmp_path / "gone")
+    )
+    data = text.Masked(batch_size=1, path=f"{tmp_path}/*.jsonl", cache_dir=str(tmp_path / "cache"))
+    run: Any = types.SimpleNamespace(data=data, model=gone, seed=0)
+    kept = preparation.open_data(run, tmp_path / "8", lambda line: None).files_to_keep
+    assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
+    with pytest.raises(InputError, match=r"init_from .*gone has no tokenizer beside it"):
+        preparation.open_data(run, None, lambda line: None)
+
+
+def test_padding_of_another_id_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = changed(folder, tmp_path / "other", {"pad_token_id": 3})
+    message = (
+        r"its padding has id 0, and model.pad_id is 3: .* or take the tokenizer that the model"
+    )
+    with pytest.raises(InputError, match=message):
+        fill_mask.MaskedModel(other)
+    found = weights.load(other, mlm.Config)
+    with pytest.raises(InputError, match=message):
+        huggingface.write(tmp_path / "out", found.model, found.params, tokenizer.of_source(other))
+    null = changed(folder, tmp_path / "null", {"pad_token_id": None})
+    assert fill_mask.MaskedModel(null).model.pad_id == 0
+
+
+def test_an_export_over_another_one_leaves_nothing_of_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(folder, out)
+    huggingface.check_target(out)
+    found, words = weights.load(folder, mlm.Config), tokenizer.of_source(folder)
+
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tensor_files, "write", full)
+        with pytest.raises(OSError, match="no room"):
+            huggingface.write(out, found.model, found.params, words)
+    assert not huggingface.is_one(out)  # half of each is no model
+    huggingface.write(out, found.model, found.params, words)
+    index = out / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(InputError, match=r"holds other files, as model.safetensors.index.json"):
+        huggingface.check_target(out)
+    assert huggingface.tensors(out).keys() == huggingface.tensors(folder).keys()  # not the index's
+
+
+def test_tokenizer_and_weights_are_of_one_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run, one that is damaged may have been passed over."""
+    (tmp_path / "tokenizer.json").write_text("{")
+    found = weights.load(folder, mlm.Config)
+    monkeypatch.setattr(fill_mask.weights, "load", lambda source, family: found)
+    assert fill_mask.MaskedModel(tmp_path).fill("[MASK]", 1)
+
+
+def test_pseudo_perplexity_is_that_of_the_definition(masked: fill_mask.MaskedModel) -> None:
+    """Each token masked by hand, in a text that is longer than the model; rows of any number."""
+    ids = masked.tokenizer.encode(TEXT, add_special_tokens=False).ids
+    assert len(ids) > 2 * masked.longest
+    costs, right = [], 0
+    for index, target in enumerate(ids):
+        if target == 1:  # training never asks for [UNK]
+            continue
+        start = min(max(index - 7, 0), len(ids) - 14)
+        row = [2, *ids[start : start + 14], 3]
+        row[1 + index - start] = 4
+        chances = masked.log_chances(np.array([row], np.int32), np.array([1 + index - start]))[0]
+        costs.append(-chances[target])
+        right += int(chances.argmax() == target)
+    told: list[int] = []
+    for rows in (1, 4):
+        found = masked.score(TEXT, rows=rows, max_tokens=None, each=lambda n, _: told.append(n))
+        assert found.tokens == len(costs) == told[-1]
+        assert found.loss == pytest.approx(np.mean(costs), rel=1e-5)
+        assert found.pseudo_perplexity == pytest.approx(np.exp(np.mean(costs)), rel=1e-5)
+        assert found.accuracy == pytest.approx(right / len(costs))
+    assert found.unknown == ids.count(1) == len(ids) - len(costs) == 3  # the commas
+    first = masked.score(TEXT, rows=4, max_tokens=5, each=lambda *_: None)
+    assert (first.tokens, first.loss) == (5, pytest.approx(np.mean(costs[:5]), rel=1e-5))
+    short = masked.score("paris is", rows=4, max_tokens=None, each=lambda *_: None)
+    assert short.tokens == 2  # padded
+    literal = masked.score("paris [MASK] is", rows=4, max_tokens=None, each=lambda *_: None)
+    assert (literal.tokens, literal.unknown) == (2, 3)  # pieces of text, not a mask
+    with pytest.raises(InputError, match=r"knows none of the 2 tokens of the text"):
+        masked.score("?!", rows=4, max_tokens=None, each=lambda *_: None)
+
+
+def test_of_a_long_text_only_the_beginning_is_read(
+    masked: fill_mask.MaskedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_CHUNK_BYTES", 50)
+    path = tmp_path / "long.txt"
+    path.write_text(TEXT * 20)
+    read = evaluate_text._text(path, masked, 9)
+    assert len(read) < 500
+    assert evaluate_text._text(path, masked, None) == TEXT * 20
+    scores = [
+        masked.score(text, rows=9, max_tokens=9, each=lambda *_: None) for text in (read, TEXT * 20)
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_probabilities_are_those_of_the_model(masked: fill_mask.MaskedModel) -> None:
+    first, second = masked.fill("paris [MASK] the <mask>.", top=11)
+    assert sum(one.probability for one in first) == pytest.approx(1)
+    assert [one.probability for one in first] == sorted(
+        (one.probability for one in first), reverse=True
+    )
+    row = np.zeros((1, 16), np.int32)
+    row[0, :7] = [2, 5, 4, 7, 4, 1, 3]
+    logits = masked.log_chances(row, np.array([4]))[0]
+    assert second[0].token == WORDS[int(logits.argmax())]
+    assert second[0].probability == pytest.approx(float(jnp.exp(logits.max())))
+
+
+def test_commands(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], masked: Any
+) -> None:
+    assert run("fill", folder, "Paris is the [MASK] of France.", "--top", 2) == 0
+    lines = capsys.readouterr().out.splitlines()
+    best = masked.fill("Paris is the [MASK] of France.", 2)[0][0]
+    assert len(lines) == 2
+    assert lines[0].split() == [f"{best.probability:.4f}", best.token]
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    numbers = tmp_path / "out.json"
+    assert run("evaluate", folder, "--data", file, "--max-tokens", 9, "--json", numbers) == 0
+    out = capsys.readouterr().out
+    assert "8 tokens of the first 9 (--max-tokens), each masked in turn" in out
+    assert "1 unknown words beside them are not counted" in out
+    content = json.loads(numbers.read_text())
+    assert f"pseudo-perplexity  {content['pseudo_perplexity']:.4f}" in out
+    assert (content["tokens"], content["unknown"]) == (8, 1)
+    assert run("evaluate", "--data", file, "--max-tokens", 9, folder) == 0  # in any order
+    assert capsys.readouterr().out in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fill", "FOLDER", "no mask here"], "has no [MASK]: write it where"),
+        (["fill", "FOLDER", "[MASK] " * 20], "has 20 tokens, the model takes 14: shorten it"),
+        (["fill", "FOLDER", "[MASK]", "--top", "0"], "--top 0: use a number from 1 to 11"),
+        (["fill", "nowhere", "[MASK]"], "nowhere: nothing is there"),
+        (["evaluate", "FOLDER", "--data", "nowhere"], "--data nowhere cannot be read"),
+        (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: name a text file"),
+        (["evaluate", "FOLDER", "--data", "EMPTY"], "there is no token in the text"),
+        (["evaluate", "FOLDER", "--data", "EMPTY", "--rows", "0"], "--rows 0: use at least 1"),
+        (["fill", "FILE", "[MASK]"], "is a file of weights, which has no tokenizer: name the"),
+        (["export", "FILE", "out", "--format", "hf"], "is a file of weights, which has no token"),
+        (
+            ["export", "FOLDER", "FULL", "--format", "hf"],
+            "holds other files, as empty.txt: name a new folder",
+        ),
+        (["import", "FOLDER", "FOLDER"], "is IN itself: name another folder"),
+        (["import", "FOLDER", "out.safetensors"], "name a folder for it"),
+        (["import", "FOLDER", "out", "--trim", "always"], "is no video autoencoder: drop --trim"),
+    ],
+)
+def test_wrong_use_is_said_in_one_line(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "empty.txt").write_text("  \n")
+    places = {"FOLDER": folder, "EMPTY": tmp_path / "empty.txt", "FULL": tmp_path}
+    places["FILE"] = folder / "model.safetensors"
+    assert run(*(places.get(one, one) for one in arguments)) == 2
+    found = capsys.readouterr().err
+    assert message in found
+    assert found.count("\n") == 1

@@ -1,0 +1,136 @@
+"""``jaxtrain plan`` where jax has no compiler for GPUs: exact state, and the rest as an estimate.
+
+The programs for GPUs are planned in tests/gpu_programs, which takes the cuda12 extra.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from compiled_step import findings
+from program import TINY_MLM
+
+from jaxtrain import main
+from jaxtrain.cli import plan
+from jaxtrain.planning import request
+
+TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--devices", "2x2"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "gpu_compiler", lambda: False)
+
+
+@pytest.mark.slow
+def test_an_estimate_is_labelled_and_its_state_is_exact(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    price = ["--price-per-gpu-hour", "2"]
+    assert main.main([*TINY, *price, "--mesh.min_shard_elements", "1", "--json", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert "ESTIMATE" in said
+    assert "names no card: planned for h100" in said
+    assert "cannot tell whether it fits: parameters, optimizer and batch take" in said
+    assert "hours and money take the GPU's program" in said
+    found = json.loads(output.read_text())
+    compiled = found["compiled"]
+    assert (found["devices"], found["nodes"]) == (4, 2)
+    # Each array is sharded in four here, but for those that four does not divide.
+    assert compiled["elements"] <= compiled["parameters"] < 1.1 * compiled["elements"]
+    assert compiled["optimizer"] == pytest.approx(2 * compiled["parameters"], rel=0.01)
+    assert compiled["temporaries"] > 0
+    assert found["run"]["updates"] == 50
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_other_ways_are_compiled_and_ranked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    one_device = ["--devices", "1", "--fit", "--fit-seconds", "300"]  # recomputed, or not
+    assert main.main([*TINY, *one_device, "--json", str(output)]) == 0
+    found = json.loads(output.read_text())["fit"]
+    assert found["complete"]
+    assert len(found["tried"]) == 2
+    assert all(one["fits"] for one in found["tried"])
+    said = capsys.readouterr().out
+    assert "by predicted time, of arithmetic alone (estimate), each compiled" in said
+    assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--config", "h100_1x"], "did you mean h100_1"),
+        (["--gpu", "h100"], "--config is missing"),
+        (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
+        (["--config", "demo", "--dvices", "1x8"], "--dvices is no flag of jaxtrain plan; did you "),
+        (["--config", "demo", "--devicess=1x8"], "did you mean --devices?"),
+        (["--config", "demo", "--precison", "float32"], "did you mean --precision?"),
+        (["--config", "h100_16", "--devices", "3x8"], "24 devices do not divide"),
+        (["--config", "h100_16", "--mesh.fsdp", "20", "--data.batch_size", "20"], "whole nodes"),
+        (["--config", "demo", "--fit-seconds", "long"], "--fit-seconds"),
+        (["--config", "demo", "--fit-seconds", "nan"], "--fit-seconds nan"),
+        (["--config", "demo", "--fit-seconds", "0"], "--fit-seconds 0"),
+        (["--config", "demo", "--price-per-gpu-hour", "-2"], "--price-per-gpu-hour -2"),
+        (["--config", "demo", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--config", "demo", "--json", "/tmp"], "is a folder"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["plan", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1
+
+
+def test_a_step_that_cannot_be_compiled_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", lambda *_: {"failure": "too odd"})
+    assert main.main(["plan", "--config", "demo"]) == 2
+    assert "demo could not be compiled: too odd" in capsys.readouterr().err
+
+
+def test_a_batch_is_checked_on_the_devices_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """24 devices divide 120, the config's own 16 do not."""
+    asked: list[request.Request] = []
+
+    def refuse(one: request.Request, _: float) -> dict[str, str]:
+        asked.append(one)
+        return {"failure": "enough"}
+
+    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", refuse)
+    at = ["--config", "h100_16", "--devices", "3x8", "--data.batch_size", "120"]
+    assert main.main(["plan", *at, "--mesh.fsdp", "16"]) == 2
+    assert asked[0].overrides.count("--mesh.fsdp") == 1
+    assert asked[0].overrides[asked[0].overrides.index("--mesh.fsdp") + 1] == "24"
+
+
+def test_what_does_not_fit_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And ways to make it fit, each with overrides that are whole."""
+
+    def compile_step(one: request.Request, _: float) -> dict[str, object]:
+        parts = int(dict(zip(one.overrides, one.overrides[1:], strict=False))["--optim.accumulate"])
+        return findings(4e11 / parts)
+
+    monkeypatch.setattr("jaxtrain.planning.planner.compile_step", compile_step)
+    output = tmp_path / "plan.json"
+    at = ["--config", "h100_16", "--devices", "4", "--json", str(output)]
+    assert main.main(["plan", *at]) == plan.DOES_NOT_FIT
+    said = capsys.readouterr().out
+    assert "does not fit" in said
+    assert "the cheapest ways to make it fit" in said
+    found = json.loads(output.read_text())["fit"]["tried"][0]
+    assert found["overrides"][:4] == ["--mesh.data", "1", "--mesh.fsdp", "4"]
+    assert found["overrides"].count("--optim.accumulate") == 1
+    assert found["fits"]

@@ -1,0 +1,117 @@
+"""``jaxtrain prepare``: both commands, up to a run that uses what they made."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import sample_videos as sample
+
+from jaxtrain import main
+from jaxtrain.interop import weights
+from jaxtrain.models import video_ae
+from jaxtrain.training import state as states
+
+TINY = video_ae.Config.tiny()
+
+CONFIG = """
+import dataclasses
+from jaxtrain import config
+from jaxtrain.models import video_ae
+base = config.named("demo")
+run = dataclasses.replace(
+    base,
+    model=video_ae.Config.tiny(),
+    data=dataclasses.replace(base.data, demo=False, batch_size=8, workers=0, train_split=0.7),
+    mesh=dataclasses.replace(base.mesh, data=8),
+    loop=dataclasses.replace(
+        base.loop, steps=2, log_every=1, eval_every=2, eval_examples=8, hang_timeout_s=None
+    ),
+    optim=dataclasses.replace(base.optim, warmup_fraction=0.5),
+    checkpoint=dataclasses.replace(base.checkpoint, every=2),
+)
+"""
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    for number in range(6):
+        sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(26, number))
+    (tmp_path / "videos/broken.mp4").write_bytes(b"no video" * 99)
+    return tmp_path / "videos"
+
+
+def _main(*arguments: Any) -> int:
+    return main.main([str(argument) for argument in arguments])
+
+
+@pytest.mark.long
+@pytest.mark.slow  # compiles the teacher, the step and a validation
+def test_clips_then_latents_then_training(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "pieces"
+    size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
+    assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 0
+    said = capsys.readouterr().out
+    assert "12 pieces, 144 frames, of 6 videos; 1 video dropped, 12 frames left out" in said
+    assert f"train with --data.path {out}" in said
+
+    (tmp_path / "tiny.py").write_text(CONFIG)
+    params, _ = states.Definition(TINY.build).init(jax.random.key(1))
+    teacher = tmp_path / "teacher.safetensors"
+    weights.save(teacher, TINY, {name: np.asarray(array) for name, array in params.items()})
+    data = ("--config", tmp_path / "tiny.py", "--data.path", out)
+    data += ("--data.cache_dir", tmp_path / "cache")
+    taught = ("--model.teacher.encoder_weight", 0.5, "--data.windows", "fixed")
+    start = ("--model.init_from", teacher, "--optim.peak_lr", 1e-12, "--optim.average.rule", "ema")
+    run = (*data, *taught, *start, "--output-dir", tmp_path / "run")
+    assert _main(*run) == 2
+    assert " prepare latents --teacher SPEC" in capsys.readouterr().err
+
+    assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
+    said = capsys.readouterr().out
+    assert "12 of them new (36 windows)" in said
+    assert "--data.windows fixed --data.teacher teacher-" in said
+    kept = ("--json", tmp_path / "made.json", "--data.teacher", "whose-latents-training-takes")
+    assert _main("prepare", "latents", *data, "--teacher", teacher, *kept) == 0
+    assert " 0 of them new" in capsys.readouterr().out
+    assert json.loads((tmp_path / "made.json").read_text())["videos"] == 12
+
+    assert _main(*run) == 0
+    said = capsys.readouterr().out
+    assert "latents of teacher teacher-" in said
+    assert "encoder_loss" in (tmp_path / "run/metrics.jsonl").read_text()
+
+    assert f"parameters from {teacher}" in said
+    found = weights.load(tmp_path / "run", video_ae.Config).params
+    for name, array in params.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
+
+
+def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (("prepare", "frames"), "takes clips, tokens or latents, not frames"),
+        (("prepare", "clips", tmp_path), "takes SOURCE and OUT"),
+        (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
+        (("prepare", "clips", tmp_path, "out", "--gop", "many"), "invalid int value"),
+        (("prepare", "clips", tmp_path, "out", "--workers", 0), "--workers 0: use at least 1"),
+        (("prepare", "clips", tmp_path, "out", "--no-such"), "does not take --no-such"),
+        (("prepare", "latents", "--config", "demo"), "--teacher is missing"),
+        (("prepare", "latents", "--teacher", "x"), "--config is missing"),
+        (("prepare", "latents", "--config", "demo_mlm", "--teacher", "x"), "no video autoencoder"),
+        (("prepare", "latents", "--config", "demo", "--teacher", "x"), "x: no such file"),
+    ):
+        assert _main(*arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert words in error
+        assert error.count("\n") == 1
+
+
+def test_each_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("prepare",), ("prepare", "clips", "--help"), ("prepare", "latents")):
+        assert _main(*arguments) == 0
+        assert capsys.readouterr().out.startswith("usage: jaxtrain prepare")

@@ -1,0 +1,322 @@
+"""``jaxtrain reconstruct``: the right frames at the right time, with the sound, for any input."""
+
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import sample_videos
+import small_autoencoder
+
+from jaxtrain import main
+from jaxtrain.cli import reconstruct as command
+from jaxtrain.data.video import decode, packets, writing
+from jaxtrain.data.video import reading as video_reading
+from jaxtrain.errors import InputError
+from jaxtrain.inference import video as autoencoding
+from jaxtrain.models.video_ae import timing
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_autoencoder.save(tmp_path_factory.mktemp("weights") / "small.safetensors")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 frames of 36x50: no multiple of 8."""
+    pictures = sample_videos.busy(30, height=36, width=50)
+    return sample_videos.write(tmp_path_factory.mktemp("clip") / "clip.mp4", pictures, crf="1")
+
+
+def run(*arguments: Any) -> int:
+    return main.main(["reconstruct", *map(str, arguments)])
+
+
+def blocks(video_THW3: np.ndarray) -> np.ndarray:
+    """Mean grey of 4x4 squares: what chroma subsampling and H.264 leave alone."""
+    t, h, w, _ = video_THW3.shape
+    cut = video_THW3[:, : h // 4 * 4, : w // 4 * 4].mean(3)
+    return cut.reshape(t, h // 4, 4, w // 4, 4).mean((2, 4))
+
+
+def test_names_that_look_like_addresses_are_paths(
+    weights: Path, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("12:30.mp4", "concat:a|b.mp4"):
+        Path(name).write_bytes(clip.read_bytes())
+        assert run(weights, name, f"out:{name}") == 0
+        assert (
+            len(small_autoencoder.read(tmp_path / f"out:{name}"))
+            == video_reading.Video(clip).frames
+        )
+
+
+def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
+    """Frame i is frame i, and no other frame is nearer."""
+    assert found.shape == wanted.shape
+    distance = np.abs(blocks(found)[:, None] - blocks(wanted)[None]).mean((2, 3))
+    assert np.diag(distance).max() < 4.0
+    assert (distance.argmin(1) == np.arange(len(found))).all()
+    others = distance + np.where(np.eye(len(found)), np.inf, 0)
+    assert others.min() > np.diag(distance).max()
+
+
+def test_every_frame_comes_back_at_its_time(
+    weights: Path, clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.mp4"
+    assert run(weights, clip, out, "--crf", 1) == 0
+    original = np.stack([one.pixels for one in video_reading.Video(clip).pictures()])
+    assert_same(small_autoencoder.read(out), small_autoencoder.reconstructed(weights, original))
+    with av.open(str(out)) as after, av.open(str(clip)) as before:
+        streams = after.streams.video[0], before.streams.video[0]
+        assert streams[0].average_rate == streams[1].average_rate == 25
+        times = [
+            [frame.pts * frame.time_base for frame in container.decode(video=0)]
+            for container in (after, before)
+        ]
+    assert times[0] == times[1]
+    assert f"of 50x36 written to {out}" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"]
+
+
+@pytest.mark.parametrize(("rule", "frames"), [("always", 12), ("odd_latents", 8)])
+def test_streams_give_what_the_whole_video_gives(rule: str, frames: int, tmp_path: Path) -> None:
+    source = small_autoencoder.save(tmp_path / "weights.safetensors", trim=rule)
+    video = np.stack(sample_videos.busy(frames, height=16, width=24))
+    model = autoencoding.Autoencoder(source)
+    latents = list(model.encoded(video))
+    assert len(latents) == model.model.timing.needed(frames)
+    found = list(model.decoded(latents, height=16, width=24, count=len(latents)))[:frames]
+    wanted = small_autoencoder.reconstructed(source, video)
+    assert len(found) == frames
+    assert np.abs(np.stack(found).astype(int) - wanted).max() <= 1
+
+
+@pytest.mark.parametrize("growth", [4, 2, 1])
+@pytest.mark.parametrize("rule", ["always", "odd_latents"])
+def test_no_frame_is_lost_and_no_latent_wasted(rule: Any, growth: int) -> None:
+    rules = timing.Timing(growth, rule)
+    for frames in range(1, 60):
+        needed = rules.needed(frames)
+        assert rules.decoded(needed) >= rules.shown(frames)
+        assert needed >= timing.latent_frames(frames)
+        assert needed <= timing.latent_frames(frames) + 1
+        if needed > timing.latent_frames(frames):
+            assert rules.decoded(needed - 1) < rules.shown(frames)
+    assert timing.Timing(4, rule).needed(13) == 4
+
+
+def test_a_single_frame(tmp_path: Path, weights: Path) -> None:
+    clip = sample_videos.write(tmp_path / "clip.mp4", sample_videos.busy(1, height=16, width=24))
+    assert run(weights, clip, tmp_path / "out.mp4") == 0
+    assert small_autoencoder.read(tmp_path / "out.mp4").shape == (1, 16, 24, 3)
+
+
+def test_a_rule_that_wants_the_length_gets_it(tmp_path: Path) -> None:
+    source = small_autoencoder.save(tmp_path / "weights.safetensors", trim="odd_latents")
+    clip = sample_videos.write(tmp_path / "clip.mp4", sample_videos.busy(8, height=16, width=24))
+    assert run(source, clip, tmp_path / "out.mp4") == 0
+    assert len(small_autoencoder.read(tmp_path / "out.mp4")) == 8
+
+
+def test_side_by_side_with_the_original(weights: Path, clip: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.mp4"
+    assert run(weights, clip, out, "--side-by-side", "--crf", 1) == 0
+    found = small_autoencoder.read(out)
+    assert found.shape == (30, 36, 100, 3)
+    original = np.stack([one.pixels for one in video_reading.Video(clip).pictures()])
+    assert_same(found[:, :, :50], original)
+
+
+def test_odd_sizes_are_filled_up_and_said(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = sample_videos.busy(3, height=33, width=47)
+    clip = sample_videos.write(tmp_path / "clip.mkv", pictures, codec="ffv1", pix_fmt="bgr0")
+    assert run(weights, clip, tmp_path / "out.mp4", "--crf", 1) == 0
+    found = small_autoencoder.read(tmp_path / "out.mp4")
+    assert found.shape == (3, 34, 48, 3)
+    assert "47x33 was filled up to 48x34 by repeating its edges" in capsys.readouterr().out
+    wanted = small_autoencoder.reconstructed(weights, np.stack(pictures))
+    assert np.abs(blocks(found[:, :32, :44]) - blocks(wanted[:, :32, :44])).mean() < 2.0
+
+
+def test_rotation_is_honoured(weights: Path, clip: Path, tmp_path: Path) -> None:
+    turned = tmp_path / "turned.mp4"
+    turned.write_bytes(clip.read_bytes())
+    sample_videos.rotate_quarter(turned)
+    assert run(weights, turned, tmp_path / "out.mp4", "--side-by-side", "--crf", 1) == 0
+    found = small_autoencoder.read(tmp_path / "out.mp4")
+    assert found.shape == (30, 50, 72, 3)
+    upright = np.rot90(small_autoencoder.read(clip), -1, axes=(1, 2))  # clockwise
+    assert_same(found[:, :, :36], upright)
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        assert next(container.decode(video=0)).rotation == 0
+
+
+def test_the_sound_is_copied(weights: Path, tmp_path: Path) -> None:
+    pictures = sample_videos.busy(30, height=16, width=16)
+    clip = small_autoencoder.with_sound(tmp_path / "clip.mp4", pictures, seconds=2.0)
+    assert run(weights, clip, tmp_path / "out.mp4") == 0
+    before = small_autoencoder.sound_of(clip)
+    assert len(before) > 30
+    assert small_autoencoder.sound_of(tmp_path / "out.mp4") == before
+    assert len(small_autoencoder.read(tmp_path / "out.mp4")) == 30
+    assert run(weights, clip, tmp_path / "mute.mp4", "--no-audio") == 0
+    assert not small_autoencoder.sound_of(tmp_path / "mute.mp4")
+
+
+def test_uneven_times_are_kept(weights: Path, tmp_path: Path) -> None:
+    clip, out = tmp_path / "clip.mkv", tmp_path / "out.mkv"
+    stamps = [0, 40, 50, 200, 1000, 1010]
+    sample_videos.write_at(clip, sample_videos.busy(6, height=16, width=16), stamps)
+    assert run(weights, clip, out) == 0
+    with av.open(str(out)) as container:
+        found = [round(1000 * frame.time) for frame in container.decode(video=0)]
+    assert found == stamps
+
+
+@pytest.mark.parametrize(("height", "width"), [(36, 50), (578, 32)])
+def test_colours_are_not_shifted(
+    weights: Path, height: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small frames are BT.601 and large ones BT.709, written as such and read as such."""
+    colour = np.array([200, 40, 90], np.uint8)
+    clip = sample_videos.write(
+        tmp_path / "clip.mkv",
+        [np.full((height, width, 3), colour)] * 3,
+        codec="ffv1",
+        pix_fmt="bgr0",
+    )
+
+    def same(self: Any, frames: Any, **_: Any) -> Any:
+        for frame in frames:
+            yield np.asarray(frame)
+
+    monkeypatch.setattr(autoencoding.Autoencoder, "encoded", same)
+    monkeypatch.setattr(autoencoding.Autoencoder, "decoded", same)
+    assert run(weights, clip, tmp_path / "out.mp4", "--crf", 1) == 0
+    again = [one.pixels for one in video_reading.Video(tmp_path / "out.mp4").pictures()]
+    assert np.abs(again[0].mean((0, 1)) - colour).max() < 6  # the other matrix is off by 20
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        shown = next(container.decode(video=0))
+        assert shown.colorspace == (1 if height > 576 else 6)
+
+
+def sound_only(place: Path) -> Path:
+    return small_autoencoder.with_sound(place / "sound.mp4", [], seconds=0.5)
+
+
+def no_frames(place: Path) -> Path:
+    return sample_videos.without_frames(place / "none.mp4")
+
+
+def text(place: Path) -> Path:
+    (place / "text.mp4").write_text("not a video")
+    return place / "text.mp4"
+
+
+def cut_short(place: Path) -> Path:
+    path = sample_videos.write(place / "cut.mkv", sample_videos.busy(60))
+    return sample_videos.truncate(path, 0.5)
+
+
+def garbled(place: Path) -> Path:
+    return sample_videos.garble(sample_videos.write(place / "g.mp4", sample_videos.busy(30)))
+
+
+def scratched(place: Path) -> Path:
+    """Nothing raises; only a flag tells that a frame is not what it was."""
+    path = sample_videos.write(place / "s.mp4", sample_videos.busy(30))
+    whole = path.read_bytes()
+    for at in np.arange(0.3, 0.9, 0.03):  # what it does depends on where it falls
+        path.write_bytes(whole)
+        sample_videos.garble(path, at, length=20)
+        verdict = decode.verify(str(path), packets.scan(str(path)))
+        if "is corrupt" in str(verdict.broken):
+            return path
+    raise AssertionError("noise was not flagged anywhere")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda place: place / "nowhere.mp4", r"nowhere\.mp4: No such file or directory"),
+        (lambda place: place, "is not a file"),
+        (sound_only, r"sound\.mp4: holds no video stream"),
+        (no_frames, r"none\.mp4: (holds no video (stream|packet))"),
+        (text, r"text\.mp4: cannot be read: Invalid data"),
+        (cut_short, r"cut\.mkv: cut short: it holds"),
+        (scratched, r"s\.mp4: frame \d+ is corrupt"),
+        (garbled, r"g\.mp4: (frame \d+ is corrupt|decoding fails after)"),
+    ],
+)
+def test_what_is_no_whole_video_is_refused(
+    weights: Path, make: Any, words: str, tmp_path: Path
+) -> None:
+    inputs, outputs = tmp_path / "in", tmp_path / "out"
+    inputs.mkdir()
+    outputs.mkdir()
+    with pytest.raises(InputError, match=words):
+        command.main([str(weights), str(make(inputs)), str(outputs / "out.mp4")])
+    assert not list(outputs.iterdir())  # no half file stays
+
+
+def test_wrong_use(weights: Path, clip: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.mp4"
+    preview = small_autoencoder.save(tmp_path / "preview.safetensors", time_upscale=(True, False))
+    for arguments, words in (
+        ([weights, clip, tmp_path / "out.gif"], r"ends with one of \.mp4"),
+        ([weights, clip, tmp_path / "no" / "out.mp4"], "does not exist: create it"),
+        ([weights, clip, clip], "is the input itself"),
+        ([weights, clip, out, "--crf", 99], "--crf 99: use a number from 0"),
+        ([weights, clip, out, "--fps", 3], "does not know --fps 3"),
+        ([weights, clip], "the following arguments are required: OUT"),
+        ([tmp_path / "gone", clip, out], "gone: nothing is there"),
+        ([clip, clip, out], "weights files end with"),
+        ([preview, clip, out], "has a decoder for previews"),
+    ):
+        with pytest.raises(InputError, match=words):
+            command.main([str(one) for one in arguments])
+        assert not out.exists()
+    assert run() == 0  # help
+
+
+def test_sound_that_does_not_fit_is_said(weights: Path, tmp_path: Path) -> None:
+    pictures = sample_videos.busy(4, height=16, width=16)
+    clip = small_autoencoder.with_sound(tmp_path / "c.avi", pictures, 0.2, codec="pcm_u8")
+    with pytest.raises(InputError, match=r"out\.mp4: \.mp4 cannot hold the sound, .* pcm_u8"):
+        command.main([str(weights), str(clip), str(tmp_path / "out.mp4")])
+    assert run(weights, clip, tmp_path / "out.mkv") == 0
+    assert small_autoencoder.sound_of(tmp_path / "out.mkv")
+
+
+def test_only_a_few_frames_are_held(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames that were read and are not yet written do not grow in number with the video."""
+    clip = sample_videos.write(tmp_path / "clip.mp4", 120)
+    held, most = 0, 0
+    reading, adding = video_reading.Video.items, writing.Writer.add
+
+    def items(self: Any, *, sound: bool) -> Any:
+        nonlocal held, most
+        for item in reading(self, sound=sound):
+            held += 1
+            most = max(most, held)
+            yield item
+
+    def add(self: Any, picture: Any) -> None:
+        nonlocal held
+        held -= 1
+        adding(self, picture)
+
+    monkeypatch.setattr(video_reading.Video, "items", items)
+    monkeypatch.setattr(writing.Writer, "add", add)
+    assert run(weights, clip, tmp_path / "out.mp4") == 0
+    assert held == 0
+    assert most <= 20

@@ -1,0 +1,70 @@
+"""``jaxtrain report``: the command line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import written_run
+
+from jaxtrain import main
+from jaxtrain.cli import report as command
+
+
+def test_one_run_gets_its_page_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written_run.write(tmp_path / "run", history=written_run.whole_history())
+    (tmp_path / "latest").symlink_to("run")
+    assert command.main([str(tmp_path / "latest")]) == 0
+    assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
+    text = (run / "report.html").read_text()
+    assert text.startswith("<!doctype html>")
+    assert text.rstrip().endswith("</html>")
+    assert len(text) < 3e6
+
+
+def test_several_runs_get_one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [str(written_run.write(tmp_path / name)) for name in ("a", "b")]
+    monkeypatch.chdir(tmp_path)
+    assert command.main(runs) == 0
+    assert (tmp_path / "report.html").is_file()
+    assert command.main([*runs, "--out", "c.html"]) == 0
+    assert (tmp_path / "c.html").is_file()
+
+
+def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written_run.write(tmp_path / "run")
+    for arguments in (
+        [str(tmp_path)],
+        [str(run), str(tmp_path / "none")],
+        [str(run), "--out", str(tmp_path)],
+        [str(run), "--out", str(tmp_path / "no" / "x.html")],
+        [str(run), "--wrong"],
+    ):
+        assert main.main(["report", *arguments]) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("error: ")
+        assert said.err.count("\n") == 1
+        assert said.out == ""
+    assert main.main(["report"]) == 0
+    assert "usage: jaxtrain report" in capsys.readouterr().out
+
+
+def test_it_needs_no_jax(tmp_path: Path, checkout: Path) -> None:
+    """Which would take seconds, and a device."""
+    run = written_run.write(tmp_path / "run", history=written_run.whole_history())
+    program = (
+        "import sys; from jaxtrain import main; "
+        f"assert main.main(['report', {str(run)!r}]) == 0; assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=checkout, check=True, timeout=60)
+
+
+def test_a_device_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, pipe = written_run.write(tmp_path / "run"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main.main(["report", str(run), "--out", str(pipe)]) == 2
+    assert f"--out {pipe} is a device or a pipe" in capsys.readouterr().err
+    assert pipe.is_fifo()

@@ -1,0 +1,210 @@
+"""``jaxtrain import`` and ``export``: published weights in, ours out."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import small_autoencoder
+from flax import nnx
+from small_state import make_state, meta_of
+
+from jaxtrain import config, main
+from jaxtrain.checkpoint import saver
+from jaxtrain.inference import video
+from jaxtrain.interop import weights
+from jaxtrain.models import mlm, video_ae
+
+FIXTURES = {
+    "taehv_base": (
+        "TAEHV, patches of 1x1, 16 latent channels, first 3 frames dropped; 11,315,539 parameters "
+        "(encoder 1,470,928, decoder 9,844,611)"
+    ),
+    "taehv_patch2_z32": "TAEHV, patches of 2x2, 32 latent channels, first 3 frames dropped; ",
+    "taehv_super_patch2_z48": "TAEHV with the super decoder, patches of 2x2, 48 latent channels",
+}
+
+
+def run(*arguments: Any) -> int:
+    return main.main([*map(str, arguments)])
+
+
+def published(checkout: Path, name: str, to: Path) -> dict[str, np.ndarray]:
+    """Noise under a fixture's names and shapes, as others write it: no word of the model."""
+    with np.load(checkout / f"tests/fixtures/{name}.npz") as file:
+        shapes = json.loads(str(file["params"]))
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.standard_normal(shape, np.float32) for n, shape in shapes.items()}
+    safetensors.numpy.save_file(tensors, to)
+    return tensors
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_in_and_out_again_nothing_has_changed(
+    checkout: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = published(checkout, name, tmp_path / "theirs.safetensors")
+    assert run("import", tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors") == 0
+    assert FIXTURES[name] in capsys.readouterr().out
+    assert run("export", tmp_path / "ours.safetensors", tmp_path / "out.safetensors") == 0
+    found = safetensors.numpy.load_file(tmp_path / "out.safetensors")
+    assert found.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        np.testing.assert_array_equal(found[key], tensor)
+
+
+def test_the_file_name_tells_the_rule_or_a_flag_does(
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(checkout, "taehv_base", tmp_path / "taecvx.safetensors")
+    target = tmp_path / "ours.safetensors"
+    assert run("import", tmp_path / "taecvx.safetensors", target) == 0
+    assert "first frames kept where latents are even (CogVideoX)" in capsys.readouterr().out
+    assert weights.load(target, video_ae.Config).model.trim == "odd_latents"
+    assert run("import", tmp_path / "taecvx.safetensors", target, "--trim", "always") == 0
+    assert weights.load(target, video_ae.Config).model.trim == "always"
+
+
+def test_our_own_file_keeps_its_model(tmp_path: Path) -> None:
+    source = small_autoencoder.save(tmp_path / "a.safetensors", patch_size=2)
+    assert run("import", source, tmp_path / "b.safetensors", "--trim", "odd_latents") == 0
+    model = weights.load(tmp_path / "b.safetensors", video_ae.Config).model
+    assert model == small_autoencoder.config(patch_size=2, trim="odd_latents")
+
+
+def test_the_arrays_tell_every_width(tmp_path: Path) -> None:
+    """Also those that the reference never had; without the names that only our files hold."""
+    wide = {"decoder": "super", "decoder_widths": (16, 8, 8, 16)}
+    for number, fields in enumerate(({"decoder_widths": (24, 16, 8, 8)}, wide)):
+        ours = small_autoencoder.save(tmp_path / f"{number}.safetensors", **fields)
+        theirs, back = tmp_path / "theirs.safetensors", tmp_path / f"{number}-back.safetensors"
+        safetensors.numpy.save_file(safetensors.numpy.load_file(ours), theirs)
+        assert run("import", theirs, back) == 0
+        before, after = (weights.load(path, video_ae.Config) for path in (ours, back))
+        assert after.model.widths == before.model.widths
+        for name, array in before.params.items():
+            np.testing.assert_array_equal(array, after.params[name], err_msg=name)
+
+
+def error(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    """The one line that a refused command says."""
+    assert run(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_what_does_not_fit_is_named(
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    tensors = published(checkout, "taehv_base", source)
+    said = error(capsys, "import", source, target, "--patch-size", 4)
+    assert "misshapen: encoder.0.weight (64, 3, 3, 3) instead of (64, 48, 3, 3)" in said
+    del tensors["decoder.1.bias"]
+    tensors["head"] = np.zeros(3, np.float32)
+    tensors["encoder.0.bias"] = np.zeros(7, np.float32)
+    safetensors.numpy.save_file(tensors, source)
+    said = error(capsys, "import", source, target)
+    assert "missing: decoder.1.bias; extra: head; misshapen: encoder.0.bias (7,)" in said
+    safetensors.numpy.save_file({"x": np.zeros(3, np.float32)}, source)
+    assert "holds no weights of TAEHV" in error(capsys, "import", source, target)
+    assert not target.exists()
+
+
+def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours = small_autoencoder.save(tmp_path / "ours.safetensors")
+    theirs = tmp_path / "theirs.safetensors"
+    safetensors.numpy.save_file(safetensors.numpy.load_file(ours), theirs)
+    out = tmp_path / "out.safetensors"
+    (tmp_path / "torn.safetensors").write_bytes(ours.read_bytes()[:-5])
+    for arguments, words in (
+        (("import", ours, tmp_path / "o.pth"), "imported weights are written as .safetensors"),
+        (("import", tmp_path / "gone.safetensors", out), "gone.safetensors does not exist"),
+        (("import", tmp_path, out), "weights files end with one of"),
+        (("import", tmp_path / "torn.safetensors", out), "is no whole .safetensors file"),
+        (("import", theirs, theirs), f"OUT {theirs} is IN itself"),
+        (("import", ours), "the following arguments are required: OUT"),
+        (("import", ours, out, "--trim", "never"), "invalid choice: 'never'"),
+        (("export", theirs, out), f" import {theirs} OUT.safetensors makes a file"),
+        (("export", ours, tmp_path / "o.onnx"), "weights files end with one of"),
+        (("export", ours, tmp_path / "no" / "o.safetensors"), "does not exist: create it"),
+        (("export", tmp_path / "gone", out), "gone: nothing is there"),
+        (("export", tmp_path, out), "is no checkpoint, and no run's directory with one"),
+        (("export", ours, out, "--format", "hf"), "is a file of weights, which has no tokenizer"),
+    ):
+        assert words in error(capsys, *arguments)
+        assert not out.exists()
+
+
+def test_without_pytorch_a_pth_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    ours = small_autoencoder.save(tmp_path / "ours.safetensors")
+    (tmp_path / "theirs.pth").write_bytes(b"PK")
+    said = error(capsys, "import", tmp_path / "theirs.pth", tmp_path / "o.safetensors")
+    assert "theirs.pth: PyTorch's files need PyTorch: pip install -e '.[interop]'" in said
+    assert "'.[interop]'" in error(capsys, "export", ours, tmp_path / "o.pth")
+    assert not (tmp_path / "o.pth").exists()
+
+
+def saved(folder: Path, model: Any, params: dict[str, Any]) -> Path:
+    """A run's directory with a checkpoint of these parameters."""
+    import dataclasses
+
+    state = dataclasses.replace(make_state(3), params=params)
+    checkpoints = saver.Checkpoints(folder / "checkpoints", 3, lambda line: None)
+    meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
+    checkpoints.save(state, meta)
+    checkpoints.wait()
+    checkpoints.close()
+    return folder
+
+
+def test_a_run_and_its_checkpoint_are_exported(tmp_path: Path) -> None:
+    import jax.numpy as jnp
+
+    model = small_autoencoder.config()
+    params = small_autoencoder.params(model)
+    run_ = saved(tmp_path / "run", model, {k: jnp.asarray(v) for k, v in params.items()})
+    for source in (run_, run_ / "checkpoints" / "3"):
+        assert run("export", source, tmp_path / "out.safetensors") == 0
+        found = weights.load(tmp_path / "out.safetensors", video_ae.Config)
+        assert found.model == model
+        assert found.params.keys() == params.keys()
+        for name, array in params.items():
+            np.testing.assert_array_equal(found.params[name], array)
+
+
+def test_a_model_without_names_elsewhere_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(mlm.Config, "to_weights")
+    run_ = saved(tmp_path / "run", mlm.Config.tiny(), make_state(3).params)
+    said = error(capsys, "export", run_, tmp_path / "out.safetensors")
+    assert "holds a model of jaxtrain.models.mlm, which has no names in another program" in said
+    said = error(capsys, "reconstruct", run_, "clip.mp4", tmp_path / "out.mp4")
+    assert "clip.mp4: No such file" in said
+
+
+def test_tools_take_a_model_that_was_trained_with_an_adversary(tmp_path: Path) -> None:
+    """Its discriminator stays behind."""
+    bare = small_autoencoder.save(tmp_path / "bare.safetensors")
+    trained = small_autoencoder.save(
+        tmp_path / "trained.safetensors",
+        frames=12,
+        adversary=video_ae.Adversary(replay=4),
+        teacher=video_ae.Teacher(),
+    )
+    one, other = (video.Autoencoder(path) for path in (bare, trained))
+    assert other.model.adversary is other.model.teacher is None
+    assert one.params == other.params
+    names = [
+        [".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(made.module))]
+        for made in (one, other)
+    ]
+    assert names[0] == names[1]

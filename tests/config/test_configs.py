@@ -1,0 +1,308 @@
+"""The shipped configs: their numbers, their help, and that every field is read by some code."""
+
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_reads import Program
+
+from jaxtrain import config, main
+from jaxtrain.config import files, overrides
+
+VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
+MLM = ("mlm_h200_8", "mlm_a10_8", "mlm_h200_8_small")
+BERT = ("bert_base_h200_8", "bert_large_h200_8")
+GPT = (
+    *("gpt_32gb_conservative", "gpt_32gb_medium", "gpt_32gb_high"),
+    *("gpt_h200_1", "gpt_h100_8"),
+)
+LLAMA = ("a6000_medium",)
+DEMOS = ("demo", "demo_mlm", "demo_gpt")
+
+# Typed from the tables that the configs come from, not read from the configs: batch a device,
+# accumulation, global batch; data, fsdp, shard; workers, prefetch.
+LAYOUT = {
+    "h100_1": ((8, 16, 128), (1, 1, "optimizer"), (4, 2)),
+    "h100_8": ((8, 2, 128), (1, 8, "optimizer"), (8, 2)),
+    "h100_16": ((8, 1, 128), (1, 16, "params"), (12, 3)),
+    "h100_48": ((5, 1, 240), (6, 8, "params"), (11, 3)),
+    "h100_64": ((4, 1, 256), (8, 8, "params"), (12, 4)),
+    "a800_8": ((2, 8, 128), (1, 8, "optimizer"), (8, 2)),
+    "mlm_h200_8": ((96, 1, 768), (1, 8, "optimizer"), (8, 2)),
+    "mlm_a10_8": ((96, 1, 768), (1, 8, "optimizer"), (8, 2)),
+    "mlm_h200_8_small": ((32, 1, 256), (1, 8, "none"), (4, 2)),
+    "bert_base_h200_8": ((32, 1, 256), (1, 8, "optimizer"), (8, 2)),
+    "bert_large_h200_8": ((32, 1, 256), (1, 8, "optimizer"), (8, 2)),
+    "gpt_32gb_conservative": ((8, 2, 16), (1, 1, "optimizer"), (4, 2)),
+    "gpt_32gb_medium": ((12, 2, 24), (1, 1, "optimizer"), (4, 2)),
+    "gpt_32gb_high": ((7, 4, 28), (1, 1, "optimizer"), (4, 2)),
+    "gpt_h200_1": ((64, 4, 256), (1, 1, "optimizer"), (8, 2)),
+    "gpt_h100_8": ((16, 2, 256), (1, 8, "params"), (8, 2)),
+    "a6000_medium": ((32, 4, 128), (1, 1, "optimizer"), (8, 4)),
+}
+# Depth, tokens of a sequence, tokens of a batch.
+GPT_SIZES = {
+    "gpt_32gb_conservative": (12, 1536, 24_576),
+    "gpt_32gb_medium": (16, 2048, 49_152),
+    "gpt_32gb_high": (20, 3072, 86_016),
+    "gpt_h200_1": (12, 2048, 524_288),
+    "gpt_h100_8": (20, 2048, 524_288),
+}
+# Steps, peak rate, warm-up; log / eval / save / keep; validation clips, hang timeout, patience.
+VIDEO_LENGTHS = {
+    "h100_1": ((100_000, 1e-4, 2000), (50, 1000, 2000, 100), (10, 1800, 100)),
+    "h100_8": ((100_000, 1e-4, 2000), (25, 1000, 2000, 100), (20, 3600, 100)),
+    "h100_16": ((100_000, 1e-4, 1500), (20, 500, 1000, 100), (24, 7200, 100)),
+    "h100_48": ((100_000, 1.8e-4, 1200), (15, 500, 750, 100), (24, 10800, 100)),
+    "h100_64": ((100_000, 2e-4, 1000), (10, 500, 500, 100), (24, 14400, 100)),
+    "a800_8": ((2000, 1e-4, 200), (25, 1000, 1000, 5), (20, 3600, 10)),
+}
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, config.Run]:
+    return {name: config.load(name) for name in files.names()}
+
+
+def test_what_ships(runs: dict[str, config.Run]) -> None:
+    assert set(VIDEO + MLM + BERT + GPT + LLAMA + DEMOS) <= set(runs)
+
+
+@pytest.mark.parametrize("name", LAYOUT)
+def test_batch_mesh_and_loader(runs: dict[str, config.Run], name: str) -> None:
+    run = runs[name]
+    (each, accumulate, batch), mesh, loader = LAYOUT[name]
+    assert (run.optim.accumulate, run.data.batch_size) == (accumulate, batch)
+    assert (run.mesh.data, run.mesh.fsdp, run.mesh.shard) == mesh
+    assert each * run.mesh.data * run.mesh.fsdp * accumulate == batch
+    assert (run.data.workers, run.data.prefetch) == loader
+    assert run.data.path is None
+    assert run.data.demo is False
+    assert run.precision == "bfloat16"
+
+
+@pytest.mark.parametrize("name", VIDEO)
+def test_video_configs(runs: dict[str, config.Run], name: str) -> None:
+    run = runs[name]
+    length, cadence, validation = VIDEO_LENGTHS[name]
+    optim, loop, checkpoint = run.optim, run.loop, run.checkpoint
+    assert (loop.steps, optim.peak_lr, optim.warmup_steps) == length
+    assert (loop.log_every, loop.eval_every, checkpoint.every, checkpoint.keep) == cadence
+    assert (loop.eval_examples, loop.hang_timeout_s, loop.early_stop_patience) == validation
+    assert (optim.schedule, optim.b1, optim.b2, optim.eps) == ("cosine", 0.9, 0.95, 1e-8)
+    assert (optim.weight_decay, optim.max_grad_norm, run.seed) == (1e-2, 1.0, 42)
+    assert (checkpoint.best_metric, checkpoint.best_mode) == ("val/psnr", "max")
+    model, data = run.model, run.data
+    frames = 19 if name == "h100_1" else 12
+    assert (model.frames, model.height, model.width) == (frames, 480, 720)
+    assert (model.latent_channels, model.encoder_width) == (16, 64)
+    assert model.decoder_widths == (256, 128, 64, 64)
+    assert model.remat == "ends"
+    assert model.reconstruction_weight == (10 if name == "a800_8" else 20)
+    assert (data.min_frame_delta, data.max_frame_delta, data.train_split) == (1, 2, 0.95)
+    assert (data.brightness, data.contrast, data.saturation, data.hue) == (0.15, 0.15, 0.15, 0.08)
+    assert data.blur_sigma == (0.1, 2.0)
+    assert data.flip
+
+
+@pytest.mark.parametrize("name", MLM)
+def test_mlm_configs(runs: dict[str, config.Run], name: str) -> None:
+    run = runs[name]
+    optim, loop, checkpoint = run.optim, run.loop, run.checkpoint
+    assert (loop.epochs, loop.steps, loop.tokens_per_param) == (5, None, None)
+    assert (optim.peak_lr, optim.schedule) == (3e-5, "linear")
+    assert (optim.warmup_fraction, optim.warmup_steps) == (0.1, None)
+    assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.999, 1e-8, 1e-2)
+    assert optim.max_grad_norm == 1.0
+    assert (loop.log_every, loop.eval_every, checkpoint.every, checkpoint.keep) == (
+        50,
+        2000,
+        2000,
+        5,
+    )
+    model, small = run.model, name == "mlm_h200_8_small"
+    shape = (model.layers, model.heads, model.hidden, model.vocab_size, model.sequence_length)
+    assert shape == ((6, 8, 16, 10_000, 128) if small else (8, 8, 256, 25_000, 256))
+    assert model.ff in (None, 4 * model.hidden)  # None is 4 x hidden
+    assert (model.mask_fraction, model.dropout) == (0.15, 0.1)
+    assert run.data.max_examples == (1_000_000 if small else 10_000_000)
+
+
+@pytest.mark.parametrize("name", BERT)
+def test_bert_configs(runs: dict[str, config.Run], name: str) -> None:
+    """As in https://arxiv.org/abs/1810.04805, section 3 and appendix A.2."""
+    run = runs[name]
+    model, optim = run.model, run.optim
+    shape = (model.layers, model.heads, model.hidden, model.vocab_size, model.sequence_length)
+    size = (12, 12, 768) if name == "bert_base_h200_8" else (24, 16, 1024)
+    assert shape == (*size, 30_522, 512)
+    assert (model.mask_fraction, model.dropout, model.ff) == (0.15, 0.1, None)
+    assert (run.loop.steps, run.loop.epochs, run.data.max_examples) == (1_000_000, None, None)
+    assert (optim.peak_lr, optim.schedule, optim.warmup_steps) == (1e-4, "linear", 10_000)
+    assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.999, 1e-6, 1e-2)
+
+
+@pytest.mark.parametrize("name", GPT)
+def test_gpt_configs(runs: dict[str, config.Run], name: str) -> None:
+    run = runs[name]
+    model, optim, loop, checkpoint = run.model, run.optim, run.loop, run.checkpoint
+    sizes = (model.depth, model.sequence_length, run.data.batch_size * model.sequence_length)
+    assert sizes == GPT_SIZES[name]
+    assert (model.width, model.heads, model.kv_heads) == (None, None, None)
+    assert (model.vocab_size, loop.tokens_per_param) == (65_536, 20)
+    assert (optim.schedule, optim.warmup_fraction, optim.warmdown_fraction) == ("trapezoid", 0, 0.2)
+    assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.8, 0.95, 1e-10, 0)
+    assert optim.max_grad_norm == 1.0
+    assert (loop.log_every, loop.eval_every, checkpoint.every, checkpoint.keep) == (
+        *(10, 250, 1000),
+        3,
+    )
+    muon = optim.muon
+    assert (muon.peak_lr, muon.embedding_lr, muon.unembedding_lr) == (0.02, 0.2, 0.004)
+    assert (muon.first_momentum, muon.momentum, muon.momentum_steps) == (0.85, 0.95, 300)
+
+
+def test_the_llama_config(runs: dict[str, config.Run]) -> None:
+    run = runs["a6000_medium"]
+    model, optim, loop, checkpoint = run.model, run.optim, run.loop, run.checkpoint
+    shape = (model.layers, model.heads, model.kv_heads, model.hidden, model.ff)
+    assert shape == (16, 16, 4, 512, 1536)
+    assert (model.vocab_size, model.sequence_length, model.dropout) == (20_000, 2048, 0.1)
+    assert (model.norm_eps, model.rotary_base) == (1e-6, 10_000)
+    assert (loop.steps, optim.peak_lr, optim.schedule) == (100_000, 3e-4, "cosine")
+    assert (optim.warmup_steps, optim.b1, optim.b2, optim.eps) == (4000, 0.9, 0.95, 1e-8)
+    assert (optim.weight_decay, optim.max_grad_norm, optim.muon) == (1e-2, 1.0, None)
+    assert (loop.log_every, loop.eval_every, checkpoint.every, checkpoint.keep) == (
+        *(50, 2000, 5000),
+        3,
+    )
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_demos_fit_a_laptop(runs: dict[str, config.Run], name: str) -> None:
+    run = runs[name]
+    assert run.data.demo
+    assert (run.mesh.data, run.mesh.fsdp, run.precision) == (1, 1, "float32")
+    assert (run.data.workers, run.data.prefetch) == (2, 2)
+
+
+def test_each_says_what_it_is_and_its_command() -> None:
+    for name in files.names():
+        text = files.docstring(name)
+        assert f"--config {name}" in text, name
+        assert text.partition("\n")[0].endswith("."), name
+
+
+def test_a_derived_config_shows_only_what_differs(runs: dict[str, config.Run]) -> None:
+    lines = (files.directory() / "h100_16.py").read_text().splitlines()
+    assert len(lines) < 30
+    found = config.differences(config.to_dict(runs["h100_8"]), config.to_dict(runs["h100_16"]))
+    assert [line.partition(":")[0] for line in found] == [
+        *("name", "data.workers", "data.prefetch", "optim.warmup_steps", "optim.accumulate"),
+        *("mesh.fsdp", "mesh.shard", "loop.log_every", "loop.eval_every", "loop.eval_examples"),
+        *("loop.hang_timeout_s", "checkpoint.every"),
+    ]
+
+
+def optional_section(annotation: Any) -> bool:
+    return any(dataclasses.is_dataclass(choice) for choice in typing.get_args(annotation))
+
+
+def test_help_of_each_config_lists_each_field(
+    runs: dict[str, config.Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, run in runs.items():
+        assert main.main(["--config", name, "--help"]) == 0
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        for leaf in overrides.leaves(run):
+            if not optional_section(leaf.annotation):
+                assert f"--{leaf.name} " in text, (name, leaf.name)
+        for section in ("teacher.decode", "perceptual.weights", "adversary.replay"):
+            assert (f"--model.{section} " in text) == hasattr(run.model, "adversary")
+
+
+def test_each_field_has_help(runs: dict[str, config.Run]) -> None:
+    import tyro._docstrings as docstrings
+
+    def sections(section: Any) -> list[Any]:
+        inner = [getattr(section, name) for name in section.__dataclass_fields__]
+        nested = [
+            part
+            for value in inner
+            if hasattr(value, "__dataclass_fields__")
+            for part in sections(value)
+        ]
+        return [section, *nested]
+
+    for run in runs.values():
+        for section in sections(run):
+            for field in section.__dataclass_fields__:
+                if not hasattr(getattr(section, field), "__dataclass_fields__"):
+                    text = docstrings.get_field_docstring(type(section), field, ())
+                    assert text, f"{type(section).__qualname__}.{field} has no help"
+
+
+# ---- every field is read by some code -----------------------------------------------------------
+
+
+def sources(checkout: Path) -> dict[str, str]:
+    found = {}
+    for path in (checkout / "jaxtrain").rglob("*.py"):
+        parts = path.relative_to(checkout).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def unread(runs: dict[str, config.Run], texts: dict[str, str]) -> list[str]:
+    def names(section: str) -> set[str]:
+        classes = {type(getattr(run, section)) for run in runs.values()}
+        return {f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
+
+    return Program(texts, names("model"), names("data")).unread()
+
+
+def test_every_field_is_read(runs: dict[str, config.Run], checkout: Path) -> None:
+    assert unread(runs, sources(checkout)) == [], "config fields that no code reads: wire or drop"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["jaxtrain.config", "jaxtrain.models.mlm", "jaxtrain.data.text"])
+def test_a_field_that_nothing_reads_is_found(
+    runs: dict[str, config.Run], checkout: Path, module: str
+) -> None:
+    texts = sources(checkout)
+    before = unread(runs, texts)
+    owner = {"jaxtrain.config": "Optim", "jaxtrain.data.text": "Masked"}.get(module, "Config")
+    head = next(line for line in texts[module].splitlines() if line.startswith(f"class {owner}"))
+
+    def added(method: str = "", elsewhere: str = "") -> list[str]:
+        body = f"{head}\n    unused_knob: int = 0\n{method}"
+        changed = texts[module].replace(head, body)
+        found = unread(runs, {**texts, module: changed, "jaxtrain.elsewhere": elsewhere})
+        return sorted(set(found) - set(before))
+
+    knob = f"{module}.{owner}.unused_knob"
+    assert added() == [knob]
+    # Only checked: still read by nobody.
+    assert added("    def __post_init__(self) -> None:\n        assert self.unused_knob\n") == [
+        knob
+    ]
+    assert added("    def f(self) -> None:\n        raise E(self.unused_knob)\n") == [knob]
+    # The same name in another class is another field.
+    assert added(elsewhere="def f(other: Other) -> int:\n    return other.unused_knob\n") == [knob]
+    for code in (
+        "def f(x: {c}) -> int:\n    return x.unused_knob\n",
+        "def f(x: '{c} | None') -> int:\n    y = x\n    return (lambda: y.unused_knob)()\n",
+        "class A:\n    def __init__(self, x: {c}) -> None:\n        self.x = x\n"
+        "    def g(self) -> int:\n        return self.x.unused_knob\n",
+    ):
+        text = f"from {module} import {owner}\n" + code.format(c=owner)
+        assert added(elsewhere=text) == [], code
+    section = {"jaxtrain.config": "optim", "jaxtrain.data.text": "data"}.get(module, "model")
+    text = (
+        "from jaxtrain import config\ndef f(name: str) -> int:\n"
+        f"    run = config.load(name)\n    return run.{section}.unused_knob\n"
+    )
+    assert added(elsewhere=text) == []

@@ -1,0 +1,417 @@
+"""Loading, overriding, checking: what a wrong word or number says, and what steps come out."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from jaxtrain import config
+from jaxtrain.config import files, overrides, run_length
+from jaxtrain.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model."""
+
+    frames: int = 12
+    """Frames of a clip (frames)."""
+    widths: tuple[int, ...] = (64, 32)
+    """Channels of each stage (channels)."""
+    remat: Literal["none", "block"] = "none"
+    """What is computed again."""
+    head: Any = None
+    """An optional section."""
+
+    def __post_init__(self) -> None:
+        if self.frames == 13:
+            raise InputError("model.frames 13 brings bad luck")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """A data set."""
+
+    path: str | None = None
+    """Folder."""
+    batch_size: int = 64
+    """Examples in a batch."""
+    prefetch: int = 2
+    """Batches ahead."""
+    max_bad_share: float = 0.1
+    """Share of bad files."""
+    flip: bool = True
+    """Mirror."""
+    sigma: tuple[float, float] = (0.1, 2.0)
+    """Blur (pixels)."""
+
+
+RUN = config.Run(
+    name="toy",
+    model=Model(),
+    data=Data(),
+    optim=config.Optim(peak_lr=1e-3, schedule="cosine", warmup_steps=10, accumulate=2),
+    mesh=config.Mesh(data=1, fsdp=8, shard="params"),
+    loop=config.Loop(steps=100, log_every=10, eval_every=50, eval_examples=8),
+    checkpoint=config.Checkpoint(every=50, keep=2, best_metric="val/loss", best_mode="min"),
+)
+
+
+def changed(*arguments: str) -> config.Run:
+    run = overrides.apply(RUN, arguments)
+    config.validate(run)
+    return run
+
+
+def message(*arguments: str) -> str:
+    with pytest.raises(InputError) as caught:
+        changed(*arguments)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert not set("╭│─") & set(text)
+    return text
+
+
+def test_the_toy_itself_is_right() -> None:
+    assert changed() == RUN
+
+
+def test_overrides_of_each_kind() -> None:
+    run = changed(
+        *("--data.path", "a b/c=d", "--optim.peak_lr=1e-2", "--model.widths", "8", "4", "2"),
+        *("--optim.max_grad_norm", "None", "--data.flip", "False", "--data.sigma", "0.5", "1"),
+        *("--mesh.shard", "none", "--loop.eval-every", "25", "--seed", "7", "--name", "other"),
+        *("--model.remat", "block"),
+    )
+    assert run.data == Data(path="a b/c=d", flip=False, sigma=(0.5, 1.0))
+    assert run.model == Model(widths=(8, 4, 2), remat="block")
+    assert (run.optim.peak_lr, run.optim.max_grad_norm) == (1e-2, None)
+    assert (run.mesh.shard, run.loop.eval_every, run.seed, run.name) == ("none", 25, 7, "other")
+
+
+def test_the_last_of_two_overrides_wins() -> None:
+    assert changed("--seed", "1", "--seed", "2").seed == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--optim.peek_lr", "1"], "--optim.peek_lr is no field of this config; "),
+        (["--optm.peak_lr", "1"], "did you mean --optim.peak_lr?"),
+        (["--peak_lr", "1"], "did you mean --optim.peak_lr?"),
+        (["--data.eps", "1"], "did you mean --optim.eps?"),
+        (["--mesh", "8"], "but a section; its fields are --mesh.data, --mesh.fsdp"),
+        (["--xyzzy", "8"], "--help lists all fields"),
+        (["--model.head.width", "8"], "model.head is None, and no section"),
+        (["8"], "'8' is no flag"),
+        (["--seed"], "--seed needs a value: a whole number"),
+        (["--seed", "1", "2"], "--seed takes a whole number, not '1 2'"),
+        (["--seed", "x"], "--seed takes a whole number, not 'x'"),
+        (["--loop.steps", "1e5"], "a whole number or None, not '1e5'; did you mean 100000?"),
+        (["--loop.steps", "none"], "did you mean None?"),
+        (["--optim.peak_lr", "1e-4x"], "--optim.peak_lr takes a number, not '1e-4x'"),
+        (["--mesh.shard", "param"], "params, optimizer, none, not 'param'; did you mean params?"),
+        (["--data.flip", "true"], "True or False, not 'true'; did you mean True?"),
+        (["--data.flip"], "--data.flip needs a value: True or False"),
+        (["--data.sigma", "1"], "2 values, each a number, not '1'"),
+        (["--model.widths", "8", "x"], "a list, each a whole number, not '8 x'"),
+        (["--seed", "3", "--optim.peak_lr", "y"], "--optim.peak_lr takes a number, not 'y'"),
+        (["--model.frames", "13"], "brings bad luck"),
+        (["--model.frames", "13", "--seed", "x"], "--seed takes a whole number, not 'x'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_names_the_right_one(arguments: list[str], words: str) -> None:
+    assert words in message(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--optim.peak_lr 0", "optim.peak_lr is 0.0; it has to be more than zero"),
+        (
+            "--optim.peak_lr -1e-3",
+            "optim.peak_lr is -0.001; it has to be a finite number, not below",
+        ),
+        ("--optim.peak_lr nan", "finite"),
+        ("--optim.peak_lr inf", "finite"),
+        ("--seed -1", "seed is -1"),
+        ("--model.widths 64 -2", "model.widths"),
+        ("--optim.b2 1", "optim.b2 is 1.0; it has to be below one"),
+        ("--optim.accumulate 0", "optim.accumulate is 0"),
+        ("--optim.max_grad_norm 0", "optim.max_grad_norm is 0.0"),
+        ("--mesh.data 0", "mesh.data is 0"),
+        ("--loop.log_every 0", "loop.log_every is 0"),
+        ("--loop.eval_every 0", "loop.eval_every is 0"),
+        ("--checkpoint.keep 0", "checkpoint.keep is 0"),
+        ("--data.batch_size 0", "data.batch_size is 0"),
+        ("--data.prefetch 0", "data.prefetch is 0"),
+        ("--data.max_bad_share 2", "data.max_bad_share is 2.0; it has to be at most one"),
+        ("--loop.steps None", "exactly one of steps, epochs, tokens_per_param"),
+        ("--loop.epochs 3", "(loop.steps 100, loop.epochs 3, loop.tokens_per_param None); set the"),
+        ("--optim.warmup_steps None", "set one of --optim.warmup_steps, --optim.warmup_fraction"),
+        ("--optim.warmup_fraction 0.1", "exactly one of warmup_steps, warmup_fraction"),
+        ("--optim.warmup_steps 100", "has to be less than the run's 100 steps"),
+        ("--optim.warmup_steps None --optim.warmup_fraction 1", "has to be below one"),
+        ("--loop.eval_every None", "checkpoint.best_metric val/loss needs validations"),
+        ("--checkpoint.best_metric loss", "no validation metric"),
+        (
+            "--checkpoint.best_metric None --loop.early_stop_patience 3",
+            "loop.early_stop_patience 3 needs a metric",
+        ),
+    ],
+)
+def test_a_wrong_number_is_named(arguments: str, words: str) -> None:
+    assert words in message(*arguments.split())
+
+
+def test_batch_arithmetic_is_one_readable_sentence() -> None:
+    assert message("--data.batch_size", "70") == (
+        "data.batch_size 70 cannot be split: it is the global batch, per device x 8 devices "
+        "(mesh.data 1 x mesh.fsdp 8) x 2 microbatches (optim.accumulate), so a multiple of 16; the "
+        "nearest are 64 and 80"
+    )
+    assert message("--data.batch_size", "3").endswith("nearest are 16 and 32")
+
+
+def test_the_two_nearest_batches_work_and_enclose() -> None:
+    for batch in range(1, 60):
+        try:
+            changed("--data.batch_size", str(batch), "--mesh.fsdp", "4", "--optim.accumulate", "3")
+            assert batch % 12 == 0
+        except InputError as error:
+            assert batch % 12 != 0
+            below, above = map(int, str(error).rpartition("nearest are ")[2].split(" and "))
+            assert above - below == 12
+            assert above > batch
+            assert below % 12 == 0
+            assert below > 0
+            assert below < batch or below == 12
+
+
+def test_values_that_a_file_sets_are_checked_like_typed_ones() -> None:
+    def check(**optim: Any) -> None:
+        config.validate(dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, **optim)))
+
+    with pytest.raises(InputError, match=r"optim.schedule takes one of .* did you mean cosine\?"):
+        check(schedule="cosin")
+    with pytest.raises(
+        InputError, match=r"optim.accumulate takes a whole number, not 2.0; did .* 2"
+    ):
+        check(accumulate=2.0)
+    with pytest.raises(InputError, match=r"optim.accumulate takes a whole number, not True"):
+        check(accumulate=True)
+    check(peak_lr=1)  # a whole number is a number
+
+
+def steps(run: config.Run, **given: Any) -> int:
+    values: dict[str, Any] = {"examples": 1000, "parameters": 50_000, "tokens_per_example": None}
+    return run_length.resolve_steps(run, **{**values, **given})
+
+
+def test_the_three_rules_for_steps() -> None:
+    assert steps(RUN) == 100
+    epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
+    assert steps(epochs) == 5 * 1000 // 64 == 78
+    assert steps(epochs, examples=1024) == 80
+    tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
+    assert steps(tokens, tokens_per_example=128) == 20 * 50_000 // (64 * 128) == 122
+    rule = run_length.steps_rule(epochs, 78, examples=1000, parameters=1, tokens_per_example=None)
+    assert rule == "78 steps (5 epochs x 1000 examples / batch 64)"
+
+
+def test_a_run_that_goes_on_with_another_batch_sees_as_much_as_it_was_to_see() -> None:
+    epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
+    assert steps(epochs, position=run_length.Position(30, 30 * 64)) == 78
+    smaller = dataclasses.replace(epochs, data=dataclasses.replace(epochs.data, batch_size=32))
+    half_way = run_length.Position(39, 39 * 64)
+    assert steps(smaller, position=half_way) == 39 + (5000 - 39 * 64) // 32
+    rule = run_length.steps_rule(
+        smaller, 117, examples=1000, parameters=1, tokens_per_example=None, position=half_way
+    )
+    assert rule.endswith("batch 32, of which 2496 examples were learned in 39 steps)")
+    tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
+    assert steps(tokens, tokens_per_example=128, position=run_length.Position(61, 61 * 64)) == 122
+
+
+def test_examples_that_were_left_out_do_not_shorten_a_run() -> None:
+    epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
+    tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
+    position = run_length.Position(30, 37 * 64, left_out=7 * 64)
+    assert steps(epochs, position=position) == 78
+    assert steps(tokens, tokens_per_example=128, position=position) == 122
+
+
+def test_steps_that_cannot_be() -> None:
+    epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
+    with pytest.raises(InputError, match="no step: 5 epochs of 12 examples"):
+        steps(epochs, examples=12)
+    with pytest.raises(InputError, match=r"optim.warmup_steps 10 .* run's 7 steps"):
+        steps(epochs, examples=100)
+    tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
+    with pytest.raises(InputError, match="an example of this model has no tokens"):
+        steps(tokens)
+    with pytest.raises(InputError, match=r"no step: 20.0 tokens"):
+        steps(tokens, parameters=3, tokens_per_example=128)
+
+
+def test_a_config_as_json_and_what_differs() -> None:
+    before = config.to_dict(RUN)
+    assert before == json.loads(json.dumps(before))
+    assert before["model"]["class"].endswith("test_config.Model")
+    assert before["model"]["widths"] == [64, 32]
+    assert before["optim"]["peak_lr"] == 1e-3
+    assert "class" not in before["optim"]
+    after = config.to_dict(changed("--optim.peak_lr", "1e-2", "--model.widths", "1"))
+    assert config.differences(before, before) == []
+    older = {"model": {"class": "jaxtrain.models.gpt.Config", "depth": 2}}
+    assert config.differences(older, {"model": {"class": "gpt", "depth": 2}}) == []
+    assert config.differences(before, after) == [
+        "model.widths: [64, 32] -> [1]",
+        "optim.peak_lr: 0.001 -> 0.01",
+    ]
+    del after["data"]["path"]
+    after["data"]["new"] = 1
+    assert config.differences(before, after)[1:3] == [
+        "data.path: None -> (absent)",
+        "optim.peak_lr: 0.001 -> 0.01",
+    ]
+    assert config.differences(before, after)[-1] == "data.new: (absent) -> 1"
+
+
+FILE = """
+import dataclasses
+from jaxtrain import config
+
+base = config.named("{base}")
+run = dataclasses.replace(base, seed=5)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of configs in place of the shipped ones."""
+    (tmp_path / "toy_8.py").write_text('"""A toy."""' + TOY_FILE)
+    (tmp_path / "toy_16.py").write_text(FILE.format(base="toy_8"))
+    (tmp_path / "_hidden.py").write_text("")
+    monkeypatch.setattr(files, "directory", lambda: tmp_path)
+    return tmp_path
+
+
+TOY_FILE = """
+import dataclasses
+from jaxtrain import config
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    path: str | None = None
+    batch_size: int = 64
+    prefetch: int = 1
+    max_bad_share: float = 0.0
+
+run = config.Run(
+    model=Data(),
+    data=Data(),
+    optim=config.Optim(peak_lr=1e-3, schedule="constant", warmup_steps=0),
+    mesh=config.Mesh(data=1, fsdp=8, shard="none"),
+    loop=config.Loop(steps=10, log_every=1, eval_examples=1),
+    checkpoint=config.Checkpoint(every=5, keep=1),
+)
+"""
+
+
+def test_configs_derive_and_are_named_after_their_files(folder: Path) -> None:
+    assert files.names() == ["toy_16", "toy_8"]
+    derived = config.load("toy_16", ["--optim.peak_lr", "2e-3"])
+    assert (derived.name, derived.seed, derived.optim.peak_lr) == ("toy_16", 5, 2e-3)
+    assert config.load("toy_8").name == "toy_8"
+    assert config.load(str(folder / "toy_16.py")).name == "toy_16"
+    assert files.docstring("toy_8") == "A toy."
+
+
+def test_a_wrong_name_or_path(folder: Path) -> None:
+    for name, words in {
+        "toy_61": r"no config 'toy_61'; did you mean toy_16\?",
+        "toy8": r"did you mean toy_8\?",
+        "zzz": "there are: toy_16, toy_8",
+        "here/none.py": "no config file here/none.py",
+        str(folder): "no config file",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            config.load(name)
+    (folder / "notes.txt").write_text("")
+    with pytest.raises(InputError, match=r"does not end with .py"):
+        config.load(str(folder / "notes.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run = 3", "sets run to a int; it has to be a config.Run"),
+        ("x = 3", "sets no run"),
+        ("run = (", "line 1: "),
+        ("\nrun = config.Rum()", "line 2: NameError"),
+        (
+            "from jaxtrain import config\nrun = config.Loop(log_evry=3)",
+            "line 2: Loop has no field 'log_evry'; did you mean log_every?",
+        ),
+        (
+            "from jaxtrain import config\nimport dataclasses\nbase = config.named('toy_8')\n"
+            "run = dataclasses.replace(base, optim=dataclasses.replace(base.optim, peek_lr=3))",
+            "line 4: Optim has no field 'peek_lr'; did you mean peak_lr?",
+        ),
+        ("from jaxtrain import config\nrun = config.Mesh(data=1)", "line 2: TypeError: Mesh"),
+    ],
+)
+def test_a_wrong_file_names_the_line(folder: Path, text: str, words: str) -> None:
+    path = folder / "wrong.py"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        config.load(str(path))
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_an_error_inside_the_program_keeps_its_traceback(folder: Path) -> None:
+    path = folder / "wrong.py"
+    path.write_text("import json\njson.loads('{')")
+    with pytest.raises(json.JSONDecodeError):
+        config.load(str(path))
+
+
+def test_help_lists_each_field_with_help_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    config.print_help(RUN)
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for leaf in overrides.leaves(RUN):
+        # Of a section that is None its fields are listed.
+        inside = {"optim.average": ".decay", "optim.muon": ".momentum"}.get(leaf.name, "")
+        assert f"--{leaf.name}{inside} " in text
+    assert "Learning rate at the end of the warm-up. (default: 0.001)" in text
+    assert "Channels of each stage (channels). (default: 64 32)" in text
+    assert "Validation metric, such as val/psnr, whose best checkpoint is kept." in text
+    assert "jaxtrain --config toy" in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["--loop.steps", "7", "--data.blur_sigma", "0.1", "1.5"],
+        ["--data.blur_sigma", "None", "--data.path", "a b"],
+        ["--model.teacher.encoder_weight", "0.5", "--data.windows", "fixed"],
+        ["--optim.average.decay", "0.9"],
+    ],
+)
+def test_the_arguments_of_a_run_give_it_again(changes: list[str]) -> None:
+    run = config.unchecked("demo", changes)
+    arguments = config.as_typed(run)
+    assert arguments[:2] == ("--config", "demo")
+    assert config.unchecked("demo", arguments[2:]) == run
+
+
+def test_what_no_argument_says_leaves_the_name() -> None:
+    demo = config.named("demo")
+    assert config.as_typed(dataclasses.replace(demo, name="mine")) == ("--config", "mine")
+    other = dataclasses.replace(demo, model=config.named("demo_gpt").model)
+    assert config.as_typed(other) == ("--config", "demo")

@@ -1,0 +1,148 @@
+"""Byte-level tokens that lose nothing."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from jaxtrain.data.text import byte_level, specials, tokenizer, word_counts
+from jaxtrain.errors import InputError
+
+TEXT = Path(tokenizer.__file__).read_text() + " größer Übergröße 中文字 中文 🙂🙂 2024 1234\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def words() -> tokenizers.Tokenizer:
+    return specials.plain(byte_level.train([TEXT], 400))
+
+
+def hostile(seed: int) -> str:
+    """Any characters in any order, with runs of white space and names of special tokens."""
+    rng = random.Random(seed)
+    alphabets = [
+        lambda: chr(rng.choice([*range(0xD800), *range(0xE000, 0x110000, 97)])),
+        lambda: chr(rng.randrange(0x20)),
+        lambda: rng.choice(" \t\n\r\u00a0\u2028\u3000\u0085\x1c") * rng.randrange(1, 9),
+        lambda: rng.choice(["\r\n", "\n\n\n", "'LL", "don't", "3.1415", "e\u0301", "👩‍👩‍👧", "ﬁ"]),
+        lambda: rng.choice([*specials.CAUSAL, "[SEP]", "[MASK]", "</s>", "<|endoftext|>"]),
+        lambda: rng.choice(TEXT.split()),
+    ]
+    return "".join(rng.choice(alphabets)() for _ in range(rng.randrange(1, 60)))
+
+
+def test_every_text_comes_back_as_it_was(words: tokenizers.Tokenizer) -> None:
+    lengths = byte_level.lengths(words)
+    assert lengths.dtype == np.int32
+    special = {words.token_to_id(one) for one in specials.CAUSAL}
+    texts = [hostile(seed) for seed in range(120)]
+    texts += ["", " ", "\n", "\x00", " \n \n", *specials.CAUSAL]
+    for text in texts:
+        ids = words.encode(text, add_special_tokens=False).ids
+        assert words.decode(ids, skip_special_tokens=False) == text
+        assert not special & set(ids), text
+        assert lengths[ids].sum() == len(text.encode())
+        begun = words.encode(text).ids
+        assert begun == [specials.begin(words, "it"), *ids]
+        assert words.decode(begun) == text
+
+
+def test_the_ids(words: tokenizers.Tokenizer) -> None:
+    vocab = words.get_vocab()
+    assert sorted(vocab.values()) == list(range(400))
+    assert [vocab[one] for one in specials.CAUSAL] == list(range(9))
+    assert specials.begin(words, "it") == 0
+    assert byte_level.lengths(words)[:9].tolist() == [0] * 9
+    assert byte_level.lengths(words)[9:].min() == 1
+    assert words.encode("2024", add_special_tokens=False).tokens in (["20", "24"], [*"2024"])
+    with pytest.raises(InputError, match=r"vocab_size is 264: .*=byte_bpe needs 265"):
+        byte_level.train([TEXT], 264)
+
+
+def test_characters_of_the_vocabulary_are_those_of_the_library() -> None:
+    library = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    assert set(byte_level.CHARACTERS) == set(library.alphabet())
+    text = "".join(chr(code) for code in range(0x800))
+    (got,) = library.pre_tokenize_str(text)
+    assert got[0] == "".join(byte_level.CHARACTERS[byte] for byte in text.encode())
+
+
+def test_counting_stretches_is_counting_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [hostile(seed) for seed in range(30)] + ["字" * 150 + ", " + "ab" * 60, TEXT]
+    splitter = byte_level._splitter()
+    wanted: Counter[str] = Counter()
+    for text in texts:
+        wanted.update(word for word, _ in splitter.pre_tokenize_str(text) if len(word) <= 100)
+    assert byte_level._count_words(texts) == wanted
+    monkeypatch.setattr(word_counts, "MOST_COUNTED", 20)
+    many = [f"often often word{number}, " for number in range(100)]
+    assert byte_level._count_words(many)[" often"] == 100
+
+
+def test_what_is_remembered_changes_no_token(
+    words: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [hostile(seed) for seed in range(60)] + [TEXT, "字" * 300, "a  b" * 50, ""]
+    wanted = [words.encode(text, add_special_tokens=False).ids for text in texts]
+    encoder = byte_level.Encoder(words)
+    assert encoder(texts) == wanted
+    assert len(encoder._known) > 100
+    assert max(map(len, encoder._known)) <= 100
+    assert [encoder([text])[0] for text in texts] == wanted
+    monkeypatch.setattr(byte_level, "_MOST_KNOWN", 10)
+    assert [encoder([text])[0] for text in texts] == wanted
+    assert len(encoder._known) < 1000
+
+
+def test_words_that_go_on_over_spaces_are_not_cut() -> None:
+    other = byte_level.train([TEXT], 400)
+    other.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    other.model = tokenizers.models.BPE(
+        {**{one: i for i, one in enumerate(byte_level.CHARACTERS)}, "Ġa": 256, "xĠa": 257},
+        [("Ġ", "a"), ("x", "Ġa")],
+    )
+    assert byte_level.Encoder(specials.plain(other))(["x a"]) == [[257]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [
+        ("wordpiece", r"its kind, WordPiece, has no token for \d+ of 256 bytes, such as 0x0"),
+        ("word", r"its kind, WordLevel, has no token for"),
+        ("bpe", r"its kind, BPE, turns ' .* into "),
+    ],
+)
+def test_kinds_that_lose_text_are_refused(kind: tokenizer.Kind, loss: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizer.train([TEXT], 400, kind).save(str(path))
+    tokenizer.load(path, 400)
+    with pytest.raises(InputError, match=rf"{loss}.*--data.tokenizer_kind byte_bpe") as caught:
+        tokenizer.load(path, 400, "exact")
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_a_tokenizer_from_elsewhere(tmp_path: Path) -> None:
+    """GPT-2's shape, whose <|endoftext|> stands between documents."""
+    other = tokenizers.Tokenizer(
+        tokenizers.models.BPE({one: i for i, one in enumerate(byte_level.CHARACTERS)}, [])
+    )
+    other.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    other.decoder = tokenizers.decoders.ByteLevel()
+    path = tmp_path / "tokenizer.json"
+    other.save(str(path))
+    with pytest.raises(InputError, match=r"no special token that begins a document, <\|bos\|> or"):
+        tokenizer.load(path, 300, "exact")
+    other.add_special_tokens(["<|endoftext|>"])
+    other.add_tokens(["übermäßig"])
+    other.save(str(path))
+    read = tokenizer.load(path, 300, "exact")
+    assert specials.begin(read, "it") == 256
+    assert byte_level.lengths(read).tolist() == [1] * 256 + [0, len("übermäßig".encode())]
+    other.normalizer = tokenizers.normalizers.NFC()
+    other.save(str(path))
+    with pytest.raises(InputError, match="BPE, turns"):
+        tokenizer.load(path, 300, "exact")

@@ -1,0 +1,214 @@
+"""Text for causal language models: from files to windows, and bytes that no tokenizer changes."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_text
+import tokenizers
+from small_text import Model, silent
+
+from jaxtrain import main
+from jaxtrain.data import mixture
+from jaxtrain.data.source import Source, Sources
+from jaxtrain.data.text import Causal, Masked, byte_level
+from jaxtrain.data.text.windows import WindowSource
+from jaxtrain.errors import InputError
+
+MODEL = Model(vocab_size=300)
+TEXTS = [
+    "  Two  spaces,\n\n\nlines,\r\n\ta tab and <|bos|> at the end \n",
+    "中文字。 größer 🙂🙂 größer",
+    "one two one two " * 9,
+    "Ünïcode\u0301 \u00a0",
+    "five",
+    "six\n",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_text.write(tmp_path_factory.mktemp("text") / "in")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    path = tmp_path / "documents.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    return path
+
+
+def opened(path: Path, cache: Path, model: Model = MODEL, **fields: object) -> Sources:
+    config = Causal(path=str(path), batch_size=2, cache_dir=str(cache), **fields)  # type: ignore[arg-type]
+    return config.open(model, seed=0, say=silent)
+
+
+def examples(source: Source) -> list[dict[str, np.ndarray]]:
+    return [source.example(index, np.random.default_rng(0)) for index in range(len(source))]
+
+
+def stream(source: Source) -> list[int]:
+    """What the windows of a source say, with the token that no window predicts."""
+    found = examples(source)
+    targets = np.concatenate([example["targets"] for example in found])
+    return [int(found[0]["tokens"][0]), *targets[targets >= 0].tolist()]
+
+
+def words_of(sources: Sources) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
+
+
+def test_windows_give_the_documents_back(documents: Path, tmp_path: Path) -> None:
+    got = opened(documents, tmp_path, train_split=0.5)
+    words = words_of(got)
+    found = []
+    for source in (got.train, got.val):
+        text = words.decode(stream(source), skip_special_tokens=False)
+        ids = np.array(stream(source))
+        starts = np.flatnonzero(ids == words.token_to_id("<|bos|>"))
+        assert starts[0] == 0
+        assert text.startswith("<|bos|>")
+        found += [
+            words.decode(part[1:].tolist(), skip_special_tokens=False)
+            for part in np.split(ids, starts[1:])
+        ]
+    assert sorted(found) == sorted(TEXTS)
+    assert "bytes a token (measured)" in got.summary
+
+
+def of_bytes_alone(path: Path) -> Path:
+    """Each byte a token, so that most of its tokens are parts of a character; bos comes last."""
+    words = tokenizers.Tokenizer(
+        tokenizers.models.BPE({one: i for i, one in enumerate(byte_level.CHARACTERS)}, [])
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = tokenizers.decoders.ByteLevel()
+    words.add_special_tokens(["<|endoftext|>"])
+    words.save(str(path))
+    return path
+
+
+def test_bytes_are_those_of_the_text_whatever_the_tokenizer(
+    documents: Path, tmp_path: Path
+) -> None:
+    """So bits per byte compare models whose tokens differ."""
+    alone = of_bytes_alone(tmp_path / "tokenizer.json")
+    # A learned one whose tokens are parts of characters, whole ones, and several.
+    learned = byte_level.train(TEXTS, 290)
+    split = [one for one in learned.get_vocab() if len(one) in (2, 3) and one[0] in "äåæð"]
+    assert split
+    learned.save(str(tmp_path / "learned.json"))
+    lengths = []
+    for given in (alone, tmp_path / "learned.json"):
+        got = opened(documents, tmp_path, train_split=0.5, tokenizer=str(given))
+        total = sum(
+            int(example["target_bytes"].sum())
+            for source in (got.train, got.val)
+            for example in examples(source)
+        )
+        # No target stands for the first token of each split; it is a <|bos|>, of no bytes.
+        assert total == sum(len(text.encode()) for text in TEXTS)
+        lengths.append(len(stream(got.train)))
+    assert lengths[0] > 1.2 * lengths[1]
+
+
+def test_special_targets_are_predicted_and_count_no_bytes(documents: Path, tmp_path: Path) -> None:
+    got = opened(documents, tmp_path, train_split=0.5)
+    for example in examples(got.train):
+        begins = example["targets"] == 0
+        assert (example["target_bytes"][begins] == 0).all()
+        ordinary = example["targets"] > 8
+        assert (example["target_bytes"][ordinary] > 0).all()
+    assert 0 in stream(got.train)[1:]
+
+
+def test_sources_are_mixed_and_limited_as_for_masked_text(
+    folder: Path, documents: Path, cache: Path
+) -> None:
+    got = opened(folder, cache, more_paths=(str(documents),), weights=(1.0, 3.0))
+    assert isinstance(got.train, mixture.Mixture)
+    assert got.files == 7
+    assert abs(got.train.places[0] - len(got.train) / 4) <= 0.5
+    few = opened(folder, cache, max_examples=2)
+    assert "train: 1 documents" in few.summary
+    assert "val: 1 documents" in few.summary
+    assert len(few.train) < len(opened(folder, cache).train)
+    apart = opened(folder / "0.txt", cache, val_path=str(folder / "1.txt"))
+    assert words_of(apart).decode(stream(apart.val)) == (folder / "1.txt").read_text()
+    assert words_of(apart).decode(stream(apart.train)) == (folder / "0.txt").read_text()
+
+
+def test_the_fingerprint_follows_the_windows(folder: Path, cache: Path, tmp_path: Path) -> None:
+    one = opened(folder, cache)
+    assert opened(folder, tmp_path).train.fingerprint == one.train.fingerprint
+    others = [
+        opened(folder, cache, dataclasses.replace(MODEL, sequence_length=40)),
+        opened(folder, cache, dataclasses.replace(MODEL, vocab_size=280)),
+        opened(folder, cache, train_split=0.2),
+    ]
+    prints = {source for s in [one, *others] for source in (s.train.fingerprint, s.val.fingerprint)}
+    assert len(prints) == 8
+
+
+def test_the_same_tokenizer_and_tokens_every_time(
+    folder: Path, cache: Path, tmp_path: Path
+) -> None:
+    one, two = opened(folder, cache), opened(folder, tmp_path)
+    assert isinstance(one.train, WindowSource)
+    assert isinstance(two.train, WindowSource)
+    assert one.files_to_keep == two.files_to_keep
+    assert Path(one.train.stream).read_bytes() == Path(two.train.stream).read_bytes()
+
+
+def test_what_loses_text_is_refused(folder: Path, tmp_path: Path) -> None:
+    for kind in ("wordpiece", "bpe", "word"):
+        with pytest.raises(InputError, match=rf"tokenizer_kind={kind} loses text.* byte_bpe"):
+            Causal(batch_size=2, tokenizer_kind=kind)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"byte_bpe is for causal models.*tokenizer_kind bpe"):
+        Masked(batch_size=2, tokenizer_kind="byte_bpe")
+    masked = small_text.opened(folder, tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(masked.files_to_keep["tokenizer.json"])
+    with pytest.raises(InputError, match=r"its kind, WordPiece, has no token for"):
+        opened(folder, tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
+
+
+CONFIG = """
+import dataclasses
+from jaxtrain import config
+from jaxtrain.data import text
+from jaxtrain.models import mlm
+base = config.named("demo_mlm")
+run = dataclasses.replace(
+    base,
+    model=dataclasses.replace(mlm.Config.tiny(), vocab_size=300),
+    data=text.Causal(batch_size=2),
+)
+"""
+
+
+def test_prepare_tokens_makes_what_a_run_reads(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the model, only its length and its vocabulary are read."""
+    (tmp_path / "tiny.py").write_text(CONFIG)
+    named = ["--config", str(tmp_path / "tiny.py"), "--data.path", str(folder)]
+    cache = tmp_path / "cache"
+    named += ["--data.cache_dir", str(cache), "--json", str(tmp_path / "out.json")]
+    assert main.main(["prepare", "tokens", *named]) == 0
+    out = capsys.readouterr().out
+    assert "sequences of 16" in out
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["summary"] in out
+    said: list[str] = []
+    config = Causal(path=str(folder), batch_size=2, cache_dir=str(cache))
+    got = config.open(dataclasses.replace(MODEL, sequence_length=16), seed=0, say=said.append)
+    assert not said
+    wanted = {"examples": len(got.train), "fingerprint": got.train.fingerprint}
+    assert content["train"] == wanted

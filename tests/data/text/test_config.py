@@ -1,0 +1,223 @@
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from small_text import Model, opened, sequences, silent, write
+
+from jaxtrain.data.source import Source
+from jaxtrain.data.text import Masked, sentences, stdlib_corpus
+from jaxtrain.data.text.masked_source import MaskedSource
+from jaxtrain.data.text.masking import CLS, PAD, SEP, masked_count
+from jaxtrain.errors import InputError
+
+
+def example(source: Source, index: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return source.example(index, np.random.default_rng(seed))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("text") / "in")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_every_token_of_the_corpus_comes_once(folder: Path, cache: Path) -> None:
+    sources = opened(folder, cache)
+    assert isinstance(sources.train, MaskedSource)
+    words = tokenizers.Tokenizer.from_file(sources.train.tokenizer_path)
+    got: dict[str, list[int]] = {}
+    for name, source in (("train", sources.train), ("val", sources.val)):
+        got[name] = []
+        for sequence in sequences(source):
+            assert sequence.shape == (32,)
+            assert sequence.dtype == np.int32
+            assert sequence[0] == CLS
+            used = sequence[sequence != PAD]
+            assert used[-1] == SEP
+            assert not sequence[len(used) :].any()
+            got[name] += used[(used != CLS) & (used != SEP)].tolist()
+    wanted: dict[str, list[int]] = {"train": [], "val": []}
+    for path in sorted(folder.iterdir()):
+        ids: list[int] = []
+        for sentence in sentences.cut(path.read_text()):
+            ids += words.encode(sentence, add_special_tokens=False).ids
+        side = "val" if " ".join(map(str, ids)) in " ".join(map(str, got["val"])) else "train"
+        wanted[side] += ids
+    assert got == wanted
+    assert all(wanted.values())
+
+
+def test_examples(folder: Path, cache: Path) -> None:
+    source = opened(folder, cache).train
+    slots = masked_count(32, 0.15)
+    for index in range(len(source)):
+        plain = sequences(source)[index]
+        got = example(source, index, index)
+        assert {name: (array.shape, array.dtype.name) for name, array in got.items()} == {
+            "tokens": ((32,), "int32"),
+            "positions": ((slots,), "int32"),
+            "targets": ((slots,), "int32"),
+            "target_weights": ((slots,), "float32"),
+        }
+        used = got["target_weights"] == 1
+        assert used.sum() == masked_count(int((plain > 4).sum()), 0.15)
+        restored = got["tokens"].copy()
+        restored[got["positions"][used]] = got["targets"][used]
+        assert (restored == plain).all()
+        again = example(source, index, index)
+        assert all((got[name] == again[name]).all() for name in got)
+
+
+def test_shares_reach_the_examples(folder: Path, cache: Path) -> None:
+    everything = opened(
+        folder, cache, Model(mask_fraction=1.0), random_share=0.0, keep_share=0.0
+    ).train
+    assert (example(everything, 0)["tokens"] <= 4).all()
+    kept = opened(folder, cache, Model(mask_fraction=1.0), random_share=0.0, keep_share=1.0).train
+    assert (example(kept, 0)["tokens"] == sequences(kept)[0]).all()
+
+
+def test_a_source_travels_and_needs_no_jax(folder: Path, cache: Path, tmp_path: Path) -> None:
+    source = opened(folder, cache).train
+    example(source, 0)
+    data = pickle.dumps(source)
+    assert len(data) < 2000
+    (tmp_path / "source").write_bytes(data)
+    program = (
+        "import pickle, sys, numpy as np\n"
+        "source = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "print(source.example(1, np.random.default_rng(5))['tokens'].tolist())\n"
+        "assert not {'jax', 'flax', 'pyarrow'} & set(sys.modules)\n"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "source")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(stdlib_corpus.__file__).parents[2],
+    )
+    assert json.loads(there.stdout) == example(source, 1, 5)["tokens"].tolist()
+
+
+def test_the_fingerprint_follows_the_examples(folder: Path, tmp_path: Path) -> None:
+    one = opened(folder, tmp_path / "one")
+    shutil.copytree(folder, tmp_path / "copy")
+    same = opened(tmp_path / "copy", tmp_path / "two", Model(mask_fraction=0.3))
+    assert one.train.fingerprint == same.train.fingerprint
+    assert one.val.fingerprint == same.val.fingerprint
+    path = tmp_path / "copy" / "0.txt"
+    path.write_text(path.read_text() + " One more.")
+    others = [
+        opened(folder, tmp_path / "one", Model(sequence_length=40)),
+        opened(folder, tmp_path / "one", Model(vocab_size=100)),
+        opened(folder, tmp_path / "one", max_examples=4),
+        opened(folder, tmp_path / "one", train_split=0.2),
+        opened(tmp_path / "copy", tmp_path / "two"),
+    ]
+    *first, changed = [(s.train.fingerprint, s.val.fingerprint) for s in [one, *others]]
+    assert len({print_ for pair in first for print_ in pair}) == 2 * len(first)
+    # The changed file is in one of the two splits, but the vocabulary may change both.
+    assert changed != first[0]
+
+
+def test_validation_text_of_its_own(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "val.txt").write_text("Nine tests. Ten stones!")
+    alone = opened(folder / "0.txt", tmp_path, val_path=str(tmp_path / "val.txt"))
+    assert (alone.files, len(alone.val)) == (2, 1)
+    both = opened(folder, tmp_path, val_path=str(tmp_path / "val.txt"), max_examples=1)
+    assert len(both.train) < len(opened(folder, tmp_path).train)
+    assert sequences(both.val)[0][0] == CLS
+
+
+def test_a_tokenizer_that_is_given(folder: Path, cache: Path, tmp_path: Path) -> None:
+    first = opened(folder, cache)
+    assert isinstance(first.train, MaskedSource)
+    other = write(tmp_path / "other", files=3)
+    given = opened(other, cache, tokenizer=first.train.tokenizer_path)
+    assert isinstance(given.train, MaskedSource)
+    texts = [Path(s.train.tokenizer_path).read_text() for s in (first, given)]  # type: ignore[attr-defined]
+    assert texts[0] == texts[1]
+    with pytest.raises(InputError, match=r"--model.vocab_size 120"):
+        opened(other, cache, Model(vocab_size=60), tokenizer=first.train.tokenizer_path)
+
+
+def test_bad_files_are_named_and_never_trained_on(tmp_path: Path) -> None:
+    source = write(tmp_path / "in")
+    clean = opened(source, tmp_path / "cache")
+    (source / "a.txt").write_bytes(b"good at first \xff")
+    (source / "b.jsonl").write_text('{"text": "good at first"}\n{"text": ')
+    said: list[str] = []
+    config = Masked(path=str(source), batch_size=2, cache_dir=str(tmp_path), max_bad_share=0.5)
+    got = config.open(Model(), seed=0, say=said.append)
+    assert got.files == 8
+    assert [(Path(bad.path).name, bad.reason[:12]) for bad in got.bad] == [
+        ("a.txt", "not UTF-8: i"),
+        ("b.jsonl", "line 2: not "),
+    ]
+    assert sum("left out" in text for text in said) == 2
+    assert "8 text files (2 bad)" in got.summary
+    assert got.train.fingerprint == clean.train.fingerprint
+    with pytest.raises(InputError, match=r"none of 1 files can be read.*a.txt: not UTF-8"):
+        opened(source / "a.txt", tmp_path, max_bad_share=1.0)
+
+
+def test_a_small_text_says_how_small_its_vocabulary_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "ab ba ab."}) for _ in range(20)))
+    said: list[str] = []
+    config = Masked(path=str(path), batch_size=2, cache_dir=str(tmp_path))
+    sources = config.open(Model(mask_fraction=1.0), seed=0, say=said.append)
+    assert any("a vocabulary of 12, the model has 120" in text for text in said)
+    for seed in range(20):
+        assert example(sources.train, 0, seed)["tokens"].max() < 12
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_bad_share": 1.5}, "data.max_bad_share is a share from 0 to 1, not 1.5"),
+        ({"train_split": -0.1}, "data.train_split is a share"),
+        ({"max_examples": 1}, "data.max_examples is 1, it must be >= 2"),
+        ({"max_examples": 0, "val_path": "x"}, "data.max_examples is 0, it must be >= 1"),
+        ({"random_share": 0.6, "keep_share": 0.5}, "together at most 1"),
+        ({"more_paths": ("b",)}, "data.more_paths are beside data.path"),
+        ({"path": "a", "more_paths": ("b",), "weights": (1.0,)}, "has 1 numbers for 2 sources"),
+        ({"path": "a", "weights": (0.0,)}, "use numbers above 0"),
+    ],
+)
+def test_wrong_values(fields: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Masked(batch_size=2, **fields)
+
+
+def test_wrong_input(folder: Path, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--data.path"):
+        Masked(batch_size=2, cache_dir=str(cache)).open(Model(), seed=0, say=silent)
+    with pytest.raises(InputError, match=r"--data.path .*gone: no such file"):
+        opened(tmp_path / "gone", cache)
+    with pytest.raises(InputError, match=r"--data.val_path .*gone: no such file"):
+        opened(folder, cache, val_path=str(tmp_path / "gone"))
+    with pytest.raises(InputError, match="sequence_length is 2"):
+        opened(folder, cache, Model(sequence_length=2))
+    (tmp_path / "one.txt").write_text("One document.")
+    with pytest.raises(InputError, match=r"1 document.*--data.val_path"):
+        opened(tmp_path / "one.txt", cache)
+
+
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def corpus(root: Path, say: object) -> Path:
+        return write(root / "docs")
+
+    monkeypatch.setattr(stdlib_corpus, "prepare", corpus)
+    config = Masked(batch_size=2, demo=True, cache_dir=str(tmp_path))
+    assert config.open(Model(), seed=0, say=silent).files == 6

@@ -1,0 +1,387 @@
+import errno
+import json
+import os
+import re
+import shutil
+import types
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from peak_memory import peak_mib
+
+from jaxtrain.data.text import documents
+from jaxtrain.data.text.documents import SECTION_CHARACTERS, find, read, scan
+from jaxtrain.errors import BadExample, InputError
+
+
+def write(path: Path, data: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def rows(path: Path, *values: object) -> Path:
+    return write(path, "\n".join(json.dumps(value) for value in values))
+
+
+def parquet(path: Path, **columns: list) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def reason(path: Path, text_field: str | None = None) -> str:
+    with pytest.raises(BadExample) as error:
+        list(read(path, text_field))
+    return error.value.reason
+
+
+def test_find_in_folders_and_globs(tmp_path: Path) -> None:
+    for name in (
+        "b.txt",
+        "a/c.MD",
+        "a/d.jsonl",
+        ".git/e.txt",
+        "f.png",
+        "a/g.PNG",
+        "a/h",
+        "a/.h.txt",
+    ):
+        write(tmp_path / "in" / name, "x")
+    write(tmp_path / "far" / "z.txt", "x")
+    (tmp_path / "in/link").symlink_to(tmp_path / "far")
+    (tmp_path / "in/a/loop").symlink_to(tmp_path / "in")
+
+    def names(pattern: str) -> list[str]:
+        said.clear()
+        return [name for _, name in find(str(tmp_path / pattern), "--data.path", said.append)]
+
+    said: list[str] = []
+    assert names("in") == ["a/c.MD", "a/d.jsonl", "b.txt", "link/z.txt"]
+    assert said == [
+        f"--data.path {tmp_path / 'in'}: left out 3 of 7 files, which are of other kinds: "
+        "2 .png, 1 without an ending; it reads .txt, .md, .jsonl, .parquet"
+    ]
+    assert names("in/b.txt") == ["b.txt"]
+    assert not said
+    assert names("in/a/*.jsonl") == ["d.jsonl"]
+    assert names("*/[bz].txt") == ["far/z.txt", "in/b.txt"]
+    with pytest.raises(InputError, match=r"--data.path .*nothing.*no such file"):
+        names("nothing")
+    with pytest.raises(InputError, match=r"none of the 1 files there is text; it reads .txt"):
+        names("in/f.png")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("chunk", [7, 1000, 1 << 20])
+def test_a_long_text_is_cut_at_blank_lines(
+    tmp_path: Path, newline: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paragraph = f"Zwölf Boxkämpfer{newline}jagen Viktor.{newline}{newline}"
+    text = "\ufeff" + paragraph * 4000
+    monkeypatch.setattr(documents, "_CHUNK_BYTES", chunk)
+    got = list(read(write(tmp_path / "a.txt", text), None))
+    assert "".join(got) == text[1:].replace(newline, "\n")
+    assert len(got) > 3
+    for document in got[:-1]:
+        assert document.endswith("\n\n")
+        assert SECTION_CHARACTERS <= len(document) < SECTION_CHARACTERS + 100
+
+
+@pytest.mark.parametrize("mark", ["\n", " ", ""])
+def test_a_long_text_without_blank_lines_is_cut_too(tmp_path: Path, mark: str) -> None:
+    text = ("abcdefg" + mark) * 20_000
+    got = list(read(write(tmp_path / "a.txt", text), None))
+    assert "".join(got) == text
+    assert len(got) > 3
+    assert max(map(len, got)) <= 2 * SECTION_CHARACTERS
+    assert all(document.endswith(mark) for document in got)
+
+
+def test_rows(tmp_path: Path) -> None:
+    a = rows(tmp_path / "a.jsonl", {"id": 1, "text": "one"}, {"text": None}, {"text": " "})
+    assert list(read(a, None)) == ["one"]
+    b = parquet(tmp_path / "b.parquet", n=[1, 2, 3], content=["x", None, "y\n"])
+    assert list(read(b, None)) == ["x", "y\n"]
+    c = rows(tmp_path / "c.jsonl", {"text": "one", "code": "two"})
+    assert list(read(c, "code")) == ["two"]
+    assert list(read(parquet(tmp_path / "d.parquet", text=["x"], code=["z"]), "code")) == ["z"]
+
+
+def test_broken_files_say_where(tmp_path: Path) -> None:
+    assert "at byte 5" in reason(write(tmp_path / "a.txt", b"12345\xff678"))
+    assert "at byte 3" in reason(write(tmp_path / "a.md", b"123\xc3"))  # cut inside a character
+    assert "NUL" in reason(write(tmp_path / "b.txt", b"PK\0\0"))
+    good = b'{"text": "one"}\n'
+    assert "line 2: not JSON" in reason(write(tmp_path / "c.jsonl", good + b'{"text": "tw'))
+    assert "line 2: not UTF-8" in reason(write(tmp_path / "d.jsonl", good + b'{"text": "\xff"}'))
+    assert "line 2: half a" in reason(write(tmp_path / "e.jsonl", good + b'{"text": "\\ud800"}'))
+    assert "line 2: not a JSON object" in reason(write(tmp_path / "f.jsonl", good + b"[1]"))
+    assert "line 2: field 'text' is no text" in reason(
+        rows(tmp_path / "g.jsonl", {"text": "one"}, {"text": 2})
+    )
+    assert "line 2: no field 'text', only 'body'" in reason(
+        rows(tmp_path / "h.jsonl", {"text": "one"}, {"body": "two"})
+    )
+    assert "--data.text_field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
+    assert "'code'" in reason(parquet(tmp_path / "j.parquet", text=["x"]), "code")
+    assert "is no text: int64" in reason(parquet(tmp_path / "k.parquet", text=[1]))
+    whole = parquet(tmp_path / "l.parquet", text=["x" * 100] * 9).read_bytes()
+    assert "broken parquet" in reason(write(tmp_path / "l.parquet", whole[:-20]))
+    assert "broken parquet" in reason(write(tmp_path / "m.parquet", b""))
+
+
+def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in"
+    write(folder / "a.txt", "one")
+    write(folder / "b.txt", b"\xff")
+    write(folder / "c.txt", " \n")
+    rows(folder / "d.jsonl", {"text": "four"}, {"text": "fünf"})
+    (folder / "e.txt").symlink_to(tmp_path / "gone.txt")
+    opened: list[str] = []
+
+    def watched(path: Path, text_field: str | None) -> object:
+        opened.append(path.name)
+        return read(path, text_field)
+
+    monkeypatch.setattr(documents, "read", watched)
+
+    def run() -> list[documents.Scanned]:
+        opened.clear()
+        return scan(str(folder), None, tmp_path, "--data.path", lambda text: None)
+
+    first = run()
+    assert [file.documents for file in first] == [1, 0, 0, 2, 0]
+    assert [file.characters for file in first] == [3, 0, 0, 8, 0]
+    assert [file.text_bytes for file in first] == [3, 0, 0, 9, 0]
+    reasons = [file.reason for file in first]
+    assert [text is None for text in reasons] == [True, False, False, True, False]
+    assert "not UTF-8" in str(reasons[1])
+    assert reasons[2] == "no text in it"
+    assert "No such file" in str(reasons[4])
+    assert run() == first
+    assert opened == []
+    os.utime(folder / "a.txt", ns=(1, 1))
+    assert run()[0].sha256 == first[0].sha256
+    assert opened == ["a.txt"]
+    write(folder / "a.txt", "two")
+    assert run()[0].sha256 != first[0].sha256
+
+
+def test_what_could_not_be_read_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may be as it was, and its disk or its rights not."""
+    write(tmp_path / "in/a.txt", "one")
+    write(tmp_path / "in/b.txt", "two")
+
+    def denied(path: Path, text_field: str | None) -> object:
+        if path.name == "b.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read(path, text_field)
+
+    def run() -> list[str | None]:
+        found = scan(str(tmp_path / "in"), None, tmp_path, "--data.path", lambda text: None)
+        return [file.reason for file in found]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "read", denied)
+        assert run() == [None, "Permission denied"]
+    assert run() == [None, None]
+
+
+def test_another_version_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in/a.txt", b"\xff")
+    pattern, said = str(tmp_path / "in"), list[str]()
+    for version, lines in ((documents._VERSION, 1), (documents._VERSION, 1), (-1, 2)):
+        monkeypatch.setattr(documents, "_VERSION", version)
+        scan(pattern, None, tmp_path, "--data.path", said.append)
+        assert len(said) == lines
+
+
+READS = """
+import sys
+from pathlib import Path
+from jaxtrain.data.text import documents
+from jaxtrain.errors import BadExample
+try:
+    print(sum(1 for _ in documents.read(Path(sys.argv[1]), None)))
+except BadExample as bad:
+    print(bad.reason)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_long_value_that_is_repeated_takes_no_more_memory(tmp_path: Path, late: bool) -> None:
+    """Hundreds of bytes: 256 rows of one dictionary entry of 4 MiB took 3.2 GiB."""
+    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
+    values = pa.array(["b", "c", "a" * (4 << 20)])
+    numbers = pa.array([0, 1] * (128 if late else 0) + [2] * 256, pa.int32())
+    bomb = tmp_path / "bomb.parquet"
+    table = pa.table({"text": pa.DictionaryArray.from_arrays(numbers, values)})
+    pq.write_table(table, bomb, compression="zstd", store_schema=False)
+    assert bomb.stat().st_size < 2000
+    most, count = peak_mib(READS, bomb)
+    assert count == str(len(numbers))
+    # 60 to 200 MiB more (the busier the machine, the later Arrow's pool gives memory back).
+    assert most < base + 400, (base, most)
+
+
+def test_a_prefix_that_is_repeated_takes_no_more_memory(tmp_path: Path) -> None:
+    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(
+        pa.table({"text": ["a" * (4 << 20) + str(n) for n in range(64)]}),
+        path,
+        use_dictionary=False,
+        column_encoding={"text": "DELTA_BYTE_ARRAY"},
+    )
+    most, count = peak_mib(READS, path)
+    assert count == "64"
+    assert most < base + 150, (base, most)
+
+
+def test_a_row_group_of_nothing_but_compression_is_refused(tmp_path: Path) -> None:
+    base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
+    path = tmp_path / "bomb.parquet"
+    texts = [str(n) + "a" * (4 << 20) for n in range(40)]
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 20_000
+    most, why = peak_mib(READS, path)
+    assert "row group 0 unpacks from" in why
+    assert most < base + 20, (base, most)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_rows_that_compress_well_are_decoded_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """256 rows of 8 MiB, 900:1, took 2 GiB; here everything is 128 times smaller."""
+    monkeypatch.setattr(documents, "_DECODED_BYTES", 2**18)
+    decoded = []
+    real = documents._texts
+    monkeypatch.setattr(
+        documents,
+        "_texts",
+        lambda path, column: decoded.append(column.nbytes) or real(path, column),
+    )
+    path = tmp_path / "a.parquet"
+    texts = [str(n) + "ab" * 2**15 for n in range(256)]
+    options = {"use_dictionary": False, "compression": "zstd", "data_page_version": version}
+    pq.write_table(pa.table({"text": texts}), path, data_page_size=1, write_batch_size=1, **options)
+    assert path.stat().st_size < 256 * 2**16 / 400
+    assert list(read(path, None)) == texts
+    assert max(decoded) <= 2**18
+    assert len(decoded) < 256  # and as many together as there is room for
+    decoded.clear()
+    texts = [f"{n} " * 20 for n in range(5000)]
+    pq.write_table(pa.table({"text": texts}), path, **options)
+    assert list(read(path, None)) == texts
+    assert len(decoded) == 20  # 256 rows each
+
+
+def test_a_page_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    for dictionary in (True, False):
+        pq.write_table(pa.table({"text": ["ab" * 2**15]}), path, use_dictionary=dictionary)
+        with monkeypatch.context() as patch:
+            patch.setattr(documents, "_LARGEST_PAGE", 2**16)
+            assert re.fullmatch(
+                r"a page of row group 0 unpacks to 65,5\d\d bytes, and the limit is 65,536: write "
+                "it with smaller pages",
+                reason(path),
+            )
+        assert len(list(read(path, None))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({"column_encoding": {"text": "DELTA_BYTE_ARRAY"}}, 1),
+        ({"data_page_size": 1, "write_batch_size": 1}, 2),
+    ],
+)
+def test_what_a_footer_says_of_sizes_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, rows: int
+) -> None:
+    path = tmp_path / "a.parquet"
+    texts = ["ab" * 2**15 + str(n) for n in range(64)]
+    pq.write_table(pa.table({"text": texts}), path, use_dictionary=False, **options)
+    with pq.ParquetFile(path) as file:
+        true = file.metadata.row_group(0).column(0)
+    said = types.SimpleNamespace(
+        path_in_schema="text",
+        data_page_offset=true.data_page_offset,
+        has_dictionary_page=False,
+        total_compressed_size=true.total_compressed_size,
+        total_uncompressed_size=1,
+        num_values=true.num_values,
+        encodings=("PLAIN",),
+    )
+    group = types.SimpleNamespace(num_columns=1, num_rows=64, column=lambda number: said)
+    metadata = types.SimpleNamespace(row_group=lambda number: group)
+    monkeypatch.setattr(documents, "_DECODED_BYTES", 2**17)
+    claims = types.SimpleNamespace(metadata=metadata)
+    assert documents._rows_at_once(path, claims, 0, "text") == rows
+
+
+def test_damaged_headers_of_pages_are_one_bad_file(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", text=[f"text {n}" for n in range(100)])
+    with pq.ParquetFile(path) as file:
+        start = file.metadata.row_group(0).column(0).dictionary_page_offset
+    whole = path.read_bytes()
+    reasons = set()
+    for at in range(start, start + 16):
+        for value in (0, 0x15, 0x19, 0x1C, 0x7F, 0xFF):
+            path.write_bytes(whole[:at] + bytes([value]) + whole[at + 1 :])
+            try:
+                list(read(path, None))
+            except BadExample as bad:
+                reasons.add(bad.reason)
+    assert reasons
+    assert all(one.startswith(("broken parquet: ", "a page of row group")) for one in reasons)
+
+
+def test_documents_and_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LONGEST_BYTES", 30)
+    monkeypatch.setattr(documents, "_DECODED_BYTES", 10)
+    assert list(read(parquet(tmp_path / "a.parquet", text=["x" * 30, None]), None)) == ["x" * 30]
+    assert "a document has 31 bytes or more, and the limit is 30: split it" in reason(
+        parquet(tmp_path / "b.parquet", text=["x", "x" * 31])
+    )
+    line = '{"text": "' + "x" * 17 + '"}\n'
+    assert len(line) == 30
+    assert len(list(read(write(tmp_path / "c.jsonl", line * 2), None))) == 2
+    assert "line 2 has 31 bytes or more" in reason(write(tmp_path / "d.jsonl", line + " " + line))
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "zeros.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 36)
+    most, count = peak_mib(READS, path)
+    assert "line 1 has" in count
+    assert most < 400, most
+
+
+def test_a_footer_on_which_arrow_ends_the_process_is_one_bad_file(tmp_path: Path) -> None:
+    """Histograms of another size than pyarrow 26 expects, where it cannot raise."""
+    fixture = Path(__file__).parents[1] / "fixtures" / "ends_arrow.parquet"
+    for name in ("a", "c"):
+        shutil.copy(fixture, tmp_path / f"{name}.parquet")
+    parquet(tmp_path / "b.parquet", text=["one", "two"])
+    found = documents.scan(str(tmp_path), None, tmp_path / "cache", "--data.path", print)
+    assert [one.name for one in found] == ["a.parquet", "b.parquet", "c.parquet"]
+    assert (found[1].documents, found[1].reason) == (2, None)
+    for one in (found[0], found[2]):
+        assert one.documents == 0
+        assert str(one.reason).startswith("broken parquet: ")
+
+
+def test_what_never_ends_is_no_file(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.txt", "c.parquet"):
+        (tmp_path / name).symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "d.txt")
+    found = documents.scan(str(tmp_path), None, tmp_path / "cache", "--data.path", print)
+    assert [one.reason for one in found] == ["is not a file"] * 4

@@ -1,0 +1,99 @@
+"""What a token stream keeps of documents: nothing is lost between exact documents and their ids."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from jaxtrain.data.text import byte_level, documents, specials, tokens
+from jaxtrain.data.text.splitting import SPLITS, TRAIN, VAL, assign
+from jaxtrain.errors import InputError
+
+TEXTS = [
+    "  Two  spaces.\n\n\nLines,\r\n and a tab\t at the end \n",
+    "A literal <|bos|> and [SEP] are text.",
+    "中文字。 größer e\u0301 🙂\x00\x07",
+    "\n",  # blank: no document
+    "one",
+    " two three. Four! ",
+    "Five? six",
+    "seven " * 40,
+]
+
+
+def corpus(folder: Path) -> tokens.Corpus:
+    folder.mkdir(exist_ok=True)
+    path = folder / "in.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    files = documents.scan(str(path), None, folder, "--data.path", lambda line: None)
+    counts, names = [file.documents for file in files], [file.name for file in files]
+    split = assign(counts, names, train_split=0.6, max_examples=None)
+    return tokens.Corpus(files=files, split=split, text_field=None)
+
+
+def words(folder: Path) -> Path:
+    path = folder / "tokenizer.json"
+    byte_level.train(TEXTS, 280).save(str(path))
+    return path
+
+
+def prepare(what: tokens.Corpus, path: Path, folder: Path) -> tuple[Path, dict]:
+    folder.mkdir(exist_ok=True)
+    return tokens.prepare(
+        what, tokenizer_path=path, form="exact", folder=folder, say=lambda line: None, processes=1
+    )
+
+
+def test_an_exact_stream_holds_every_byte_of_every_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what, path = corpus(tmp_path), words(tmp_path)
+    folder, manifest = prepare(what, path, tmp_path / "one")
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    assert manifest["specials"] == {"begin": 0}
+    for side, name in ((TRAIN, "train"), (VAL, "val")):
+        mine = [document for _, its_side, document in what.read() if its_side == side]
+        stream = np.fromfile(folder / f"{name}.tokens", manifest["dtype"])
+        ends = np.fromfile(folder / f"{name}.ends", np.uint64).tolist()
+        starts = [0, *ends[:-1]]
+        assert np.flatnonzero(stream == 0).tolist() == starts
+        parts = [stream[start + 1 : end].tolist() for start, end in zip(starts, ends, strict=True)]
+        assert [tokenizer.decode(part, skip_special_tokens=False) for part in parts] == mine
+        facts = manifest["splits"][name]
+        assert (facts["documents"], facts["tokens"]) == (len(mine), len(stream))
+        assert facts["bytes"] == sum(len(document.encode()) for document in mine) > 0
+    lengths = np.fromfile(folder / tokens.TOKEN_BYTES, np.int32)
+    assert (lengths == byte_level.lengths(tokenizer)).all()
+
+    monkeypatch.setattr(tokens, "_PIECE_CHARACTERS", 10)
+    again, _ = prepare(what, path, tmp_path / "two")
+    for name in SPLITS:
+        assert (again / f"{name}.tokens").read_bytes() == (folder / f"{name}.tokens").read_bytes()
+
+
+def test_forms_are_other_caches(tmp_path: Path) -> None:
+    """Also where one tokenizer has the special tokens of both."""
+    both = byte_level.train(TEXTS, 280)
+    both.add_special_tokens(list(specials.NAMES))
+    path = tmp_path / "tokenizer.json"
+    both.save(str(path))
+    exact, _ = prepare(corpus(tmp_path), path, tmp_path / "cache")
+    other, manifest = tokens.prepare(
+        corpus(tmp_path), tokenizer_path=path, folder=tmp_path / "cache", say=lambda line: None
+    )
+    assert exact != other
+    assert specials.Specials.from_json(manifest["specials"]).sep == 283
+    assert not (other / tokens.TOKEN_BYTES).exists()
+
+
+def test_a_tokenizer_that_loses_text_after_all_is_caught(tmp_path: Path) -> None:
+    """What no probe foresaw: here one word that is shortened."""
+    lossy = byte_level.train(TEXTS, 280)
+    lossy.normalizer = tokenizers.normalizers.Replace("größer", "gr")
+    path = tmp_path / "tokenizer.json"
+    byte_level.check(lossy, "it")
+    lossy.save(str(path))
+    with pytest.raises(InputError, match=r"loses text: of the \d+ bytes of the document that be"):
+        prepare(corpus(tmp_path), path, tmp_path / "cache")

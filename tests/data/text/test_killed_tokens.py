@@ -1,0 +1,100 @@
+"""Killed while it tokenises, killed in the middle of an epoch: the same tokens, the same curve."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from program import TINY_MLM, command, environment, records
+
+from jaxtrain.data.text import tokenizer
+
+STEPS = 150
+WORDS = ["".join(random.Random(n).choices("aeinorst", k=n % 7 + 2)) for n in range(300)]
+
+
+def write(folder: Path, megabytes: float) -> None:
+    """A .jsonl of made-up sentences, and a tokenizer that knows some of their words."""
+    rng = random.Random(0)
+    with open(folder / "corpus.jsonl", "w") as file:
+        while file.tell() < megabytes * 1e6:
+            text = ". ".join(" ".join(rng.choices(WORDS, k=12)) for _ in range(20))
+            file.write(json.dumps({"text": text}) + "\n")
+    tokenizer.train([" ".join(WORDS * 3)], 300).save(str(folder / "tokenizer.json"))
+
+
+def arguments(folder: Path) -> list[object]:
+    given = ["--data.path", folder / "corpus.jsonl", "--data.tokenizer", folder / "tokenizer.json"]
+    return [
+        *(*TINY_MLM, *given, "--output-dir", "run", "--resume", "latest"),
+        *("--loop.steps", STEPS, "--checkpoint.every", 30, "--data.max_examples", "1B"),
+    ]
+
+
+def killed_when(there: Callable[[], bool], directory: Path, folder: Path) -> None:
+    """Starts the run, and kills it and all its processes once something is there."""
+    with open(directory / "said.txt", "a") as said:
+        process = subprocess.Popen(
+            command(*arguments(folder)),
+            cwd=directory,
+            env=environment(directory),
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        while not there():
+            assert process.poll() is None, (directory / "said.txt").read_text()
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def finished(directory: Path, folder: Path) -> str:
+    done = subprocess.run(
+        command(*arguments(folder)),
+        cwd=directory,
+        env=environment(directory),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def streams(directory: Path) -> dict[str, bytes]:
+    """Of the finished token cache."""
+    found = (directory / "cache/text").glob("tokens-*/*.*s")
+    finished = [path for path in found if path.parent.suffix != ".building"]
+    return {path.name: path.read_bytes() for path in finished}
+
+
+@pytest.mark.slow
+def test_killed_in_both_places(tmp_path: Path) -> None:
+    write(tmp_path, 8)
+    calm, struck = tmp_path / "calm", tmp_path / "struck"
+    for directory in (calm, struck):
+        directory.mkdir()
+    assert "data.max_examples 1B: uses" in finished(calm, tmp_path)
+
+    def half_tokenised() -> bool:
+        return bool(list(struck.glob("cache/text/*.building/progress.json")))
+
+    killed_when(half_tokenised, struck, tmp_path)
+    assert not streams(struck)
+    killed_when(lambda: any(struck.glob("run/checkpoints/*/manifest.json")), struck, tmp_path)
+    assert "going on with tokenising" in (struck / "said.txt").read_text()
+    assert "resumed from" in finished(struck, tmp_path)
+    assert streams(struck) == streams(calm)
+    assert len(streams(calm)) == 4
+    mine, theirs = records(struck / "run"), records(calm / "run")
+    assert sorted(mine) == sorted(theirs) == list(range(1, STEPS + 1))
+    for step, record in theirs.items():
+        assert mine[step]["train/loss"] == record["train/loss"], step

@@ -1,0 +1,181 @@
+"""Several sources of text, tokenizers from elsewhere, and documents inside a sequence."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from small_text import Model, opened, sequences, silent, write
+
+from jaxtrain.data import sampler
+from jaxtrain.data.mixture import Mixture
+from jaxtrain.data.text import Masked, hub, specials
+from jaxtrain.data.text.masked_source import MaskedSource
+from jaxtrain.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("text") / "in")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text in other letters, so that a token says which source it is from."""
+    top = write(tmp_path_factory.mktemp("other") / "in", files=3)
+    for path in top.iterdir():
+        text = path.read_text().lower()
+        path.write_text(text.translate(str.maketrans("aeinorst", "bcdfghjk")))
+    return top
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
+    folder: Path, other: Path, cache: Path
+) -> None:
+    got = opened(folder, cache, more_paths=(str(other),), weights=(1.0, 3.0))
+    assert got.files == 9
+    assert isinstance(got.train, Mixture)
+    first, second = got.train.parts
+    assert isinstance(first, MaskedSource)
+    assert isinstance(second, MaskedSource)
+    assert first.tokenizer_path == second.tokenizer_path
+    words = tokenizers.Tokenizer.from_file(first.tokenizer_path)
+    for part, letters in ((first, "aeinorst"), (second, "bcdfghjk")):
+        text = words.decode(sequences(part)[0].tolist())
+        assert set(text) <= {*letters, " ", "."}, text
+    where = sampler.of(got.train, 0)
+    drawn = [where(position) < len(first) for position in range(len(got.train))]
+    assert sum(drawn) == got.train.places[0]
+    assert abs(got.train.places[0] - len(got.train) / 4) <= 0.5
+    val = len(opened(folder, cache).val) + len(opened(other, cache).val)
+    assert abs(len(got.val) - val) <= 0.3 * val  # the vocabulary differs
+    unweighted = opened(folder, cache, more_paths=(str(other),)).train
+    assert isinstance(unweighted, Mixture)
+    assert unweighted.places == unweighted.sizes
+
+
+def test_max_examples_is_shared_out_over_the_sources(folder: Path, tmp_path: Path) -> None:
+    """Documents of .txt files: one a file here."""
+    said: list[str] = []
+    config = Masked(
+        path=str(folder),
+        more_paths=(str(folder),),
+        batch_size=2,
+        cache_dir=str(tmp_path),
+        max_examples=6,
+    )
+    summary = config.open(Model(), seed=0, say=said.append).summary
+    assert any("data.max_examples 6: uses 6 of 12 documents" in line for line in said)
+    assert "train: 4 documents" in summary
+    assert "val: 2 documents" in summary
+    said.clear()
+    small = dataclasses.replace(config, max_examples=2)  # of each source one trains, one validates
+    summary = small.open(Model(), seed=0, say=said.append).summary
+    assert any("data.max_examples 2: uses 4 of 12 documents" in line for line in said)
+    assert "train: 2 documents" in summary
+    assert "val: 2 documents" in summary
+
+
+def test_a_fetched_dataset_is_split_by_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few documents its last part has, and whatever else lies beside the parts."""
+    folder = tmp_path / "[hf]"
+    folder.mkdir()
+    for number, count in enumerate((30, 30, 1, 30)):
+        texts = [f"Document {number} {row} has words." for row in range(count)]
+        hub._write_part(folder / f"part-{number:06d}.parquet", texts)
+    (folder / "progress.json").write_text("{}")
+    monkeypatch.setattr(hub, "fetch", lambda *_: (folder, 3))
+    said: list[str] = []
+    config = Masked(path="hf:some/name", batch_size=2, cache_dir=str(tmp_path))
+    sources = config.open(Model(), seed=0, say=said.append)
+    assert sources.files == 3
+    train, val = (int(n) for n in re.findall(r"(\d+) documents", sources.summary))
+    assert train + val == 61
+    assert 45 < train < 60
+    assert not any("left out" in line for line in said)
+
+
+def test_padding_is_measured_and_below_one_percent(folder: Path, tmp_path: Path) -> None:
+    got = opened(folder, tmp_path, Model(sequence_length=128))
+    assert isinstance(got.train, MaskedSource)
+    padding = np.mean([(sequence == 0).mean() for sequence in sequences(got.train)])
+    assert f"padding {100 * padding:.2f}% (measured)" in got.summary
+    whole = [(sequence == 0).mean() for sequence in sequences(got.train)[:-1]]
+    assert np.mean(whole) < 0.01
+
+
+def bert_like(path: Path) -> Path:
+    """A tokenizer whose special tokens lie where BERT's lie relative to one another."""
+    entries = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"aeinorst."]
+    entries += [f"##{letter}" for letter in "aeinorst"]
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({entry: i for i, entry in enumerate(entries)})
+    )
+    words.add_special_tokens([entry for entry in entries[:6] if entry != "[unused0]"])
+    words.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    words.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    words.save(str(path))
+    return path
+
+
+def test_a_tokenizer_with_special_tokens_elsewhere(folder: Path, tmp_path: Path) -> None:
+    path = bert_like(tmp_path / "tokenizer.json")
+    got = opened(folder, tmp_path, Model(vocab_size=30), tokenizer=str(path))
+    source = got.train
+    assert isinstance(source, MaskedSource)
+    assert source.specials == specials.Specials(0, 2, 3, 4, 5)
+    assert got.files_to_keep["tokenizer.json"] == path.read_bytes()
+    for index in range(5):
+        example = source.example(index, np.random.default_rng(index))
+        assert example["tokens"][0] == 3
+        used = example["target_weights"] == 1
+        assert example["targets"][used].min() > 5
+        assert (example["tokens"][example["positions"][used]] == 5).mean() > 0.3
+
+
+def test_padding_of_another_id_must_be_the_models(folder: Path, tmp_path: Path) -> None:
+    path = bert_like(tmp_path / "tokenizer.json")
+    path.write_text(path.read_text().replace("[PAD]", "[X]").replace("[unused0]", "[PAD]"))
+    model = Model(vocab_size=30)
+    with pytest.raises(InputError, match=r"id 1, and model.pad_id is 0: set --model.pad_id 1"):
+        opened(folder, tmp_path, model, tokenizer=str(path))
+    got = opened(folder, tmp_path, dataclasses.replace(model, pad_id=1), tokenizer=str(path))
+    assert any((sequence[-1] == 1) for sequence in sequences(got.train))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_other_kinds_of_tokenizer(kind: str, folder: Path, tmp_path: Path) -> None:
+    got = opened(folder, tmp_path, Model(vocab_size=400), tokenizer_kind=kind)
+    assert isinstance(got.train, MaskedSource)
+    words = tokenizers.Tokenizer.from_file(got.train.tokenizer_path)
+    text = words.decode(sequences(got.train)[0].tolist())
+    assert len(text.split()) > 5
+
+
+def test_segments_number_the_documents_of_a_sequence(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join('{"text": "ab ba ab."}' for _ in range(20)))
+    config = Masked(path=str(path), batch_size=2, cache_dir=str(tmp_path))
+    plain = config.open(Model(), seed=0, say=silent).train
+    assert "segments" not in plain.example(0, np.random.default_rng(0))
+    source = config.open(Model(attend="document"), seed=0, say=silent).train
+    assert isinstance(source, MaskedSource)
+    assert source.fingerprint == plain.fingerprint
+    sequence = source.sequence(0)
+    segments = source.example(0, np.random.default_rng(0))["segments"]
+    assert segments.dtype == np.int32
+    number, wanted = 1, []
+    for token in sequence:
+        wanted.append(0 if token == 0 else number)
+        number += token == 3
+    assert segments.tolist() == wanted
+    assert max(wanted) > 2

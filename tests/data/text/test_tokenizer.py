@@ -1,0 +1,181 @@
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import tokenizers
+
+from jaxtrain.checkpoint import layout
+from jaxtrain.data.text import specials, tokenizer, word_counts
+from jaxtrain.data.text.specials import NAMES as SPECIALS
+from jaxtrain.errors import InputError
+
+TEXT = Path(tokenizer.__file__).read_text()
+KINDS = get_args(tokenizer.Kind)
+
+
+def test_vocabulary_has_the_size_that_is_asked_for() -> None:
+    for size in (100, 257, 400):
+        vocab = tokenizer.train([TEXT], size).get_vocab()
+        assert sorted(vocab.values()) == list(range(size))  # dense, none twice
+        assert tuple(sorted(vocab, key=lambda entry: vocab[entry])[:5]) == SPECIALS
+
+
+def test_a_small_text_gives_fewer() -> None:
+    vocab = tokenizer.train(["ab ab ab ba. ba."], 1000).get_vocab()
+    assert set(vocab) == {*SPECIALS, ".", "a", "b", "##a", "##b", "ab", "ba"}
+    assert sorted(vocab.values()) == list(range(12))
+
+
+def test_frequency_decides() -> None:
+    words = ["common"] * 50 + ["middle"] * 20 + ["seldom"] * 3
+    random.Random(0).shuffle(words)
+    vocab = tokenizer.train([" ".join(words)], 32).get_vocab()
+    assert "common" in vocab
+    assert "seldom" not in vocab
+
+
+def test_unknown_and_rare_characters_become_unk() -> None:
+    words = tokenizer.train([TEXT + " ☃"], 300)  # once only: cut
+    assert words.encode("☃ ж tokenizer").tokens[:3] == ["[CLS]", "[UNK]", "[UNK]"]
+    assert words.token_to_id("☃") is None
+
+
+def test_the_alphabet_leaves_room() -> None:
+    text = " ".join(chr(0x4E00 + n) * 2 for n in range(2000)) + " word" * 1000
+    vocab = tokenizer.train([text], 200).get_vocab()
+    assert len(vocab) <= 200
+    assert "word" in vocab
+
+
+def test_it_reads_as_bert_does() -> None:
+    words = tokenizer.train([TEXT], 300)
+    assert words.encode("TOKENIZER").ids == words.encode("tökenizer").ids
+    assert words.encode("a", "b").tokens == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
+    assert words.encode("a", "b").type_ids == [0, 0, 0, 1, 1]
+    assert words.encode("x [MASK]").ids[-2] == 4
+    text = "the vocabulary of a tokenizer"
+    assert words.decode(words.encode(text).ids) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_the_same_in_every_process(kind: tokenizer.Kind) -> None:
+    program = (
+        "import sys; from jaxtrain.data.text import tokenizer;"
+        f"print(tokenizer.train([sys.stdin.read()], 300, {kind!r}).to_str(), end='')"
+    )
+    here = tokenizer.train([TEXT], 300, kind).to_str()
+    for seed in ("1", "2", "3"):
+        there = subprocess.run(
+            [sys.executable, "-c", program],
+            input=TEXT,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert there.stdout == here
+
+
+def test_load_checks_what_it_reads(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    words = tokenizer.train([TEXT], 300)
+    words.enable_padding(length=50)
+    words.enable_truncation(10)
+    words.save(str(path))
+    assert len(tokenizer.load(path, 300).encode("a " * 30).ids) == 32
+    with pytest.raises(InputError, match=r"300 ids, the model 299: set --model.vocab_size 300"):
+        tokenizer.load(path, 299)
+    with pytest.raises(InputError, match="no such file"):
+        tokenizer.load(tmp_path / "gone.json", 300)
+    path.write_text(json.dumps({"a": 1}))
+    with pytest.raises(InputError, match=r"not a tokenizer.json"):
+        tokenizer.load(path, 300)
+
+
+def test_the_tokenizer_of_a_model_is_found_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = tokenizer.train([TEXT], 300)
+    words.enable_padding(length=50)
+    run = tmp_path / "run"
+    newest = run / "checkpoints" / "7"
+    newest.mkdir(parents=True)
+    words.save(str(newest / "tokenizer.json"))
+    monkeypatch.setattr(layout, "is_complete", lambda path: True)
+    for source in (newest / "tokenizer.json", newest, run):
+        assert len(tokenizer.of_source(source).encode("a").ids) == 3
+    best = run / "best" / "3"
+    best.mkdir(parents=True)
+    tokenizer.train([TEXT], 200).save(str(best / "tokenizer.json"))
+    assert tokenizer.of_source(run).get_vocab_size() == 200
+    (best / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match=r"best/3/tokenizer.json: not a tokenizer.json"):
+        tokenizer.of_source(run)
+    with pytest.raises(InputError, match=r"no tokenizer.json in it: name a checkpoint or a run"):
+        tokenizer.of_source(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte_bpe"])
+def test_every_masked_kind_has_the_special_tokens_in_place(kind: tokenizer.Kind) -> None:
+    words = tokenizer.train([TEXT], 300, kind)
+    assert specials.find(words, "it") == specials.Specials()
+    vocab = words.get_vocab()
+    assert sorted(vocab.values()) == list(range(len(vocab)))
+    assert len(vocab) <= 300
+    assert words.encode("the").tokens[0] == "[CLS]"
+    before, after = (words.encode(text, add_special_tokens=False).ids for text in ("the", "of a"))
+    # A space before [MASK] is no token of its own.
+    assert words.encode("the [MASK] of a").ids == [2, *before, 4, *after, 3]
+
+
+def test_bytes_write_every_text() -> None:
+    words = tokenizer.train([TEXT], 300, "bpe")
+    text = "Ein Ünïcode ☃ snowman, THE end"
+    assert 1 not in words.encode(text).ids
+    assert words.decode(words.encode(text.replace(" ", " \n ")).ids).strip() == text
+    with pytest.raises(InputError, match=r"vocab_size is 260: data.tokenizer_kind=bpe needs 261"):
+        tokenizer.train([TEXT], 260, "bpe")
+
+
+def test_words_are_the_most_frequent_ones() -> None:
+    words = tokenizer.train(["b a b a c c c d"], 8, "word")
+    assert words.get_vocab() == {**{n: i for i, n in enumerate(SPECIALS)}, "c": 5, "a": 6, "b": 7}
+    assert words.encode("A d").ids == [2, 6, 1, 3]
+
+
+def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_counts, "MOST_COUNTED", 20)
+    documents = [f"often often word{number}" for number in range(100)]
+    vocab = tokenizer.train(documents, 40, "word").get_vocab()
+    assert set(vocab) == {*SPECIALS, "often"}
+    counted = tokenizer._count_words(documents)
+    assert counted["often"] == 200
+    assert len(counted) <= 21
+
+
+def given(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
+    """A word-level tokenizer with these special tokens behind ``offset`` ordinary words."""
+    entries = [f"w{n}" for n in range(offset)] + list(names) + ["end"]
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({entry: i for i, entry in enumerate(entries)}, names[1])
+    )
+    words.add_special_tokens(list(names))
+    return words
+
+
+def test_special_tokens_are_found_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    given(SPECIALS, offset=100).save(str(path))
+    assert specials.find(tokenizer.load(path, 200), "") == specials.Specials(*range(100, 105))
+    roberta = ("<s>", "<unk>", "<pad>", "</s>", "<mask>", "<extra>")
+    found = specials.find(given(roberta), "it")
+    assert found == specials.Specials(pad=2, unk=1, cls=0, sep=3, mask=4, others=(5,))
+    assert specials.Specials.from_json(json.loads(json.dumps(found.to_json()))) == found
+    given(("[PAD]", "[UNK]", "[CLS]", "[SEP]")).save(str(path))
+    with pytest.raises(InputError, match=r"has no \[MASK\] \(<mask>\): add them as special tokens"):
+        tokenizer.load(path, 200)

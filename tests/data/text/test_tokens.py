@@ -1,0 +1,355 @@
+import contextlib
+import errno
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from jaxtrain.data.text import documents, encoding, sentences, tokens, vocabulary
+from jaxtrain.data.text.specials import SEP
+from jaxtrain.data.text.splitting import TRAIN, VAL, assign
+from jaxtrain.data.text.tokens import Corpus
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.telemetry import progress_bar
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def text(seed: int, sentences: int = 30) -> str:
+    """Sentences of made-up words, with the names of special tokens among them."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("aeinorst", k=rng.randint(1, 8))) for _ in range(60)]
+    words += ["[SEP]", "[PAD]", "Ünicode", "3.14"]
+    return " ".join(
+        "It " + " ".join(rng.choices(words, k=rng.randint(1, 12))) + "." for _ in range(sentences)
+    )
+
+
+def make(folder: Path, files: int = 4) -> Path:
+    folder.mkdir()
+    for number in range(files):
+        rows = [json.dumps({"text": text(10 * number + row)}) for row in range(5)]
+        (folder / f"{number}.jsonl").write_text("\n".join(rows))
+    return folder
+
+
+def corpus(folder: Path, cache: Path, train_split: float = 0.7) -> Corpus:
+    cache.mkdir(exist_ok=True)
+    files = documents.scan(str(folder), None, cache, "--data.path", silent)
+    split = assign(
+        [f.documents for f in files],
+        [f.name for f in files],
+        train_split=train_split,
+        max_examples=None,
+    )
+    return Corpus(files=files, split=split, text_field=None)
+
+
+def learned(
+    what: Corpus, cache: Path, size: int = 120, say: Callable[[str], None] = silent
+) -> Path:
+    return vocabulary.prepare(
+        [what], vocab_size=size, kind="wordpiece", given=None, folder=cache, say=say
+    )
+
+
+def prepare(
+    what: Corpus, cache: Path, say: Callable[[str], None] = silent, processes: int = 1
+) -> tuple[Path, dict]:
+    words = learned(what, cache, say=say)
+    return tokens.prepare(what, tokenizer_path=words, folder=cache, say=say, processes=processes)
+
+
+def test_the_streams_hold_every_document_once(tmp_path: Path) -> None:
+    what = corpus(make(tmp_path / "in"), tmp_path / "cache")
+    folder, manifest = prepare(what, tmp_path / "cache")
+    words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.encode_special_tokens = True
+    for split, name in ((TRAIN, "train"), (VAL, "val")):
+        wanted: list[int] = []
+        ends = []
+        mine = [document for _, side, document in what.read() if side == split]
+        for document in mine:
+            for sentence in sentences.cut(document):
+                wanted += words.encode(sentence, add_special_tokens=False).ids
+                ends.append(len(wanted))
+            wanted.append(SEP)
+        assert manifest["dtype"] == "uint16"
+        got = np.fromfile(folder / f"{name}.tokens", np.uint16)
+        assert got.tolist() == wanted
+        # A "[SEP]" in the text is ordinary text.
+        assert (got == SEP).sum() == len(mine) == manifest["splits"][name]["documents"] > 0
+        assert np.fromfile(folder / f"{name}.ends", np.uint64).tolist() == ends
+        facts = manifest["splits"][name]
+        assert (facts["tokens"], facts["sentences"]) == (len(wanted), len(ends))
+        assert facts["bytes"] == sum(len(document.encode()) for document in mine)
+
+
+def test_pieces_and_processes_do_not_change_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = corpus(make(tmp_path / "in"), tmp_path / "one")
+    one, facts = prepare(what, tmp_path / "one")
+    monkeypatch.setattr(tokens, "_PIECE_CHARACTERS", 100)
+    for processes in (1, 2):
+        other = tmp_path / f"other-{processes}"
+        other.mkdir()
+        two, same_facts = prepare(what, other, processes=processes)
+        assert facts["splits"] == same_facts["splits"]
+        for name in ("train.tokens", "train.ends", "val.tokens", "val.ends", "tokenizer.json"):
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_the_vocabulary_comes_from_the_training_split(tmp_path: Path) -> None:
+    folder = make(tmp_path / "in")
+    what = corpus(folder, tmp_path / "cache")
+    for file, side in zip(what.files, what.split.sides or (), strict=True):
+        if side == VAL:
+            Path(file.path).write_text(json.dumps({"text": "яблоко яблоко яблоко"}))
+    folder, _ = prepare(corpus(folder, tmp_path / "cache"), tmp_path / "cache")
+    words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert words.encode("яблоко").tokens == ["[CLS]", "[UNK]", "[SEP]"]
+
+
+def test_a_cache_is_read_while_it_fits_and_rebuilt_when_stale(tmp_path: Path) -> None:
+    source, cache = make(tmp_path / "in"), tmp_path / "cache"
+    said: list[str] = []
+
+    def built(where: Path = source) -> tuple[bool, Path]:
+        said.clear()
+        folder, _ = prepare(corpus(where, cache), cache, said.append)
+        return bool(said), folder
+
+    first = built()
+    assert first[0]
+    assert built() == (False, first[1])
+    os.utime(source / "1.jsonl", ns=(1, 1))  # read through again, found equal
+    assert built() == (False, first[1])
+    shutil.copytree(source, tmp_path / "copy")  # the place does not matter
+    assert built(tmp_path / "copy") == (False, first[1])
+    rows = (source / "1.jsonl").read_text()
+    (source / "1.jsonl").write_text(rows.replace("a", "o", 1))
+    changed = built()
+    assert changed[0]
+    assert changed[1] != first[1]
+    (source / "9.jsonl").write_text(rows)
+    added = built()
+    assert added[0]
+    (source / "9.jsonl").unlink()
+    assert built() == (False, changed[1])
+
+
+def test_other_settings_are_other_caches(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    what = corpus(make(tmp_path / "in"), cache)
+    first, _ = prepare(what, cache)
+    small = learned(what, cache, 90)
+    given = vocabulary.prepare(
+        [what], vocab_size=90, kind="wordpiece", given=small, folder=cache, say=silent
+    )
+    assert given == small
+    other, manifest = tokens.prepare(what, tokenizer_path=small, folder=cache, say=silent)
+    split, _ = prepare(corpus(tmp_path / "in", cache, 0.3), cache)
+    assert len({first, other, split}) == 3
+    assert manifest["vocabulary"] == 90
+    assert len({learned(what, cache), small}) == 2
+
+
+DYING = """
+import os, pickle, sys
+from jaxtrain.data.text import tokens
+what, cache, words, processes = pickle.load(sys.stdin.buffer)
+tokens._PIECE_CHARACTERS, tokens._KEEP_EVERY_S = 500, 0.0
+keep, calls = tokens._Streams.keep, []
+def dying(self):
+    keep(self)
+    calls.append(1)
+    if len(calls) == 5:
+        for pair in self._files:
+            for file in pair:
+                file.write(b"torn")
+                file.flush()
+        os.kill(os.getpid(), 9)
+tokens._Streams.keep = dying
+if __name__ == "__main__":
+    tokens.prepare(what, tokenizer_path=words, folder=cache, say=print, processes=processes)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_in_the_middle_of_tokenising(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    cache = tmp_path / "cache"
+    what = corpus(make(tmp_path / "in"), cache)
+    whole, facts = prepare(what, tmp_path)
+    words = learned(what, cache)
+    died = run_python(DYING, what, cache, words, processes)
+    assert died.wait() == -9
+    (left,) = cache.glob("tokens-*.building")
+    progress = json.loads((left / "progress.json").read_text())
+    assert 0 < progress["documents"] < sum(what.split.totals)
+    before = progress["facts"][TRAIN]["tokens"] * 2
+    assert (left / "train.tokens").stat().st_size == before + len(b"torn")
+
+    encoded: list[str] = []
+    encode = encoding.encode
+
+    def counting(piece: encoding.Piece, *fixed: object) -> object:
+        encoded.extend(text for _, text in piece.texts)
+        return encode(piece, *fixed)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(encoding, "encode", counting)
+    said: list[str] = []
+    folder, manifest = prepare(what, cache, said.append)
+    assert any("going on with tokenising" in line for line in said)
+    # What was finished is not done again.
+    every = [text for _, _, text in what.read()]
+    assert encoded == every[progress["documents"] :]
+    assert manifest["splits"] == facts["splits"]
+    for name in ("train.tokens", "train.ends", "val.tokens", "val.ends"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    assert not list(cache.glob("*.building")) + list(cache.glob("*.tmp-*"))
+
+
+def test_a_cache_that_was_cut_short_is_built_anew(tmp_path: Path) -> None:
+    what = corpus(make(tmp_path / "in"), tmp_path / "cache")
+    folder, _ = prepare(what, tmp_path / "cache")
+    os.truncate(folder / "train.tokens", 100)
+    _, manifest = prepare(what, tmp_path / "cache")
+    assert (folder / "train.tokens").stat().st_size == manifest["files"]["train.tokens"] > 100
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\n"
+        "from jaxtrain.data import worker_pool as crew\n"
+        "def work(item):\n"
+        "    open(f'{item}-{os.getpid()}', 'w').close()\n"
+        "    time.sleep(60 if item else 0)\n"
+        "if __name__ == '__main__':\n"
+        "    for _ in crew.in_order(work, range(4), processes=2):\n"
+        "        os.kill(os.getpid(), 9)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    died = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert died.returncode == -9
+    pids = {int(path.name.split("-")[1]) for path in tmp_path.glob("[0-9]-*")}
+    assert pids
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    what = corpus(make(tmp_path / "in"), cache)
+    program = (
+        "import pickle, sys\n"
+        "from jaxtrain.data.text import tokens\n"
+        "what, cache, words = pickle.load(sys.stdin.buffer)\n"
+        "folder, manifest = tokens.prepare(\n"
+        "    what, tokenizer_path=words, folder=cache, say=lambda text: None)\n"
+        "data = (folder / 'train.tokens').stat().st_size\n"
+        "assert data == manifest['files']['train.tokens'], data\n"
+    )
+    words = learned(what, cache)
+    both = [run_python(program, what, cache, words) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert len([path for path in cache.glob("tokens-*") if path.is_dir()]) == 1
+    assert not list(cache.glob("*.tmp-*"))
+
+
+def run_python(program: str, *values: object) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdin is not None
+    with process.stdin as stream:
+        pickle.dump(values, stream)
+    return process
+
+
+def test_a_file_that_changes_meanwhile_stops_the_build(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    what = corpus(make(tmp_path / "in"), cache)
+    path = tmp_path / "in" / "2.jsonl"
+    for new in (path.read_text() + "\n" + json.dumps({"text": "more"}), "{broken", None):
+        if new is None:
+            path.unlink()
+        else:
+            path.write_text(new)
+        with pytest.raises(InputError, match=r"2.jsonl changed while it was being read"):
+            prepare(what, cache)
+    assert not [p for p in cache.glob("tokens-*") if p.is_dir()]
+
+
+@pytest.mark.parametrize("moment", ["reading", "looking"])
+def test_a_disk_that_is_away_costs_nothing_that_is_done(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    what = corpus(make(tmp_path / "in"), cache)
+    words = learned(what, cache)
+    away = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    read, unchanged = documents.read, documents.Scanned.unchanged
+
+    def reading(path: Path, text_field: str | None) -> Iterator[str]:
+        for number, document in enumerate(read(path, text_field)):
+            if moment == "reading" and path.name == "2.jsonl" and number == 2:
+                raise away
+            yield document
+
+    def looking(file: documents.Scanned) -> bool:
+        if moment == "looking" and file.name == "2.jsonl":
+            raise away
+        return unchanged(file)
+
+    monkeypatch.setattr(tokens, "_PIECE_CHARACTERS", 500)
+    monkeypatch.setattr(tokens, "_KEEP_EVERY_S", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "read", reading)
+        patched.setattr(documents.Scanned, "unchanged", looking)
+        with pytest.raises(RunAgain, match=r"2.jsonl cannot be read any more \(Stale .* disk back"):
+            tokens.prepare(what, tokenizer_path=words, folder=cache, say=silent)
+    said: list[str] = []
+    tokens.prepare(what, tokenizer_path=words, folder=cache, say=said.append)
+    assert any("going on with tokenising" in line for line in said)
+
+
+def test_progress_is_told_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / f"in/{number}.txt").write_text("яблоко и груша. " * 50)
+    what = corpus(tmp_path / "in", tmp_path / "cache")
+    told: list[float] = []
+
+    @contextlib.contextmanager
+    def metered(name: str, total_mb: float, *_: object) -> Iterator[Callable[[float], None]]:
+        if name == "tokenising":
+            told.append(total_mb)
+        yield told.append
+
+    monkeypatch.setattr(progress_bar, "metered", metered)
+    prepare(what, tmp_path / "cache")
+    assert told[-1] == pytest.approx(told[0])

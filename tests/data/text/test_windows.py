@@ -1,0 +1,103 @@
+"""Windows of a token stream: each token is predicted once, by a pure function of the index."""
+
+import dataclasses
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxtrain.data import sampler
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.text import windows
+from jaxtrain.data.text.windows import WindowSource
+
+
+def source(folder: Path, length: int, sequence_length: int = 8) -> WindowSource:
+    """The stream 1000, 1001, ..., of which id n stands for n % 7 bytes."""
+    (1000 + np.arange(length)).astype(np.uint16).tofile(folder / "stream")
+    (np.arange(3000) % 7).astype(np.int32).tofile(folder / "token_bytes")
+    return WindowSource(
+        stream=str(folder / "stream"),
+        dtype="uint16",
+        length=length,
+        token_bytes=str(folder / "token_bytes"),
+        sequence_length=sequence_length,
+        fingerprint="windows",
+        tokenizer_path="",
+    )
+
+
+@pytest.mark.parametrize("length", [2, 3, 8, 9, 10, 16, 17, 100, 1000])
+@pytest.mark.parametrize("size", [1, 2, 8, 64])
+def test_each_token_but_the_first_is_a_target_once(length: int, size: int, tmp_path: Path) -> None:
+    of = source(tmp_path, length, size)
+    stream = (1000 + np.arange(length)).tolist()
+    targets, counted = [], 0
+    for index in range(len(of)):
+        example = of.example(index)
+        assert {name: (part.shape, part.dtype.name) for name, part in example.items()} == (
+            dict.fromkeys(("tokens", "targets", "target_bytes"), ((size,), "int32"))
+        )
+        used = example["targets"] != windows.IGNORED
+        assert used.any()
+        assert used.all() or index == len(of) - 1
+        assert (example["tokens"][used] + 1 == example["targets"][used]).all()
+        assert (
+            example["tokens"].tolist()[: len(stream[index * size :])]
+            == (stream[index * size : (index + 1) * size])
+        )
+        assert (example["target_bytes"][used] == example["targets"][used] % 7).all()
+        assert not example["target_bytes"][~used].any()
+        assert example["tokens"].min() >= 0
+        targets += example["targets"][used].tolist()
+        counted += int(example["target_bytes"].sum())
+    assert targets == stream[1:]
+    assert counted == sum(token % 7 for token in stream[1:])
+    for wrong in (-1, len(of)):
+        with pytest.raises(IndexError):
+            of.example(wrong)
+
+
+def test_a_window_depends_on_its_index_alone(tmp_path: Path) -> None:
+    of = source(tmp_path, 100)
+    last = [of.example(index) for index in reversed(range(len(of)))][::-1]
+    data = pickle.dumps(of)  # after its first use
+    assert len(data) < 1000
+    there = pickle.loads(data)
+    for index in range(len(of)):
+        for name, part in there.example(index, np.random.default_rng(index)).items():
+            assert (part == last[index][name]).all()
+
+
+def rows(of: WindowSource, folder: Path, **place: int) -> np.ndarray:
+    how = {"start": 0, "batch_size": 4, "first": 0, "rows": 4, "batches": 8} | place
+    found = sampler.TrainingRows(
+        of, sampler.of(of, 3), **how, quarantine=Quarantine(folder / "quarantine.jsonl")
+    )
+    return np.stack([found[row]["targets"] for row in range(len(found))])
+
+
+def test_the_order_is_that_of_the_examples_seen(tmp_path: Path) -> None:
+    """Of whole batches, of halves of them in two processes, and from anywhere on."""
+    of = source(tmp_path, 100)
+    straight = rows(of, tmp_path)
+    halves = [rows(of, tmp_path, first=first, rows=2).reshape(8, 2, 8) for first in (0, 2)]
+    assert (np.concatenate(halves, axis=1).reshape(32, 8) == straight).all()
+    assert (rows(of, tmp_path, start=12, batches=2) == straight[12:20]).all()
+    epoch = {row.tobytes() for row in straight[: len(of)]}
+    assert len(epoch) == len(of) == 13
+
+
+def test_a_stream_of_one_token_predicts_nothing(tmp_path: Path) -> None:
+    assert len(source(tmp_path, 1)) == windows.count(0, 8) == 0
+
+
+def test_large_ids_stay_whole(tmp_path: Path) -> None:
+    of = dataclasses.replace(source(tmp_path, 10), dtype="uint32", length=3)
+    np.array([0, 70_000, 69_999], np.uint32).tofile(tmp_path / "stream")
+    np.arange(70_001, dtype=np.int32).tofile(tmp_path / "token_bytes")
+    example = of.example(0)
+    assert example["tokens"].tolist() == [0, 70_000, 69_999, 0, 0, 0, 0, 0]
+    assert example["targets"].tolist() == [70_000, 69_999, -1, -1, -1, -1, -1, -1]
+    assert example["target_bytes"].tolist() == [70_000, 69_999, 0, 0, 0, 0, 0, 0]

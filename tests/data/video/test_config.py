@@ -1,0 +1,334 @@
+"""The video data set: which frames an example holds, how it is varied, and what is left out."""
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sample_videos as sample
+
+from jaxtrain.data import video
+from jaxtrain.data.video import decode
+from jaxtrain.errors import BadExample, InputError
+
+MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)
+PLAIN: dict[str, Any] = {  # nothing varied but the choice of frames
+    "flip": False,
+    "min_crop_scale": 1.0,
+    "jitter_probability": 0.0,
+    "blur_sigma": None,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    for number in range(6):
+        sample.write(folder / f"{number}.mp4", 30, g="8")
+    return folder
+
+
+def _open(path: Path, model: Any = MODEL, **settings: Any) -> Any:
+    settings = {"batch_size": 2, "cache_dir": str(path.parent / "cache"), **settings}
+    said: list[str] = []
+    sources = video.Config(path=str(path), **settings).open(model, seed=0, say=said.append)
+    return types.SimpleNamespace(**vars(sources), said=said)
+
+
+def _rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def _numbers(example: dict[str, np.ndarray]) -> list[int]:
+    return [sample.number_of(picture) for picture in example["video"]]
+
+
+def test_what_an_example_is(data: Path) -> None:
+    sources = _open(data)
+    assert (len(sources.train), len(sources.val), sources.files, sources.bad) == (5, 1, 6, ())
+    assert sources.summary == "6 videos (6 good), 180 frames, 5 train / 1 val"
+    for source in (sources.train, sources.val):
+        example = source.example(0, _rng(0))
+        assert sorted(example) == ["augment", "video"]
+        assert example["video"].shape == (6, sample.HEIGHT, sample.WIDTH, 3)
+        assert example["video"].dtype == np.uint8
+        assert example["augment"].shape == (5,)
+        assert example["augment"].dtype == np.float32
+
+
+def test_frames_are_consecutive_at_the_drawn_distance(data: Path) -> None:
+    train = _open(data, min_frame_delta=1, max_frame_delta=3, **PLAIN).train
+    starts: dict[int, set[int]] = {1: set(), 2: set(), 3: set()}
+    for seed in range(250):
+        numbers = _numbers(train.example(seed % 5, _rng(seed)))
+        (delta,) = {later - earlier for earlier, later in itertools.pairwise(numbers)}
+        starts[delta].add(numbers[0])
+    # Every start from the first to the last that fits, for each distance.
+    assert {delta: (min(s), max(s)) for delta, s in starts.items()} == {
+        1: (0, 24),
+        2: (0, 19),
+        3: (0, 14),
+    }
+    assert all(len(s) > 12 for s in starts.values())
+
+
+def test_the_generator_alone_decides(data: Path) -> None:
+    train = _open(data).train
+    for seed in range(6):
+        one, two = train.example(1, _rng(seed)), train.example(1, _rng(seed))
+        np.testing.assert_array_equal(one["video"], two["video"])
+        np.testing.assert_array_equal(one["augment"], two["augment"])
+    draws = []
+    for index in range(len(train)):
+        rng = _rng(0)
+        train.example(index, rng)
+        draws.append(rng.random())
+    assert len(set(draws)) == 1, "every example takes equally many numbers"
+
+
+def test_validation_takes_the_middle_and_varies_nothing(data: Path) -> None:
+    val = _open(data, min_frame_delta=2, max_frame_delta=4, jitter_probability=1.0).val
+    one, two = val.example(0, _rng(1)), val.example(0, _rng(2))
+    np.testing.assert_array_equal(one["video"], two["video"])
+    assert _numbers(one) == [10, 12, 14, 16, 18, 20]
+    np.testing.assert_array_equal(one["augment"], np.array([1, 1, 1, 0, 0], np.float32))
+
+
+def test_clips_per_video_multiply_training_only(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = _open(data, clips_per_video=3, **PLAIN)
+    assert (len(sources.train), len(sources.val)) == (15, 1)
+    paths = [Path(entry.path) for entry in sources.train.entries]
+    asked: list[Path] = []
+
+    def read(path: str, *rest: Any) -> None:
+        asked.append(Path(path))
+        raise InterruptedError
+
+    monkeypatch.setattr(decode, "read", read)
+    for index in range(15):
+        with pytest.raises(InterruptedError):
+            sources.train.example(index, _rng(index))
+    assert asked == [path for path in paths for _ in range(3)]
+    assert sources.train.fingerprint != _open(data).train.fingerprint
+
+
+def test_the_numbers_for_the_device(data: Path) -> None:
+    settings = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3, "hue": 0.05}
+    train = _open(
+        data, model=_tiny(), blur_probability=0.3, blur_sigma=(0.5, 2.0), **settings
+    ).train
+    drawn = np.stack([train.example(0, _rng(seed))["augment"] for seed in range(400)])
+    jittered = np.any(drawn[:, :4] != (1, 1, 1, 0), axis=1)
+    assert 0.6 < jittered.mean() < 0.8
+    low, high = drawn[jittered, :4].min(axis=0), drawn[jittered, :4].max(axis=0)
+    np.testing.assert_allclose(low, (0.9, 0.8, 0.7, -0.05), atol=0.02)
+    np.testing.assert_allclose(high, (1.1, 1.2, 1.3, 0.05), atol=0.02)
+    assert np.abs(np.corrcoef(drawn[jittered, :4].T) - np.eye(4)).max() < 0.25
+    blurred = drawn[:, 4] > 0
+    assert 0.22 < blurred.mean() < 0.38
+    np.testing.assert_allclose(
+        np.quantile(drawn[blurred, 4], (0, 0.5, 1)), (0.5, 1.25, 2), atol=0.2
+    )
+
+
+def test_flip_and_crop_hold_for_a_whole_clip(tmp_path: Path) -> None:
+    ramp = np.broadcast_to(np.linspace(0, 250, 96)[None, :, None], (64, 96, 3)).astype(np.uint8)
+    for name in ("a", "b"):
+        sample.write(tmp_path / "v" / f"{name}.mp4", [ramp] * 12, crf="4")
+    train = _open(tmp_path / "v", min_crop_scale=0.5).train
+    rising, spans = [], []
+    for seed in range(60):
+        clip = train.example(0, _rng(seed))["video"].astype(float)
+        assert np.abs(clip - clip[:1]).max() < 6, "one crop for all frames"
+        ends = clip[0, 30, 0, 1], clip[0, 30, -1, 1]
+        rising.append(ends[0] < ends[1])
+        spans.append(abs(ends[1] - ends[0]) / 250)
+    assert 15 < sum(rising) < 45
+    assert 0.45 < min(spans) < 0.6
+    assert 0.9 < max(spans) <= 1.02
+    fixed = _open(tmp_path / "v", flip=False).train
+    for seed in range(20):
+        clip = fixed.example(0, _rng(seed))["video"].astype(float)
+        assert clip[0, 30, 0, 1] < clip[0, 30, -1, 1]
+
+
+def _tiny() -> Any:
+    return types.SimpleNamespace(frames=2, height=16, width=16)
+
+
+def test_a_clip_has_the_models_shape_whatever_the_file(tmp_path: Path) -> None:
+    for number, (height, width) in enumerate([(64, 96), (96, 64), (32, 32), (20, 200)]):
+        pictures = [sample.numbered(n, height, width) for n in range(8)]
+        sample.write(tmp_path / "v" / f"{number}.mp4", pictures)
+    sources = _open(tmp_path / "v", types.SimpleNamespace(frames=4, height=48, width=72))
+    for index in range(len(sources.train)):
+        assert sources.train.example(index, _rng(index))["video"].shape == (4, 48, 72, 3)
+
+
+def test_short_files_take_a_smaller_distance_or_are_named(tmp_path: Path) -> None:
+    for name, frames in [("long", 30), ("short", 7), ("least", 6), ("less", 5)]:
+        sample.write(tmp_path / "v" / f"{name}.mp4", frames)
+    (tmp_path / "val").mkdir()
+    (tmp_path / "v" / "long.mp4").rename(tmp_path / "val" / "long.mp4")
+    sources = _open(
+        tmp_path / "v",
+        val_path=str(tmp_path / "val"),
+        min_frame_delta=2,
+        max_frame_delta=3,
+        **PLAIN,
+    )
+    assert [(Path(one.path).name, one.reason) for one in sources.bad] == [
+        ("less.mp4", "is too short: 5 frames, a clip needs 6")
+    ]
+    assert [entry.name for entry in sources.train.entries] == ["least.mp4", "short.mp4"]
+    for seed in range(8):
+        assert _numbers(sources.train.example(0, _rng(seed))) == [0, 1, 2, 3, 4, 5]
+        numbers = _numbers(sources.train.example(1, _rng(seed)))
+        assert numbers in ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]), "never wrapped"
+    assert sources.files == 4
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Three good files and one of each kind of broken ones."""
+    folder = tmp_path / "v"
+    for name in ("a", "b", "c"):
+        sample.write(folder / f"{name}.mp4", 20)
+    sample.garble(sample.write(folder / "garbled.mp4", sample.busy(40)))
+    sample.truncate(sample.write(folder / "short.mkv", sample.busy(40)), 0.6)
+    (folder / "empty.mp4").touch()
+    (folder / "text.mp4").write_text("no video")
+    return folder
+
+
+def _bad_names(sources: Any) -> list[str]:
+    return sorted(Path(one.path).name for one in sources.bad)
+
+
+def _use_all(source: Any) -> list[str]:
+    """Names of the files that gave no example."""
+    broken = []
+    for index in range(len(source)):
+        try:
+            source.example(index, _rng(index))
+        except BadExample as bad:
+            broken.append(Path(bad.path).name)
+    return broken
+
+
+def test_first_use_finds_what_only_decoding_shows(mixed: Path) -> None:
+    sources = _open(mixed, train_split=0.5)
+    assert _bad_names(sources) == ["empty.mp4", "short.mkv", "text.mp4"]
+    assert _use_all(sources.train) + _use_all(sources.val) == ["garbled.mp4"]
+    for source in (sources.train, sources.val):
+        for index, entry in enumerate(source.entries):
+            if entry.name == "garbled.mp4":  # also clips before the damage are not used
+                for seed in range(10):
+                    with pytest.raises(BadExample, match=r"is corrupt|decoding fails"):
+                        source.example(index, _rng(seed))
+    again = _open(mixed, train_split=0.5)
+    assert _bad_names(again) == ["empty.mp4", "garbled.mp4", "short.mkv", "text.mp4"]
+    # The order must not change between two runs, so the broken file stays in it.
+    assert again.train.fingerprint == sources.train.fingerprint
+    assert (len(again.train), len(again.val)) == (len(sources.train), len(sources.val))
+    assert _use_all(again.train) + _use_all(again.val) == ["garbled.mp4"]
+    assert again.summary.startswith("7 videos (3 good), ")
+
+
+def test_verify_index_and_never(mixed: Path) -> None:
+    sources = _open(mixed, verify="index")
+    assert _bad_names(sources) == ["empty.mp4", "garbled.mp4", "short.mkv", "text.mp4"]
+    assert _use_all(sources.train) + _use_all(sources.val) == []
+    assert len(sources.train) + len(sources.val) == 3
+    sources = _open(mixed, verify="never")
+    assert _bad_names(sources) == ["empty.mp4", "short.mkv", "text.mp4"]
+    assert len(sources.train) + len(sources.val) == 4
+
+
+def test_the_console_names_a_few_broken_files(mixed: Path) -> None:
+    for number in range(4):
+        (mixed / f"z{number}.mp4").touch()
+    said = _open(mixed).said
+    assert sum(line.startswith("left out: ") for line in said) == 6
+    assert said[-1] == "left out: 2 more"
+    assert any(line.endswith("empty.mp4: is empty") for line in said)
+
+
+def test_a_file_that_changes_in_the_run_is_refused(mixed: Path) -> None:
+    train = _open(mixed).train
+    os.truncate(train.entries[0].path, 1000)
+    for verify in ("first_use", "never"):
+        source = _open(mixed, verify=verify).train
+        path = Path(source.entries[0].path)
+        path.write_bytes(path.read_bytes() + b"more")
+        with pytest.raises(BadExample, match="changed during the run"):
+            source.example(0, _rng(0))
+
+
+def test_files_are_split_by_name(data: Path) -> None:
+    sources = _open(data, train_split=0.5)
+    train = {entry.name for entry in sources.train.entries}
+    val = {entry.name for entry in sources.val.entries}
+    assert train | val == {f"{n}.mp4" for n in range(6)}
+    assert not train & val
+    whole = _open(data, val_path=str(data))
+    assert (len(whole.train), len(whole.val), whole.files) == (6, 6, 12)
+
+
+def test_wrong_inputs_are_one_clear_line(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    with pytest.raises(InputError, match=r"--data\.path"):
+        video.Config(batch_size=1, cache_dir=cache).open(MODEL, seed=0, say=print)
+    sample.write(tmp_path / "one" / "a.mp4", 20)
+    with pytest.raises(InputError, match=r"a\.mp4.*--data\.val_path"):
+        _open(tmp_path / "one")
+    assert len(_open(tmp_path / "one", val_path=str(tmp_path / "one" / "a.mp4")).train) == 1
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "a.mp4").touch()
+    with pytest.raises(InputError, match=r"none of 1 videos can be used.*is empty"):
+        _open(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"min_frame_delta": 0},
+        {"min_frame_delta": 3, "max_frame_delta": 2},
+        {"min_crop_scale": 0.0},
+        {"blur_sigma": (2.0, 0.1)},
+        {"blur_sigma": (0.1, 2.5)},
+        {"train_split": 95.0},
+        {"hue": 0.6},
+        {"clips_per_video": 0},
+    ],
+)
+def test_wrong_settings_are_named_with_their_value(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as error:
+        video.Config(batch_size=1, **wrong)
+    for name, value in wrong.items():
+        assert f"data.{name}" in str(error.value)
+        assert str(value) in str(error.value)
+
+
+def test_a_source_is_light_and_travels_without_jax(data: Path, tmp_path: Path) -> None:
+    train = _open(data).train
+    assert len(pickle.dumps(train)) < 10_000
+    (tmp_path / "source").write_bytes(pickle.dumps(train))
+    program = (
+        "import pickle, sys, numpy as np;"
+        "source = pickle.load(open(sys.argv[1], 'rb'));"
+        "clip = source.example(2, np.random.default_rng(5))['video'];"
+        "assert not {'jax', 'flax', 'grain'} & set(sys.modules);"
+        "print(int(clip.sum()))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "source")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == int(train.example(2, _rng(5))["video"].sum())

@@ -1,0 +1,126 @@
+"""Decoding: broken files are told from good ones, and a few frames equal those of the whole."""
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import sample_videos as sample
+
+from jaxtrain.data.video import decode, packets
+from jaxtrain.errors import BadExample
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        ("a.mp4", "libx264", {"g": "12"}),
+        ("open_gop.mkv", "libx264", {"g": "10", "x264-params": "open-gop=1:bframes=4"}),
+        ("refresh.mp4", "libx264", {"g": "10", "x264-params": "intra-refresh=1:bframes=2"}),
+        ("a.ts", "libx264", {"g": "10"}),
+        ("unordered.avi", "libx264", {"g": "10"}),
+        ("a.mpg", "mpeg2video", {"g": "10", "bf": "2"}),
+        ("a.mp4", "libx265", {"x265-params": "keyint=10:log-level=none"}),
+        ("a.webm", "libvpx-vp9", {"g": "10", "cpu-used": "8"}),
+        ("a.webm", "libvpx", {"g": "10", "cpu-used": "8"}),
+        ("a.mp4", "libsvtav1", {"preset": "12", "g": "10", "svtav1-params": "enable-tf=0"}),
+        ("a.mp4", "mpeg4", {"g": "10", "bf": "2"}),
+    ],
+)
+def test_frames_read_alone_equal_those_of_the_whole(
+    tmp_path: Path, name: str, codec: str, options: dict[str, Any]
+) -> None:
+    path = str(sample.write(tmp_path / name, sample.busy(40), codec=codec, **options))
+    # Run by root, the AV1 encoder makes its caller a real-time process: all other tests starve.
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    scan = packets.scan(path)
+    assert decode.verify(path, scan) == decode.Verdict((), None)
+    with av.open(path) as container:
+        whole = [frame.to_ndarray(format="gray") for frame in container.decode(video=0)]
+    assert scan.frames == len(whole) == 40
+    for numbers in ([0, 1, 2], [13, 15, 17], [9, 10, 11], [30, 31], [37, 38, 39], [0, 39]):
+        frames = sample.decoded(path, scan, numbers)
+        for number, frame in zip(numbers, frames, strict=True):
+            np.testing.assert_array_equal(frame.to_ndarray(format="gray"), whole[number])
+
+
+def test_what_is_held_between_a_keyframe_and_a_clip_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(sample.write(tmp_path / "a.mp4", sample.busy(80), g="40"))
+    scan = packets.scan(path)
+    assert [key.frame for key in scan.keyframes] == [0, 40]
+    with av.open(path) as container:
+        sizes = [packet.size for packet in container.demux(video=0) if packet.size]
+    limit = sum(sizes[:20]) + 20 * decode._PACKET_BYTES
+    monkeypatch.setattr(decode, "_MOST_HELD", limit)
+    monkeypatch.setattr(decode, "_LOOKAHEAD", 2)
+    assert len(sample.decoded(path, scan, [2, 3])) == 2
+    with pytest.raises(BadExample) as refused:
+        sample.decoded(path, scan, [30, 31])
+    assert str(refused.value) == (
+        f"{path}: the packets between its keyframe at frame 0 and frame 31 take more than "
+        f"{limit:,} bytes: encode it with a keyframe every few seconds"
+    )
+    taken: list[tuple[int, int]] = []
+    failures = decode.read_each(
+        path, scan, [[2, 3], [30, 31], [41]], lambda clip, place, frame: taken.append((clip, place))
+    )
+    assert [failure is None for failure in failures] == [True, False, True]
+    assert {(0, 0), (0, 1), (2, 0)} <= {*taken}
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
+def test_bytes_garbled_inside_are_found_by_decoding_only(tmp_path: Path, codec: str) -> None:
+    path = str(sample.garble(sample.write(tmp_path / "a.mp4", sample.busy(40), codec=codec)))
+    verdict = decode.verify(path, packets.scan(path))
+    assert verdict.broken is not None
+    assert "corrupt" in verdict.broken or "decoding fails" in verdict.broken
+
+
+def test_a_frame_that_is_garbled_is_not_handed_out(tmp_path: Path) -> None:
+    """What noise does to a stream depends on where it falls, and the stream on the processor."""
+    path = sample.write(tmp_path / "a.mp4", sample.busy(40), g="40")
+    whole = path.read_bytes()
+    reasons = []
+    for at, length in itertools.product(np.arange(0.3, 0.9, 0.03), (20, 400)):
+        path.write_bytes(whole)
+        garbled = str(sample.garble(path, at, length))
+        try:
+            scan = packets.scan(garbled)
+        except BadExample:  # opening a file decodes a little of it
+            continue
+        broken = decode.verify(garbled, scan).broken
+        if broken is not None:
+            reasons.append(broken)
+            with pytest.raises(BadExample, match=r"frame \d+ of 40 cannot be decoded"):
+                sample.decoded(garbled, scan, list(range(40)))
+    assert any("is corrupt" in reason for reason in reasons), reasons
+    assert any("decoding fails" in reason for reason in reasons), reasons
+
+
+def test_hevc_that_refers_to_a_lost_frame_is_broken(tmp_path: Path) -> None:
+    options: Any = {"x265-params": "keyint=40:bframes=0:log-level=none"}
+    path = sample.write(tmp_path / "a.mkv", sample.busy(40), codec="libx265", **options)
+    dropped = str(sample.drop_packet(path, 15))
+    broken = decode.verify(dropped, packets.scan(dropped)).broken
+    assert broken is not None
+    assert broken.startswith("decoding fails after 15 of 39 frames")
+
+
+def test_too_few_frames_break_a_file_and_a_few_do_not(tmp_path: Path) -> None:
+    path = str(sample.write(tmp_path / "a.avi", 30))
+    scan = packets.scan(path)._replace(keyframes=())
+    assert decode.verify(path, scan._replace(frames=32)).missing == (30, 31)
+    broken = decode.verify(path, scan._replace(frames=34)).broken
+    assert broken == "only 30 of 34 frames can be decoded"
+
+
+def test_decoders_have_one_thread(tmp_path: Path) -> None:
+    path = str(sample.write(tmp_path / "a.mp4", 12))
+    with av.open(path) as container:
+        stream = packets.single_threaded(container.streams.video[0])
+        assert (stream.codec_context.thread_count, stream.thread_type.name) == (1, "NONE")

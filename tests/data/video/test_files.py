@@ -1,0 +1,149 @@
+"""Which files a path names, and how they are split."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.data.video import files
+from jaxtrain.errors import InputError
+
+
+def _touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def _find(path: Path) -> list[files.Found]:
+    cache = path.parent / ".cache"
+    return files.find(str(path), "--data.path", cache, lambda line: None)
+
+
+def _names(path: Path) -> list[str]:
+    return [one.name for one in _find(path)]
+
+
+def test_a_folder_is_read_recursively_by_ending(tmp_path: Path) -> None:
+    _touch(tmp_path, "b.mp4", "a/c.MKV", "a/d.webm", "notes.txt", ".hidden.mp4", ".git/e.mp4")
+    (tmp_path / "a" / "again").symlink_to(tmp_path, target_is_directory=True)
+    assert _names(tmp_path) == ["a/c.MKV", "a/d.webm", "b.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("l.json", json.dumps(["a.mp4", {"path": "sub/b.mp4"}])),
+        ("l.json", json.dumps({"total": 2, "list": [{"path": "a.mp4"}, {"path": "sub/b.mp4"}]})),
+        ("l.jsonl", '"a.mp4"\n\n{"path": "sub/b.mp4", "text": "x"}\n'),
+        ("l.csv", "caption,path\nx,a.mp4\ny,sub/b.mp4\n"),
+        ("l.csv", "\ufefffull_path,caption\na.mp4,x\nsub/b.mp4,y\n"),
+        ("l.txt", "# clips\na.mp4\n\nsub/b.mp4\na.mp4\n"),
+    ],
+)
+def test_lists_name_files_from_their_own_folder(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = _find(tmp_path / name)
+    assert [(one.name, one.path) for one in found] == [
+        ("a.mp4", str(tmp_path / "a.mp4")),
+        ("sub/b.mp4", str(tmp_path / "sub/b.mp4")),
+    ]
+
+
+def test_full_path_stands_in_where_path_is_not_there(tmp_path: Path) -> None:
+    _touch(tmp_path, "lists/here.mp4", "far/there.mp4")
+    entries = [
+        {"path": "here.mp4", "full_path": "/old/here.mp4"},
+        {"path": "there.mp4", "full_path": str(tmp_path / "far/there.mp4")},
+    ]
+    (tmp_path / "lists/l.json").write_text(json.dumps(entries))
+    found = _find(tmp_path / "lists/l.json")
+    assert [(one.name, one.path) for one in found] == [
+        ("here.mp4", str(tmp_path / "lists/here.mp4")),
+        ("there.mp4", str(tmp_path / "far/there.mp4")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("l.json", '{"videos": []}', '"list"'),
+        ("l.json", "[1]", "entry 1"),
+        ("l.json", "[", "cannot be read"),
+        ("l.csv", "file,caption\na.mp4,x\n", "caption"),
+        ("l.txt", "# nothing\n", "names no video"),
+        ("l.docx", "", ".docx"),
+    ],
+)
+def test_a_list_that_cannot_be_used_says_why(
+    tmp_path: Path, name: str, text: str, told: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=r"--data\.path") as error:
+        _find(tmp_path / name)
+    assert told in str(error.value)
+    assert name in str(error.value)
+
+
+def test_shards_in_numbered_folders_keep_their_own_names(tmp_path: Path) -> None:
+    for number in range(2):
+        tar = tmp_path / f"d{number}" / "s.tar"
+        tar.parent.mkdir()
+        with tarfile.open(tar, "w") as made:
+            made.addfile(tarfile.TarInfo("a.mp4"))
+    found = _find(tmp_path / "d{0..1}/s.tar")
+    assert [one.name for one in found] == ["d0/s.tar/a.mp4", "d1/s.tar/a.mp4"]
+    assert [one.file for one in found] == [str(tmp_path / f"d{n}/s.tar") for n in range(2)]
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    _touch(tmp_path, "old/a.mp4", "new/a.mp4")
+    entries = [
+        {"path": "a.mp4", "full_path": str(tmp_path / folder / "a.mp4")}
+        for folder in ("old", "new")
+    ]
+    (tmp_path / "l.json").write_text(json.dumps(entries))
+    with pytest.raises(InputError, match=r"both .*old/a\.mp4 and .*new/a\.mp4 .* called a\.mp4: "):
+        _find(tmp_path / "l.json")
+
+
+def test_missing_and_empty_folders_are_input_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        _find(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"names no video file.*\.mp4"):
+        _find(tmp_path)
+
+
+def test_the_split_follows_names_alone() -> None:
+    names = [f"clip{n}.mp4" for n in range(1000)]
+    sides = dict(zip(names, files.split(names, 0.9), strict=True))
+    assert 870 < sum(sides.values()) < 930
+    half = names[::2]
+    assert files.split(half, 0.9) == [sides[name] for name in half]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.95, 1.0])
+def test_each_side_of_the_split_has_a_file(share: float) -> None:
+    for number in range(30):
+        sides = files.split([f"a{number}", f"b{number}"], share)
+        assert sorted(sides) == [False, True]
+
+
+ODD_ENTRIES = {
+    "a NUL": '"a\\u0000b.mp4"',
+    "digits": "9" * 6000,
+    "a number": "9" * 4000,
+    "a list": f"[{'9' * 4000}]",
+    "a path of 100 KB": json.dumps("a." * 50_000),
+    "an address of 100 KB": json.dumps({"path": "https://" + "a." * 50_000, "full_path": "a"}),
+    "keys": json.dumps({"path": 7, "x" * 9999: 1}),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_ENTRIES)
+def test_an_entry_that_names_no_file_is_one_short_line(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "list.json").write_text(f"[{ODD_ENTRIES[kind]}]")
+    with pytest.raises(InputError, match=r"list\.json") as refused:
+        _find(tmp_path / "list.json")
+    assert len(str(refused.value)) < 300 + len(str(tmp_path))

@@ -1,0 +1,161 @@
+"""Crop, resize and conversion."""
+
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import sample_videos as sample
+
+from jaxtrain.data.video import packets
+
+_RED, _GREEN, _BLUE, _WHITE = (220, 30, 30), (30, 200, 30), (30, 30, 220), (230, 230, 230)
+
+
+def _quarters(height: int, width: int) -> np.ndarray:
+    """Red and green above, blue and white below."""
+    picture = np.zeros((height, width, 3), np.uint8)
+    picture[: height // 2, : width // 2] = _RED
+    picture[: height // 2, width // 2 :] = _GREEN
+    picture[height // 2 :, : width // 2] = _BLUE
+    picture[height // 2 :, width // 2 :] = _WHITE
+    return picture
+
+
+def _corners(picture: np.ndarray) -> list[tuple[int, ...]]:
+    h, w = picture.shape[:2]
+    points = [(h // 4, w // 4), (h // 4, -w // 4), (-h // 4, w // 4), (-h // 4, -w // 4)]
+    return [tuple(int(value) for value in picture[point]) for point in points]
+
+
+def _clip(path: Path, *, height: int, width: int, **changes: object) -> np.ndarray:
+    scan = packets.scan(str(path))
+    settings = {"scale": 1.0, "across": 0.5, "down": 0.5, "mirror": False, **changes}
+    frames = sample.decoded(str(path), scan, list(range(scan.frames)))
+    return sample.cropped(frames, scan, height=height, width=width, **settings)  # type: ignore[arg-type]
+
+
+def _close(got: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> None:
+    np.testing.assert_allclose(got, expected, atol=6)
+
+
+def test_nothing_moves_and_colours_stay(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 3, crf="4")
+    clip = _clip(path, height=64, width=96)
+    assert (clip.shape, clip.dtype) == ((3, 64, 96, 3), np.uint8)
+    _close(_corners(clip[1]), [_RED, _GREEN, _BLUE, _WHITE])
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_rotated_file_is_shown_upright(tmp_path: Path, mirror: bool) -> None:
+    path = sample.rotate_quarter(sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 3, crf="4"))
+    clip = _clip(path, height=96, width=64, mirror=mirror)
+    assert clip.shape == (3, 96, 64, 3)
+    shown = [_BLUE, _RED, _WHITE, _GREEN]  # a quarter turn clockwise
+    _close(_corners(clip[0]), [shown[i] for i in ((1, 0, 3, 2) if mirror else (0, 1, 2, 3))])
+
+
+def test_mirror_swaps_left_and_right(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 2, crf="4")
+    _close(
+        _corners(_clip(path, height=64, width=96, mirror=True)[0]), [_GREEN, _RED, _WHITE, _BLUE]
+    )
+
+
+@pytest.mark.parametrize(
+    ("codec", "pix_fmt", "full_range"),
+    [
+        ("libx264", "yuv420p", False),
+        ("libx264", "yuv420p", True),
+        ("libx264", "yuv420p10le", False),
+        ("libvpx-vp9", "yuv420p", True),
+        ("mjpeg", "yuvj420p", True),
+    ],
+)
+def test_range_and_depth_are_converted(
+    tmp_path: Path, codec: str, pix_fmt: str, full_range: bool
+) -> None:
+    grey = np.linspace(0, 255, 96).astype(np.uint8)
+    ramp = np.broadcast_to(grey[None, :, None], (64, 96, 3)).copy()
+    ending = {"libx264": "mp4", "libvpx-vp9": "webm", "mjpeg": "mov"}[codec]
+    options: Any = (
+        {"qscale": "1", "flags": "qscale"} if codec == "mjpeg" else {"crf": "1", "b": "0"}
+    )
+    path = sample.write(
+        tmp_path / f"a.{ending}",
+        [ramp] * 3,
+        codec=codec,
+        pix_fmt=pix_fmt,
+        full_range=full_range,
+        **options,
+    )
+    clip = _clip(path, height=64, width=96)
+    # The other range would be off by up to 16 at the ends of the ramp.
+    np.testing.assert_allclose(clip[1, 32, :, 1].astype(float), grey, atol=5)
+
+
+def test_a_circle_stays_round(tmp_path: Path) -> None:
+    y, x = np.mgrid[:120, :200]
+    disc = ((np.hypot(y - 60, x - 100) < 30)[..., None] * np.full(3, 255)).astype(np.uint8)
+    path = sample.write(tmp_path / "a.mp4", [disc] * 2, crf="4")
+    for height, width in [(60, 60), (120, 60), (50, 160), (240, 400)]:
+        white = _clip(path, height=height, width=width)[0, ..., 0] > 127
+        tall, wide = white.any(axis=1).sum(), white.any(axis=0).sum()
+        assert abs(int(tall) - int(wide)) <= max(2, 0.05 * tall), (height, width, tall, wide)
+
+
+def test_pixels_that_are_not_square_are_widened(tmp_path: Path) -> None:
+    y, x = np.mgrid[:120, :100]
+    disc = (np.hypot(y - 60, (x - 50) * 2) < 40)[..., None] * np.full(3, 255)
+    path = sample.write(tmp_path / "a.mp4", [disc.astype(np.uint8)] * 2, crf="4")
+    scan = packets.scan(str(path))._replace(pixel_aspect=2.0)
+    frames = sample.decoded(str(path), scan, [0])
+    clip = sample.cropped(
+        frames, scan, height=100, width=100, scale=1.0, across=0.5, down=0.5, mirror=False
+    )
+    white = clip[0, ..., 0] > 127
+    assert abs(int(white.any(axis=1).sum()) - int(white.any(axis=0).sum())) <= 4
+
+
+@pytest.mark.parametrize("across", [0.0, 1.0])
+def test_the_crop_lies_where_it_is_asked_for(tmp_path: Path, across: float) -> None:
+    path = sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 2, crf="4")
+    clip = _clip(path, height=32, width=48, scale=0.5, across=across, down=0.0)
+    _close([_corners(clip[0])[i] for i in (0, 3)], [[_RED, _GREEN][int(across)]] * 2)
+
+
+def test_shrinking_does_not_alias(tmp_path: Path) -> None:
+    stripes = np.zeros((128, 128, 3), np.uint8)
+    stripes[:, ::2] = 255
+    path = sample.write(tmp_path / "a.mkv", [stripes] * 2, codec="ffv1", pix_fmt="yuv444p")
+    clip = _clip(path, height=32, width=32)
+    np.testing.assert_allclose(clip[:, :, 2:-2], 127, atol=4)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), (1, 9)])
+def test_tiny_frames_are_enlarged(tmp_path: Path, size: tuple[int, int]) -> None:
+    picture = np.full((*size, 3), (200, 100, 50), np.uint8)
+    path = sample.write(tmp_path / "a.mkv", [picture] * 2, codec="ffv1", pix_fmt="yuv444p")
+    clip = _clip(path, height=32, width=48, scale=0.8)
+    np.testing.assert_allclose(clip[0].reshape(-1, 3).mean(axis=0), (200, 100, 50), atol=6)
+
+
+@pytest.mark.parametrize("along", ["rows", "columns"])
+def test_colours_of_half_resolution_are_interpolated(along: str) -> None:
+    """A video stores colour at half the resolution; repeating it would be off by 2 to 3 steps."""
+    place = np.broadcast_to(np.arange(240.0), (160, 240))
+    place = place if along == "rows" else np.broadcast_to(np.arange(160.0)[:, None], (160, 240))
+    picture = 128 + np.stack(
+        [100 * np.sin(place / 20), -50 * np.sin(place / 20), 100 * np.cos(place / 27)], -1
+    )
+    frame = av.VideoFrame.from_ndarray(picture.astype(np.uint8), "rgb24").reformat(
+        format="yuv420p", dst_color_range="MPEG", dst_colorspace="ITU709"
+    )
+    frame.colorspace = 1
+    info = packets.Scan(0, 1, 240, 160, 0, 1.0, 25.0, ())
+    clip = sample.cropped(
+        [frame], info, height=80, width=120, scale=1, across=0, down=0, mirror=False
+    )
+    wanted = picture.reshape(80, 2, 120, 2, 3).mean((1, 3))
+    assert np.abs(clip[0] - wanted).mean() < 1

@@ -1,0 +1,168 @@
+"""The index: scanned once, refreshed when a file changes, told apart by what the files are."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_videos as sample
+
+from jaxtrain.data.video import decode, files, index, packets
+from jaxtrain.errors import BadExample
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    for number in range(3):
+        sample.write(folder / f"{number}.mp4", 10 + number)
+    (folder / "bad.mp4").touch()
+    return folder
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were scanned (s) or decoded whole (d), as they come."""
+    made: list[str] = []
+
+    def record(kind: str, module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def recorded(path: str, *args: Any) -> Any:
+            made.append(f"{kind} {Path(path).name}")
+            return real(path, *args)
+
+        monkeypatch.setattr(module, name, recorded)
+
+    record("s", packets, "scan")
+    record("d", decode, "verify")
+    return made
+
+
+def _build(data: Path, *, decode_all: bool = False) -> dict[str, index.Entry]:
+    folder = data.parent / "cache"
+    found = files.find(str(data), "--data.path", folder, lambda line: None)
+    entries = index.build(found, folder, decode_all=decode_all, say=lambda text: None)
+    return {entry.name: entry for entry in entries}
+
+
+def test_files_are_scanned_once(data: Path, calls: list[str]) -> None:
+    first = _build(data)
+    assert sorted(calls) == ["s 0.mp4", "s 1.mp4", "s 2.mp4", "s bad.mp4"]
+    assert first["bad.mp4"].reason == "is empty"
+    assert [first[f"{n}.mp4"].scanned.frames for n in range(3)] == [10, 11, 12]
+    calls.clear()
+    assert _build(data) == first
+    assert calls == ["s bad.mp4"], "a file that could not be read is tried again"
+
+
+@pytest.mark.parametrize("change", ["size", "mtime"])
+def test_a_changed_file_is_scanned_anew(data: Path, calls: list[str], change: str) -> None:
+    _build(data)
+    calls.clear()
+    if change == "size":
+        before = (data / "1.mp4").stat()
+        sample.write(data / "1.mp4", 20)
+        os.utime(data / "1.mp4", ns=(before.st_atime_ns, before.st_mtime_ns))
+    else:
+        os.utime(data / "1.mp4", ns=(1, 1))
+    assert _build(data)["1.mp4"].scanned.frames == (20 if change == "size" else 11)
+    assert sorted(calls) == ["s 1.mp4", "s bad.mp4"]
+
+
+def test_files_that_come_and_go(data: Path, calls: list[str]) -> None:
+    _build(data)
+    (data / "0.mp4").unlink()
+    (data / "bad.mp4").unlink()
+    sample.write(data / "new.mp4", 15)
+    calls.clear()
+    assert sorted(_build(data)) == ["1.mp4", "2.mp4", "new.mp4"]
+    assert calls == ["s new.mp4"]
+
+
+def test_the_fingerprint_is_of_the_content(data: Path) -> None:
+    def fingerprint(folder: Path) -> str:
+        entries = _build(folder).values()
+        return index.fingerprint([entry for entry in entries if entry.info is not None])
+
+    before = fingerprint(data)
+    moved = data.parent / "elsewhere" / "data"
+    shutil.copytree(data, moved, copy_function=shutil.copyfile)  # other place, other times
+    assert fingerprint(moved) == before
+    (moved / "0.mp4").rename(moved / "3.mp4")
+    assert fingerprint(moved) != before, "names matter"
+    (moved / "3.mp4").rename(moved / "0.mp4")
+    assert fingerprint(moved) == before
+    sample.write(moved / "0.mp4", 25)
+    assert fingerprint(moved) != before, "sizes and frames matter"
+
+
+def test_a_damaged_index_is_built_anew(data: Path) -> None:
+    first = _build(data)
+    file = data.parent / "cache" / "index.jsonl"
+    for text in ("{", '{"format": 0}\n', "[]\n"):
+        file.write_text(text)
+        assert _build(data) == first
+        assert _build(data) == first
+
+
+def test_the_verdict_of_first_use_is_kept(data: Path, calls: list[str]) -> None:
+    folder = data.parent / "cache"
+    sample.garble(sample.write(data / "1.mp4", sample.busy(30)))
+    entries = _build(data)
+    calls.clear()
+    assert index.first_use(entries["0.mp4"], folder).broken is None
+    broken = index.first_use(entries["1.mp4"], folder)
+    assert broken.broken is not None
+    assert calls == ["d 0.mp4", "d 1.mp4"]
+    # Another process finds what the first one left, and the next opening takes it in.
+    assert index.first_use(entries["1.mp4"], folder) == broken
+    assert _build(data)["1.mp4"].verdict == broken
+    assert not list(folder.glob("verdicts/*/*.json"))
+    assert _build(data)["1.mp4"].verdict == broken
+    assert index.first_use(_build(data)["1.mp4"], folder) == broken
+    assert not [call for call in calls[2:] if call.startswith("d")]
+
+
+def test_a_verdict_ends_with_the_file_that_it_was_on(data: Path, calls: list[str]) -> None:
+    folder = data.parent / "cache"
+    entry = _build(data)["0.mp4"]
+    index.first_use(entry, folder)
+    os.utime(data / "0.mp4", ns=(1, 1))
+    calls.clear()
+    index.first_use(entry, folder)
+    assert calls == ["d 0.mp4"]
+    entry = _build(data)["0.mp4"]
+    assert entry.verdict is not None
+    os.utime(data / "0.mp4", ns=(2, 2))
+    calls.clear()
+    index.first_use(entry, folder)
+    assert calls == ["d 0.mp4"]
+    sample.write(data / "0.mp4", 40)
+    with pytest.raises(BadExample, match=r"changed during the run: has \d+ bytes now, \d+ when"):
+        index.first_use(entry, folder)
+    (data / "0.mp4").unlink()
+    with pytest.raises(BadExample, match="No such file or directory, though it was indexed"):
+        index.first_use(entry, folder)
+
+
+def test_decoding_all_while_indexing(data: Path, calls: list[str]) -> None:
+    sample.garble(sample.write(data / "1.mp4", sample.busy(30)))
+    _build(data)
+    entries = _build(data, decode_all=True)
+    verdicts = {name: entry.verdict for name, entry in entries.items()}
+    assert verdicts["0.mp4"] == decode.Verdict((), None)
+    assert verdicts["1.mp4"] is not None
+    assert verdicts["1.mp4"].broken
+    assert verdicts["bad.mp4"] is None
+    calls.clear()
+    assert _build(data, decode_all=True) == entries
+    assert calls == ["s bad.mp4"]
+
+
+def test_missing_files_have_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "l.txt").write_text("gone.mp4\n")
+    found = files.find(str(tmp_path / "l.txt"), "--data.path", tmp_path / "c", lambda line: None)
+    (entry,) = index.build(found, tmp_path / "c", decode_all=False, say=lambda text: None)
+    assert entry.reason == "No such file or directory"

@@ -1,0 +1,202 @@
+"""A teacher's latents: made for exactly the windows that training takes, found again, or named."""
+
+import dataclasses
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sample_videos as sample
+
+from jaxtrain.data import cache, video
+from jaxtrain.data.video import latents
+from jaxtrain.errors import BadExample, InputError
+
+SHAPE = (2, 8, 12, 3)
+MODEL = types.SimpleNamespace(
+    frames=6, height=sample.HEIGHT, width=sample.WIDTH, teacher=None, latent_shape=SHAPE
+)
+TAUGHT = types.SimpleNamespace(**{**vars(MODEL), "teacher": "a section"})
+
+
+class Means:
+    """A teacher whose latents tell which clip it saw: the means of its squares and frames."""
+
+    name = "means-0123"
+    about = "means"
+
+    def __init__(self) -> None:
+        self.clips = 0
+        self.batches: list[int] = []
+
+    def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+        assert video_BTHW3.dtype == np.float32
+        assert 0 <= video_BTHW3.min() <= video_BTHW3.max() <= 1
+        b, t, h, w, _ = video_BTHW3.shape
+        self.batches.append(b)
+        return video_BTHW3.reshape(b, 2, t // 2, h // 8, 8, w // 8, 8, 3).mean((2, 4, 6))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("latents") / "videos"
+    for number in range(4):
+        sample.write(folder / f"{number}.mp4", 15 + number, g="8")
+    return folder
+
+
+def _open(path: Path, root: Path, model: Any = MODEL, **settings: Any) -> Any:
+    given = {"path": str(path), "batch_size": 2, "cache_dir": str(root), "windows": "fixed"}
+    return video.Config(**{**given, **settings}).open(model, seed=0, say=lambda line: None)
+
+
+def _prepare(sources: Any, root: Path, teacher: Any = None, **more: Any) -> latents.Made:
+    settings: dict[str, Any] = {"batch_size": 4, "threads": 2, "say": lambda line: None, **more}
+    teacher = teacher or Means()
+    target = latents.store(cache.root(str(root)), MODEL, teacher.name)
+    return latents.prepare((sources.train, sources.val), teacher, target, **settings)
+
+
+def test_fixed_windows_are_all_there_once_and_unvaried(data: Path, tmp_path: Path) -> None:
+    sources = _open(data, tmp_path)
+    seen = []
+    for split in (sources.train, sources.val):
+        for index in range(len(split)):
+            one, other = (split.example(index, np.random.default_rng(n)) for n in (1, 2))
+            np.testing.assert_array_equal(one["video"], other["video"])
+            np.testing.assert_array_equal(one["augment"], np.array([1, 1, 1, 0, 0], np.float32))
+            seen.append([sample.number_of(picture) for picture in one["video"]])
+    lengths = [15, 16, 17, 18]
+    first = [6 * n for frames in lengths for n in range(frames // 6)]
+    assert sorted(seen) == sorted([list(range(n, n + 6)) for n in first])
+    assert sources.train.fingerprint != _open(data, tmp_path, windows="random").train.fingerprint
+
+
+def test_latents_come_with_their_clips(data: Path, tmp_path: Path) -> None:
+    plain = _open(data, tmp_path)
+    teacher = Means()
+    made = _prepare(plain, tmp_path, teacher)
+    assert (made.videos, made.fresh, made.windows, made.bad) == (4, 4, 9, ())
+    assert teacher.batches == [4, 4, 4]
+    sources = _open(data, tmp_path, TAUGHT)
+    for split in (sources.train, sources.val):
+        for index in range(len(split)):
+            example = split.example(index, np.random.default_rng(0))
+            wanted = Means().encode(example["video"][None].astype(np.float32) / 255)[0]
+            assert (example["latents"].dtype, example["latents"].shape) == (np.float32, SHAPE)
+            np.testing.assert_allclose(example["latents"], wanted, atol=1e-3)
+    assert sources.train.fingerprint != plain.train.fingerprint
+    named = _open(data, tmp_path, TAUGHT, teacher="means-0123")
+    assert named.train.fingerprint == sources.train.fingerprint
+
+
+def test_a_second_run_makes_only_what_is_missing(data: Path, tmp_path: Path) -> None:
+    sources = _open(data, tmp_path)
+
+    class Dies(Means):
+        def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+            if len(self.batches) == 2:
+                raise KeyboardInterrupt
+            return super().encode(video_BTHW3)
+
+    with pytest.raises(KeyboardInterrupt):
+        _prepare(sources, tmp_path, Dies(), batch_size=2)
+    with pytest.raises(InputError, match=r"means-0123 are missing for \d of 4 videos"):
+        _open(data, tmp_path, TAUGHT)
+    made = _prepare(sources, tmp_path)
+    assert 0 < made.fresh < 4
+    assert _prepare(sources, tmp_path).fresh == 0
+    train = _open(data, tmp_path, TAUGHT).train
+    file = train.latents.file(train.entries[0])
+    file.write_bytes(file.read_bytes()[:-1])  # cut short
+    with pytest.raises(BadExample, match=r"its latents cannot be read"):
+        train.example(0, np.random.default_rng(0))
+    assert _prepare(sources, tmp_path).fresh == 1
+
+
+def test_what_does_not_decode_has_no_latents(data: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(24, number), g="24")
+    broken = sample.garble(tmp_path / "videos/1.mp4")
+    sources = _open(tmp_path / "videos", tmp_path / "cache", max_bad_share=0.5)
+    made = _prepare(sources, tmp_path / "cache")
+    assert {bad.path for bad in made.bad} == {str(broken)}
+    taught = _open(tmp_path / "videos", tmp_path / "cache", TAUGHT)
+    every = [(s, n) for s in (taught.train, taught.val) for n in range(len(s))]
+    refused = []
+    for split, index in every:
+        try:
+            split.example(index, np.random.default_rng(0))
+        except BadExample as bad:
+            refused.append(bad.path)
+    assert refused == [str(broken)] * 4
+    store = latents.store(tmp_path / "cache", MODEL, Means.name)
+    entry = next(e for s, _ in every for e in s.entries if e.path == str(broken))
+    with pytest.raises(BadExample, match="has no latents"):
+        store.load(entry, 0)
+
+
+def test_a_training_without_its_latents_says_what_to_run(data: Path, tmp_path: Path) -> None:
+    command = r"make them with: .* prepare latents --teacher SPEC"
+    with pytest.raises(InputError, match=rf"no teacher's latents for clips of 6x64x96.*{command}"):
+        _open(data, tmp_path, TAUGHT)
+    sources = _open(data, tmp_path)
+    _prepare(sources, tmp_path)
+    with pytest.raises(InputError, match=rf"no latents of teacher other.*means-0123 at.*{command}"):
+        _open(data, tmp_path, TAUGHT, teacher="other")
+    larger = types.SimpleNamespace(**{**vars(TAUGHT), "height": 128})
+    with pytest.raises(InputError, match=rf"128x96 in.*means-0123 at 6x64x96\); {command}"):
+        _open(data, tmp_path, larger)
+    other = types.SimpleNamespace(**{**vars(TAUGHT), "latent_shape": (2, 8, 12, 4)})
+    with pytest.raises(InputError, match=r"\(2, 8, 12, 3\).*and the model's \(2, 8, 12, 4\)"):
+        _open(data, tmp_path, other)
+    second = Means()
+    second.name = "second-1"
+    _prepare(sources, tmp_path, second)
+    with pytest.raises(InputError, match=r"2 teachers.*--data.teacher \(means-0123, second-1\)"):
+        _open(data, tmp_path, TAUGHT)
+    _open(data, tmp_path, TAUGHT, teacher="second-1")
+    with pytest.raises(InputError, match=r"--data.windows fixed, or --model.teacher None"):
+        _open(data, tmp_path, TAUGHT, windows="random")
+    with pytest.raises(InputError, match=r"data.teacher=x: nothing learns from it"):
+        _open(data, tmp_path, teacher="x")
+    with pytest.raises(InputError, match=r"data.clips_per_video=2"):
+        _open(data, tmp_path, clips_per_video=2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda x: x[..., :2], r"shape \(2, 8, 12, 2\).*model's are \(2, 8, 12, 3\)"),
+        (lambda x: x * np.nan, "not finite"),
+        (lambda x: x + 1e6, "above 65504"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(
+    data: Path, tmp_path: Path, wrong: Any, words: str
+) -> None:
+    class Wrong(Means):
+        def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
+            return wrong(super().encode(video_BTHW3))
+
+    sources = _open(data, tmp_path)
+    with pytest.raises(InputError, match=words):
+        _prepare(sources, tmp_path, Wrong())
+    with pytest.raises(InputError, match=r"no teacher's latents"):
+        _open(data, tmp_path, TAUGHT)
+
+
+def test_latents_follow_the_video_not_its_place(data: Path, tmp_path: Path) -> None:
+    sources = _open(data, tmp_path)
+    _prepare(sources, tmp_path)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in data.iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+    assert _prepare(_open(moved, tmp_path), tmp_path).fresh == 0
+    sample.write(moved / "0.mp4", 14)  # another video under the old name
+    entry = dataclasses.replace(sources.train.entries[0], size=1)
+    store = latents.store(tmp_path, MODEL, Means.name)
+    assert not store.has(entry, 2)
+    assert _prepare(_open(moved, tmp_path), tmp_path).fresh == 1

@@ -1,0 +1,267 @@
+"""Indexing by packets: good files are good, shortened ones are named."""
+
+import socket
+import types
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+import sample_videos as sample
+from peak_memory import peak_mib
+
+from jaxtrain.data.video import decode, packets, pieces
+from jaxtrain.data.video.reading import Video
+from jaxtrain.errors import BadExample, InputError
+
+
+def test_what_a_scan_tells(tmp_path: Path) -> None:
+    scan = packets.scan(str(sample.write(tmp_path / "a.mp4", 30, g="10", sc_threshold="0")))
+    assert (scan.frames, scan.width, scan.height, scan.fps) == (30, sample.WIDTH, sample.HEIGHT, 25)
+    assert [key.frame for key in scan.keyframes] == [0, 10, 20]
+    assert (scan.rotation, scan.pixel_aspect) == (0, 1.0)
+
+
+@pytest.mark.parametrize("ending", ["mp4", "mov", "mkv", "webm", "avi", "ts", "flv"])
+def test_good_files_of_every_container_are_good(tmp_path: Path, ending: str) -> None:
+    codec = "libvpx-vp9" if ending == "webm" else "libx264"
+    path = sample.write(tmp_path / f"a.{ending}", 30, codec=codec, g="12")
+    assert packets.scan(str(path)).frames == 30
+
+
+def test_files_that_are_no_videos_are_named(tmp_path: Path) -> None:
+    empty, text, folder = tmp_path / "e.mp4", tmp_path / "t.mp4", tmp_path / "f.mp4"
+    empty.touch()
+    text.write_text("this is a shopping list\n" * 40)
+    folder.mkdir()
+    for path, reason in [
+        (empty, "is empty"),
+        (text, "Invalid data"),
+        (folder, "is not a file"),
+        (tmp_path / "gone.mp4", "No such file"),
+    ]:
+        with pytest.raises(BadExample, match=reason) as error:
+            packets.scan(str(path))
+        assert error.value.path == str(path)
+
+
+def test_truncated_mp4_with_its_index_first_is_broken(tmp_path: Path) -> None:
+    path = sample.write(
+        tmp_path / "a.mp4", sample.busy(40), container_options={"movflags": "faststart"}, g="10"
+    )
+    assert packets.scan(str(path)).frames == 40
+    with pytest.raises(BadExample, match=r"cut short: it holds \d\d of 40 promised frames"):
+        packets.scan(str(sample.truncate(path, 0.6)))
+
+
+def test_truncated_mkv_without_declared_count_is_broken(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mkv", sample.busy(40), g="10")
+    assert packets.scan(str(path)).frames == 40
+    with pytest.raises(BadExample, match=r"cut short: it holds .* of 1\.60 promised seconds"):
+        packets.scan(str(sample.truncate(path, 0.6)))
+
+
+def test_a_hole_in_an_mkv_is_found(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mkv", sample.busy(60), codec="libvpx", g="10", crf="10")
+    size = path.stat().st_size
+    with pytest.raises(BadExample, match="has holes"):
+        packets.scan(str(sample.garble(path, 0.4, size // 8)))
+
+
+def test_an_edit_list_that_shows_less_is_no_damage(tmp_path: Path) -> None:
+    path = sample.shorten_edit(sample.write(tmp_path / "a.mp4", 60, g="10"), 0.5)
+    assert 28 <= packets.scan(str(path)).frames <= 34
+
+
+def test_tags_may_be_in_any_encoding(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mp4", 20, title="QQQQ")
+    data = path.read_bytes()
+    assert data.count(b"QQQQ") == 1
+    path.write_bytes(data.replace(b"QQQQ", b"\xff\xfe\xe9Q"))
+    assert packets.scan(str(path)).frames == 20
+
+
+@pytest.mark.parametrize(
+    ("missing", "promised", "broken"),
+    [(2, 10, False), (3, 10, True), (2, 149, False), (3, 151, False), (4, 150, True)],
+)
+def test_the_rule_for_missing_frames(missing: int, promised: int, broken: bool) -> None:
+    assert packets.too_few(missing, promised) is broken
+
+
+def test_the_best_of_two_streams_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "two.mp4"
+    sizes = [(32, 48), (64, 96)]
+    with av.open(str(path), "w") as container:
+        streams: list[Any] = []
+        for height, width in sizes:
+            stream: Any = container.add_stream("libx264", rate=25)
+            stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+            streams.append(stream)
+        for number in range(20):
+            for stream, size in zip(streams, sizes, strict=True):
+                picture = av.VideoFrame.from_ndarray(sample.numbered(number, *size), "rgb24")
+                container.mux(stream.encode(picture))
+        for stream in streams:
+            container.mux(stream.encode())
+    scan = packets.scan(str(path))
+    assert (scan.stream, scan.width, scan.height) == (1, 96, 64)
+
+
+class _Packet(types.SimpleNamespace):
+    def __bytes__(self) -> bytes:
+        return bytes(self.data)
+
+
+@pytest.mark.parametrize(
+    ("codec", "first_byte", "discard", "shown"),
+    [
+        ("vp8", 0x10, False, True),
+        ("vp8", 0x01, False, False),
+        ("h264", 0x01, False, True),
+        ("h264", 0x01, True, False),
+    ],
+)
+def test_hidden_packets_show_no_frame(
+    codec: str, first_byte: int, discard: bool, shown: bool
+) -> None:
+    packet: Any = _Packet(is_discard=discard, data=[first_byte, 0])
+    stream: Any = types.SimpleNamespace(codec_context=types.SimpleNamespace(name=codec))
+    assert packets.shows_frame(packet, stream) is shown
+
+
+def test_a_path_is_never_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = sample.write(tmp_path / "a.mp4", 12).read_bytes()
+    names = [
+        "12:30.mp4",
+        "concat:a.mp4|a.mp4",
+        "subfile,,start,1,end,2,,:a.mp4",
+        "data:x",
+        "pipe:0",
+    ]
+    for name in names:
+        Path(name).write_bytes(data)
+        assert packets.scan(name).frames == 12
+        assert len(list(Video(Path(name)).pictures())) == 12
+        tar = Path(f"tar:{name}")
+        tar.write_bytes(b"x" * 100 + data + b"y" * 100)
+        span = packets.Span(str(tar), 100, len(data))
+        assert packets.scan("tar.tar/a.mp4", span).frames == 12
+    with pytest.raises(BadExample, match="is not the name of a file"):
+        packets.scan("a\0.mp4")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile '{}'\n",
+    ],
+)
+def test_a_playlist_opens_no_connection(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.mp4"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        for scheme in ("http", "tcp", "async:http"):
+            path.write_text(text.format(f"{scheme}://127.0.0.1:{server.getsockname()[1]}/a.ts"))
+            with pytest.raises(BadExample):
+                packets.scan(str(path))
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+SCANS = """
+import sys
+from jaxtrain.data.video import pieces, decode as video_decode, packets as video_packets
+from jaxtrain.data.video.reading import Video
+from jaxtrain.errors import BadExample, InputError
+try:
+    video_packets.scan(sys.argv[1])
+except BadExample as bad:
+    assert sys.argv[2] in bad.reason, bad
+else:
+    assert not sys.argv[2]
+"""
+
+
+def test_a_frame_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    path = sample.single_picture(tmp_path / "bomb.mov", 8000, 8000)
+    assert path.stat().st_size < 500_000
+    least, _ = peak_mib(SCANS, tmp_path / "gone.mov", "No such file")
+    most, _ = peak_mib(SCANS, path, "more than 35,651,584 pixels")
+    assert most < least + 50, (least, most)  # 570 more where it is decoded
+
+
+def test_sizes_within_the_limit_are_read(tmp_path: Path) -> None:
+    eight_k = sample.single_picture(tmp_path / "8k.mov", 4320, 7680)
+    assert packets.scan(str(eight_k)).width == 7680
+
+
+def test_a_size_that_is_declared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(sample.write(tmp_path / "a.mp4", 12))
+    monkeypatch.setattr(packets, "MAX_PIXELS", 64 * 128)  # the decoder pads
+    assert packets.scan(path).frames == 12
+    monkeypatch.setattr(packets, "MAX_PIXELS", 64 * 96 - 1)
+    with pytest.raises(BadExample, match="is 96x64: more than 6,143 pixels a frame"):
+        packets.scan(path)
+
+
+def test_frames_that_grow_beyond_the_limit_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sample.growing(tmp_path / "a.ts", (64, 96), (640, 960))
+    info = packets.scan(str(path))
+    assert decode.verify(str(path), info).broken is None
+    monkeypatch.setattr(packets, "MAX_PIXELS", 10_000)  # the decoder pads
+    assert decode.verify(str(path), info).broken
+    sample.decoded(str(path), info, [3, 4])
+    with pytest.raises(BadExample, match="cannot be decoded"):
+        sample.decoded(str(path), info, [3, 180])
+    with pytest.raises(InputError, match=r"decoding fails|can be decoded"):
+        list(Video(path).pictures())
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BadExample, match=r"decoding fails|can be decoded"):
+        pieces.cut(str(path), None, tmp_path / "out", pieces.Settings())
+
+
+def test_pixels_of_an_absurd_shape_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        stream.codec_context.sample_aspect_ratio = Fraction(20, 1)
+        for number in range(12):
+            picture = av.VideoFrame.from_ndarray(sample.numbered(number), "rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    with pytest.raises(BadExample, match="has pixels 20 times as wide as high"):
+        packets.scan(str(path))
+
+
+CLIP = """
+import sys
+from jaxtrain.data.video import clips, index as video_index, packets as video_packets
+info = video_packets.scan(sys.argv[1])
+class Entry:
+    path, scanned, span = sys.argv[1], info, None
+assert clips.unvaried(Entry, range(info.frames), 64, 64).shape == (info.frames, 64, 64, 3)
+"""
+
+
+def test_a_clip_takes_the_memory_of_few_frames(tmp_path: Path) -> None:
+    few, many = (
+        peak_mib(CLIP, sample.single_picture(tmp_path / f"{times}.mov", 2000, 2000, times))[0]
+        for times in (3, 20)
+    )
+    assert many < few + 40, (few, many)  # a frame has 11.4 MiB: holding them took 194 more
+
+
+def test_a_codec_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.mkv", 12)
+    data = path.read_bytes()
+    assert data.count(b"V_MPEG4/ISO/AVC") == 1
+    path.write_bytes(data.replace(b"V_MPEG4/ISO/AVC", b"V_NOBODY/ISO/AV"))
+    with pytest.raises(BadExample, match="holds no video stream of a codec that is known"):
+        packets.scan(str(path))

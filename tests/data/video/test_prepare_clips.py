@@ -1,0 +1,399 @@
+"""Cutting videos into pieces: what a piece is, what is dropped, and going on after a kill."""
+
+import errno
+import json
+import os
+import shutil
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import av
+import numpy as np
+import pytest
+import sample_videos as sample
+
+from jaxtrain.data import video
+from jaxtrain.data.video import decode, packets, pieces, prepare_clips, scenes
+from jaxtrain.data.video import files as video_files
+from jaxtrain.data.video.pieces import Settings
+from jaxtrain.errors import BadExample, InputError
+
+SMALL = Settings(
+    height=32,
+    width=48,
+    min_crop_scale=0.8,
+    frames=16,
+    min_frames=8,
+    min_side=16,
+    gop=4,
+    crf=10,
+    split_at_cuts=False,  # numbered frames look like nothing else
+)
+
+
+def _cut(path: Path, folder: Path, settings: Settings = SMALL) -> pieces.Cut:
+    folder.mkdir(parents=True)
+    return pieces.cut(str(path), None, folder, settings)
+
+
+def _numbers(path: Path) -> list[int]:
+    with av.open(str(path)) as container:
+        return [sample.number_of(f.to_ndarray(format="rgb24")) for f in container.decode(video=0)]
+
+
+def _run(source: Path, out: Path, settings: Settings = SMALL) -> tuple[Any, list[str]]:
+    said: list[str] = []
+    report = prepare_clips.run(str(source), out, settings, workers=1, say=said.append)
+    return report, said
+
+
+def test_pieces_hold_all_frames_in_order(tmp_path: Path) -> None:
+    pictures = [sample.numbered(number, 128, 192) for number in range(39)]
+    source = sample.write(tmp_path / "a.mp4", pictures, g="250")
+    half = Settings(**{**vars(SMALL), "min_crop_scale": 0.5})
+    assert _cut(source, tmp_path / "out", half) == pieces.Cut((16, 16), 7)
+    files = sorted((tmp_path / "out").iterdir())
+    assert [path.name for path in files] == ["00000.mp4", "00001.mp4"]
+    for first, path in zip((0, 16), files, strict=True):
+        assert _numbers(path) == list(range(first, first + 16))
+        info = packets.scan(str(path))
+        assert [key.frame for key in info.keyframes] == [0, 4, 8, 12]
+        assert (info.height, info.width, info.fps) == (64, 96, 25.0)
+        assert decode.verify(str(path), info).broken is None
+        for number in (0, 5, 11):
+            frames = sample.decoded(str(path), info, [number])
+            picture = frames[0].to_ndarray(format="rgb24")
+            assert sample.number_of(picture) == first + number
+
+
+def test_the_same_video_gives_the_same_bytes(tmp_path: Path) -> None:
+    """x264 may look at where in memory frames lie, never the same beside another thread."""
+    frames = [scenes.to_uint8(f) for f in scenes.render(scenes._KINDS["hills"], 0)]
+    scenes.encode(tmp_path / "a.mp4", iter(frames), scenes.FPS)
+    large = Settings(height=80, width=128, frames=48, gop=24)
+
+    def pieces_of(number: int) -> bytes:
+        folder = tmp_path / str(number)
+        _cut(tmp_path / "a.mp4", folder, large)
+        (piece,) = folder.iterdir()
+        return piece.read_bytes()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(pieces_of, range(24)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        ((720, 1280), (600, 1066)),  # the height decides
+        ((2560, 1440), (1600, 900)),  # upright: the width does
+        ((480, 720), (480, 720)),  # nothing is enlarged
+        ((500, 4000), (500, 4000)),
+    ],
+)
+def test_a_piece_covers_the_largest_crop(shown: tuple[int, int], wanted: tuple[int, int]) -> None:
+    assert Settings().size(*shown) == wanted
+
+
+def test_colours_survive(tmp_path: Path) -> None:
+    colours = np.array([[200, 40, 40], [40, 160, 60], [50, 60, 190]], np.uint8)
+    picture = np.broadcast_to(np.repeat(colours, 32, 0), (64, 96, 3)).copy()
+    for name, more in (("full.mp4", {"full_range": True}), ("plain.mp4", {}), ("deep.mkv", {})):
+        deep = {"codec": "libx265", "pix_fmt": "yuv420p10le"} if name == "deep.mkv" else {}
+        source = sample.write(tmp_path / name, [picture] * 8, crf="4", **more, **deep)
+        _cut(source, tmp_path / f"out-{name}")
+        piece = str(tmp_path / f"out-{name}" / "00000.mp4")
+        seen = [_read(str(path)) for path in (source, piece)]
+        np.testing.assert_allclose(seen[0], seen[1], atol=6)
+
+
+def _read(path: str) -> np.ndarray:
+
+    info = packets.scan(path)
+    frames = sample.decoded(path, info, [3])
+    picture = sample.cropped(
+        frames, info, height=32, width=48, scale=1, across=0, down=0, mirror=False
+    )
+    return picture[0, 16, [8, 24, 40]].astype(int)
+
+
+def test_turned_and_odd_sized_videos(tmp_path: Path) -> None:
+    turned = sample.rotate_quarter(sample.write(tmp_path / "t.mp4", 8))
+    _cut(turned, tmp_path / "t")
+    info = packets.scan(str(tmp_path / "t/00000.mp4"))
+    assert (info.height, info.width, info.rotation) == (90, 60, 0)
+    upright = _read_whole(str(tmp_path / "t/00000.mp4"))
+    np.testing.assert_allclose(upright, _read_whole(str(turned)), atol=40)
+    odd = sample.write(
+        tmp_path / "odd.mkv",
+        [np.full((45, 67, 3), 90, np.uint8)] * 8,
+        codec="ffv1",
+        pix_fmt="yuv444p",
+    )
+    _cut(odd, tmp_path / "odd")
+    info = packets.scan(str(tmp_path / "odd/00000.mp4"))
+    assert (info.height, info.width) == (40, 60)
+
+
+def _read_whole(path: str) -> np.ndarray:
+
+    info = packets.scan(path)
+    return sample.cropped(
+        sample.decoded(path, info, [5]),
+        info,
+        height=48,
+        width=32,
+        scale=1,
+        across=0,
+        down=0,
+        mirror=False,
+    ).astype(int)
+
+
+def test_a_piece_ends_at_a_hard_cut(tmp_path: Path) -> None:
+    dark, bright = (np.full((64, 96, 3), value, np.uint8) for value in (30, 220))
+    source = sample.write(tmp_path / "a.mp4", [dark] * 10 + [bright] * 10)
+    assert _cut(source, tmp_path / "kept") == pieces.Cut((16,), 4)
+    split = Settings(**{**vars(SMALL), "split_at_cuts": True})
+    assert _cut(source, tmp_path / "split", split).pieces == (10, 10)
+
+
+def test_what_cannot_be_cut_says_why(tmp_path: Path) -> None:
+    garbled = sample.garble(sample.write(tmp_path / "garbled.mp4", sample.busy(30), g="30"))
+    short = sample.write(tmp_path / "short.mp4", 7)
+    tiny = sample.write(tmp_path / "tiny.mp4", [np.zeros((8, 8, 3), np.uint8)] * 9)
+    for path, words in (
+        (garbled, "corrupt|fails"),
+        (short, r"too short: no 8 frames \(--min-frames\) without a cut among its 7"),
+        (tiny, "8x8, smaller than --min-side 16"),
+        (tmp_path / "gone.mp4", "No such file"),
+    ):
+        with pytest.raises(BadExample, match=words):
+            _cut(path, tmp_path / f"out-{path.name}")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "videos"
+    for number in range(3):
+        sample.write(folder / "sub" / f"{number}.mp4", 20)
+    (folder / "broken.mp4").write_bytes(b"no video" * 100)
+    return folder
+
+
+def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report, said = _run(source, out)
+    assert (report["videos"], report["cut"], report["pieces"]) == (4, 3, 3)
+    assert (report["frames"], report["frames_left_out"]) == (48, 12)
+    assert [one["source"] for one in report["dropped"]] == ["broken.mp4"]
+    assert json.loads((out / "report.json").read_text()) == report
+    assert any("dropped" in line and "broken.mp4" in line for line in said)
+    names = [one.name for one in video_files.find(str(out), "--data.path", tmp_path, said.append)]
+    assert names == [f"sub/{n}.mp4.pieces/00000.mp4" for n in range(3)]
+    model = types.SimpleNamespace(frames=6, height=32, width=48)
+    config = video.Config(path=str(out), batch_size=1, cache_dir=str(tmp_path / "cache"))
+    sources = config.open(model, seed=0, say=lambda line: None)
+    example = sources.train.example(0, np.random.default_rng(0))
+    assert example["video"].shape == (6, 32, 48, 3)
+
+
+def test_a_second_run_goes_on_where_the_first_was(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _run(source, out)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.mp4") if path.is_file()}
+    # Killed while it cut 1.mp4, after it had removed what was there.
+    records = {json.loads(p.read_text())["source"]: p for p in out.rglob(".prepare/records/*/*")}
+    records["sub/1.mp4"].unlink()
+    (out / ".prepare/half-0123").mkdir()
+    (out / ".prepare/half-0123/00000.mp4").write_bytes(b"half")
+    sample.write(source / "sub/2.mp4", 36)  # another video under the same name
+    report, said = _run(source, out)
+    assert said[0] == "2 of 4 videos are done already"
+    assert (report["pieces"], report["cut"]) == (4, 3)
+    after = {path: path.stat().st_mtime_ns for path in out.rglob("*.mp4") if path.is_file()}
+    same = {path.relative_to(out).parts[1] for path in before if before[path] == after.get(path)}
+    assert same == {"0.mp4.pieces"}
+    assert not list((out / ".prepare").glob("half-*"))
+    # A video that is broken now loses its pieces.
+    (source / "sub/2.mp4").write_bytes(b"gone bad" * 50)
+    report, _ = _run(source, out)
+    assert report["pieces"] == 2
+    assert not (out / "sub/2.mp4.pieces").exists()
+
+
+def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _run(source, out)
+    with pytest.raises(InputError, match=r"pieces of other settings \(gop 4, not 2\)"):
+        _run(source, out, Settings(**{**vars(SMALL), "gop": 2}))
+    with pytest.raises(InputError, match=r"lies in SOURCE"):
+        _run(source, source / "out")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write to"):
+        _run(source, tmp_path / "file/out")
+    with pytest.raises(InputError, match=r"--width 853: .* the nearest is 856"):
+        Settings(width=853)
+    for wrong in ({"gop": 0}, {"min_frames": 99, "frames": 9}, {"crf": 60}, {"min_crop_scale": 0}):
+        with pytest.raises(InputError, match="--"):
+            Settings(**wrong)
+
+
+def test_a_video_with_hours_between_frames_is_cut(tmp_path: Path) -> None:
+    pictures = [sample.numbered(number) for number in range(9)]
+    slow = sample.write_at(tmp_path / "slow.mp4", pictures, [n * 5_000_000 for n in range(9)])
+    assert 0 < packets.scan(str(slow)).fps < 1 / 2002
+    report, _ = _run(slow, tmp_path / "out")
+    assert (report["cut"], report["frames"], report["dropped"]) == (1, 9, [])
+
+
+def test_any_error_over_a_video_drops_it_and_names_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_clips, "_cut", _cut_and_fail)
+    shutil.copy(source / "sub/0.mp4", source / f"{'n' * 250}.mp4")  # with .pieces, too long a name
+    report, said = _run(source, tmp_path / "out")
+    assert report["cut"] == 2
+    reasons = {one["source"]: one["reason"] for one in report["dropped"]}
+    assert reasons.pop("broken.mp4")
+    assert reasons.pop("sub/1.mp4") == "cannot be cut: ZeroDivisionError: not foreseen"
+    assert "File name too long" in reasons.popitem()[1]
+    assert not reasons
+    assert any(f"dropped: {source}/sub/1.mp4: cannot be cut" in line for line in said)
+    report, said = _run(source, tmp_path / "out")  # the records hold
+    assert said[0] == "5 of 5 videos are done already"
+    for record in (tmp_path / "out/.prepare/records").glob("*/*"):
+        record.write_text("[" * 100_000)
+    assert _run(source, tmp_path / "out")[0]["cut"] == 2
+    for content in ("[]", '{"source": 1}', "9" * 5000):
+        for record in (tmp_path / "out/.prepare/records").glob("*/*"):
+            record.write_text(content)
+    assert _run(source, tmp_path / "out")[0]["cut"] == 2
+
+
+def test_a_full_disk_ends_all(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_clips, "_cut", _cut_on_a_full_disk)
+    with pytest.raises(InputError, match=r"cannot write to .*out \(No space left on device\)"):
+        _run(source, tmp_path / "out")
+
+
+def test_a_video_that_ends_its_process_is_dropped(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_clips, "_cut", _cut_or_die)
+    report, _ = _run(source, tmp_path / "out")
+    assert (report["cut"], len(report["dropped"])) == (2, 2)
+    assert {one["source"]: one["reason"] for one in report["dropped"]}["sub/1.mp4"] == (
+        "ends the process that reads it"
+    )
+
+
+def test_a_process_that_dies_while_another_record_is_taken(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes: one waits to die until the record of the other is in hand."""
+    pools: list[Any] = []
+    real = prepare_clips._pool
+
+    def kept(workers: int) -> Any:
+        pools.append(real(workers))
+        return pools[-1]
+
+    monkeypatch.setattr(prepare_clips, "_pool", kept)
+    monkeypatch.setattr(prepare_clips, "_cut", _cut_or_die_late)
+    out = tmp_path / "out"
+
+    def say(line: str) -> None:
+        if "dropped" in line and "broken.mp4" in line:
+            (out / "die").touch()
+            for _ in range(3000):
+                try:
+                    pools[0].submit(int)
+                except BrokenProcessPool:
+                    return
+                time.sleep(0.02)
+            pytest.fail("nobody died")
+
+    report = prepare_clips.run(str(source), out, SMALL, workers=2, say=say)
+    assert (report["videos"], report["cut"]) == (4, 2)  # each has a record
+    dropped = {one["source"]: one["reason"] for one in report["dropped"]}
+    assert dropped.pop("sub/0.mp4") == "ends the process that reads it"
+    assert list(dropped) == ["broken.mp4"]
+
+
+def _cut_and_fail(job: Any, settings: Settings) -> Any:
+    return _cut_beside(job, settings, ZeroDivisionError("not foreseen"))
+
+
+def _cut_on_a_full_disk(job: Any, settings: Settings) -> Any:
+    return _cut_beside(job, settings, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def _cut_beside(job: Any, settings: Settings, error: Exception) -> Any:
+    """In the worker: 1.mp4 raises the error."""
+
+    def cut(path: str, *arguments: Any) -> pieces.Cut:
+        if path.endswith("1.mp4"):
+            raise error
+        return _real_pieces(path, *arguments)
+
+    with mock.patch.object(pieces, "cut", cut):
+        return _real_cut(job, settings)
+
+
+def _cut_or_die_late(job: Any, settings: Settings) -> Any:
+    while job.found.name == "sub/0.mp4":
+        if (job.out / "die").exists():
+            os._exit(139)
+        time.sleep(0.01)
+    return _real_cut(job, settings)
+
+
+def test_what_source_names_no_more_is_listed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_clips, "_pool", ThreadPoolExecutor)
+    out = tmp_path / "out"
+    _run(source, out)
+    (source / "sub/1.mp4").unlink()
+    report, said = _run(source, out)
+    gone = {"source": "sub/1.mp4", "folder": "sub/1.mp4.pieces", "pieces": 1}
+    assert report["not_in_source"] == [gone]
+    assert report["pieces"] == 2
+    assert "pieces of 1 video that SOURCE does not name (sub/1.mp4), and they are tr" in said[-1]
+    assert (out / "sub/1.mp4.pieces/00000.mp4").is_file()
+    shutil.rmtree(out / "sub/1.mp4.pieces")
+    report, said = _run(source, out)
+    assert report["not_in_source"] == []
+    assert not any("SOURCE" in line for line in said)
+
+
+_real_cut = prepare_clips._cut
+_real_pieces = pieces.cut
+
+
+def _cut_or_die(job: Any, settings: Settings) -> Any:
+    if job.found.name == "sub/1.mp4":
+        os._exit(139)
+    return _real_cut(job, settings)
+
+
+def test_pieces_of_a_video_stay_on_one_side() -> None:
+    names = [f"{n}.mp4.pieces/{piece:05}.mp4" for n in range(40) for piece in range(5)]
+    whole = video_files.split([f"{n}.mp4" for n in range(40)], 0.7)
+    assert video_files.split(names, 0.7) == [side for side in whole for _ in range(5)]
+    two = video_files.split(names[:10], 1.0)
+    assert sorted(two) == [False] * 5 + [True] * 5
+    assert len(set(two[:5])) == 1
+
+
+def test_names_from_lists_stay_inside(tmp_path: Path) -> None:
+    assert prepare_clips.folder_of("/data/.hidden/a.mp4") == "data/_hidden/a.mp4.pieces"
+    assert prepare_clips.folder_of("../up.mp4") == "up.mp4.pieces"

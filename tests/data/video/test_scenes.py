@@ -1,0 +1,84 @@
+"""The demonstration videos."""
+
+import concurrent.futures
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxtrain.data import video
+from jaxtrain.data.video import scenes
+
+MODEL = types.SimpleNamespace(frames=12, height=scenes.HEIGHT, width=scenes.WIDTH)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def folder(root: Path) -> Path:
+    """One video of each kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scenes, "VIDEOS", 6)
+        return scenes.prepare(root, lambda text: None)
+
+
+def test_they_are_rendered_once(folder: Path, root: Path) -> None:
+    said: list[str] = []
+    assert scenes.prepare(root, said.append) == folder
+    assert said == []
+    names = sorted(path.stem for path in folder.glob("*.mp4"))
+    assert names == ["balls-0", "clouds-0", "flight-0", "hills-0", "mosaic-0", "water-0"]
+
+
+def test_they_are_read_as_any_files_are(folder: Path, root: Path) -> None:
+    config = video.Config(demo=True, batch_size=1, cache_dir=str(root), verify="index")
+    sources = config.open(MODEL, seed=0, say=lambda text: None)
+    assert (sources.files, sources.bad) == (6, ())
+    frames = 6 * scenes.FRAMES
+    assert sources.summary == f"6 videos (6 good), {frames} frames, 5 train / 1 val"
+    for source in (sources.train, sources.val):
+        for index in range(len(source)):
+            clip = source.example(index, np.random.default_rng(index))["video"]
+            assert clip.shape == (12, scenes.HEIGHT, scenes.WIDTH, 3)
+            assert clip.std() > 15, "something is to be seen"
+
+
+def test_the_same_frames_are_the_same_bytes(tmp_path: Path) -> None:
+    """x264 may look at where in memory frames lie, never the same beside another thread."""
+
+    def encoded(number: int) -> tuple[int, bytes]:
+        kind = number % 3
+        path = tmp_path / f"{number}.mp4"
+        scenes.encode(path, iter(frames[kind]), scenes.FPS)
+        return kind, path.read_bytes()
+
+    makes = list(scenes._KINDS.values())[:3]
+    frames = [[scenes.to_uint8(f) for f in scenes.render(make, 0)] for make in makes]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(encoded, range(24)))) == 3
+
+
+@pytest.mark.parametrize("kind", sorted(scenes._KINDS))
+def test_scenes_move_smoothly_and_look_natural(kind: str) -> None:
+    scene = scenes._KINDS[kind](np.random.default_rng(3))
+    one, two, far = scene(0.5), scene(0.5 + 1 / scenes.FPS), scene(1.8)
+    assert one.shape == (scenes.HEIGHT, scenes.WIDTH, 3)
+    step, way = np.abs(two - one).mean(), np.abs(far - one).mean()
+    assert 0 < step < 0.05, "a frame differs a little from the next"
+    assert way > 1.3 * step, "and more from one much later"
+    # Neighbouring pixels are alike, as in natural pictures.
+    grey = one.mean(axis=-1)
+    pairs = np.corrcoef(grey[:, :-1].ravel(), grey[:, 1:].ravel())[0, 1]
+    assert pairs > 0.8
+    assert np.mean((one < 0) | (one > 1)) < 0.1, "few pixels are clipped"
+
+
+def test_the_same_seed_gives_the_same_pictures() -> None:
+    make = scenes._KINDS["balls"]
+    first = [next(iter(scenes.render(make, seed))) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(first[0], first[1])
+    assert np.abs(first[0] - first[2]).mean() > 0.02

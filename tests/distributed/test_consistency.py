@@ -1,0 +1,145 @@
+"""What processes compare before a run begins."""
+
+import dataclasses
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxtrain import config
+from jaxtrain.distributed import consistency
+from jaxtrain.errors import InputError, RunAgain
+
+
+class Shared:
+    """The coordination service's keys, for threads."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.changed = threading.Condition()
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
+                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}\nstack")
+            return self.values[key]
+
+
+def checked(every: list[dict[str, dict[str, str]]]) -> list[str]:
+    """The error of each process; empty where there is none."""
+    store, errors = Shared(), ["?"] * len(every)
+
+    def one(number: int) -> None:
+        try:
+            consistency.check(every[number], number, len(every), store)
+            errors[number] = ""
+        except InputError as error:
+            errors[number] = str(error)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(every))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return errors
+
+
+def facts(**changes: object) -> dict[str, dict[str, str]]:
+    run = config.load("demo_mlm", [text for pair in changes.items() for text in _override(*pair)])
+    return consistency.facts(run, {"--debug": False})
+
+
+def _override(name: str, value: object) -> tuple[str, str]:
+    return f"--{name.replace('__', '.')}", str(value)
+
+
+def test_sixty_four_equal_processes_agree_quickly() -> None:
+    own = facts()
+    began = time.monotonic()
+    assert checked([own] * 64) == [""] * 64
+    assert time.monotonic() - began < 10
+
+
+def test_all_hear_the_same_of_a_field_that_differs() -> None:
+    every = [facts()] * 5
+    every[3] = facts(optim__peak_lr=0.5, seed=9)
+    errors = checked(every)
+    assert len(set(errors)) == 1
+    lr = config.load("demo_mlm", []).optim.peak_lr
+    assert f"optim.peak_lr is {lr} in processes 0-2, 4 and 0.5 in process 3" in errors[0]
+    assert "seed is 42 in processes 0-2, 4 and 9 in process 3" in errors[0]
+    assert errors[0].endswith("start all with the same command line")
+    assert "\n" not in errors[0]
+
+
+def test_what_each_host_may_have_its_own_way_is_not_compared() -> None:
+    own = facts(data__path="/mnt/a", data__cache_dir="/tmp/a", data__workers=7, data__prefetch=1)
+    assert checked([facts(), own]) == ["", ""]
+    everything = set(facts()["config"]) | set(consistency.PER_HOST)
+    flat = config.to_dict(config.load("demo_mlm", []))
+    assert "seed" in everything
+    for name in consistency.PER_HOST:  # no name that a config has not
+        section, field = name.split(".")
+        assert field in flat[section]
+
+
+def test_flags_packages_and_code_are_compared() -> None:
+    run = config.load("demo_mlm", [])
+    own = consistency.facts(run, {"--debug": False})
+    debug = consistency.facts(run, {"--debug": True})
+    assert "--debug is False in process 0 and True in process 1" in consistency.compare(
+        [own, debug]
+    )
+    package = own | {"package": own["package"] | {"jax": "0.0.1"}}
+    found = consistency.compare([own, package])
+    assert f"jax is {own['package']['jax']} in process 0 and 0.0.1 in process 1" in found
+    assert found.endswith("install the same packages on every host")
+    digest = own["code"]["code"].split()[0]
+    assert len(digest) == 12
+    found = consistency.compare([own, own | {"code": {"code": "ab (commit c1)"}}])
+    assert "ab (commit c1) in process 1: install the same jaxtrain on every host" in found
+    # The same files, of a checkout and of an installed package.
+    assert not consistency.compare([own, own | {"code": {"code": digest}}])
+
+
+def test_the_code_is_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = config.load("demo_mlm", [])
+    package = tmp_path / "jaxtrain"
+    package.mkdir()
+    (package / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(consistency, "__file__", str(package / "distributed" / "consistency.py"))
+    first = consistency.facts(run, {})["code"]
+    (package / "a.py").write_text("x = 2\n")
+    second = consistency.facts(run, {})["code"]
+    (package / "a.py").write_text("x = 1\n")
+    assert first != second
+    assert first == consistency.facts(run, {})["code"]
+
+
+def test_many_differences_are_counted() -> None:
+    left = {"config": {f"f{number}": "1" for number in range(9)}}
+    right = {"config": {f"f{number}": "2" for number in range(9)}}
+    found = consistency.compare([left, right])
+    assert "f4 is 1 in process 0" in found
+    assert "f5" not in found
+    assert "; and 4 more: start" in found
+
+
+def test_a_process_that_is_gone_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "_PATIENCE_S", 0.1)
+    with pytest.raises(RunAgain, match="DEADLINE_EXCEEDED") as error:
+        consistency.check(facts(), 0, 2, Shared())
+    assert "\n" not in str(error.value)
+
+
+def test_everything_can_be_sent() -> None:
+    run = config.load("h100_16", ["--data.path", "x"])
+    assert dataclasses.is_dataclass(run)
+    assert len(json.dumps(consistency.facts(run, {}))) < 100_000

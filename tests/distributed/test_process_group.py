@@ -1,0 +1,326 @@
+"""How processes find each other and agree, as far as one process can show it."""
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import toy
+from test_rollcall import listeners
+
+from jaxtrain.distributed import process_group
+from jaxtrain.errors import InputError, RunAgain
+
+ALL = {
+    "JAX_COORDINATOR_ADDRESS": "host:1234",
+    "JAX_NUM_PROCESSES": "3",
+    "JAX_PROCESS_ID": "0",
+}
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What ``jax.distributed.initialize`` was called with; it does nothing here."""
+    calls: list[Any] = []
+
+    def initialize(
+        *args: Any,
+        local_device_ids: Any,
+        initialization_timeout: int,
+        coordinator_bind_address: str,
+    ) -> None:
+        calls.append((*args, local_device_ids, coordinator_bind_address))
+
+    def hold(cluster: Any, environment: Any) -> None:
+        calls.append(f"roll call of process {cluster.index}")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(process_group.rollcall, "hold", hold)
+    monkeypatch.setattr(process_group.clusters, "check_address", lambda cluster, environment: None)
+    return calls
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What jax was configured with; it stays as it is."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(jax.config, "update", found.__setitem__)
+    return found
+
+
+def test_processes_join_after_the_roll_call(joined: list[Any]) -> None:
+    process_group.connect({}, None)
+    assert not joined
+    process_group.connect(ALL | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, None)
+    assert joined == ["roll call of process 0", ("host:1234", 3, 0, [0, 1], "[::]:1234")]
+    process_group.connect(ALL | {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1234"}, None)
+    assert joined[-1] == ("127.0.0.1:1234", 3, 0, [], "127.0.0.1:1234")
+    process_group.connect(ALL | {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.1:99"}, None)
+    assert joined[-1] == ("host:1234", 3, 0, [], "10.0.0.1:99")
+
+
+def test_a_service_that_does_not_start_can_be_tried_again(
+    joined: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def initialize(*args: Any, **_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("UNKNOWN: Failed to start RPC server")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(RunAgain, match=r"host:1234 .*Failed to start"):
+        process_group.connect(ALL, None)
+
+
+@pytest.mark.parametrize(("devices", "environment"), [(8, ALL), (0, {}), (2, ALL)])
+def test_simulated_devices_that_do_not_divide_are_refused(
+    devices: int, environment: dict[str, str], joined: list[Any], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=f"--simulate-devices {devices} cannot be divided among"):
+        process_group.connect(environment, devices)
+    assert not joined
+    assert not settings
+
+
+def test_simulated_devices_are_divided_among_the_processes(
+    joined: list[Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # put back what connect() changes
+    process_group.connect(ALL, 12)
+    assert joined[1:] == [("host:1234", 3, 0, [], "[::]:1234")]
+    assert settings == {
+        "jax_platforms": "cpu",
+        "jax_num_cpu_devices": 4,
+        "jax_enable_preemption_service": False,
+        "jax_cpu_collectives_implementation": "gloo",
+    }
+
+
+CONNECTS = """
+import os, sys
+from jaxtrain.distributed import process_group as processes
+from jaxtrain.errors import InputError, RunAgain
+try:
+    processes.connect(os.environ, None)
+except (InputError, RunAgain) as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+print("met", flush=True)
+sys.stdin.read()
+processes.end(0, processes.peers(None))
+"""
+
+
+@pytest.mark.slow
+def test_on_one_machine_jax_listens_to_that_machine_only() -> None:
+    """And one more process is told that all are there: jax's service greets it first."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def started(index: int, patience_s: str) -> "subprocess.Popen[str]":
+        variables = {
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(index),
+            "JAX_PLATFORMS": "cpu",
+            "JAXTRAIN_RUN_TOKEN": "1f2e3d",
+            "JAXTRAIN_CONNECT_S": patience_s,
+            "PYTHONPATH": str(Path(process_group.__file__).parents[2]),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-c", CONNECTS],
+            env=os.environ | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with started(0, "200") as first, started(1, "200") as second:
+        try:
+            for one in (first, second):
+                assert one.stdout is not None
+                assert one.stdout.readline() == "met\n"
+            assert listeners(port) == {"0100007F"}
+            with started(1, "4") as third:
+                _, err = third.communicate(timeout=100)
+            assert third.returncode == 1
+            assert f"RunAgain: 127.0.0.1:{port}" in err
+            assert "another one is process 1 too" in err
+        finally:
+            for one in (first, second):
+                one.kill()
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with an NVIDIA driver, on which jax found the CPU and nobody asked for it."""
+    monkeypatch.setattr(Path, "exists", lambda path: path == Path("/proc/driver/nvidia/version"))
+    asked = jax.config.jax_platforms
+    jax.config.update("jax_platforms", None)
+    yield
+    jax.config.update("jax_platforms", asked)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_gpu_that_jax_cannot_see_is_refused_with_the_cure() -> None:
+    for environment in ({}, {"JAX_PLATFORMS": ""}, {"JAX_PLATFORMS": "cuda"}):
+        with pytest.raises(InputError, match=r"pip install -e '\.\[cuda12\]'.*JAX_PLATFORMS=cpu"):
+            process_group.check_accelerator(environment)
+
+
+@pytest.mark.usefixtures("driver")
+def test_other_machines_and_those_who_asked_for_the_cpu_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process_group.check_accelerator({"JAX_PLATFORMS": "cpu"})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path: False)
+        process_group.check_accelerator({})
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        process_group.check_accelerator({})
+    jax.config.update("jax_platforms", "cpu")  # as --simulate-devices does
+    process_group.check_accelerator({})
+
+
+def test_one_process_agrees_with_itself_at_once() -> None:
+    agreement = process_group.Agreement(toy.mesh_of(1, 8))
+    assert [agreement.exchange(wish) for wish in (0, 2, 0, 1)] == [0, 2, 0, 1]
+
+
+def test_several_processes_agree_on_the_largest_one_call_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a device of this process for each of eight, which want 0, 1, ... 7 times as much."""
+
+    def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+        assert local.shape == shape == (8,)
+        return jax.device_put(local * np.arange(8, dtype=local.dtype), sharding)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 8)
+    monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
+    agreement = process_group.Agreement(toy.mesh_of(2, 4))
+    assert not agreement.exchange(2)  # nothing is known yet
+    assert [agreement.exchange(wish) for wish in (0, 1, 0)] == [14, 0, 7]
+
+
+def test_one_process_has_its_own_numbers_at_once() -> None:
+    exchange = process_group.Exchange(toy.mesh_of(1, 8), ["power"], ["heat"])
+    assert exchange({"heat": 60.0}) == {"heat": 60.0}
+
+
+def test_numbers_of_several_processes_are_made_into_one_each_in_one_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a device of this process for each of eight; the first of them can say nothing."""
+
+    def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+        assert local.shape == shape == (8, 4)
+        said = local * np.arange(8, dtype=local.dtype)[:, None]
+        said[0] = np.nan
+        return jax.device_put(said, sharding)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 8)
+    monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
+    exchange = process_group.Exchange(toy.mesh_of(2, 4), ["share", "power"], ["heat", "memory"])
+    assert exchange({"heat": 10.0, "power": 100.0}) == {}  # nothing is known yet
+    assert exchange({}) == {"power": 400.0, "heat": 70.0}
+    assert exchange({}) == {}
+
+
+def test_one_process_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("process_allgather", "sync_global_devices"):
+        monkeypatch.setattr(process_group.multihost_utils, name, pytest.fail)
+    process_group.check_same("data", "abc", "give every process the same")
+    assert process_group.process_zero_first(lambda: "made", "data") == "made"
+
+
+def test_different_values_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gathered(row: np.ndarray) -> np.ndarray:
+        return np.stack([row, np.where(row == ord("a"), ord("b"), row).astype(np.uint8)])
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(process_group.multihost_utils, "process_allgather", gathered)
+    with pytest.raises(InputError, match=r"different data \(process 0: a1, process 1: b1\): do so"):
+        process_group.check_same("data", "a1", "do so")
+    process_group.check_same("data", "c1", "do so")
+
+
+@pytest.mark.parametrize(("process", "order"), [(0, ["action", "waits"]), (1, ["waits", "action"])])
+def test_process_zero_acts_first_and_keeps_nobody_waiting(
+    process: int, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where its action fails: the others would wait for ever for a wrong path."""
+    events: list[str] = []
+
+    def action(error: Exception | None) -> str:
+        events.append("action")
+        if error:
+            raise error
+        return "made"
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(
+        process_group, "wait_for_all", lambda name, timeout_s: events.append("waits")
+    )
+    assert process_group.process_zero_first(lambda: action(None), "data") == "made"
+    assert events == order
+    events.clear()
+    with pytest.raises(InputError, match="no such folder"):
+        process_group.process_zero_first(lambda: action(InputError("no such folder")), "data")
+    assert events == order
+
+
+def _fail(error: Exception) -> str:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("decide", "raised"),
+    [
+        (lambda: "a folder", None),
+        (lambda: "", None),
+        (functools.partial(_fail, InputError("wrong")), InputError),
+        (functools.partial(_fail, RunAgain("a full disk")), RunAgain),
+    ],
+)
+def test_every_process_is_told_what_process_zero_decides(
+    decide: Any, raised: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text, or its error."""
+    said: dict[str, str] = {}
+    store = SimpleNamespace(
+        key_value_set=said.__setitem__, blocking_key_value_get=lambda key, wait_ms: said[key]
+    )
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(process_group, "members", lambda: SimpleNamespace(service=store))
+    told = []
+    for process in (0, 1):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        monkeypatch.setattr(process_group, "_told", iter([7]))
+        own = decide if process == 0 else pytest.fail
+        try:
+            told.append(process_group.told_by_process_zero(own))
+        except (InputError, RunAgain) as error:
+            told.append((type(error), str(error)))
+    assert told[0] == told[1]
+    assert told[0] == decide() if raised is None else told[0][0] is raised
+
+
+@pytest.mark.parametrize(
+    ("environment", "driver", "on_cpu"),
+    [({}, False, True), ({}, True, False), ({"JAX_PLATFORMS": "cpu"}, True, True)],
+)
+def test_a_driver_says_that_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], driver: bool, on_cpu: bool
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: driver)
+    assert process_group.will_use_cpu(environment) is on_cpu

@@ -1,0 +1,604 @@
+"""The roll call before jax connects, over real sockets; most processes are threads here."""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain.distributed import cluster_env, rendezvous
+from jaxtrain.distributed import waiting as waits
+from jaxtrain.distributed.cluster_env import Cluster
+from jaxtrain.errors import InputError, RunAgain
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def member(index: int, count: int, port: int, host: str = "127.0.0.1") -> Cluster:
+    return Cluster(
+        scheme="test",
+        coordinator=f"{host}:{port}",
+        source="TEST",
+        count=count,
+        index=index,
+        hosts=None,
+        devices=[],
+    )
+
+
+SECRET = "c2d5b54b8f4f6e2a"
+
+
+def outcomes(
+    members: list[Cluster], patience_s: float = 60.0, token: str | list[str] = SECRET
+) -> list[Exception | None]:
+    """What each of them gets out of the roll call that all hold at the same time.
+
+    Args:
+        members: of the run.
+        patience_s: JAXTRAIN_CONNECT_S.
+        token: of all, or of each.
+    """
+    tokens = [token] * len(members) if isinstance(token, str) else token
+    results: list[Exception | None] = [AssertionError("it never came back")] * len(members)
+
+    def hold(number: int) -> None:
+        try:
+            variables = {cluster_env.PATIENCE: str(patience_s), cluster_env.TOKEN: tokens[number]}
+            rendezvous.hold(members[number], variables)
+            results[number] = None
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=hold, args=(number,)) for number in range(len(members))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return results
+
+
+@contextlib.contextmanager
+def listening(greeting: bytes) -> Iterator[int]:
+    """Another program at a port; it greets who comes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(greeting)
+                    connection.recv(1000)
+                    time.sleep(0.3)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("count", [2, 16])
+def test_all_go_on_when_all_are_there(count: int) -> None:
+    port = free_port()
+    assert outcomes([member(index, count, port) for index in range(count)]) == [None] * count
+    with socket.create_server(("", port)):  # the port is free again: jax wants it now
+        pass
+
+
+@pytest.mark.parametrize(
+    "indices", [[0, 1, 1], [0, 0], [0, 0, 1]], ids=lambda indices: "".join(map(str, indices))
+)
+@pytest.mark.parametrize("token", [SECRET, ""], ids=["token", "no-token"])
+def test_a_number_given_twice_is_told_to_all(
+    indices: list[int], token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to those that come a little later; process 2 of this run never comes."""
+    monkeypatch.setattr(rendezvous, "_LATE_S", 2.0)
+    twice = max(set(indices), key=indices.count)
+    port, count = free_port(), 3
+    said = outcomes([member(index, count, port) for index in indices], token=token)
+    # Without a token it may be a stranger's doing, and the next start may be right.
+    assert {type(one) for one in said} == {InputError if token else RunAgain}
+    assert len({str(one) for one in said}) == 1
+    assert f"two processes are both process {twice} of 3" in str(said[0])
+
+
+def test_processes_that_count_differently_are_told() -> None:
+    port = free_port()
+    said = outcomes([member(0, 2, port), member(1, 3, port)])
+    assert {type(one) for one in said} == {InputError}
+    assert "told of 3 processes, process 0" in str(said[0])
+
+
+def test_who_does_not_come_is_named_to_all() -> None:
+    port = free_port()
+    said = outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
+    assert {type(one) for one in said} == {RunAgain}
+    for one in said:
+        assert "within 2 s: 1, 3 (there are 0: pid" in str(one)
+
+
+def test_a_missing_process_is_named_while_the_others_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waits, "SILENCE_S", 0.7)
+    port = free_port()
+    outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
+    said = capsys.readouterr().err.splitlines()
+    first, second = sorted(line for line in said if "have not come" in line or "heard" in line)
+    assert "other processes: process 0 at 127.0.0.1" in first
+    assert f"processes 1, 3 of 4, which have not come to 127.0.0.1:{port} (1 s so far)" in second
+
+
+def test_the_program_that_holds_the_port_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It accepts, and says nothing."""
+    monkeypatch.setattr(waits, "SILENCE_S", 3.0)
+    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0))"
+    code += "; print(s.getsockname()[1], flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        (said,) = outcomes([member(0, 2, port)], patience_s=4)
+        other.kill()
+    named = f"(process {other.pid})"
+    assert isinstance(said, RunAgain)
+    assert "is in use by python" in str(said)
+    assert named in str(said)
+    (line,) = (one for one in capsys.readouterr().err.splitlines() if one.startswith("waiting"))
+    assert f"port {port}, which python" in line
+    assert named in line
+
+
+def test_nobody_listens() -> None:
+    (said,) = outcomes([member(1, 2, free_port())], patience_s=0.5)
+    assert isinstance(said, RunAgain)
+    assert "found no process 0 at 127.0.0.1" in str(said)
+    assert "this machine itself" in str(said)
+
+
+def test_the_address_does_not_lead_to_process_0() -> None:
+    cluster = member(0, 2, free_port(), host="192.0.2.123")  # for documentation: nobody has it
+    (said,) = outcomes([cluster], patience_s=1)
+    assert isinstance(said, RunAgain)
+    assert "192.0.2.123" in str(said)
+    assert "does not lead there" in str(said)
+
+
+@pytest.mark.parametrize("greeting", [b"\x00\x00\x12\x04\x00\x00", b"SSH-2.0-x\r\n", b'{"a": 1}\n'])
+@pytest.mark.parametrize("index", [0, 1])
+def test_another_program_at_the_port_is_told_apart(index: int, greeting: bytes) -> None:
+    """As the service of a run that has all its processes: then one more has somebody's number."""
+    with listening(greeting) as port:
+        (said,) = outcomes([member(index, 2, port)], patience_s=2)
+    assert isinstance(said, RunAgain)
+    assert "is in use" in str(said)
+    assert f"another one is process {index} too" in str(said)
+
+
+@contextlib.contextmanager
+def connected(port: int) -> Iterator[socket.socket]:
+    """A connection to process 0, as soon as it listens."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), 10)
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    with connection:
+        yield connection
+
+
+def closed(connection: socket.socket, patience_s: float = 30.0) -> bool:
+    """Whether the other side closes the connection within that time."""
+    connection.settimeout(patience_s)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def call(to: socket.socket, token: str, **fields: Any) -> list[str]:
+    """Calls as a process of the run would, and waits for nothing; the nonces."""
+    asked = json.loads(to.makefile("r").readline())["nonce"]
+    said = {"jaxtrain": "here", "index": 1, "count": 2, "where": "x", "call": "y", "nonce": "z"}
+    to.sendall(rendezvous._signed(token.encode(), "caller", [asked, "z"], said | fields))
+    return [asked, "z"]
+
+
+@contextlib.contextmanager
+def waiting(
+    count: int, port: int, patience_s: float = 60.0, token: str = SECRET
+) -> Iterator[list[Exception | None]]:
+    """Process 0, which waits for the others; what it gets is there after the block."""
+    found: list[Exception | None] = []
+    zero = threading.Thread(
+        target=lambda: found.extend(outcomes([member(0, count, port)], patience_s, token))
+    )
+    zero.start()
+    yield found
+    zero.join(100)
+
+
+FORGED = b'{"index":1,"count":3,"where":"\\u001b]0;owned\\u0007","token":"x"}\n'
+HOSTILE = {
+    "forged": FORGED,
+    "forged-new": b'{"jaxtrain":"here","index":1,"count":3,"where":"\\u001b[2J","nonce":"0"}\n',
+    "forged-proof": b'{"jaxtrain":"here","index":1,"count":3,"nonce":"0","proof":"\\u00e9"}\n',
+    "proof-number": b'{"jaxtrain":"here","index":1,"count":3,"nonce":[],"proof":1}\n',
+    "infinite": b'{"jaxtrain":"here","index":1e999,"count":2,"where":"x","proof":"0"}\n',
+    "digits": b'{"jaxtrain":"here","index":' + b"9" * 4000 + b"}\n",
+    "brackets": b"[" * 60_000 + b"\n",
+    "nested": b'{"jaxtrain":"here","proof":"0","where":' + b"[" * 3900 + b"\n",
+    "objects": b'{"jaxtrain":"here","proof":"0","x":' + b'{"a":' * 700 + b"1" + b"}" * 701 + b"\n",
+    "endless": b"x" * 5_000_000,
+    "raw": bytes(range(256)) * 8 + b"\n",
+    "escapes": b"\x1b]0;owned\x07\x1b[2J\n",
+    "not-utf8": b'{"jaxtrain": "\xff\xfe"}\n',
+    "surrogate": b'{"jaxtrain":"here","nonce":"\\ud800","proof":"\\ud800"}\n',
+    "list": b"[1, 2]\n",
+    "nothing": b"null\n",
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "tls": bytes.fromhex("16030100f0010000ec0303") + bytes(200),
+    "empty-line": b"\n",
+    "unfinished": b'{"jaxtrain":"here"',
+}
+
+
+@pytest.mark.parametrize("token", [SECRET, ""], ids=["token", "no-token"])
+def test_hostile_lines_do_not_end_a_run(token: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each three times, while process 0 waits; then the real process 1 comes."""
+    port = free_port()
+    with waiting(2, port, token=token) as first:
+        for line in list(HOSTILE.values()) * 3:
+            with connected(port) as connection, contextlib.suppress(OSError):
+                connection.sendall(line)
+                connection.shutdown(socket.SHUT_WR)
+                assert closed(connection)
+        second = outcomes([member(1, 2, port)], token=token)
+    assert first + second == [None, None]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert sorted(line.split(" from ")[0] for line in err.splitlines()) == [
+        "warning: a caller",  # once, and not for each
+        "warning: a connection",
+    ]
+    assert "Traceback" not in err
+    assert all(one.isprintable() or one == "\n" for one in err)
+
+
+def test_one_forged_line_does_not_end_those_who_are_there() -> None:
+    """It did: all processes ended with 2, which no launcher starts again."""
+    port = free_port()
+    with waiting(3, port) as first:
+        others: list[Exception | None] = []
+        last = threading.Thread(target=lambda: others.extend(outcomes([member(2, 3, port)])))
+        last.start()
+        with connected(port) as connection:
+            connection.sendall(FORGED.replace(b":3", b":99"))
+            assert closed(connection)
+            time.sleep(1)
+            others.extend(outcomes([member(1, 3, port)]))
+        last.join(60)
+    assert first + others == [None] * 3
+
+
+def test_a_slow_line_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rendezvous, "_LINE_S", 1.0)
+    port = free_port()
+    with waiting(2, port) as first:
+        with connected(port) as slow, connected(port) as silent:
+            for _ in range(20):
+                with contextlib.suppress(OSError):
+                    slow.sendall(b"{")
+                time.sleep(0.1)
+            assert closed(slow, 1)
+            assert closed(silent, 1)
+        assert outcomes([member(1, 2, port)]) == [None]
+    assert first == [None]
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_an_endless_line_is_not_kept() -> None:
+    port = free_port()
+    with waiting(2, port) as first:
+        with connected(port) as one:
+            one.sendall(b"x" * 20_000)
+            assert closed(one, rendezvous._LINE_S / 2)
+        assert outcomes([member(1, 2, port)]) == [None]
+    assert first == [None]
+
+
+PROCESS = """
+import os, resource, sys, threading
+from jaxtrain.distributed import cluster_env as clusters, rendezvous as rollcall
+from jaxtrain.errors import InputError, RunAgain
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+try:
+    rollcall.hold(clusters.find(os.environ), os.environ)
+    print("met")
+except (InputError, RunAgain) as error:
+    print(f"{type(error).__name__}: {error}")
+print("threads", threading.active_count(), file=sys.stderr)
+"""
+
+
+def process(index: int, port: int, descriptors: int = 1024) -> "subprocess.Popen[str]":
+    """A real process of a run of two."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROCESS, str(descriptors)],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            cluster_env.ADDRESS: f"127.0.0.1:{port}",
+            cluster_env.COUNT: "2",
+            cluster_env.INDEX: str(index),
+            cluster_env.TOKEN: SECRET,
+            cluster_env.PATIENCE: "100",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("descriptors", [1024, 64])
+def test_thousands_of_connections_do_not_keep_the_processes_out(descriptors: int) -> None:
+    """Also where process 0 has no descriptors left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = 2000
+    if hard != resource.RLIM_INFINITY and hard < many + 200:
+        pytest.skip(f"only {hard} descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, many + 200), hard))
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        first = stack.enter_context(process(0, port, descriptors))
+        stack.enter_context(connected(port))
+        for number in range(many):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            with contextlib.suppress(OSError):
+                one.connect(("127.0.0.1", port))
+            if number % 200 == 0:
+                time.sleep(0.05)
+        second = stack.enter_context(process(1, port))
+        for started in (second, first):
+            out, err = started.communicate(timeout=90)
+            assert out == "met\n", err
+            assert "Traceback" not in err
+            assert err.count("warning:") <= 1
+            # The main thread and the one that process 0 calls itself with.
+            assert int(re.findall(r"threads (\d+)", err)[0]) <= 2
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_whoever_answers_there_has_to_know_the_token(knows: bool) -> None:
+    """A stranger at the port cannot end a caller with its answer; process 0 can."""
+    heard: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(b'{"jaxtrain": "who", "nonce": "n"}\n')
+                        heard.append(connection.makefile("r").readline())
+                        nonces = ["n", json.loads(heard[-1])["nonce"]]
+                        key = SECRET.encode() if knows else b"guessed"
+                        answer = {"jaxtrain": "wrong\x1b[2J", "again": False}
+                        connection.sendall(rendezvous._signed(key, "process 0", nonces, answer))
+
+        threading.Thread(target=serve, daemon=True).start()
+        port = server.getsockname()[1]
+        (said,) = outcomes([member(1, 2, port)], patience_s=2)
+        server.shutdown(socket.SHUT_RDWR)
+    if knows:
+        assert (type(said), str(said)) == (InputError, "wrong?[2J")
+    else:
+        assert isinstance(said, RunAgain)
+        assert "does not know this run's token (JAXTRAIN_RUN_TOKEN is set here)" in str(said)
+        assert len(heard) > 1  # it called again
+    assert not [line for line in heard if SECRET in line]
+
+
+def test_an_answer_without_the_token_is_worth_nothing() -> None:
+    """Also one that a caller's own signature is sent back in."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                for answer in (b'{"jaxtrain": "", "again": false}\n', None) * 100:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(b'{"jaxtrain": "who", "nonce": "n"}\n')
+                        line = connection.makefile("rb").readline()
+                        connection.sendall(answer or line)
+
+        threading.Thread(target=serve, daemon=True).start()
+        (said,) = outcomes([member(1, 2, server.getsockname()[1])], patience_s=2)
+        server.shutdown(socket.SHUT_RDWR)
+    assert isinstance(said, RunAgain)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"x" * 200_000, b"[" * 60_000 + b"\n", b'{"jaxtrain": 1e999, "again": 1}\n', b"\xff\n"],
+)
+@pytest.mark.parametrize("greets", [True, False])
+def test_hostile_answers_do_not_end_a_caller(answer: bytes, greets: bool) -> None:
+    greeting = b'{"jaxtrain": "who", "nonce": "n"}\n' if greets else b""
+    with listening(greeting + answer) as port:
+        (said,) = outcomes([member(1, 2, port)], patience_s=1)
+    assert isinstance(said, RunAgain)
+    assert str(said).isprintable()
+
+
+@pytest.mark.parametrize("tokens", [[SECRET, ""], ["", SECRET], [SECRET, "7e6a0d11"]])
+def test_different_tokens_are_named_on_both_sides(
+    tokens: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    said = outcomes([member(0, 2, port), member(1, 2, port)], patience_s=3, token=tokens)
+    assert {type(one) for one in said} == {RunAgain}
+    here = ["set" if token else "not set" for token in tokens]
+    assert "did not come to 127.0.0.1" in str(said[0])
+    assert (
+        f"callers from 127.0.0.1 did not know this run's token (JAXTRAIN_RUN_TOKEN is {here[0]} "
+        "here): set the same one on all hosts"
+    ) in str(said[0])
+    assert f"does not know this run's token (JAXTRAIN_RUN_TOKEN is {here[1]} here)" in str(said[1])
+    warned = capfd.readouterr().err
+    assert warned.count("\n") == 1
+    assert warned.startswith("warning: a caller from 127.0.0.1 did not know this run's token")
+    assert not [token for token in tokens if token and token in f"{said}{warned}"]
+
+
+def test_a_line_of_another_start_proves_nothing() -> None:
+    port = free_port()
+    with waiting(2, port) as first:
+        with connected(port) as old, connected(port) as new:
+            asked = json.loads(old.makefile("r").readline())["nonce"]
+            said = {"jaxtrain": "here", "index": 1, "count": 9, "where": "x", "call": "y"}
+            line = rendezvous._signed(
+                SECRET.encode(), "caller", [asked, "z"], said | {"nonce": "z"}
+            )
+            new.sendall(line)
+            assert closed(new)
+        assert outcomes([member(1, 2, port)]) == [None]
+    assert first == [None]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"index": 2}, r"process 2 \(x\) is outside the 2 processes .* from 0 to 1"),
+        ({"index": -1}, r"process -1 \(x\) is outside the 2 processes"),
+        ({"index": 1, "count": 5}, r"process 1 \(x\) was told of 5 processes"),
+        (
+            {"index": 9, "where": "\x1b]0;\u202eowned\x07\n" + "y" * 1000},
+            r"process 9 \(\?\]0;\?owned\?\?y{50,120}\.\.\.\) is outside",
+        ),
+    ],
+)
+def test_a_wrong_process_of_the_run_itself_is_one_line(
+    fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_LATE_S", 0.5)
+    port = free_port()
+    with waiting(2, port) as first, connected(port) as one:
+        nonces = call(one, SECRET, **fields)
+        answer = json.loads(one.makefile("r").readline())
+    (said,) = first
+    assert isinstance(said, InputError)
+    assert re.search(message, str(said))
+    assert str(said).isprintable()
+    assert answer["jaxtrain"] == str(said)
+    assert rendezvous._is_signed(SECRET.encode(), "process 0", nonces, answer)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"index": 1.5}, {"index": True}, {"index": "1"}, {"index": 2**40}, {"count": None}],
+    ids=str,
+)
+def test_a_number_that_is_none_is_not_counted(fields: dict[str, Any]) -> None:
+    port = free_port()
+    with waiting(2, port) as first:
+        with connected(port) as one:
+            call(one, SECRET, **fields)
+            assert closed(one)
+        assert outcomes([member(1, 2, port)]) == [None]
+    assert first == [None]
+
+
+def test_one_that_went_away_does_not_count() -> None:
+    """Such as a process 1 that was killed while it waited, and is started again."""
+    port = free_port()
+    with waiting(2, port) as first:
+        with connected(port) as one:
+            call(one, SECRET)
+            time.sleep(0.05)
+        assert outcomes([member(1, 2, port)]) == [None]
+    assert first == [None]
+
+
+def listeners(port: int) -> set[str]:
+    """Addresses, as hexadecimal numbers of the kernel, at which somebody listens at that port."""
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    there = [line[1].split(":") for line in lines if line[3] == "0A"]
+    # gRPC listens at IPv4's addresses by their form in IPv6.
+    mapped = "0000000000000000FFFF0000"
+    return {at.removeprefix(mapped) for at, number in there if int(number, 16) == port}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_on_one_machine_nobody_else_can_call(host: str) -> None:
+    port = free_port()
+    zero = threading.Thread(target=lambda: outcomes([member(0, 2, port, host)], patience_s=2))
+    zero.start()
+    with connected(port):
+        assert listeners(port) == {"0100007F"}
+    zero.join(30)
+
+
+def test_the_user_may_name_the_address_to_listen_at() -> None:
+    port = free_port()
+    variables = {cluster_env.PATIENCE: "1", cluster_env.BIND: f"127.0.0.2:{port}"}
+    with pytest.raises(RunAgain, match="does not lead there"):
+        rendezvous.hold(member(0, 2, port), variables)
+    with pytest.raises(InputError, match=r"cannot listen at 127\.0\.0\.1:99999"):
+        rendezvous.hold(member(0, 2, port), {cluster_env.BIND: "127.0.0.1:99999"})
+
+
+@pytest.mark.parametrize(
+    ("index", "host", "token", "warns"),
+    [
+        (0, "192.0.2.123", "", True),
+        (0, "192.0.2.123", SECRET, False),
+        (1, "192.0.2.123", "", False),  # process 0 says it
+        (0, "127.0.0.1", "", False),
+    ],
+)
+def test_a_run_of_several_hosts_without_a_token_is_warned_once(
+    index: int, host: str, token: str, warns: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcomes([member(index, 2, free_port(), host)], patience_s=0.5, token=token)
+    err = capfd.readouterr().err
+    assert err.count("warning: JAXTRAIN_RUN_TOKEN is not set") == err.count("\n") == warns
+
+
+def test_patience_is_a_number() -> None:
+    with pytest.raises(InputError, match="JAXTRAIN_CONNECT_S is 'long'"):
+        rendezvous.hold(member(0, 2, free_port()), {cluster_env.PATIENCE: "long"})

@@ -1,0 +1,241 @@
+"""Stop signals, sent to this very process, and to processes that are busy in a long call."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jaxtrain.distributed.signals import (
+    DONE,
+    INTERRUPTED,
+    RUN_AGAIN,
+    WRONG_USE,
+    Stopped,
+    StopSignals,
+    stop_inside,
+)
+
+# A call that no handler can break off, as a compilation: it holds the main thread in C.
+BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)  # the handler runs between two bytecodes
+
+
+def wait_until_heard(signals: StopSignals) -> None:
+    deadline = time.monotonic() + 10
+    while signals.heard is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_exit_codes() -> None:
+    assert (DONE, WRONG_USE, RUN_AGAIN, INTERRUPTED) == (0, 2, 75, 130)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_while_nothing_is_to_be_saved_a_signal_ends_the_run(
+    number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped) as stopped, StopSignals():
+        send(number)
+    assert stopped.value.code == code
+    assert f"{number.name}: stopping; nothing to save" in capfd.readouterr().err
+
+
+@pytest.fixture
+def signal_in_a_collection() -> Iterator[None]:
+    """The next collection is hit by Ctrl-C; jax, too, collects in a callback of its own."""
+    left = [signal.SIGINT]
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        if left:
+            send(left.pop())
+
+    gc.callbacks.append(callback)
+    yield
+    gc.callbacks.remove(callback)
+
+
+@pytest.mark.usefixtures("signal_in_a_collection")
+def test_a_stop_that_falls_into_a_collection_is_not_lost(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Python drops what a handler raises in there."""
+
+    def collect() -> None:
+        gc.collect()
+        time.sleep(5)
+
+    with StopSignals() as signals, pytest.raises(Stopped) as stopped:
+        collect()
+    assert (signals.requested, stopped.value.code) == ("SIGINT", INTERRUPTED)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("signal_in_a_collection")
+def test_a_stop_that_was_dropped_waits_where_there_is_something_to_save() -> None:
+    with StopSignals() as signals:
+        gc.collect()
+        signals.hold()
+        time.sleep(0.2)
+    assert signals.requested == "SIGINT"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_after_hold_a_signal_is_a_wish(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopSignals() as signals:
+        signals.hold()
+        assert signals.requested is None
+        send(number)
+        assert signals.requested == number.name
+        wait_until_heard(signals)
+        assert signals.heard == number.name
+    assert signal.getsignal(number) is before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_the_first_signal_counts(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignals() as signals:
+        signals.hold()
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)  # launchers repeat it
+        assert signals.requested == "SIGTERM"
+    assert capfd.readouterr().err.strip() == "SIGTERM: stopping after this step"
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_ctrl_c_after_a_signal_stops_at_once(
+    first: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with StopSignals() as signals:
+        signals.hold()
+        send(first)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+        assert signals.requested == first.name
+    said = capfd.readouterr().err
+    assert ("press Ctrl-C again" in said) == (first == signal.SIGINT)
+
+
+def test_who_asks_is_told_also_of_a_signal_that_came_before() -> None:
+    told = []
+    with StopSignals() as signals:
+        signals.hold()
+        signals.when_heard(lambda: told.append("later"))
+        send(signal.SIGTERM)
+        wait_until_heard(signals)
+        signals.when_heard(lambda: told.append("before"))
+    assert sorted(told) == ["before", "later"]
+
+
+def test_a_request_of_another_process_is_a_signal() -> None:
+    with StopSignals() as signals:
+        signals.hold()
+        signals.request("SIGTERM")
+        wait_until_heard(signals)
+        assert signals.requested == "SIGTERM"
+
+
+def busy(hold: bool, call: str = BUSY) -> subprocess.Popen[str]:
+    """A process that enters the signals and then hears nothing in its main thread."""
+    program = f"""
+    import hashlib, time
+    import jaxtrain.distributed.signals
+    from jaxtrain.distributed.signals import StopSignals
+
+    jaxtrain.distributed.signals.UNWIND_S = 0.5
+    with StopSignals() as signals:
+        signals.before_exit = lambda code: print("leaving with", code, flush=True)
+        if {hold}:
+            signals.hold()
+            signals.when_heard(lambda: print("heard", signals.heard, flush=True))
+        print("busy", flush=True)
+        {call}
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_long_call_does_not_keep_the_process_alive() -> None:
+    with busy(hold=False) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        time.sleep(0.5)  # and now it is
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "leaving with 75\n"
+        assert process.wait(timeout=30) == RUN_AGAIN
+
+
+def test_a_signal_is_heard_in_a_long_call_that_has_something_to_save() -> None:
+    with busy(hold=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        time.sleep(0.5)  # and now it is
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "heard SIGTERM\n"
+        time.sleep(1)
+        assert process.poll() is None  # it is the watchdog's to end it
+        process.kill()
+
+
+# A save that takes its time, and is waited for also while an exception passes.
+SAVING = """
+        try:
+            time.sleep(600)
+        finally:
+            time.sleep(600)
+"""
+# One in a thread, which the interpreter waits for at its end.
+IN_A_THREAD = (
+    "__import__('threading').Thread(target=time.sleep, args=(600,)).start(); time.sleep(600)"
+)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("call", [BUSY, SAVING, IN_A_THREAD], ids=["in C", "saving", "thread"])
+def test_a_second_ctrl_c_ends_the_process_at_once(first: signal.Signals, call: str) -> None:
+    with busy(hold=True, call=call) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "busy\n"
+            time.sleep(0.5)  # and now it is
+            process.send_signal(first)
+            assert process.stdout.readline() == f"heard {first.name}\n"
+            time.sleep(0.5)
+            assert process.poll() is None
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == INTERRUPTED
+            assert time.monotonic() - began < 10
+            assert process.stdout.readline() == "leaving with 130\n"
+        finally:
+            process.kill()
+
+
+def test_a_stop_that_a_library_has_wrapped_is_found() -> None:
+    wrapped: BaseException | None = None
+    for stop in (Stopped("SIGTERM"), KeyboardInterrupt()):
+        try:
+            try:
+                raise stop
+            except BaseException as error:
+                try:
+                    raise OSError("of the library") from error
+                except OSError:
+                    raise ValueError("of the library's user") from None
+        except ValueError as error:
+            wrapped = error
+        assert wrapped is not None
+        assert stop_inside(wrapped) is stop
+    assert stop_inside(ValueError()) is None

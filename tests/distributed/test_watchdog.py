@@ -1,0 +1,203 @@
+"""The watchdog, in processes of its own where it ends them."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.signals import RUN_AGAIN, StopSignals
+from jaxtrain.distributed.watchdog import Watchdog
+
+
+class Harmless(Watchdog):
+    """Ends nothing: it would be the process of the tests."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        super().__init__(timeout_s, Peers(0, 1, None, StopSignals()))
+        self.reasons: list[str] = []
+
+    def end(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
+    program = f"""
+    import threading, time
+    from pathlib import Path
+    from jaxtrain.distributed.heartbeat import Peers
+    from jaxtrain.distributed.signals import StopSignals
+    from jaxtrain.distributed.watchdog import Watchdog
+
+    def stuck_here():
+        threading.Event().wait(300)
+
+    peers = Peers(0, 1, None, StopSignals())
+    say = lambda text: print(text, flush=True)
+    watchdog = Watchdog(0.5, peers)
+    directory = Path({str(tmp_path)!r})
+    watchdog.report_to(directory, say)
+    """
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        """
+        patient = Watchdog(2.0, peers)
+        patient.report_to(directory, say)
+        with patient as watchdog:
+            for step in range(5):
+                time.sleep(0.5)  # longer than the limit together, shorter each
+                watchdog.beat(step)
+            print("five steps", flush=True)
+            stuck_here()
+        """,
+    )
+    assert ended.returncode == RUN_AGAIN, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "five steps"
+    assert len(lines) == 2
+    assert "no step ended within 2 s after update 4 in process 0" in lines[1]
+    words = (tmp_path / "hang-0.txt").read_text()
+    assert "stuck_here" in words
+    assert "process 0: training, update 4 done" in words
+
+
+def test_a_hang_ends_it_although_nothing_can_be_said(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        """
+        import jaxtrain.distributed.watchdog
+        jaxtrain.distributed.watchdog.LAST_WORDS_S = 0.3
+        watchdog._say = lambda text: stuck_here()
+        with watchdog, watchdog.pause("save", allowance_s=0.1):
+            stuck_here()
+        """,
+    )
+    assert ended.returncode == RUN_AGAIN, ended.stderr
+
+
+def test_before_there_is_a_directory_the_stacks_go_to_stderr(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        """
+        with Watchdog(0.5, peers) as watchdog:
+            stuck_here()
+        """,
+    )
+    assert ended.returncode == RUN_AGAIN, ended.stderr
+    assert "stuck_here" in ended.stderr
+    assert "no step ended within 0.5 s in process 0; stacks of all threads above" in ended.stderr
+
+
+def test_a_missing_directory_does_not_keep_it_alive(tmp_path: Path) -> None:
+    ended = run(tmp_path / "gone", "with watchdog, watchdog.pause('save', 0.1): stuck_here()")
+    assert ended.returncode == RUN_AGAIN, ended.stderr
+    assert "save did not end within 0.5 s" in ended.stdout
+    assert "no stacks" in ended.stdout
+
+
+def test_a_pause_has_a_limit_of_its_own() -> None:
+    with Harmless(0.5) as watchdog:
+        with watchdog.pause("compile", allowance_s=60), watchdog.pause("save", allowance_s=60):
+            time.sleep(1.5)
+        watchdog.beat(1)
+        assert watchdog.reasons == []
+        time.sleep(1.5)
+    assert watchdog.reasons == ["hung: no step ended within 0.5 s after update 1 in process 0"]
+
+
+def test_a_pause_may_have_no_limit() -> None:
+    with Harmless(0.5) as watchdog:
+        with watchdog.pause("data", allowance_s=None):
+            time.sleep(1.5)
+        watchdog.beat(1)
+        assert watchdog.reasons == []
+
+
+def test_after_a_pause_the_step_has_its_whole_time() -> None:
+    with Harmless(3.0) as watchdog:
+        time.sleep(1.0)
+        with watchdog.pause("evaluation"):
+            time.sleep(0.1)
+        time.sleep(1.0)
+        with watchdog.pause("save"):
+            time.sleep(0.1)
+        time.sleep(1.2)
+        assert watchdog.reasons == []
+
+
+def test_off() -> None:
+    with Harmless(None) as watchdog, watchdog.pause("save", allowance_s=0.1):
+        watchdog.beat()
+        time.sleep(0.5)
+        assert watchdog.reasons == []
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                """
+                import time
+                from pathlib import Path
+                from jaxtrain.distributed.heartbeat import Peers
+                from jaxtrain.distributed.signals import StopSignals
+                from jaxtrain.distributed.watchdog import Watchdog
+
+                peers = Peers(0, 1, None, StopSignals())
+                with Watchdog(3.0, peers) as watchdog:
+                    print("watching", flush=True)
+                    time.sleep(1.5)
+                    watchdog.beat(1)
+                """
+            ),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "watching\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=30)[0] == ""
+    assert process.returncode == 0
+
+
+def test_a_stop_has_a_limit_whatever_the_run_does(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        """
+        with Watchdog(None, peers) as watchdog:
+            watchdog.report_to(directory, say)
+            with watchdog.pause("save", allowance_s=60):
+                watchdog.end_within(0.3)
+                stuck_here()
+        """,
+    )
+    assert ended.returncode == RUN_AGAIN, ended.stderr
+    assert "did not end within loop.stop_timeout_s" in ended.stdout
+
+
+def test_a_link_in_the_place_of_the_stacks_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "hang-0.txt").symlink_to("mine")
+    said: list[str] = []
+    watchdog = Harmless(None)
+    watchdog.report_to(tmp_path, said.append)
+    watchdog._last_words("hung")
+    assert "hang-0.txt could not be written (it is a symbolic link)" in said[0]
+    assert (tmp_path / "mine").read_text() == "kept"

@@ -1,0 +1,90 @@
+"""Teachers: another model of this program; what is refused. tests/interop tests diffusers' own."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxtrain.errors import InputError
+from jaxtrain.inference import teachers
+from jaxtrain.interop import weights
+from jaxtrain.models import video_ae
+from jaxtrain.training import state as states
+
+MODEL = video_ae.Config.tiny()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A weights file, and the module it came from."""
+    path = tmp_path_factory.mktemp("teacher") / "taught v1.safetensors"
+    definition = states.Definition(MODEL.build)
+    params, _ = definition.init(jax.random.key(3))
+    weights.save(path, MODEL, {name: np.asarray(array) for name, array in params.items()})
+    return path, MODEL.build(nnx.Rngs(jax.random.key(3)))
+
+
+def _load(path: Path | str, **more: Any) -> Any:
+    settings = {"scaling": None, "sample_seed": None, "say": lambda line: None, **more}
+    return teachers.load(str(path), video_ae.Config, **settings)
+
+
+@pytest.mark.slow
+def test_our_own_encoder_teaches(made: tuple[Path, Any]) -> None:
+    path, module = made
+    said: list[str] = []
+    teacher = _load(path, say=said.append)
+    video = np.random.default_rng(0).random((8, 4, 16, 16, 3), np.float32)
+    wanted = np.asarray(module.encode(video))
+    found = teacher.encode(video)
+    assert (found.dtype, found.shape) == (np.float32, (8, *MODEL.latent_shape))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(_load(path, scaling=0.5).encode(video), wanted / 2, atol=1e-5)
+    assert said == [f"teacher {teacher.name}: encoder of {path}, latents times 1"]
+
+
+def test_a_name_stands_for_encoder_and_scaling(made: tuple[Path, Any], tmp_path: Path) -> None:
+    path, _ = made
+    name = _load(path).name
+    assert name.startswith("taught-v1-")
+    loaded = weights.load(path, video_ae.Config)
+    copy = tmp_path / path.name
+    decoder = {k: v + k.startswith("decoder") for k, v in loaded.params.items()}
+    weights.save(copy, MODEL, decoder)
+    assert _load(copy).name == name
+    encoder = {k: v + np.float32(1e-3) for k, v in loaded.params.items()}
+    weights.save(copy, MODEL, encoder)
+    assert len({name, _load(copy).name, _load(path, scaling=2.0).name}) == 3
+
+
+def test_a_model_with_losses_teaches_without_them(made: tuple[Path, Any], tmp_path: Path) -> None:
+    params = weights.load(made[0], video_ae.Config).params
+    model = dataclasses.replace(MODEL, perceptual=None, teacher=video_ae.Teacher(), remat="block")
+    path = tmp_path / made[0].name
+    weights.save(path, model, params)
+    assert _load(path).name == _load(made[0]).name
+
+
+def test_what_is_no_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--teacher .*gone: no such file or folder; name a"):
+        _load(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"is no checkpoint"):
+        _load(tmp_path)
+    with pytest.raises(InputError, match=r"--teacher-sample 1: .* without a distribution"):
+        _load(made[0], sample_seed=1)
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKL"}))
+    with pytest.raises(InputError, match=r"pip install -e '.\[interop\]'|is a AutoencoderKL;"):
+        _load(tmp_path)
+
+
+def test_a_config_of_any_size_is_not_read(tmp_path: Path) -> None:
+    config = json.dumps({"_class_name": "AutoencoderKL"})
+    (tmp_path / "config.json").write_text(config)
+    assert teachers._class_name(tmp_path) == "AutoencoderKL"
+    (tmp_path / "config.json").write_text(config + " " * 2**26)
+    assert teachers._class_name(tmp_path) is None

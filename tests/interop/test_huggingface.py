@@ -1,0 +1,209 @@
+"""Folders of transformers that strangers made: read, or refused in one line."""
+
+import importlib
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxtrain.errors import InputError
+from jaxtrain.interop import huggingface, weights
+from jaxtrain.models import gpt, llama, mlm
+from jaxtrain.storage import tensor_files
+
+MODELS: dict[str, Any] = {
+    "bert": mlm.Config.tiny(),
+    "llama": llama.Config.tiny(),
+    "nanochat": gpt.Config.tiny(),
+}
+ODD: tuple[Any, ...] = (
+    *(None, True, "7", [], [1], {}, {"a": 1}, -1, 0, 0.5, 10**9, 10**400, math.nan, math.inf),
+    *(-math.inf, "x" * 10_000, "\x1b[2J"),
+)
+
+
+def settings(kind: str) -> dict[str, Any]:
+    content: dict[str, Any] = MODELS[kind].to_settings()
+    return content
+
+
+def fields() -> list[tuple[str, str]]:
+    return [(kind, name) for kind in MODELS for name in settings(kind)]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    for kind, model in MODELS.items():
+        (tmp_path / "config.json").write_text(json.dumps(settings(kind)))
+        assert huggingface.is_one(tmp_path)
+        found = huggingface.model(tmp_path)
+        assert type(found) is type(model)
+        assert found.to_settings() == settings(kind)
+
+
+def refusal(folder: Path, content: Any) -> str:
+    """Why a folder with this config.json is refused; "" where it is a model."""
+    (folder / "config.json").write_text(json.dumps(content))
+    try:
+        huggingface.model(folder)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("kind", "name"), fields())
+def test_an_odd_value_is_one_line_or_a_model(kind: str, name: str, tmp_path: Path) -> None:
+    content = settings(kind)
+    said = [refusal(tmp_path, content | {name: value}) for value in ODD]
+    del content[name]
+    said.append(refusal(tmp_path, content))
+    assert all(not line or line.isprintable() for line in said)
+    assert max(map(len, said)) < 2000
+
+
+@pytest.mark.parametrize("kind", ["llama", "nanochat"])
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters", "layer_types", "head_dim"])
+def test_odd_nested_settings_too(kind: str, name: str, tmp_path: Path) -> None:
+    more: tuple[Any, ...] = (
+        [[]],
+        [{}],
+        ["\x1b[2J"],
+        {"\x1b[2J": 1},
+        {"rope_theta": []},
+        {"rope_type": {}},
+    )
+    said = [refusal(tmp_path, settings(kind) | {name: value}) for value in (*ODD, *more)]
+    assert all(not line or line.isprintable() for line in said)
+
+
+def test_zero_heads_are_refused_by_name(tmp_path: Path) -> None:
+    for kind in MODELS:
+        (tmp_path / "config.json").write_text(
+            json.dumps(settings(kind) | {"num_attention_heads": 0})
+        )
+        with pytest.raises(InputError, match="num_attention_heads=0: use at least 1"):
+            huggingface.model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind", [[], {}, 7, None, "gpt2", "os", "jaxtrain.models.mlm", "\x1b[2J", "x" * 10_000]
+)
+def test_only_known_kinds_are_models_and_nothing_is_imported(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert huggingface.is_one(tmp_path)
+    monkeypatch.setattr(importlib, "import_module", None)
+    with pytest.raises(InputError, match="known are: bert, llama, nanochat") as caught:
+        huggingface.model(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"model_type"',
+        b"\xff{}",
+        b'{"model_type": "\\ud800"}',
+        b"[" * 10**7,
+        b'{"model_type": ' * 10**5,
+        b" " * 2**25,
+    ],
+    ids=lambda content: ascii(content[:20]),
+)
+def test_a_config_json_of_another_kind_is_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    assert not huggingface.is_one(tmp_path)
+    with pytest.raises(InputError, match=r"config.json"):
+        huggingface.model(tmp_path)
+
+
+def test_a_config_json_that_is_no_file_is_none_and_nobody_waits(tmp_path: Path) -> None:
+    path, began = tmp_path / "config.json", time.monotonic()
+    path.mkdir()
+    assert not huggingface.is_one(tmp_path)
+    path.rmdir()
+    os.mkfifo(path)
+    assert not huggingface.is_one(tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert not huggingface.is_one(tmp_path)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(2**30)  # 1 GiB that takes no place
+    assert not huggingface.is_one(tmp_path)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        *(None, 7, [], "x", {}, {"a": 7}, {"a": None}, {"a": ["x.safetensors"]}, {"a": {}}),
+        *({"a": "../x.safetensors"}, {"a": "/abs/x.safetensors"}, {"a": "b/x.safetensors"}),
+        *({"a": ".."}, {"a": ""}, {"a": "x\0.safetensors"}, {"a": "x.bin"}, {"a": "config.json"}),
+    ],
+    ids=str,
+)
+def test_an_index_names_files_of_its_folder_only(found: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    tensor_files.write(tmp_path / "x.safetensors", {"a": np.zeros(1, np.float32)}, {})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": found}))
+    with pytest.raises(InputError, match=r"index.json(: its weight_map names| lists no files)"):
+        huggingface.tensors(folder)
+
+
+def test_an_index_that_is_damaged_or_complete(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    for content in (b"{", b"[1]", b"[" * 10**6, b"\xff", b"{}"):
+        index.write_bytes(content)
+        with pytest.raises(InputError, match=r"index.json"):
+            huggingface.tensors(tmp_path)
+    for name in ("1", "2"):
+        tensor_files.write(tmp_path / f"{name}.safetensors", {name: np.zeros(1, np.float32)}, {})
+    index.write_text(json.dumps({"weight_map": {"1": "1.safetensors", "2": "2.safetensors"}}))
+    assert huggingface.tensors(tmp_path).keys() == {"1", "2"}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_whole_numbers_are_no_weights(kind: str, tmp_path: Path) -> None:
+    model = MODELS[kind]
+    (tmp_path / "config.json").write_text(json.dumps(settings(kind)))
+    shapes = weight_shapes(model)
+    quantized = {name: np.ones(shape, np.int8) for name, shape in shapes.items()}
+    tensor_files.write(tmp_path / "model.safetensors", quantized, {})
+    with pytest.raises(InputError, match=r"holds whole numbers \(int8\), not weights"):
+        weights.load(tmp_path, None)
+
+
+def weight_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    from jaxtrain.training import state
+
+    params = {
+        name: np.zeros(leaf.shape, np.float32)
+        for name, leaf in state.Definition(model.build).params.items()
+    }
+    outward = getattr(model, "to_transformers", model.to_weights)(params)
+    return {name: array.shape for name, array in outward.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [((0, 2**40), (4, 4)), ((4,), (4, 4)), ((4, 4), ()), ((4, 0), (4, 4)), ((4, 3), (0, 3))],
+)
+def test_odd_shapes_of_a_gpt_are_refused(words: Any, keys: Any) -> None:
+    tensors = {
+        "lm_head.weight": np.broadcast_to(np.float32(0), words),
+        "transformer.h.0.attn.c_k.weight": np.broadcast_to(np.float32(0), keys),
+    }
+    with pytest.raises(InputError, match=r"x holds no weights of this model|not those of this GPT"):
+        gpt.Config.guess(tensors, "x")

@@ -1,0 +1,182 @@
+"""Parameters from checkpoints, runs and weights files, for a model known or not."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from sample_videos import busy, write
+from small_state import State
+
+from jaxtrain import config, main
+from jaxtrain.checkpoint import resume
+from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.errors import InputError
+from jaxtrain.interop import weights
+from jaxtrain.models import gpt, mlm, video_ae
+from jaxtrain.storage import tensor_files
+from jaxtrain.training import state as states
+
+MODEL = video_ae.Config.tiny()
+WITH = dataclasses.replace(
+    MODEL, height=32, width=32, frames=12, adversary=video_ae.Adversary(replay=4)
+)
+
+
+def drawn(model: Any, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = states.Definition(model.build).params
+    return {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
+
+
+def write_run(
+    directory: Path, model: Any, step: int, params: Any, *, best: bool = False, said: Any = None
+) -> None:
+    """A run's directory with a checkpoint, as training leaves it; ``said``: of its model."""
+    state = State(
+        step=np.uint32(step), examples_seen=np.uint32(step), params=params, extras={}, opt={}
+    )
+    placed = jax.tree.map(jax.numpy.asarray, state)
+    saved = {"model": config.to_dict(model) if said is None else said}
+    meta = {"step": step, "examples_seen": step, "examples_left_out": 0, "config": saved}
+    saver = checkpoint.Checkpoints(directory / "checkpoints", 2)
+    saver.save_best(placed, meta) if best else saver.save(placed, meta)
+    saver.close()
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert set(found) == set(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_run_gives_its_best_checkpoint_and_else_its_newest(tmp_path: Path) -> None:
+    newest, best = drawn(MODEL, 1), drawn(MODEL, 2)
+    write_run(tmp_path / "run", MODEL, 8, newest)
+    found = weights.load(tmp_path / "run", video_ae.Config)
+    assert (found.model, found.source) == (MODEL, str(tmp_path / "run" / "checkpoints" / "8"))
+    same(found.params, newest)
+    write_run(tmp_path / "run", MODEL, 4, best, best=True)
+    same(weights.load(tmp_path / "run", video_ae.Config).params, best)
+    same(weights.load(tmp_path / "run" / "checkpoints" / "8", video_ae.Config).params, newest)
+
+
+def test_which_model_it_is_takes_no_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    monkeypatch.setattr(resume, "first_verified", None)  # reads every byte
+    for source in (tmp_path / "run", tmp_path / "run/checkpoints/8"):
+        assert weights.model_at(source) == MODEL
+    for other in (tmp_path, tmp_path / "gone", Path(__file__)):
+        assert weights.model_at(other) is None
+
+
+def test_a_weights_file_remembers_its_model(tmp_path: Path) -> None:
+    params = drawn(WITH)
+    own = {name: array for name, array in params.items() if not name.startswith("adversary.")}
+    weights.save(tmp_path / "x.safetensors", WITH, params)
+    found = weights.load(tmp_path / "x.safetensors", video_ae.Config)
+    assert found.model == WITH
+    same(found.params, own)  # the reference has no place for a discriminator
+    tensors, about = tensor_files.read(tmp_path / "x.safetensors")
+    assert about["format"] == "pt"
+    assert not any("adversary" in name for name in tensors)
+
+
+def test_a_run_starts_from_what_fits(tmp_path: Path) -> None:
+    expected = states.Definition(WITH.build).params
+    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    found, notes = weights.params_for(tmp_path / "run", WITH, expected)
+    same(found, drawn(MODEL))
+    assert notes == [
+        "24 parameters of the model start fresh, as adversary.discriminator.layers.0.head"
+    ]
+    write_run(tmp_path / "with", WITH, 8, drawn(WITH))
+    bare = states.Definition(MODEL.build).params
+    found, notes = weights.params_for(tmp_path / "with", MODEL, bare)
+    assert set(found) == set(bare)
+    assert notes == ["24 parameters there are not taken, as adversary.discriminator.layers.0.head"]
+
+
+@pytest.mark.slow
+def test_what_no_shape_tells_has_to_be_the_same(tmp_path: Path) -> None:
+    """Which frame belongs to which latent, with weights for CogVideoX."""
+    other = dataclasses.replace(MODEL, trim="odd_latents")
+    shapes = states.Definition(MODEL.build).params
+    write_run(tmp_path / "run", other, 8, drawn(MODEL))
+    weights.save(tmp_path / "x.safetensors", other, drawn(MODEL))
+    tensor_files.write(tmp_path / "taecvx.safetensors", MODEL.to_weights(drawn(MODEL)), {})
+    for name in ("run", "x.safetensors", "taecvx.safetensors"):
+        with pytest.raises(InputError, match=r"set --model.trim odd_latents"):
+            weights.params_for(tmp_path / name, MODEL, shapes)
+        same(weights.params_for(tmp_path / name, other, shapes)[0], drawn(MODEL))
+    folder = tmp_path / "taecvx"
+    folder.mkdir()
+    tensor_files.write(folder / "x.safetensors", MODEL.to_weights(drawn(MODEL)), {})
+    weights.params_for(folder / "x.safetensors", MODEL, shapes)
+
+
+def test_a_guess_holds_for_what_it_knows(tmp_path: Path) -> None:
+    """A GPT's bare weights do not tell its heads; None and what it comes to are the same."""
+    model = dataclasses.replace(gpt.Config.tiny(), width=16, heads=2)
+    shapes = states.Definition(model.build).params
+    params = drawn(model)
+    tensor_files.write(tmp_path / "bare.safetensors", model.to_weights(params), {})
+    found, notes = weights.params_for(tmp_path / "bare.safetensors", model, shapes)
+    same(found, params)
+    assert "it does not tell model.heads, 2 is taken" in notes
+    one = dataclasses.replace(model, heads=1)
+    dial = dataclasses.replace(model, heads=None)
+    weights.save(tmp_path / "one.safetensors", one, params)
+    assert weights.params_for(tmp_path / "one.safetensors", dial, shapes)[1] == []
+    with pytest.raises(InputError, match=r"with model.heads=1, and this model has 2: set --model"):
+        weights.params_for(tmp_path / "one.safetensors", model, shapes)
+
+
+def test_heads_that_do_not_go_with_the_rest_are_refused_too() -> None:
+    """4 heads of 12 with 2 groups have the shapes of 6 heads of 8 with 3."""
+    four = dataclasses.replace(gpt.Config.tiny(), width=48, heads=4, kv_heads=2)
+    six = dataclasses.replace(four, heads=6, kv_heads=3)
+    left, right = (states.Definition(one.build).params for one in (four, six))
+    assert {n: a.shape for n, a in left.items()} == {n: a.shape for n, a in right.items()}
+    with pytest.raises(InputError, match=r"with model.heads=4, and this model has 6"):
+        weights.check_unseen(six, vars(four), Path("there"))
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    wide = dataclasses.replace(MODEL, encoder_width=16)
+    with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: take the"):
+        weights.params_for(tmp_path / "run", wide, states.Definition(wide.build).params)
+    with pytest.raises(InputError, match=r"needs one of jaxtrain.models.mlm"):
+        weights.load(tmp_path / "run", mlm.Config)
+    with pytest.raises(InputError, match=r"is no checkpoint, and no run's directory with one"):
+        weights.load(tmp_path, video_ae.Config)
+    with pytest.raises(InputError, match=r"gone.pth: nothing is there"):
+        weights.load(tmp_path / "gone.pth", video_ae.Config)
+    (tmp_path / "x.txt").write_text("hello")
+    with pytest.raises(InputError, match=r"x.txt: weights files end with one of"):
+        weights.load(tmp_path / "x.txt", video_ae.Config)
+    (tmp_path / "x.safetensors").write_bytes(b"hello")
+    with pytest.raises(InputError, match=r"x.safetensors is no whole .safetensors file"):
+        weights.load(tmp_path / "x.safetensors", video_ae.Config)
+    weights.save(tmp_path / "y.safetensors", MODEL, drawn(MODEL))
+    language = mlm.Config.tiny()
+    with pytest.raises(InputError, match=r"does not fit this model; missing: bert.embeddings"):
+        weights.params_for(tmp_path / "y.safetensors", language, {})
+
+
+def test_arrays_that_do_not_fit_the_config_beside_them_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A forged checkpoint: encoding was a traceback."""
+    wide = dataclasses.replace(MODEL, encoder_width=16)
+    write_run(tmp_path / "run", None, 8, drawn(MODEL), said=config.to_dict(wide))
+    video = write(tmp_path / "in.mp4", busy(4, height=MODEL.height, width=MODEL.width))
+    out = tmp_path / "out.safetensors"
+    assert main.main(["encode", str(tmp_path / "run"), str(video), str(out)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"run.checkpoints.8: encoder\S+ has shape \(.*\), and the model that it", line)
+    assert not out.exists()

@@ -1,0 +1,116 @@
+"""The loss in pieces against the plain one, and bits per byte."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtrain.ops import attention, chunked_loss
+from jaxtrain.planning import work
+
+CAP = 15.0
+ROWS, LENGTH, WIDTH, WORDS = 3, 12, 8, 29
+
+
+def normal(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def inputs() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    targets = rng.integers(0, WORDS, (ROWS, LENGTH))
+    targets[0, :4] = targets[2, -1] = attention.IGNORED
+    weight = jnp.asarray(rng.uniform(0.5, 2, (ROWS, LENGTH)), jnp.float32)
+    x, words = normal((ROWS, LENGTH, WIDTH)), 3 * normal((WORDS, WIDTH), 1)
+    return x, words, jnp.asarray(targets, jnp.int32), weight
+
+
+def plainly(x: jax.Array, words: jax.Array, targets: jax.Array, weight: jax.Array) -> jax.Array:
+    logits = CAP * jnp.tanh(jnp.einsum("bsd,vd->bsv", x, words) / CAP)
+    chances = jax.nn.log_softmax(logits)
+    cost = -jnp.take_along_axis(chances, jnp.maximum(targets, 0)[..., None], -1)[..., 0]
+    return jnp.where(targets < 0, 0.0, cost * weight).sum()
+
+
+@pytest.mark.parametrize("piece", [1, 4, 5, 100])
+def test_pieces_give_the_plain_loss_and_its_gradients(piece: int) -> None:
+    x, words, targets, weight = inputs()
+
+    def in_pieces(x: jax.Array, words: jax.Array) -> jax.Array:
+        # Not the sum itself: what comes after it has to reach the gradient.
+        found = chunked_loss.predict(x, words, targets, weight, cap=CAP, piece=piece)
+        return 0.25 * found.total + jnp.square(found.total) / 1000
+
+    def plain(x: jax.Array, words: jax.Array) -> jax.Array:
+        total = plainly(x, words, targets, weight)
+        return 0.25 * total + jnp.square(total) / 1000
+
+    found, want = (
+        jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(x, words) for f in (in_pieces, plain)
+    )
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        scale = float(np.linalg.norm(theirs))
+        assert np.linalg.norm(ours - theirs) < 1e-6 * scale
+    without_gradient = chunked_loss.predict(x, words, targets, weight, cap=CAP, piece=piece)
+    np.testing.assert_allclose(
+        without_gradient.total, plainly(x, words, targets, weight), rtol=1e-6
+    )
+
+
+def test_costs_and_hits_are_those_of_each_position() -> None:
+    x, words, targets, weight = inputs()
+    found = chunked_loss.predict(x, words, targets, weight, cap=None, piece=4)
+    logits = np.asarray(jnp.einsum("bsd,vd->bsv", x, words), np.float64)
+    chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    for row, at in np.ndindex(ROWS, LENGTH):
+        target = int(targets[row, at])
+        if target == attention.IGNORED:
+            assert found.cost[row, at] == 0
+            assert not found.right[row, at]
+        else:
+            want = -math.log(chances[row, at, target])
+            assert float(found.cost[row, at]) == pytest.approx(want, abs=1e-4)
+            assert bool(found.right[row, at]) == (chances[row, at].argmax() == target)
+
+
+def shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
+    """Of all arrays in a program and in those that it runs."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for variable in equation.outvars:
+            yield variable.aval.shape
+        for value in equation.params.values():
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if hasattr(getattr(one, "jaxpr", one), "eqns"):
+                    yield from shapes(one)
+
+
+def test_never_are_all_logits_there() -> None:
+    """Neither forward nor backward; and no product of the logits is computed twice."""
+    x, words, targets, weight = inputs()
+
+    def loss(x: jax.Array, words: jax.Array) -> jax.Array:
+        return chunked_loss.predict(x, words, targets, weight, cap=CAP, piece=4).total
+
+    program = jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 1)))(x, words)
+    found = set(shapes(program))
+    assert max(math.prod(shape) for shape in found) == ROWS * 4 * WORDS
+    assert work.product_flops(program) == 3 * 2 * ROWS * LENGTH * WIDTH * WORDS
+
+
+def test_bits_per_byte_leaves_out_what_stands_for_no_text() -> None:
+    cost = jnp.asarray([[1.0, 2.0, 4.0, 8.0]])
+    found = chunked_loss.Predictions(cost.sum(), cost, jnp.asarray([[True, False, True, False]]))
+    batch = {
+        "target_bytes": jnp.asarray([[3, 0, 5, 2]], jnp.int32),
+        "weight": jnp.asarray([2.0]),
+    }
+    weight = jnp.asarray([[2.0, 2.0, 2.0, 0.0]])  # the last is no target
+    measured = chunked_loss.sums(found, batch, weight)
+    bits, length = measured["bits_per_byte"]
+    assert float(bits) == pytest.approx(2 * (1 + 4) / math.log(2))
+    assert float(length) == 2 * (3 + 5)
+    assert [float(part) for part in measured["accuracy"]] == [4, 6]

@@ -1,0 +1,191 @@
+"""Rematerialisation keeps what it says; the convolution's gradients are right."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
+
+from jaxtrain.ops import convolution, layers
+
+
+def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def test_the_wide_products_gradient_is_the_einsums() -> None:
+    x, y, grad = arrays(2, (2, 5, 3), (7, 3), (2, 5, 7))
+    found = jax.vjp(lambda x, y: layers.einsum_float32("bmd,vd->bmv", x, y), x, y)[1](grad)
+    want = jax.vjp(lambda x, y: jnp.einsum("bmd,vd->bmv", x, y), x, y)[1](grad)
+    for got, expected in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_wide_product_multiplies_no_float32() -> None:
+    x, y, grad = arrays(2, (2, 5, 3), (7, 3), (2, 5, 7))
+    x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
+
+    def both(x: Any, y: Any, grad: Any) -> Any:
+        z, pull = jax.vjp(lambda x, y: layers.einsum_float32("bmd,vd->bmv", x, y), x, y)
+        return z, pull(grad)
+
+    z, found = both(x, y, grad)
+    assert (z.dtype, *(array.dtype for array in found)) == (jnp.float32, *[jnp.bfloat16] * 2)
+    products = re.findall(r"dot_general.*: \((.+?)\) ->", jax.jit(both).lower(x, y, grad).as_text())
+    assert len(products) == 3
+    assert not [operands for operands in products if "f32" in operands.replace("bf16", "")]
+
+
+class Sharded(nnx.Param, layers.Gathered):
+    pass
+
+
+class Block(nnx.Module):
+    def __init__(self) -> None:
+        self.kernel = Sharded(jnp.full((3, 3, 2, 2), 0.1))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gathered = jax.lax.with_sharding_constraint(
+            self.kernel[...], jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        )
+        kernel = checkpoint_name(gathered, layers.GATHERED)
+        return jnp.tanh(convolution.conv(jnp.tanh(convolution.conv(x, kernel)), kernel))
+
+
+def block_loss(mode: Any, kernel: jax.Array, x: jax.Array) -> jax.Array:
+    block = Block()
+    block.kernel[...] = kernel
+    return (layers.remat(Block.__call__, mode)(block, x) ** 2).sum()
+
+
+def saved(mode: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    x, kernel = arrays(0, (1, 8, 8, 2), (3, 3, 2, 2))
+    print_saved_residuals(lambda k, x: block_loss(mode, k, x), kernel, x)
+    return capsys.readouterr().out
+
+
+def test_none_keeps_everything_but_gathered_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = saved("none", capsys)
+    parameters = [line for line in kept.splitlines() if "[3,3,2,2]" in line]
+    assert parameters
+    assert all("from the argument" in line for line in parameters), kept
+    # What both tanh leave: their results, or (newer jax) what their gradients need of them.
+    inner = [line for line in kept.splitlines() if "(Block.__call__)" in line]
+    assert len(inner) >= 3, kept
+
+
+def test_block_keeps_only_what_goes_in(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = saved("block", capsys)
+    inner = [line for line in kept.splitlines() if "__call__" in line and "tanh" in line]
+    assert len(inner) <= 1, kept  # the block's result, which the square outside asks for
+
+
+def test_both_modes_give_the_same_gradients() -> None:
+    x, kernel = arrays(0, (1, 8, 8, 2), (3, 3, 2, 2))
+    none, block = (
+        jax.value_and_grad(block_loss, argnums=(1, 2))(mode, kernel, x)
+        for mode in ("none", "block")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), none, block)
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'all' is unknown: use one of none, block"):
+        layers.remat(Block.__call__, "all")  # type: ignore[arg-type]
+
+
+def test_gelu_is_exact_with_its_gradient() -> None:
+    """Against jax's, which computes the same another way."""
+    x = jnp.concatenate([jnp.linspace(-9, 9, 4001), jnp.array([0.0, -30.0, 30.0])])
+
+    def exact(x: Any) -> Any:
+        return jax.nn.gelu(x, approximate=False)
+
+    for found, wanted in (
+        (layers.gelu, exact),
+        (jax.grad(lambda x: layers.gelu(x)), jax.grad(exact)),
+    ):
+        np.testing.assert_allclose(jax.vmap(found)(x), jax.vmap(wanted)(x), atol=1e-6)
+    low = layers.gelu(x.astype(jnp.bfloat16))
+    assert low.dtype == jnp.bfloat16
+    np.testing.assert_allclose(low.astype(jnp.float32), exact(x), atol=1e-2, rtol=2**-7)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_keeps_the_mean(rate: float) -> None:
+    keys = jax.random.split(jax.random.key(7), 4)
+    dropped = np.asarray(layers.dropout(jnp.ones((4, 100, 500)), rate, keys))
+    assert not np.array_equal(dropped[0], dropped[1])
+    assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / (1 - rate))}
+    assert (dropped == 0).mean((1, 2)) == pytest.approx(rate, abs=0.006)  # 4 deviations: 0.0054
+    np.testing.assert_array_equal(
+        dropped[1:3], layers.dropout(jnp.ones((2, 100, 500)), rate, keys[1:3])
+    )
+    assert layers.dropout(dropped, rate, None) is dropped
+
+
+def test_dropped_elements_are_independent() -> None:
+    """Neighbours in each direction, rows, keys that differ by one, bits: no correlation."""
+    counted = jax.random.wrap_key_data(jnp.arange(8, dtype=jnp.uint32).reshape(4, 2))
+    drawn = jax.random.split(jax.random.key(0), 4)
+    for keys in (counted, drawn):
+        bits = np.asarray(layers.random_bits(keys, (64, 4096)))
+        values = (bits >> 8).astype(np.float64) / 2**24 - 0.5
+        for low in (values, (bits & 255) / 255 - 0.5):
+            pairs = [
+                (low[:, :, 1:], low[:, :, :-1]),
+                (low[:, 1:], low[:, :-1]),
+                (low[1:], low[:-1]),
+                (low[2:], low[:-2]),
+            ]
+            for one, other in pairs:
+                correlation = 12 * (one * other).mean()
+                assert abs(correlation) < 5 / one.size**0.5, correlation
+        low_bits = [(bits >> bit & 1).mean() for bit in range(32)]
+        np.testing.assert_allclose(low_bits, 0.5, atol=5 * 0.5 / bits.size**0.5)
+        counts = np.bincount((bits >> 20).ravel(), minlength=4096)
+        spread = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+        assert abs(spread - 4095) < 5 * (2 * 4095) ** 0.5  # chi square
+
+
+def test_cross_entropy_is_that_of_the_definition() -> None:
+    (logits,) = arrays(0, (3, 4, 50))
+    targets = jnp.asarray(np.random.default_rng(1).integers(0, 50, (3, 4)), jnp.int32)
+    logits = logits.at[0, 0].set(0.0).at[0, 1, 7].set(9.0)
+    targets = targets.at[0, 0].set(0).at[0, 1].set(7).at[0, 2].set(3)
+
+    def cost(logits: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
+
+    found, right = layers.cross_entropy(logits, targets)
+    np.testing.assert_allclose(found, cost(logits), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(right, logits.argmax(-1) == targets)  # the first of equals
+    assert right[0, 0]
+    assert not layers.cross_entropy(logits, targets.at[0, 0].set(1))[1][0, 0]
+    gradients = [
+        jax.grad(lambda x, f=f: (f(x) * targets).sum())(logits)
+        for f in (lambda x: layers.cross_entropy(x, targets)[0], cost)
+    ]
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_wrapped_where_nothing_is_gathered() -> None:
+    """Else each kept value is rounded and copied on the way."""
+    linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def program(module: nnx.Module) -> str:
+        graph, params = nnx.split(module)
+
+        def call(params: Any, x: Any) -> Any:
+            return layers.remat(nnx.Linear.__call__, "none")(nnx.merge(graph, params), x)
+
+        return str(jax.make_jaxpr(call)(params, jnp.ones((2, 3))))
+
+    assert "remat" not in program(linear)
+    linear.kernel = Sharded(linear.kernel[...])
+    assert "remat" in program(linear)

@@ -1,0 +1,82 @@
+"""Each device finds all gradients of a layer for its own rows; sums over devices wait."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxtrain.ops import per_device
+from jaxtrain.xla import target
+
+ROWS = np.arange(48, dtype=np.float32).reshape(16, 3)
+SHARED = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def mesh() -> jax.sharding.Mesh:
+    devices = jax.devices()
+    assert len(devices) == 8
+    return jax.sharding.Mesh(
+        np.array(devices).reshape(2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2
+    )
+
+
+def backward(rows: jax.Array, shared: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Like a product's: the gradient of `shared` is a sum over rows."""
+    return rows @ shared, rows.T @ jnp.sin(rows @ shared)
+
+
+def found(rows: Any, shared: Any) -> Any:
+    return per_device.at_once(backward, rows, shared)
+
+
+def on_gpus(rows: Any, shared: Any) -> Any:
+    with target.tracing_for("cuda"), per_device.rows_over(mesh()):
+        return found(rows, shared)
+
+
+def nested(rows: Any, shared: Any) -> Any:
+    with target.tracing_for("cuda"), per_device.rows_over(mesh()):
+        return per_device.at_once(found, rows, shared)
+
+
+@pytest.mark.parametrize(("function", "barriers"), [(on_gpus, 1), (nested, 2), (found, 0)])
+def test_the_numbers_are_those_of_one_device(function: Any, barriers: int) -> None:
+    rows = NamedSharding(mesh(), PartitionSpec(("data", "fsdp")))
+    whole = NamedSharding(mesh(), PartitionSpec())
+    jitted = jax.jit(function, in_shardings=(rows, whole), out_shardings=(rows, whole))
+    lowered = jitted.lower(ROWS, SHARED)
+    assert len(re.findall("optimization_barrier", lowered.as_text())) == barriers
+    program = lowered.compile()
+    text = program.as_text()
+    assert text is not None
+    assert not re.findall("all-gather|all-to-all|collective-permute", text)
+    placed = jax.device_put(ROWS, rows), jax.device_put(SHARED, whole)
+    for got, want in zip(program(*placed), backward(ROWS, SHARED), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_rows_that_cannot_be_shared_out_are_taken_together(count: int) -> None:
+    text = jax.jit(on_gpus).lower(ROWS[:count], SHARED).as_text()
+    assert "optimization_barrier" not in text
+    for got, want in zip(
+        on_gpus(ROWS[:count], SHARED), backward(ROWS[:count], SHARED), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_summed_over_devices_keeps_its_dtype() -> None:
+    """It travels so: a sum in float32 would be twice as much on the wire."""
+    low = [jnp.asarray(array, jnp.bfloat16) for array in (ROWS, SHARED)]
+    jaxpr = str(jax.make_jaxpr(on_gpus)(*low))
+    assert re.search(r"bf16\[3,2\] = reduce(_sum)?\[", jaxpr)
+    assert "f32" not in jaxpr
+
+
+def test_a_cpu_is_left_alone() -> None:
+    with per_device.rows_over(mesh()):
+        assert "optimization_barrier" not in jax.jit(found).lower(ROWS, SHARED).as_text()

@@ -1,0 +1,178 @@
+"""Schedules against plain Python, groups, and AdamW against plain NumPy."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxtrain import config
+from jaxtrain.errors import InputError
+from jaxtrain.optim import build
+
+PEAK = 3e-4
+NAMES = ("cosine", "cosine_with_restarts", "linear", "constant", "trapezoid")
+
+
+def settings(schedule: str = "cosine", **changes: object) -> config.Optim:
+    base = config.Optim(peak_lr=PEAK, schedule="cosine", warmup_steps=10)
+    return dataclasses.replace(base, schedule=schedule, **changes)  # type: ignore[arg-type]
+
+
+def by_hand(name: str, s: int, w: int, total: int, cycles: int, warmdown: int) -> float:
+    """The formulas, in plain Python."""
+    if s < w:
+        return PEAK * s / w
+    s = min(s, total)
+    p = (s - w) / (total - w)
+    if name == "cosine":
+        return PEAK * max(0.0, 0.5 * (1 + math.cos(math.pi * p)))
+    if name == "cosine_with_restarts":
+        if s >= total:
+            return 0.0
+        return PEAK * max(
+            0.0, 0.5 * (1 + math.cos(math.pi * ((cycles * (s - w)) % (total - w)) / (total - w)))
+        )
+    if name == "linear":
+        return PEAK * (1 - p)
+    if name == "trapezoid":
+        return PEAK * min(1.0, (total - s) / warmdown)
+    return PEAK
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("warmup", "total", "cycles"), [(10, 100, 3), (0, 7, 2), (2000, 100_000, 7)]
+)
+def test_schedules_are_the_formulas(name: str, warmup: int, total: int, cycles: int) -> None:
+    cfg = settings(name, warmup_steps=warmup, cycles=cycles, warmdown_fraction=0.3)
+    rate = build.schedule(cfg, total)
+    points = sorted({*range(min(total, 120)), *range(0, total + 50, max(total // 97, 1)), total})
+    points += [warmup, max(warmup - 1, 0), warmup + 1, total - 1, total + 1, 10 * total]
+    warmdown = int(0.3 * total + 1e-9)
+    expected = [by_hand(name, s, warmup, total, cycles, warmdown) for s in points]
+    got = jax.vmap(rate)(jnp.array(points, jnp.uint32))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-7 * PEAK * max(1, cycles))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_never_negative_and_never_rising_after_the_end(name: str) -> None:
+    total = 137
+    rate = np.asarray(jax.vmap(build.schedule(settings(name), total))(jnp.arange(3 * total)))
+    assert (rate >= 0).all()
+    assert (np.diff(rate[total:]) <= 0).all()
+    assert rate[total] == (np.float32(PEAK) if name == "constant" else 0)
+    assert rate[0] == 0
+    assert rate[10] == np.float32(PEAK)
+
+
+def test_a_warmup_by_share_is_rounded_down() -> None:
+    def length(share: float, total: int) -> int:
+        cfg = settings(warmup_steps=None, warmup_fraction=share)
+        return build.warmup_steps(cfg, total)
+
+    assert [length(0.1, total) for total in (9, 10, 19, 20, 58_593)] == [0, 1, 1, 2, 5859]
+    assert length(0.29, 100) == 29  # the product in floating point is 28.999999999999996
+
+
+def test_lengths_that_do_not_fit() -> None:
+    with pytest.raises(InputError, match=r"warm-up of 100 steps .* run of 100 steps"):
+        build.schedule(settings(warmup_steps=100), 100)
+    with pytest.raises(InputError, match=r"warm-up \(50 steps\) and warm-down \(60"):
+        build.schedule(settings("trapezoid", warmup_steps=50, warmdown_fraction=0.6), 100)
+
+
+PARAMS = {
+    "embed.table": np.ones((6, 4), np.float32),
+    "block.kernel": np.full((3, 3, 4, 4), 0.5, np.float32),
+    "block.bias": np.zeros(4, np.float32) + 0.1,
+    "norm.scale": np.ones(4, np.float32),
+    "temperature": np.float32(2.0).reshape(()),
+}
+
+
+def test_groups_hold_each_parameter_once() -> None:
+    found = build.groups(PARAMS)
+    assert found["decay"] == {"embed.table", "block.kernel"}
+    assert found["no_decay"] == {"block.bias", "norm.scale", "temperature"}
+
+
+def test_a_wrong_partition_is_named() -> None:
+    wrong = {"a": frozenset({"embed.table", "block.bias", "ghost"}), "b": frozenset({"block.bias"})}
+    with pytest.raises(ValueError, match="once") as caught:
+        build.check_partition(PARAMS, wrong)
+    for words in (
+        "block.bias in a and b",
+        "norm.scale in no group",
+        "ghost in a, but no parameter",
+    ):
+        assert words in str(caught.value)
+    assert "embed.table" not in str(caught.value)
+
+
+def adamw_by_hand(
+    cfg: config.Optim, grads: list[dict[str, np.ndarray]], total: int
+) -> dict[str, np.ndarray]:
+    params = {name: array.astype(np.float64) for name, array in PARAMS.items()}
+    mean = {name: np.zeros_like(array) for name, array in params.items()}
+    square = {name: np.zeros_like(array) for name, array in params.items()}
+    for s, grad in enumerate(grads):
+        norm = math.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in grad.values()))
+        scale = 1.0
+        if cfg.max_grad_norm is not None and norm > cfg.max_grad_norm:
+            scale = cfg.max_grad_norm / norm
+        rate = by_hand(cfg.schedule, s, cfg.warmup_steps or 0, total, 1, 1)
+        for name, param in params.items():
+            g = grad[name].astype(np.float64) * scale
+            mean[name] = cfg.b1 * mean[name] + (1 - cfg.b1) * g
+            square[name] = cfg.b2 * square[name] + (1 - cfg.b2) * g * g
+            m = mean[name] / (1 - cfg.b1 ** (s + 1))
+            v = square[name] / (1 - cfg.b2 ** (s + 1))
+            decay = cfg.weight_decay if param.ndim >= 2 else 0.0
+            params[name] = param - rate * (m / (np.sqrt(v) + cfg.eps) + decay * param)
+    return params
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, 1e3, None])
+def test_five_updates_are_adamw(max_grad_norm: float | None) -> None:
+    total = 20
+    cfg = settings(warmup_steps=2, weight_decay=0.3, max_grad_norm=max_grad_norm, peak_lr=PEAK)
+    rng = np.random.default_rng(0)
+    grads = [
+        {name: np.asarray(rng.normal(size=a.shape) * 3, np.float32) for name, a in PARAMS.items()}
+        for _ in range(5)
+    ]
+    optimizer = build.make(cfg, total, PARAMS)
+    params = {name: jnp.asarray(array) for name, array in PARAMS.items()}
+    state = jax.jit(optimizer.init)(params)
+    update = jax.jit(optimizer.update)
+    for grad in grads:
+        updates, state = update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+    expected = adamw_by_hand(cfg, grads, total)
+    for name, array in params.items():
+        np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-3 * PEAK, err_msg=name)
+        moved = np.abs(expected[name] - PARAMS[name]).max()
+        assert moved > PEAK, f"{name} did not move: the test would not see a fault"
+
+
+def test_the_state_is_two_float32_numbers_a_parameter() -> None:
+    shapes = {n: jax.ShapeDtypeStruct(a.shape, jnp.float32) for n, a in PARAMS.items()}
+    state = jax.eval_shape(build.make(settings(), 20, shapes).init, shapes)
+    leaves = jax.tree.leaves(state)
+    moments = [leaf for leaf in leaves if leaf.dtype == jnp.float32]
+    assert sum(math.prod(leaf.shape) for leaf in moments) == 2 * sum(
+        a.size for a in PARAMS.values()
+    )
+    counts = [leaf for leaf in leaves if leaf.dtype != jnp.float32]
+    assert all(leaf.shape == () and leaf.dtype == jnp.int32 for leaf in counts)
+    assert len(counts) <= 4
+
+
+def test_switching_the_clip_off_keeps_the_structure() -> None:
+    on, off = (build.make(settings(max_grad_norm=clip), 20, PARAMS) for clip in (1.0, None))
+    assert jax.tree.structure(on.init(PARAMS)) == jax.tree.structure(off.init(PARAMS))

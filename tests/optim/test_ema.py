@@ -1,0 +1,107 @@
+"""The average of the parameters: its rules, what uses it, and that a checkpoint names it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from jaxtrain import config
+from jaxtrain.checkpoint import saver
+from jaxtrain.errors import InputError
+from jaxtrain.optim import build, ema
+
+UPDATES = 14
+
+
+def run(settings: config.Average) -> tuple[list[float], list[float]]:
+    """Parameters after each update, and their average."""
+    averaging = ema.averaging(settings)
+    params = {"w": jnp.float32(100.0)}
+    state, seen, found = averaging.init(params), [], []
+    for number in range(UPDATES):
+        updates = {"w": jnp.float32(number) - params["w"]}
+        same, state = averaging.update(updates, state, params)
+        assert same is updates
+        params = {"w": params["w"] + updates["w"]}
+        seen.append(float(params["w"]))
+        found.append(float(state.average["w"]))
+    return seen, found
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("rule", ["ema", "ramp"])
+def test_the_rules(rule: Any, every: int) -> None:
+    seen, found = run(config.Average(rule=rule, decay=0.6, every=every))
+    average, entries = 100.0, 0
+    for number, value in enumerate(seen, 1):
+        if number < every:
+            average = value
+        if number % every == 0:
+            early = (1 + entries) / (10 + entries) if rule == "ema" else entries / 10
+            stays = min(0.6, early) if entries else 0.0
+            average, entries = stays * average + (1 - stays) * value, entries + 1
+        assert found[number - 1] == pytest.approx(average, rel=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("rule", ["ema", "ramp"])
+def test_the_start_is_forgotten_at_once(rule: Any, every: int) -> None:
+    """It may have been drawn at random before the parameters were taken from elsewhere."""
+    seen, found = run(config.Average(rule=rule, decay=0.95, every=every))
+    assert found[:every] == seen[:every]
+
+
+def settings(**more: Any) -> config.Optim:
+    return dataclasses.replace(toy.OPTIM, average=config.Average(**more))
+
+
+def params() -> dict[str, Any]:
+    return {
+        "a.kernel": jnp.ones((4, 3)),
+        "a.bias": jnp.ones((3,)),
+        "other.kernel": jnp.ones((2, 2)),
+    }
+
+
+GROUP = config.Group(
+    prefix="other.", peak_lr=0.1, b1=0.9, b2=0.99, weight_decay=0.0, max_grad_norm=None
+)
+
+
+@pytest.mark.parametrize("others", [{}, {"other": GROUP}])
+def test_what_is_used_in_place_of_the_parameters(others: dict[str, config.Group]) -> None:
+    optimizer = build.make(settings(decay=0.5), 20, params(), others)
+    now, state = params(), optimizer.init(params())
+    for _ in range(3):
+        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, now), state, now)
+        now = optax.apply_updates(now, updates)
+    used = ema.of(now, state)
+    assert set(used) == set(now)
+    for name in ("a.kernel", "a.bias"):
+        assert np.all(np.asarray(used[name]) > np.asarray(now[name])), name  # it comes after
+    apart = np.array_equal(used["other.kernel"], now["other.kernel"])
+    assert apart == bool(others)  # a discriminator has no average
+    stored = saver.named({"params": now, "opt": state})
+    where = ema.names(stored)
+    assert set(where) == {"a.kernel", "a.bias"} | (set() if others else {"other.kernel"})
+    for name, stored_name in where.items():
+        np.testing.assert_array_equal(stored[stored_name], used[name])
+
+
+def test_without_an_average_the_parameters_are_used() -> None:
+    optimizer = build.make(toy.OPTIM, 20, params())
+    state = optimizer.init(params())
+    assert ema.of(params(), state).keys() == params().keys()
+    assert ema.names(saver.named({"opt": state})) == {}
+
+
+def test_settings_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InputError, match=r"optim.average.decay=1.0"):
+        config.Average(decay=1.0)
+    with pytest.raises(InputError, match=r"optim.average.every=0"):
+        config.Average(every=0)

@@ -1,0 +1,259 @@
+"""Muon: what its update is, by NumPy and by its singular values, on one device and on eight."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from small_state import found_momentum
+
+from jaxtrain import config
+from jaxtrain import sharding as meshes
+from jaxtrain.config import param_groups
+from jaxtrain.errors import InputError
+from jaxtrain.models import gpt, llama
+from jaxtrain.optim import build, muon
+from jaxtrain.training import state
+from jaxtrain.xla.hlo import collectives
+
+# Three square ones, which no mesh divides evenly, and eight flat and tall ones.
+SHAPES = {f"square{n}": (16, 16) for n in range(3)} | {
+    f"flat{n}": (16, 64) if n % 3 else (64, 16) for n in range(8)
+}
+SETTINGS = config.Muon(momentum_steps=4)
+ROLES = {
+    "matrices": param_groups.Role(prefix="blocks.", role="matrix", scale=0.5),
+    "wte": param_groups.Role(prefix="wte", role="embedding", scale=2.0),
+    "head": param_groups.Role(prefix="head", role="unembedding"),
+}
+
+
+def matrices(seed: int = 0) -> dict[str, np.ndarray]:
+    """Singular values from 0.2 to 1: what is a hundred times smaller takes more than five steps."""
+    rng = np.random.default_rng(seed)
+
+    def one(shape: tuple[int, int]) -> np.ndarray:
+        u, values, v = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
+        return np.float32(u * np.linspace(1, 0.2, len(values)) @ v)
+
+    return {name: one(shape) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3])
+def test_singular_values_come_near_one_and_directions_stay(scale: float) -> None:
+    given = {name: scale * array for name, array in matrices().items()}
+    for name, found in jax.jit(muon.orthogonal)(given).items():
+        u, _, v = np.linalg.svd(given[name], full_matrices=False)
+        among = u.T @ np.asarray(found, np.float64) @ v.T
+        values = np.diagonal(among)
+        assert values.min() > 0.5, name
+        assert values.max() < 1.35, name
+        assert np.abs(among - np.diag(values)).max() < 0.1, name
+
+
+def test_nothing_stays_nothing() -> None:
+    found = muon.orthogonal({"a": jnp.zeros((4, 8))})["a"]
+    np.testing.assert_array_equal(found, jnp.zeros((4, 8)))
+
+
+def test_a_matrix_does_not_depend_on_its_neighbours_or_its_side() -> None:
+    given = matrices()
+    together = jax.jit(muon.orthogonal)(given)["flat1"]
+    alone = muon.orthogonal({"one": given["flat1"]})["one"]
+    turned = muon.orthogonal({"one": given["flat1"].T})["one"].T
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    np.testing.assert_array_equal(alone, turned)
+
+
+def newton_schulz_by_hand(x: np.ndarray) -> np.ndarray:
+    """In float64, of the transpose where that is flat: the layout of the program it comes from."""
+    turned = x.shape[0] > x.shape[1]
+    x = (x.T if turned else x).astype(np.float64)
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if turned else x
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.08)])
+def test_three_updates_are_muons(precision: config.Precision, tolerance: float) -> None:
+    """Momentum as an average that warms up, Nesterov, and more for kernels with more outputs."""
+    transform = muon.muon(SETTINGS, optax.constant_schedule(0.02), precision)
+    update = jax.jit(transform.update)
+    state = transform.init(matrices())
+    mean = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(3):
+        grads = matrices(seed=step)
+        updates, state = update(grads, state)
+        beta = 0.85 + (0.95 - 0.85) * step / 4
+        for name, grad in grads.items():
+            mean[name] = beta * mean[name] + (1 - beta) * grad
+            ahead = beta * mean[name] + (1 - beta) * grad
+            inputs, outputs = grad.shape
+            want = -0.02 * math.sqrt(max(1, outputs / inputs)) * newton_schulz_by_hand(ahead)
+            error = np.linalg.norm(updates[name] - want) / np.linalg.norm(want)
+            assert error < tolerance, (step, name)
+            np.testing.assert_allclose(state.momentum[name], mean[name], atol=1e-6)
+    assert int(state.updates) == 3
+
+
+def test_momentum_warms_up() -> None:
+    found = [float(muon.momentum_at(config.Muon(), jnp.asarray(n))) for n in (0, 150, 300, 9999)]
+    assert found == pytest.approx([0.85, 0.9, 0.95, 0.95])
+
+
+# ---- in shards --------------------------------------------------------------------------------
+
+
+def spread(data: int, fsdp: int, shard: str) -> tuple[meshes.Rule, jax.stages.Compiled, dict]:
+    settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=1)  # type: ignore[arg-type]
+    rule = meshes.Rule(toy.mesh_of(data, fsdp), settings)
+    given = {name: jax.device_put(array, rule(array)) for name, array in matrices().items()}
+    where = {name: rule(array) for name, array in given.items()}
+    whole = jax.jit(lambda m: muon.orthogonal(m, rule), in_shardings=(where,), out_shardings=where)
+    return rule, whole.lower(given).compile(), given
+
+
+@pytest.mark.parametrize("layout", [(1, 8, "params"), (2, 4, "optimizer"), (8, 1, "none")])
+def test_shards_give_what_whole_matrices_give(layout: tuple[int, int, str]) -> None:
+    _, program, given = spread(*layout)
+    found = program(given)
+    for name, want in jax.jit(muon.orthogonal)(matrices()).items():
+        assert found[name].sharding == given[name].sharding
+        error = np.linalg.norm(found[name] - want) / np.linalg.norm(want)
+        assert error < 1e-5, name
+
+
+@pytest.mark.parametrize("layout", [(1, 8, "params"), (2, 4, "optimizer"), (8, 1, "none")])
+def test_no_more_is_sent_than_one_gather_sends(layout: tuple[int, int, str]) -> None:
+    rule, program, given = spread(*layout)
+    found = collectives(program.as_text(), 8)
+    sent = sum(one.times * one.wire_bytes for one in found)
+    data, fsdp = rule.mesh.shape.values()
+    whole = 4 * sum(array.size for array in given.values())
+    assert 0 < sent <= whole * 7 / 8
+    if data == 1:  # to whole matrices and back: of three square ones eight are made
+        eight = 4 * 8 * (16 * 64 + 16 * 16)
+        assert sent == 2 * eight / fsdp * (fsdp - 1) / fsdp
+
+
+# ---- among other parameters -------------------------------------------------------------------
+
+PARAMS = {
+    "wte": (32, 8),
+    "blocks.0.q": (8, 8),
+    "blocks.0.up": (8, 32),
+    "blocks.0.norm": (8,),
+    "head": (32, 8),
+    "extra.kernel": (8, 8),
+    "extra.bias": (8,),
+}
+
+
+def settings(**changes: object) -> config.Optim:
+    base = config.Optim(peak_lr=1e-3, schedule="constant", warmup_steps=0, muon=SETTINGS)
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def drawn(seed: int = 0) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    return {n: jnp.asarray(rng.standard_normal(s), jnp.float32) for n, s in PARAMS.items()}
+
+
+def test_each_parameter_has_one_optimizer_and_its_state() -> None:
+    """One buffer for matrices, two for all others, whatever the groups are called."""
+    shapes = jax.eval_shape(drawn)
+    state = jax.eval_shape(build.make(settings(), 10, shapes, ROLES).init, shapes)
+    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.float32]
+    of_muon = sum(math.prod(PARAMS[name]) for name in ("blocks.0.q", "blocks.0.up"))
+    everything = sum(math.prod(shape) for shape in PARAMS.values())
+    assert sum(leaf.size for leaf in leaves) == of_muon + 2 * (everything - of_muon)
+    alone = build.make(settings(muon=None), 10, shapes, ROLES)
+    leaves = jax.tree.leaves(jax.eval_shape(alone.init, shapes))
+    assert sum(leaf.size for leaf in leaves if leaf.dtype == jnp.float32) == 2 * everything
+
+
+def test_rates_are_those_of_the_roles_and_the_clip_is_that_of_all() -> None:
+    """The first update of AdamW is the rate, whatever the gradient."""
+    params, grads = drawn(), drawn(1)
+    updates = {}
+    for clip in (None, 1e-3):
+        optimizer = build.make(settings(max_grad_norm=clip, weight_decay=0.0), 10, params, ROLES)
+        updates[clip], state = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+        means = {n: m for n, m in found_momentum(state).items() if n.startswith("blocks")}
+        norm = float(optax.tree.norm(grads))
+        for name, mean in means.items():
+            scale = 1.0 if clip is None else clip / norm
+            np.testing.assert_allclose(mean, 0.15 * scale * grads[name], rtol=1e-4)
+    rates = {"wte": 0.4, "head": 0.004, "extra.kernel": 1e-3, "extra.bias": 1e-3}
+    for name, rate in (rates | {"blocks.0.norm": 1e-3}).items():
+        np.testing.assert_allclose(np.abs(updates[None][name]), rate, rtol=1e-3)
+    values = np.linalg.svd(np.asarray(updates[None]["blocks.0.up"]), compute_uv=False)
+    assert 0.5 < np.median(values) / (0.5 * 0.02 * 2) < 1.35
+
+
+def test_the_schedule_is_shared_and_the_matrices_rate_is_recorded() -> None:
+    some = settings(schedule="trapezoid", warmdown_fraction=0.5, peak_lr=0.3)
+    recorded = build.recorded_schedule(some, 10)
+    assert [float(recorded(n)) for n in (0, 5, 9, 10)] == pytest.approx([0.02, 0.02, 0.004, 0])
+    without = build.recorded_schedule(dataclasses.replace(some, muon=None), 10)
+    assert float(without(0)) == pytest.approx(0.3)
+    params, grads = drawn(), drawn(1)
+    optimizer = build.make(dataclasses.replace(some, weight_decay=0.0), 10, params, ROLES)
+    state, sizes, update = optimizer.init(params), [], jax.jit(optimizer.update)
+    for _ in range(10):
+        updates, state = update(grads, state, params)
+        sizes.append({name: float(jnp.abs(updates[name]).mean()) for name in updates})
+    for name in PARAMS:  # the same gradient each time: an update is as large as its rate
+        assert sizes[9][name] / sizes[4][name] == pytest.approx(0.2, rel=0.05), name
+
+
+def test_a_model_without_matrices_is_refused() -> None:
+    with pytest.raises(InputError, match=r"names no matrices .* --optim.muon None"):
+        build.make(settings(), 10, drawn(), {})
+
+
+def test_groups_apart_stay_apart() -> None:
+    apart = param_groups.Group(
+        prefix="extra.", peak_lr=0.5, b1=0.9, b2=0.9, weight_decay=0.0, max_grad_norm=None
+    )
+    params, grads = drawn(), drawn(1)
+    optimizer = build.make(settings(weight_decay=0.0), 10, params, {**ROLES, "extra": apart})
+    updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    np.testing.assert_allclose(np.abs(updates["extra.kernel"]), 0.5, rtol=1e-3)
+    np.testing.assert_allclose(np.abs(updates["wte"]), 0.4, rtol=1e-3)
+
+
+def test_the_rates_are_said() -> None:
+    model = gpt.Config.tiny()
+    names = state.Definition(model.build).params
+    said = build.muon_sentence(config.Muon(peak_lr=0.03), names, model.optimizer_groups())
+    scale = (16 / 768) ** -0.5
+    assert f"matrices 0.03, wte {0.2 * scale:.4g}, lm_head {0.004 * scale:.4g}" in said
+    assert said.endswith("; no parameter takes optim.peak_lr")
+    norms = llama.Config.tiny()
+    said = build.muon_sentence(
+        config.Muon(), state.Definition(norms.build).params, norms.optimizer_groups()
+    )
+    assert "; 5 parameters, as head.norm, take optim.peak_lr" in said
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "cure"),
+    [
+        ("peak_lr", 0.0, "above 0"),
+        ("embedding_lr", -1.0, "above 0"),
+        ("unembedding_lr", math.inf, "above 0"),
+        ("momentum", 1.0, "from 0 to below 1"),
+        ("first_momentum", -0.1, "from 0 to below 1"),
+        ("momentum_steps", -1, "use 0 or more"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_named(field: str, value: float, cure: str) -> None:
+    with pytest.raises(InputError, match=rf"optim.muon.{field}={value}: .*{cure}"):
+        config.Muon(**{field: value})

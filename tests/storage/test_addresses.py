@@ -1,0 +1,228 @@
+"""What of an address is recorded, and that a complete run keeps no secret of one."""
+
+import contextlib
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import sample_videos
+from file_server import Answer, Server, serving
+from program import run, train
+
+from jaxtrain import config, main
+from jaxtrain.errors import InputError
+from jaxtrain.storage import addresses
+
+SECRETS = ("sEcReT0123", "nEwSeCrEt456", "pAsSwOrD789")
+SIGNED = "X-Amz-Credential=me&X-Amz-Security-Token={0}&X-Amz-Signature={0}"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://host/a.tar", "https://host/a.tar"),
+        ("https://host/a.tar?part=3", "https://host/a.tar?query=sha256:f94e14b94966"),
+        (
+            f"https://host/a.tar?part=3&{SIGNED.format('x')}",
+            "https://host/a.tar?query=sha256:f94e14b94966",
+        ),
+        ("https://host/a.tar?X-Goog-Signature=s&X-Goog-Date=d", "https://host/a.tar?signed"),
+        ("https://host/a.tar?Expires=1&Signature=s&Key-Pair-Id=k", "https://host/a.tar?signed"),
+        ("https://host/a.tar?AWSAccessKeyId=k&Signature=s", "https://host/a.tar?signed"),
+        ("https://host/a.tar?sv=1&sp=r&sig=s", "https://host/a.tar?signed"),
+        ("https://host/a.tar?sp=r", f"https://host/a.tar?query=sha256:{'%s'}"),
+        ("https://host/a.tar#token=s", "https://host/a.tar"),
+        ("s3://bucket/a#1.tar", "s3://bucket/a#1.tar"),
+        ("https://me:s@host/a.tar", "https://***@host/a.tar"),
+        ("https://me:s/s@host/a.tar", "https://***@host/a.tar"),
+        ("https://host:80/a@b.tar", "https://host:80/a@b.tar"),
+        ("/a/b?c=d", "/a/b?c=d"),
+    ],
+)
+def test_what_is_recorded(address: str, shown: str) -> None:
+    found = addresses.public(address)
+    if shown.endswith("%s"):
+        assert found.startswith(shown[:-2])
+    else:
+        assert found == shown
+    assert addresses.public(found) == addresses.scrub(address) == found
+    assert addresses.scrub(f"no '{address}': start again") == f"no '{found}': start again"
+    assert addresses.scrubbed(("--data.path=" + address,)) == ("--data.path=" + found,)
+
+
+def test_a_text_without_a_space_around_an_address() -> None:
+    assert addresses.scrub("ClientError(https:/me:s@h/a?b=s)") == (
+        f"ClientError({addresses.public('https:/me:s@h/a?b=s')})"
+    )
+    assert "zz" not in addresses.scrub("ClientError(https:/h/a?b=zz), url='https://h/a?b=zz'")
+    marked = "https://host/a?query=sha256:f94e14b94966&X-Amz-Signature=secret"
+    assert "secret" not in addresses.scrub(marked)
+
+
+@pytest.mark.parametrize("unit", ["a", "a.", ":", "a:", "a://", "a://b:", "[", "/", "a=b&", "://"])
+@pytest.mark.parametrize("start", ["", "https://", "https://h?", "s3://h/"])
+def test_long_texts_take_no_longer_than_they_are(unit: str, start: str) -> None:
+    for text in (start + unit * (100_000 // len(unit)) + end for end in ("", ":/", " @", "://a")):
+        began = time.process_time()
+        addresses.scrub(text)
+        addresses.public(text)
+        with contextlib.suppress(InputError):
+            addresses.refuse_user(text, "--data.path")
+        if addresses.is_address(text):
+            with pytest.raises(
+                InputError, match=r"has [\d,]+ characters, and the limit|holds a user"
+            ):
+                addresses.check(text, "--data.path")
+        assert time.process_time() - began < 1  # quadratic expressions took 20 s and more
+
+
+def test_long_secrets_are_removed() -> None:
+    for scheme in ("https", "x" * 100, "1https", "_s3"):
+        for secret in ("s" * 5000, "s/" * 5000, "s:1/" * 3000):
+            text = f"no {scheme}://me:{secret}@host/a: start again"
+            assert "s" * 5 not in addresses.scrub(text).replace("https", "")
+            assert "s/" not in addresses.scrub(text)
+            with pytest.raises(InputError, match=r"holds a user name or a password") as caught:
+                addresses.refuse_user(text, "--data.path")
+            assert len(str(caught.value)) < 300
+    plain = "https://h:80/a@b s3://b/a@b https://h/:a@b"
+    addresses.refuse_user(plain, "--data.path")
+    assert addresses.scrub(plain) == plain
+
+
+def test_the_order_of_parameters_is_no_difference_and_their_values_are() -> None:
+    found = {
+        addresses.public(f"https://h/a?{query}") for query in ("x=1&y=2", "y=2&x=1", "x=2&y=1")
+    }
+    assert len(found) == 2
+    assert addresses.identity("https://h/a") == "https://h/a"  # where older versions cached it
+
+
+def test_a_config_is_saved_without_queries_and_passwords() -> None:
+    path = f"https://host/a.tar?{SIGNED.format(SECRETS[0])}"
+    saved = config.to_dict(config.load("demo", ["--data.path", path]))
+    assert saved["data"]["path"] == "https://host/a.tar?signed"
+    for flag in ("--data.path", "--data.val_path", "--data.cache_dir", "--model.init_from"):
+        with pytest.raises(InputError, match=r"https://\*\*\*@.*netrc") as caught:
+            config.load("demo", [flag, f"https://me:{SECRETS[2]}@host/a"])
+        assert SECRETS[2] not in str(caught.value)
+    several = ["--data.path", "a", "--data.more_paths", "b", f"s3://k:{SECRETS[2]}@bucket/a"]
+    with pytest.raises(InputError, match=r"data\.more_paths s3://\*\*\*@.*AWS_") as caught:
+        config.load("demo_mlm", several)
+    assert SECRETS[2] not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config", "demo", "ADDRESS"],
+        ["--config", "demo", "--seed", "ADDRESS"],
+        ["--config", "demo", "--nosuch", "ADDRESS"],
+        ["--config", "ADDRESS"],
+        ["--config", "demo", "--output-dir", "ADDRESS"],
+        ["prepare", "clips", "ADDRESS", "out"],
+        ["prepare", "clips", "ADDRESS"],
+        ["prepare", "tokens", "--config", "demo_mlm", "--data.path", "ADDRESS"],
+        ["report", "ADDRESS"],
+        ["export", "ADDRESS", "out"],
+        ["ADDRESS"],
+    ],
+)
+def test_a_wrong_command_line_does_not_repeat_a_secret(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
+    for address in (f"https://me:{SECRETS[2]}@host/a.mp4", f"ftp://h/a.mp4?k={SECRETS[2]}"):
+        assert main.main([address if word == "ADDRESS" else word for word in arguments]) == 2
+        said = "".join(capfd.readouterr())
+        assert "error: " in said
+        assert SECRETS[2] not in said
+
+
+SMALL = (
+    *("--config", "demo", "--model.frames", 4, "--model.height", 16, "--model.width", 16),
+    *("--model.encoder_width", 8, "--model.decoder_widths", 16, 8, 8, 8),
+    *("--data.batch_size", 4, "--data.workers", 1, "--data.max_bad_share", 0.5),
+    *("--loop.log_every", 1, "--loop.eval_every", 2, "--loop.record_examples", True),
+    *("--checkpoint.every", 2, "--checkpoint.keep", 2),
+)
+
+
+def _fill(server: Server, place: Path) -> None:
+    """Six videos, one that is none, and the list of them; all behind a signature."""
+    names = [f"{number}.mp4" for number in range(6)]
+    for number, name in enumerate(names):
+        file = sample_videos.write(place / "made" / name, 20 + number)
+        server.files[f"/{name}"] = Answer(file.read_bytes())
+    server.files["/none.mp4"] = Answer(b"no video")
+    signed = [f"{name}?{SIGNED.format(SECRETS[0])}" for name in (*names, "none.mp4")]
+    signed[0] = f"{server.base}/{signed[0]}"
+    server.files["/list.json"] = Answer(json.dumps(signed).encode())
+
+
+def _spilled(place: Path) -> list[str]:
+    """Files with a secret in their names or contents, but for the list that was fetched."""
+    found = []
+    for path in place.rglob("*"):
+        name = str(path.relative_to(place))
+        held = path.read_bytes() if path.is_file() else b""
+        own = path.name == "list.json" and "remote" in path.parts
+        if any(one in name or (one.encode() in held and not own) for one in SECRETS):
+            found.append(name)
+    return found
+
+
+@pytest.mark.slow
+def test_a_complete_run_keeps_no_secret_of_its_addresses(tmp_path: Path) -> None:
+    """Training, quarantine, checkpoint, resume with another signature, failures and a report."""
+    with serving() as server:
+        _fill(server, tmp_path)
+        listed = f"{server.base}/list.json"
+        path = ("--data.path", f"{listed}?{SIGNED.format(SECRETS[0])}")
+        said = train(tmp_path, *SMALL, *path, "--loop.steps", 4, "--output-dir", "run")
+        assert f"--data.path '{listed}?signed'" in said  # the command line to resume with
+        asked = len(server.asked)
+        assert all(SECRETS[0] in one for one in server.asked)  # and the server gets all of it
+
+        newly = f"--data.path={listed}?{SIGNED.format(SECRETS[1])}"
+        resume = (*SMALL, "--loop.steps", 6, "--output-dir", "run", "--resume", "latest")
+        said += train(tmp_path, *resume, newly)
+        assert "step 6/6" in said
+        assert "differs from the checkpoint: data.path" not in said
+        # Only what is no video was removed from the cache, and is fetched again.
+        assert [one.partition("?")[0] for one in server.asked[asked:]] == ["/none.mp4"]
+
+        asked = len(server.asked)
+        failures = [
+            (("--data.path", f"{listed}?signed"), 2),  # as recorded: never requested
+            (("--data.path", f"http://me:{SECRETS[2]}@{server.base[7:]}/list.json"), 2),
+            (("--data.path", f"{server.base}/gone.mp4?{SIGNED.format(SECRETS[1])}"), 2),
+        ]
+        for arguments, code in failures:
+            ended = run(tmp_path, *resume, *arguments)
+            assert ended.returncode == code, ended.stderr
+            assert ended.stderr.count("error: ") == 1
+            said += ended.stdout + ended.stderr
+        assert [one.partition("?")[0] for one in server.asked[asked:]] == ["/gone.mp4"]
+    ended = run(tmp_path, "report", "run")
+    assert ended.returncode == 0, ended.stderr
+    said += ended.stdout + ended.stderr
+    assert not any(secret in said for secret in SECRETS)
+    for name in ("config.json", "history.jsonl", "log.txt", "report.html", "quarantine.jsonl"):
+        assert (tmp_path / "run" / name).is_file()
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert saved["data"]["path"] == f"{listed}?signed"
+    assert list((tmp_path / "run").glob("examples*.jsonl"))
+    assert list((tmp_path / "cache/video").rglob("index.jsonl"))
+    assert _spilled(tmp_path) == []
+
+
+def test_the_security_policy_lists_every_scheme(checkout: Path) -> None:
+    (row,) = re.findall(r"Only (.*) are fetched\.", (checkout / "SECURITY.md").read_text())
+    assert set(re.findall(r"`(\w+)`", row)) == set(addresses.SCHEMES)

@@ -1,0 +1,108 @@
+"""Reading files that a stranger may have made."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.errors import InputError
+from jaxtrain.storage import atomic
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"{", "it is not JSON"),
+        (b"{\xff}", "it is not UTF-8 text"),
+        (b'{"a": "\\ud800"}', "it is not UTF-8 text"),
+        (b'{"\\ud800": 1}', "it is not UTF-8 text"),
+        (b"[" * 2_000_000, "its JSON is nested too deeply"),
+        (b'{"a":' * 200 + b"1" + b"}" * 200, "its JSON is nested too deeply"),
+        (b"[1, 2]", "it is not a JSON object"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "it holds a number of thousands of digits"),
+    ],
+)
+def test_json_that_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=why):
+        atomic.read_json(path)
+
+
+def test_json_that_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_bytes('{"a": [1, {"b": "ü"}], "n": NaN}'.encode())
+    (tmp_path / "link.json").symlink_to(path)
+    found = atomic.read_json(tmp_path / "link.json")
+    assert found["a"] == [1, {"b": "ü"}]
+    with pytest.raises(ValueError, match="more than 10"):
+        atomic.read_json(path, limit_bytes=10)
+
+
+def test_only_regular_files_are_read_and_nothing_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    began = time.monotonic()
+    for name in ("pipe", "endless"):
+        with pytest.raises(ValueError, match="not a regular file"):
+            atomic.read_json(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        atomic.read_json(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        atomic.read_json(tmp_path / "none")
+    assert time.monotonic() - began < 5
+
+
+OPENERS: list[Callable[[Path], object]] = [
+    lambda path: atomic.Appended(path).append(b"one\n"),
+    atomic.drop_torn_line,
+    lambda path: atomic.open_own(path, os.O_RDONLY),
+]
+
+
+@pytest.mark.parametrize("opened", OPENERS, ids=["append", "drop_torn_line", "read"])
+def test_a_file_of_a_run_is_not_reached_through_a_link(
+    opened: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_text("first\nno line end")
+    (tmp_path / "log.txt").symlink_to("mine")
+    (tmp_path / "gone.txt").symlink_to("new")
+    for name in ("log.txt", "gone.txt"):
+        with pytest.raises(OSError, match="it is a symbolic link"):
+            opened(tmp_path / name)
+    assert (tmp_path / "mine").read_text() == "first\nno line end"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("opened", OPENERS, ids=["append", "drop_torn_line", "read"])
+def test_a_pipe_in_the_place_of_a_file_of_a_run_is_not_waited_for(
+    opened: Callable[[Path], object], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "log.txt")
+    reader = os.open(tmp_path / "log.txt", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(OSError, match="it is not a regular file"):
+            opened(tmp_path / "log.txt")
+    finally:
+        os.close(reader)
+
+
+def test_a_folder_of_a_run_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "latest").symlink_to("run")
+    atomic.Appended(tmp_path / "latest" / "log.txt").append(b"one\n")
+    assert (tmp_path / "run" / "log.txt").read_text() == "one\n"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    gone = tmp_path / "gone" / "o.json"
+    for path, words in (
+        (gone, f"--json {gone}: the folder {gone.parent} does not exist: create it"),
+        (tmp_path, f"is a folder; name a file in it, such as {tmp_path / 'found.json'}"),
+        (Path("/dev/null"), "is a device or a pipe: name a file of your own"),
+    ):
+        with pytest.raises(InputError) as caught:
+            atomic.check_writable("--json", path)
+        assert words in str(caught.value)

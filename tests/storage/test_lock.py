@@ -1,0 +1,85 @@
+"""One run at a time in a directory: real processes, one of which is killed."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.errors import RunAgain
+from jaxtrain.storage import lock
+from jaxtrain.training import run_directory
+
+HOLDER = """
+import sys
+from pathlib import Path
+from jaxtrain.storage import lock as directory_lock
+directory_lock.hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, checkout: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        half = tmp_path / "checkpoints" / "7" / "state"  # of a save that is under way
+        half.mkdir(parents=True)
+        named = rf"at work in {tmp_path} \(process {holder.pid} on {socket.gethostname()}\)"
+        for resume in ("latest", "7"):
+            with pytest.raises(RunAgain, match=named):
+                run_directory.start_from("demo", resume, str(tmp_path), tmp_path)
+        with pytest.raises(RunAgain, match=named):
+            run_directory.prepare("demo", str(tmp_path), None, None, tmp_path)
+        assert half.is_dir()
+        holder.kill()
+        holder.wait()
+        assert run_directory.prepare("demo", str(tmp_path), None, None, tmp_path) == tmp_path
+    said = json.loads((tmp_path / ".lock").read_text())
+    assert said == {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def test_it_is_held_twice_by_one_process(tmp_path: Path) -> None:
+    for _ in range(2):
+        lock.hold(tmp_path)
+    assert list(lock._held).count(tmp_path) == 1
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, command: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    said: list[str] = []
+    lock.hold(tmp_path, said.append)
+    assert said == [
+        f"warning: {tmp_path / '.lock'} cannot be locked (No locks available): start no second run "
+        "in this directory, as nothing would notice it"
+    ]
+
+
+def test_where_there_is_no_directory_there_is_no_lock(tmp_path: Path) -> None:
+    lock.hold(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / ".lock").symlink_to("mine")
+    lock.hold(tmp_path)
+    assert lock.holder(tmp_path) == ""
+    assert (tmp_path / "mine").read_text() == "kept"

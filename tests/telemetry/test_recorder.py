@@ -1,0 +1,306 @@
+"""Console line, records, pictures, throughput."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import full_disk
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard_events import events, scalars
+from tensorboardX.proto.event_pb2 import SessionLog
+
+from jaxtrain.errors import InputError
+from jaxtrain.telemetry import recorder as metrics
+
+LINE = {
+    "train/loss": 0.12,
+    "train/psnr": 20.5,
+    "train/gpu_memory_usage": 39.0,
+    "train/steps_per_second": 0.9,
+    "train/samples_per_second": 115.2,
+    "train/data_wait_fraction": 0.009,
+    "train/grad_norm": 1.0,
+}
+
+
+def test_console_line_of_the_video_model() -> None:
+    assert metrics.console_line(100, 100000, LINE, 30 * 3600 + 51 * 60) == (
+        "step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s | "
+        "115 samples/s | data 1% | eta 30h51m"
+    )
+
+
+def test_console_line_of_a_text_model_on_a_cpu() -> None:
+    values = {
+        "train/loss": 9.21034,
+        "train/accuracy": 0.4123,
+        "train/steps_per_second": 0.0421,
+        "train/samples_per_second": 4.2,
+        "train/tokens_per_second": 2140.0,
+        "train/data_wait_fraction": 0.0,
+    }
+    assert metrics.console_line(1, 20, values, None) == (
+        "step 1/20 | loss 9.2103 | acc 41.2% | 0.042 steps/s | 4.2 samples/s | 2.1k tokens/s | "
+        "data 0%"
+    )
+    assert "loss nan" in metrics.console_line(1, 20, {"train/loss": math.nan}, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (45.4, "45s"),
+        (59.7, "1m00s"),
+        (200, "3m20s"),
+        (3599.6, "1h00m"),
+        (3600, "1h00m"),
+        (111060, "30h51m"),
+        (72 * 3600 - 31, "71h59m"),
+        (72 * 3600 - 29, "3d00h"),
+        (102 * 3600, "4d06h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert metrics.duration(seconds) == text
+
+
+def test_records_keep_every_digit_and_reach_the_disk_at_once(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    loss = float(np.float32(0.1)) / 3
+    recorder.record(1, {"train/loss": loss, "train/grad_norm": 2.5})
+    recorder.record(1, {"val/psnr": 20.0})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # not closed yet
+    records = [json.loads(line) for line in lines]
+    assert [record["step"] for record in records] == [1, 1]
+    assert records[0]["train/loss"] == loss
+    assert records[1]["val/psnr"] == 20.0
+    assert scalars(tmp_path) == [
+        (1, "train/loss", np.float32(loss)),
+        (1, "train/grad_norm", 2.5),
+        (1, "val/psnr", 20.0),
+    ]
+    recorder.close()
+
+
+def test_what_is_not_finite_stays_readable(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    recorder.record(3, {"train/loss": math.nan, "train/grad_norm": math.inf, "train/psnr": 1.0})
+    recorder.close()
+    line = (tmp_path / "metrics.jsonl").read_text()
+    strict = json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    assert strict["train/loss"] is None
+    assert strict["nonfinite"] == {"train/loss": "nan", "train/grad_norm": "inf"}
+    (record,) = metrics.read(tmp_path / "metrics.jsonl")
+    assert math.isnan(record["train/loss"])
+    assert record["train/grad_norm"] == math.inf
+    assert record["train/psnr"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["trian/loss", "loss", "train/", "val/PSNR", "train/a/b"])
+def test_a_misspelt_name_raises(tmp_path: Path, name: str) -> None:
+    for process in (0, 1):
+        with pytest.raises(ValueError, match="is not train/NAME or val/NAME"):
+            metrics.Recorder(tmp_path, process, 2).record(1, {name: 1.0})
+
+
+def test_a_resumed_run_writes_its_later_records_again(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    for step in (10, 20, 30):
+        recorder.record(step, {"train/loss": step})
+    recorder.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "train/lo')  # killed here
+
+    assert [record["step"] for record in metrics.read(tmp_path / "metrics.jsonl")] == [10, 20, 30]
+    resumed = metrics.Recorder(tmp_path, 0, 1)
+    resumed.rewind(20, 160)
+    resumed.record(30, {"train/loss": -1.0})
+    resumed.close()
+    records = list(metrics.read(tmp_path / "metrics.jsonl"))
+    assert [(record["step"], record["train/loss"]) for record in records] == [
+        (10, 10.0),
+        (20, 20.0),
+        (30, -1.0),
+    ]
+    starts = [event for event in events(tmp_path) if event.HasField("session_log")]
+    assert [(event.step, event.session_log.status) for event in starts] == [(21, SessionLog.START)]
+
+
+def test_a_foreign_metrics_file_is_named(tmp_path: Path) -> None:
+    for content, said in (
+        (b"hello\n", r"contains a line that jaxtrain did not write .*hello"),
+        (b"[1]\n", r"contains a line that jaxtrain did not write"),
+        (b'{"step": 1e999}\n', r"contains a line that jaxtrain did not write"),
+        (b"[" * 100_000 + b"\n", r"contains a line that jaxtrain did not write"),
+        (b"\xff\n", r"is not UTF-8 \(invalid start byte at byte 0\)"),
+    ):
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+        with pytest.raises(InputError, match=f"metrics.jsonl {said}"):
+            metrics.Recorder(tmp_path, 0, 1).rewind(0, 0)
+
+
+def test_a_fresh_run_purges_nothing(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    recorder.rewind(0, 0)
+    recorder.record(1, {"train/loss": 1.0})
+    recorder.close()
+    assert not any(event.HasField("session_log") for event in events(tmp_path))
+
+
+def test_pictures(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    picture = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    path = recorder.sample(40, "reconstruction", picture)
+    recorder.close()
+    assert path == tmp_path / "samples" / "reconstruction_40.png"
+    np.testing.assert_array_equal(np.asarray(Image.open(path)), picture)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    (value,) = events(tmp_path)[-1].summary.value
+    assert (value.tag, value.image.height, value.image.width) == ("reconstruction", 6, 8)
+    assert value.image.encoded_image_string == path.read_bytes()
+    with pytest.raises(ValueError, match=r"picture x is float64 \[2, 2\], not uint8 \[H, W, 3\]"):
+        recorder.sample(1, "x", np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="sample name"):
+        recorder.sample(1, "../x", picture)
+
+
+def test_texts(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    path = recorder.sample(40, "text", "# one\n*two* größer\n")
+    recorder.close()
+    assert path == tmp_path / "samples" / "text_40.txt"
+    assert path.read_text() == "# one\n*two* größer\n"
+    (value,) = events(tmp_path)[-1].summary.value
+    assert (value.tag, value.metadata.plugin_data.plugin_name) == ("text", "text")
+    (shown,) = value.tensor.string_val  # as code, or Markdown would change it
+    assert shown.decode() == "    # one\n    *two* größer\n    \n"
+
+
+def test_each_process_logs_and_only_the_first_speaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for process in (0, 2):
+        recorder = metrics.Recorder(tmp_path, process, 3)
+        recorder.say(f"one from {process}")
+        recorder.say("two")
+        recorder.record(1, {"train/loss": float(process)})
+        assert (recorder.sample(1, "x", np.zeros((2, 2, 3), np.uint8)) is None) == (process != 0)
+        recorder.rewind(0 if process else 1, 0)
+        recorder.close()
+    assert capsys.readouterr().out == "one from 0\ntwo\n"
+    for name, process in (("log.txt", 0), ("log.2.txt", 2)):
+        first, second = (tmp_path / name).read_text().splitlines()
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ one from {process}", first)
+        assert second.endswith("Z two")
+    (record,) = metrics.read(tmp_path / "metrics.jsonl")
+    assert record["train/loss"] == 0.0
+
+
+def test_a_full_disk_is_reported_once_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    with full_disk.full(monkeypatch, "metrics.jsonl", "log.txt"):
+        for step in (1, 2, 3):
+            recorder.say(f"line {step}")
+            recorder.record(step, {"train/loss": 1.0})
+    said = capsys.readouterr().out.splitlines()
+    warnings = [line for line in said if line.startswith("warning: cannot write")]
+    assert [line for line in said if line.startswith("line")] == ["line 1", "line 2", "line 3"]
+    assert len(warnings) == 2
+    assert all("No space left on device" in line for line in warnings)
+    assert len(scalars(tmp_path)) == 3  # what can be written is written
+
+    recorder.record(4, {"train/loss": 4.0})
+    recorder.close()
+    steps = [record["step"] for record in metrics.read(tmp_path / "metrics.jsonl")]
+    assert steps == [1, 2, 3, 4]  # what could not be written has waited
+    assert "metrics.jsonl" in capsys.readouterr().out
+
+
+def test_a_validation_that_comes_again_is_forgotten(tmp_path: Path) -> None:
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    for step in (4, 8):
+        recorder.record(step, {"train/loss": 1.0})
+        recorder.record(step, {"val/loss": 2.0})
+    for validated, kept in ((True, [4, 4, 8, 8]), (False, [4, 4, 8])):
+        recorder.rewind(8, 64, validated=validated)
+        found = list(metrics.read(tmp_path / "metrics.jsonl"))
+        assert [record["step"] for record in found] == kept
+    assert "train/loss" in found[-1]
+    recorder.close()
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
+    import resource
+
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    recorder.record(1, {"train/loss": 1.0})
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # room for a part of a line
+    try:
+        recorder.record(2, {"train/loss": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "metrics.jsonl").stat().st_size == size
+    recorder.record(3, {"train/loss": 3.0})
+    recorder.close()
+    assert [record["step"] for record in metrics.read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_window() -> None:
+    clock = Clock()
+    window = metrics.Window(8, 16, 1e12, 4, 10e12, clock)
+    for _ in range(5):
+        clock.now += 2.0
+        window.step(wait_s=0.5)
+    with window.paused():
+        clock.now += 1000.0  # a validation is no training
+    assert window.close() == pytest.approx(
+        {
+            "train/steps_per_second": 0.5,
+            "train/samples_per_second": 4.0,
+            "train/tokens_per_second": 64.0,
+            "train/mfu": 4.0 * 1e12 / 40e12,
+            "train/data_wait_fraction": 0.25,
+        }
+    )
+    clock.now += 1.0
+    window.step(wait_s=0.0)
+    assert window.close()["train/steps_per_second"] == 1.0  # a window of its own
+    assert window.close() == {}
+
+
+def test_window_leaves_out_what_it_cannot_know() -> None:
+    clock = Clock()
+    window = metrics.Window(8, None, 1e12, 4, None, clock)
+    clock.now += 1.0
+    window.step(wait_s=0.0)
+    assert set(window.close()) == {
+        "train/steps_per_second",
+        "train/samples_per_second",
+        "train/data_wait_fraction",
+    }
+
+
+def test_finish_divides_once() -> None:
+    values = np.array([1.0, 2.0, 6.0])
+    weights = np.array([1.0, 1.0, 0.0])  # the last row is padding
+    sums = (values @ weights, weights.sum(), (values**2) @ weights)
+    found = metrics.finish({"psnr": sums, "loss": sums[:2]})
+    assert found == pytest.approx({"psnr": 1.5, "psnr_std": 0.5, "loss": 1.5})
+    assert metrics.finish({"x": (0.3, 3.0, 0.03 - 1e-9)})["x_std"] == 0.0  # not the root of -1e-10
+    assert math.isnan(metrics.finish({"x": (0.0, 0.0)})["x"])
+    assert math.isnan(metrics.finish({"x": (math.nan, 1.0, math.nan)})["x_std"])

@@ -1,0 +1,53 @@
+"""What TensorBoard is told of a run's config; its records are in test_metrics.py."""
+
+from pathlib import Path
+from typing import Any
+
+import tensorboard_events
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+from jaxtrain import config
+from jaxtrain.telemetry import recorder as metrics
+from jaxtrain.telemetry import tensorboard
+
+
+def told(directory: Path) -> dict[str, Any]:
+    """The hyper-parameters of a run, as TensorBoard takes them: the first of all events' own."""
+    for event in tensorboard_events.events(directory):
+        for value in event.summary.value:
+            if value.tag == "_hparams_/session_start_info":
+                assert value.metadata.plugin_data.plugin_name == "hparams"
+                data = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+                assert data.version == 0
+                found = data.session_start_info.hparams
+                return {name: getattr(one, one.WhichOneof("kind")) for name, one in found.items()}
+    raise AssertionError("nothing is told")
+
+
+def test_every_field_is_told_under_its_full_name(tmp_path: Path) -> None:
+    values = config.flat(config.to_dict(config.named("demo_gpt")))
+    tensorboard.write_config(tmp_path / "tensorboard", values)
+    found = told(tmp_path)
+    assert found.keys() == values.keys()
+    assert found["optim.peak_lr"] == values["optim.peak_lr"]
+    assert found["name"] == "demo_gpt"
+    assert found["deterministic"] is False
+    assert found["data.path"] == "null"
+    assert found["data.weights"] == "[]"
+
+
+def test_a_changed_config_is_told_in_place_of_the_older_one(tmp_path: Path) -> None:
+    """Also where records have been written meanwhile, and purge nothing of it."""
+    recorder = metrics.Recorder(tmp_path, 0, 1)
+    for rate in (0.5, 0.25):
+        tensorboard.write_config(tmp_path / "tensorboard", {"optim.peak_lr": rate})
+        recorder.record(1, {"train/loss": rate})
+        recorder.rewind(0, 0)
+    recorder.close()
+    assert told(tmp_path) == {"optim.peak_lr": 0.25}
+    first = tensorboard_events.events(tmp_path)[0]
+    assert first.file_version == "brain.Event:2"
+    assert tensorboard_events.scalars(tmp_path) == [
+        (1, "train/loss", 0.5),
+        (1, "train/loss", 0.25),
+    ]

@@ -1,0 +1,231 @@
+"""The history of a run: what each start did with its time, and how it ended."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import full_disk
+import pytest
+
+from jaxtrain import config
+from jaxtrain.config.run_length import Position
+from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.signals import Stopped, StopSignals
+from jaxtrain.distributed.watchdog import Watchdog
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.telemetry import recorder, timeline
+from jaxtrain.telemetry.phases import Phases, Piece
+from jaxtrain.telemetry.timeline import History
+
+
+class Story:
+    """A run of which only the phases happen, on a clock that the test moves."""
+
+    def __init__(self, directory: Path, position: Position = Position()) -> None:  # noqa: B008
+        self.now = 100.0
+        self.directory = directory
+        watchdog = Watchdog(None, Peers(0, 1, None, StopSignals()))
+        self.phases = Phases(watchdog, clock=lambda: self.now)
+        self.recorder = recorder.Recorder(directory, 0, 1)
+        self.begin = lambda start_from=None: History(
+            self.recorder,
+            directory,
+            self.phases,
+            config.named("demo_mlm"),
+            start_from,
+            position,
+            ("--config", "demo_mlm"),
+        )
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+    def records(self) -> list[dict[str, Any]]:
+        text = (self.directory / timeline.NAME).read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def phases_told(self) -> list[tuple[str, float, int]]:
+        """Name, seconds and step of each phase in the file."""
+        found = [record for record in self.records() if record["event"] == "phase"]
+        return [(one["name"], round(one["seconds"], 6), one["step"]) for one in found]
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    told = Story(tmp_path)
+    yield told
+    told.recorder.close()
+
+
+def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
+    story.spend(0.25)
+    with story.phases.within("start"):
+        story.spend(0.5)
+    story.spend(0.25)
+    written = story.begin()
+    with story.phases.within("data", None):
+        story.spend(2.0)
+    story.spend(0.25)  # the model is built
+    assert not (story.directory / timeline.NAME).exists()
+    written.started(40)
+    with story.phases.within("compile"):
+        story.spend(4.0)
+    story.phases.training()
+    story.spend(8.0)
+    story.phases.stepped(1, 0.5, {"train/loss": 2.0})
+    story.phases.logged({"train/loss": 2.0})
+    story.spend(16.0)
+    story.phases.stepped(2, 1.0, {"train/loss": 1.0})
+    with story.phases.within("evaluation", 0.0):
+        story.spend(32.0)
+        with story.phases.within("compile"):
+            story.spend(64.0)
+        story.spend(128.0)
+    story.phases.ending()
+    story.spend(0.5)
+    written.end(0, "done: 2 of 40 updates")
+    written.end(1, "what comes later does not count")
+
+    assert story.phases_told() == [
+        ("start", 1.0, 0),
+        ("data", 2.0, 0),
+        ("start", 0.25, 0),
+        ("compile", 4.0, 0),
+        ("training", 8.0, 1),
+        ("training", 16.0, 2),
+        ("evaluation", 32.0, 2),
+        ("compile", 64.0, 2),
+        ("evaluation", 128.0, 2),
+        ("end", 0.5, 2),
+    ]
+    assert sum(seconds for _, seconds, _ in story.phases_told()) == story.now - 100.0
+    first, *_, last = story.records()
+    assert (last["event"], last["code"], last["why"]) == ("end", 0, "done: 2 of 40 updates")
+    training = [record for record in story.records() if record.get("name") == "training"]
+    assert [(one["from_step"], one["step"], one["waited_s"]) for one in training] == [
+        (0, 1, 0.5),
+        (1, 2, 1.0),
+    ]
+    assert (first["event"], first["step"], first["total"], first["from"]) == ("start", 0, 40, None)
+    assert first["arguments"] == ["--config", "demo_mlm"]
+    assert first["config"]["name"] == "demo_mlm"
+    assert first["versions"]["jax"]
+    assert first["devices"] == 8
+    assert first["platform"] == "cpu"
+
+
+def test_a_resume_goes_on_in_the_same_file_behind_a_torn_line(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    story.begin().started(10)
+    with (tmp_path / timeline.NAME).open("a") as file:
+        file.write('{"event": "pha')  # killed here
+
+    again = Story(tmp_path, Position(4, 32))
+    again.spend(1.0)
+    written = again.begin(tmp_path / "checkpoints" / "4")
+    written.started(10)
+    again.spend(1.0)
+    written.end(75, "stopped by SIGTERM")
+    assert [record["event"] for record in again.records()] == ["start", "start", "phase", "end"]
+    resumed = again.records()[1]
+    assert (resumed["step"], resumed["seen"]) == (4, 32)
+    assert resumed["from"] == str(tmp_path / "checkpoints" / "4")
+    assert again.phases_told() == [("start", 2.0, 4)]
+
+
+def test_a_rollback_goes_back(story: Story) -> None:
+    story.begin().started(10)
+    story.phases.training()
+    story.spend(1.0)
+    story.phases.stepped(5, 0.0, {})
+    with story.phases.within("rollback"):
+        story.spend(1.0)
+        story.phases.at(2)
+    story.spend(1.0)
+    story.phases.cut()
+    assert story.phases_told() == [("training", 1.0, 5), ("rollback", 1.0, 2), ("training", 1.0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "why"),
+    [
+        (InputError("--data.path x is\nnot there"), 2, "--data.path x is not there"),
+        (RunAgain("the disk is full"), 75, "the disk is full"),
+        (Stopped("SIGTERM"), 75, "stopped by SIGTERM; there was nothing to save"),
+        (KeyboardInterrupt(), 130, "stopped at once by Ctrl-C, without saving"),
+        (ValueError("odd"), 1, "ValueError: odd"),
+    ],
+)
+def test_what_ends_a_run_is_written_also_before_its_length_is_known(
+    story: Story, error: BaseException, code: int, why: str
+) -> None:
+    with (
+        contextlib.suppress(type(error)),
+        contextlib.ExitStack() as stack,
+        story.phases.within("data"),
+    ):
+        stack.push(story.begin().failed)
+        story.spend(3.0)
+        raise error
+    start, phase, end = story.records()
+    assert (start["event"], start["total"]) == ("start", None)
+    assert (phase["name"], phase["seconds"]) == ("data", 3.0)
+    assert (end["event"], end["code"], end["why"]) == ("end", code, why)
+
+
+def test_a_process_that_is_cut_off_writes_what_it_was_in(story: Story) -> None:
+    left: list[int] = []
+    written = story.begin()
+    written.started(10)
+    with story.phases.within("compile"):
+        story.spend(7.0)
+        written.cut_off(left.append)(130)  # from the thread that hears signals
+    assert left == [130]
+    assert story.phases_told() == [("compile", 7.0, 0)]
+    assert story.records()[-1]["code"] == 130
+
+
+def test_the_watchdogs_last_words_are_the_end(story: Story) -> None:
+    said: list[str] = []
+    written = story.begin()
+    written.started(10)
+    written.said_last(said.append, lambda: said.append("closed"))("hung: no step ended")
+    assert said == ["hung: no step ended", "closed"]
+    assert (story.records()[-1]["code"], story.records()[-1]["why"]) == (75, "hung: no step ended")
+
+
+def test_a_full_disk_stops_nothing(
+    story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with full_disk.full(monkeypatch, timeline.NAME):
+        written = story.begin()
+        written.started(10)
+        story.spend(1.0)
+        story.phases.cut()
+    assert capsys.readouterr().out.count("warning: cannot write history.jsonl") == 1
+    written.end(0, "done")
+    assert [record["event"] for record in story.records()] == ["start", "phase", "end"]
+
+
+def test_a_sliver_between_two_phases_belongs_to_the_next(story: Story) -> None:
+    pieces: list[Piece] = []
+    story.phases.when_over(pieces.append)
+    for name in ("data", "restore"):
+        story.spend(0.0004)
+        with story.phases.within(name):
+            story.spend(1.0)
+    assert [(piece.name, round(piece.seconds, 6)) for piece in pieces] == [
+        ("data", 1.0004),
+        ("restore", 1.0004),
+    ]
+
+
+def test_the_start_of_a_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = timeline.began()
+    assert time.time() - 24 * 3600 < began < time.time() - 0.5  # importing jax takes longer
+    opened: Callable[..., Any] = lambda *_: (_ for _ in ()).throw(OSError())  # noqa: E731
+    monkeypatch.setattr("builtins.open", opened)
+    assert began <= timeline.began() <= time.time()

@@ -1,0 +1,133 @@
+"""Out of memory: what was planned, what happened, and what fits."""
+
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import toy
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxtrain import config
+from jaxtrain.errors import InputError
+from jaxtrain.telemetry.devices import GIB
+from jaxtrain.training import out_of_memory
+from jaxtrain.training import state as states
+
+COMMAND = "jaxtrain plan --config mlm_h200_8 --fit"
+SPEC = {
+    "video": jax.ShapeDtypeStruct((64, 2**20, 24), jnp.uint8),  # 1.5 GiB
+    "weight": jax.ShapeDtypeStruct((64,), jnp.float32),
+}
+
+
+def built() -> Any:
+    """A run on eight devices with 3 GiB of parameters in four shards and 1/2 GiB everywhere."""
+    mesh = toy.mesh_of(2, 4)
+
+    def stored(shape: tuple[int, ...], *spec: str) -> Any:
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    params = {"kernel": stored((3 * 2**10, 2**18), "fsdp"), "table": stored((2**27,))}
+    target = states.State(
+        step=stored(()), examples_seen=stored(()), params=params, extras={}, opt={}, guard={}
+    )
+    typed = ["--data.path", "x", "--mesh.data", "2", "--mesh.fsdp", "4", "--data.batch_size", "64"]
+    run = config.load("mlm_h200_8", [*typed, "--optim.accumulate", "2"])
+    return types.SimpleNamespace(run=run, target=target, spec=SPEC)
+
+
+def told(relief: out_of_memory.Relief | None = None) -> tuple[str, list[str]]:
+    """What an allocation that no machine can make leads to: the error, and what was said."""
+    said: list[str] = []
+    with (
+        pytest.raises(InputError) as error,
+        out_of_memory.explained(built(), relief, COMMAND, said.append),
+    ):
+        jnp.zeros(2**48, jnp.float32).block_until_ready()
+    assert isinstance(error.value.__cause__, jax.errors.JaxRuntimeError)
+    return str(error.value), said
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 71 GiB, 70 were in use."""
+    monkeypatch.setattr(out_of_memory, "_measured", lambda: (70 * GIB, 71 * GIB))
+
+
+def test_what_was_held_is_printed() -> None:
+    message, said = told()
+    assert "\n" not in message
+    first, second = said
+    assert first.startswith("RESOURCE_EXHAUSTED: Out of memory allocating 1125899906842624 bytes")
+    assert second == (
+        "each device holds 1.250 GiB of state and 0.188 GiB of batch (computed), and the "
+        "activations of 4 examples at a time"
+    )
+
+
+def test_without_a_gpu_no_override_is_suggested() -> None:
+    """None was verified."""
+    message, _ = told(lambda *_: pytest.fail("there is no GPU to plan for"))
+    assert f"`{COMMAND}` finds ways that fit" in message
+    assert "--optim" not in message
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_overrides_that_were_compiled_are_suggested() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def relief(kind: str, limit: int, say: Any) -> list[str]:
+        asked.append((kind, limit))
+        say("the plan")
+        return ["--optim.accumulate 4 (35.0 GiB)", "--model.remat block (50.1 GiB)"]
+
+    message, said = told(relief)
+    assert asked == [("cpu", 71 * GIB)]
+    assert said[2:] == [
+        "what happened (measured): a device held 70.0 GiB at most, and jax may take 71.0 GiB of it",
+        "the plan",
+    ]
+    assert message.endswith(
+        "the same global batch: --optim.accumulate 4 (35.0 GiB), or --model.remat block (50.1 GiB)"
+    )
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_where_nothing_fits_that_is_said() -> None:
+    message, _ = told(lambda *_: [])
+    assert "no way to run the same global batch is known to fit" in message
+
+
+def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = [{"peak_bytes_in_use": 5, "bytes_limit": 9}, {"peak_bytes_in_use": 7, "bytes_limit": 8}]
+    fakes = [types.SimpleNamespace(memory_stats=lambda one=one: one) for one in peaks]
+    monkeypatch.setattr(jax, "local_devices", lambda: fakes)
+    assert out_of_memory._measured() == (7, 8)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        jax.errors.JaxRuntimeError("INTERNAL: a kernel failed"),
+        InputError("the data is gone"),
+        ValueError("RESOURCE_EXHAUSTED is only a word here"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_other_errors_pass_untouched(error: BaseException) -> None:
+    with (
+        pytest.raises(type(error)) as caught,
+        out_of_memory.explained(built(), None, COMMAND, pytest.fail),
+    ):
+        raise error
+    assert caught.value is error
+    assert caught.value.__cause__ is None
+
+
+def test_where_memory_suffices_nothing_is_said() -> None:
+    with out_of_memory.explained(built(), None, COMMAND, pytest.fail):
+        pass

@@ -1,0 +1,181 @@
+"""SIGTERM at any moment: exit code 75, all finished updates saved, and the run goes on as if
+nothing had been.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from program import TINY_MLM, command, environment, losses, records, run, train, write_corpus
+
+from jaxtrain.checkpoint import saver
+
+pytestmark = pytest.mark.slow
+
+STEPS = 24
+ARGUMENTS = [
+    *TINY_MLM,
+    *["--data.path", "corpus", "--loop.steps", STEPS, "--checkpoint.every", "4"],
+    *["--loop.eval_every", "4", "--loop.eval_examples", "64"],
+]
+# An idle machine takes two seconds; the program promises a step, a batch of an evaluation, a save,
+# and where it compiles before the first update five seconds.
+ENDS_WITHIN_S = 60
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a corpus and an undisturbed run."""
+    directory = tmp_path_factory.mktemp("preemption")
+    write_corpus(directory, files=12, words=1500)
+    train(directory, *ARGUMENTS, "--output-dir", "undisturbed")
+    return directory
+
+
+class Start:
+    """A run that starts or goes on in a directory, and how far it has come since."""
+
+    def __init__(self, place: Path, name: str, cache: dict[str, str]) -> None:
+        self._directory = place / name
+        self.done = done(self._directory)
+        self._logged = len(self._log())
+        self._saved = self._checkpoints()
+        self.process = subprocess.Popen(
+            command(*ARGUMENTS, "--output-dir", name, "--resume", "latest"),
+            cwd=place,
+            env=environment(place, **cache),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def listens(self) -> bool:
+        """Whether the process has a handler for SIGTERM: it still imports most of the program."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = int(re.findall(r"SigCgt:\s*(\w+)", status)[0], 16)
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+    def says(self, text: str) -> bool:
+        """Whether it has logged a line with this text."""
+        return text in self._log()[self._logged :]
+
+    def saves(self) -> bool:
+        """Whether it has begun to write a checkpoint."""
+        return self._checkpoints() != self._saved
+
+    def _log(self) -> str:
+        log = self._directory / "log.txt"
+        return log.read_text() if log.exists() else ""
+
+    def _checkpoints(self) -> set[str]:
+        return {path.name for path in (self._directory / "checkpoints").glob("*")}
+
+
+def done(directory: Path) -> int:
+    """The newest update on record."""
+    return max(losses(directory)) if (directory / "metrics.jsonl").exists() else 0
+
+
+# In the order in which one run is stopped, again and again.
+MOMENTS: dict[str, Callable[[Start], bool]] = {
+    "imports": Start.listens,
+    "data": lambda run: run.says("run directory"),
+    "compilation": lambda run: run.says("examples a step"),
+    "the first step": lambda run: run.says("compiled in"),
+    "between steps": lambda run: run.says(f"step {run.done + 1}/"),
+    "evaluation": lambda run: run.says(f"step {run.done // 4 * 4 + 4}/{STEPS} | loss"),
+    "a save": Start.saves,
+    "the last steps": lambda run: run.says(f"step {STEPS - 1}/"),
+}
+# An empty cache of programs where one is to be compiled: what was before would take no time.
+COLD = ("compilation", "evaluation")
+
+
+def test_sigterm_saves_what_is_done_and_the_run_goes_on(place: Path) -> None:
+    for moment, reached in MOMENTS.items():
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(place / f"{moment}-compiled")}
+        started = Start(place, "stopped", cache if moment in COLD else {})
+        stop_when(started, reached, moment)
+        folder, last = place / "stopped" / "checkpoints", done(place / "stopped")
+        assert saver.steps(folder)[-1:] == ([last] if last else []), moment
+        assert not [path for path in folder.glob("*") if not path.name.isdigit()], moment
+    train(place, *ARGUMENTS, "--output-dir", "stopped", "--resume", "latest")
+    assert losses(place / "stopped") == losses(place / "undisturbed")
+    assert validations(place / "stopped") == validations(place / "undisturbed")
+
+
+def stop_when(started: Start, reached: Callable[[Start], bool], moment: str) -> None:
+    """Sends SIGTERM at the moment, and holds that it ends as it should."""
+    process = started.process
+    deadline = time.monotonic() + 200
+    while process.poll() is None and not reached(started):
+        assert time.monotonic() < deadline, moment
+        time.sleep(0.002)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=200)
+    took_s = time.monotonic() - began
+    assert process.returncode == 75, f"{moment}: {output}"
+    assert took_s < ENDS_WITHIN_S, f"{moment}: {output}"
+    assert "Traceback" not in output
+    assert "leaked" not in output
+
+
+def validations(directory: Path) -> dict[int, float]:
+    return {
+        step: record["val/loss"]
+        for step, record in records(directory).items()
+        if "val/loss" in record
+    }
+
+
+def test_the_validations_are_those_of_the_cadence(place: Path) -> None:
+    assert sorted(validations(place / "undisturbed")) == [4, 8, 12, 16, 20, 24]
+
+
+def test_ctrl_c_before_the_first_update_leaves_nothing_behind(place: Path) -> None:
+    process = subprocess.Popen(
+        command(*ARGUMENTS, "--output-dir", "interrupted"),
+        cwd=place,
+        env=environment(place),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    log = place / "interrupted" / "log.txt"
+    while process.poll() is None and not (log.exists() and "run directory" in log.read_text()):
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    again = run(place, *ARGUMENTS, "--output-dir", "interrupted", "--loop.steps", 1)
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_compilation_that_is_broken_off_is_not_torn_down(place: Path, tmp_path: Path) -> None:
+    """XLA goes on with it in threads of its own, and would crash in an ordinary exit."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    process = subprocess.Popen(
+        command("--config", "demo", "--data.workers", "0", "--output-dir", tmp_path / "run"),
+        cwd=place,
+        env=environment(place, **cache),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    log = tmp_path / "run" / "log.txt"
+    while not (log.exists() and " parameters; " in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.1)
+    time.sleep(4)  # the first parameters are traced for a second or two, then compiled
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == 75, said
+    assert "compiled in" not in said

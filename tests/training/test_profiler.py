@@ -1,0 +1,149 @@
+"""A trace of some steps, and what is said of it."""
+
+import contextlib
+import gzip
+import inspect
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxtrain.training import debugging, profiler
+
+
+@pytest.fixture(scope="module")
+def step() -> Any:
+    def f(state: jax.Array, batch: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        with jax.named_scope("large"):
+            state = state @ batch / 600.0
+        with jax.named_scope("small"):
+            return state, {"loss": jnp.tanh(state).sum()}
+
+    x = jnp.ones((600, 600))
+    return jax.jit(f).lower(x, x).compile()
+
+
+@contextlib.contextmanager
+def apart(phase: str) -> Iterator[None]:
+    assert phase == "profile"
+    yield
+
+
+def run(step: Any, before_step: Callable[[int, Any], None], steps: int) -> None:
+    state = batch = jnp.ones((600, 600))
+    for done in range(steps):
+        before_step(done, state)
+        state, _ = step(state, batch)
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    (file,) = folder.glob("plugins/profile/*/*.trace.json.gz")
+    return json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+
+
+def test_a_trace_holds_its_steps_and_says_where_the_time_went(tmp_path: Path, step: Any) -> None:
+    said: list[str] = []
+    with profiler.profiled((2, 5), tmp_path, step, said.append, apart) as (traced, before_step):
+        run(traced, before_step, 8)
+    found = events(tmp_path)
+    ops = [one for one in found if "hlo_op" in one.get("args", {})]
+    assert {one["args"]["hlo_module"] for one in ops} == {"jit_f"}
+    assert all(one["dur"] >= 0 for one in ops)
+    numbers = [one["args"]["step_num"] for one in found if "step_num" in one.get("args", {})]
+    assert sorted(numbers) == ["2", "3", "4"]
+    assert {one["args"]["hlo_op"] for one in ops} <= set(re.findall(r"[\w.\-]+", step.as_text()))
+    summary = (tmp_path / "summary.txt").read_text().splitlines()
+    assert summary[0].startswith("steps 2 to 5 took ")
+    assert "%" in summary[1]
+    assert "large/dot_general" in summary[1]
+    assert said[: len(summary[:6])] == summary[:6]
+    assert any("ui.perfetto.dev" in line and ".trace.json.gz" in line for line in said)
+    assert any("tensorboard --logdir" in line for line in said)
+
+
+def test_what_follows_the_last_step_is_not_part_of_it(tmp_path: Path, step: Any) -> None:
+    """A validation and a save come between a step and the next one."""
+    said: list[str] = []
+    with profiler.profiled((2, 4), tmp_path, step, said.append, apart) as (traced, before_step):
+        state = batch = jnp.ones((600, 600))
+        for done in range(5):
+            before_step(done, state)
+            state, _ = traced(state, batch)
+            if done == 3:
+                assert said[0].startswith("steps 2 to 4 took ")
+                time.sleep(2.0)
+    (each_ms,) = re.findall(r"took ([\d.]+) ms each", said[0])
+    assert float(each_ms) < 900.0
+
+
+def test_a_run_that_ends_inside_has_its_trace_too(tmp_path: Path, step: Any) -> None:
+    with profiler.profiled((1, 9), tmp_path, step, print, apart) as (traced, before_step):
+        run(traced, before_step, 3)
+    assert (tmp_path / "summary.txt").read_text().startswith("steps 1 to 3 took ")
+
+
+def test_a_trace_that_nobody_can_read_ends_no_run(
+    tmp_path: Path, step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    @contextlib.contextmanager
+    def counted(phase: str) -> Iterator[None]:
+        opened.append(phase)
+        yield
+
+    monkeypatch.setattr(profiler.traces, "top_operations", lambda *how, **more: 1 / 0)
+    said: list[str] = []
+    with profiler.profiled((0, 1), tmp_path, step, said.append, counted) as (traced, before_step):
+        run(traced, before_step, 2)
+    assert said == ["no summary.txt of the trace: ZeroDivisionError: division by zero"]
+    assert opened == ["profile"]  # its time is no step's
+
+
+def test_whoever_stops_a_run_waits_for_no_summary(tmp_path: Path, step: Any) -> None:
+    def interrupted() -> None:
+        with profiler.profiled((0, 9), tmp_path, step, print, apart) as (traced, before_step):
+            run(traced, before_step, 1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert events(tmp_path)
+    assert not (tmp_path / "summary.txt").exists()
+
+
+def test_without_a_profile_the_step_is_the_step(tmp_path: Path) -> None:
+    def plain(state: Any, batch: Any) -> Any:
+        return state, batch
+
+    with profiler.profiled(None, tmp_path / "profile", plain, print, apart) as (step, before_step):
+        assert step is plain
+        before_step(0, None)  # type: ignore[arg-type]
+    assert not (tmp_path / "profile").exists()
+
+
+def test_a_checked_step_still_shows_its_program(step: Any) -> None:
+    assert inspect.unwrap(debugging.checked(step)) is step
+
+
+@pytest.mark.parametrize(("done", "says"), [(0, 0), (9, 0), (10, 1)])
+def test_a_resumed_run_says_where_no_trace_will_be(done: int, says: int) -> None:
+    said: list[str] = []
+    profiler.check((9, 12), done, 20, said.append)
+    assert len(said) == says
+
+
+def test_the_second_process_writes_elsewhere_and_nothing_of_its_own(
+    tmp_path: Path, step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler.jax, "process_index", lambda: 1)
+    with profiler.profiled((0, 1), tmp_path, step, pytest.fail, apart) as (traced, before_step):
+        run(traced, before_step, 2)
+    assert events(tmp_path / "process-1")
+    assert not (tmp_path / "summary.txt").exists()

@@ -1,0 +1,330 @@
+"""What a run says while it runs: of which steps, when, and what stands in a record."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import toy
+
+from jaxtrain import config
+from jaxtrain.config import run_length
+from jaxtrain.config.run_length import Position
+from jaxtrain.distributed import heartbeat
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.distributed.watchdog import Watchdog
+from jaxtrain.errors import InputError
+from jaxtrain.telemetry import recorder
+from jaxtrain.telemetry.phases import Phases
+from jaxtrain.telemetry.throughput import Window
+from jaxtrain.training.progress import Progress
+from jaxtrain.training.validation import Validation
+
+TOTAL, LOG_EVERY = 11, 4
+TYPED = "python -m jaxtrain.main --config demo_mlm"
+
+
+class Told(Watchdog):
+    """Ends nothing; remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(None, heartbeat.Peers(0, 1, None, StopSignals()))
+        self.heard: list[Any] = []
+
+    def beat(self, step: int | None = None) -> None:
+        self.heard.append(step)
+
+    @contextlib.contextmanager
+    def pause(self, name: str, allowance_s: float = 0.0) -> Iterator[None]:
+        self.heard.append(name)
+        yield
+        self.heard.append(f"{name} over")
+
+
+class Computing:
+    """A number that the device still computes: whoever reads it waits for it."""
+
+    def __init__(self, number: float, wait: Any) -> None:
+        self._number, self._wait = np.float32(number), wait
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        self._wait()
+        return np.asarray(self._number)
+
+
+class Story:
+    """A run in which nothing happens but what the test says; the device takes 1 s for a step."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        self.directory, self.now, self.done = directory, 100.0, 0
+        patch.setattr(recorder, "Window", functools.partial(Window, clock=lambda: self.now))
+        base = config.named("demo_mlm")
+        loop = dataclasses.replace(base.loop, steps=TOTAL, log_every=LOG_EVERY)
+        self.run, self.watchdog = dataclasses.replace(base, loop=loop), Told()
+        self.recorder = recorder.Recorder(directory, 0, 1)
+        self.batches: Any = SimpleNamespace(wait_s=0.0)
+        self.bad_in_a_row = 0
+        self.progress = self.begin()
+
+    def begin(self, *, waits: bool = False, faster: str = "", **optim: Any) -> Progress:
+        """From the start, with another optimizer config."""
+        self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
+        self.progress = Progress(
+            self.run,
+            self.recorder,
+            Phases(self.watchdog),
+            TOTAL,
+            run_length.Position(),
+            self.batches,
+            toy.mesh_of(1, 8),
+            waits=waits,
+            faster=faster,
+        )
+        return self.progress
+
+    def step(
+        self, loss: float | None = None, *, wait_s: float = 0.0, gradient: float = 2.0
+    ) -> None:
+        """One more step, whose loss is its number unless told."""
+        self.spend(wait_s)
+        self.batches.wait_s += wait_s
+        bad = not (math.isfinite(gradient) and (loss is None or math.isfinite(loss)))
+        self.bad_in_a_row = self.bad_in_a_row + 1 if bad else 0
+        self.done += 1
+        found: Any = {
+            "bad_in_a_row": np.uint32(self.bad_in_a_row),
+            "grad_norm": np.float32(gradient),
+            "learning_rate": np.float32(0.001),
+        }
+        number = self.done if loss is None else loss
+        found["loss"] = Computing(number, lambda: self.spend(1.0))
+        self.progress.push(found, np.arange(8) + 8 * self.done)
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """Step -> what stands in the file now."""
+        path = self.directory / "metrics.jsonl"
+        return {record["step"]: record for record in recorder.read(path)} if path.exists() else {}
+
+
+@pytest.fixture
+def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    told = Story(tmp_path, monkeypatch)
+    yield told
+    told.progress.close()
+    told.recorder.close()
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Lines on the console since the last call."""
+    return lambda: capsys.readouterr().out.splitlines()
+
+
+def test_a_step_is_recorded_once_the_next_one_is_handed_over(story: Story, said: Any) -> None:
+    story.step()
+    assert (story.records(), said(), story.watchdog.heard) == ({}, [], [])
+    story.step()
+    assert {step: record["train/loss"] for step, record in story.records().items()} == {1: 1.0}
+    assert [line.split(" | ")[:2] for line in said()] == [["step 1/11", "loss 1.0000"]]
+    assert story.watchdog.heard == [1]
+
+
+def test_the_first_step_the_last_and_those_at_cadence_are_recorded(story: Story, said: Any) -> None:
+    for _ in range(TOTAL):
+        story.step()
+    story.progress.flush()
+    story.progress.flush()  # nothing is pending any more
+    assert [record["train/loss"] for record in story.records().values()] == [1, 4, 8, 11]
+    assert list(story.records()) == [1, 4, 8, 11]
+    assert len(said()) == 4
+    assert story.watchdog.heard == list(range(1, TOTAL + 1))  # it is told of each
+
+
+def test_a_validation_before_the_first_step_takes_nothing_from_it(story: Story, said: Any) -> None:
+    story.progress.validated(0, Validation({"val/loss": 3.0}, {}))
+    story.step(wait_s=60.0)  # workers start
+    story.step()
+    assert story.records()[1]["train/loss"] == 1
+    assert not [line for line in said() if "waits for input" in line]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_bad_update_stops_the_run_where_the_config_says_so(story: Story, loss: float) -> None:
+    story.begin(bad_updates="off")
+    for _ in range(5):
+        story.step()
+    story.step(loss)  # the sixth, which is not at cadence
+    with pytest.raises(InputError, match=rf"update 6 is bad: its loss is {loss} .*norm 2 "):
+        story.step()
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_bad_update_is_left_out_and_its_examples_named(
+    story: Story, said: Any, policy: str
+) -> None:
+    story.begin(bad_updates=policy, bad_in_a_row=2)
+    for gradient in (2.0, math.inf, 2.0, 2.0):
+        story.step(gradient=gradient)
+    assert story.progress.done == 3
+    assert story.progress.settled()
+    assert list(story.records()) == [1]
+    (line,) = (story.directory / "bad_steps.jsonl").read_text().splitlines()
+    rows = story.run.data.batch_size
+    assert json.loads(line) == {
+        "step": 1,
+        "position": rows,
+        "loss": "2.0",
+        "grad_norm": "inf",
+        "ids": list(range(16, 24)),
+    }
+    (spoken,) = [line for line in said() if "is bad" in line]
+    assert "update 2 is bad: its loss is 2 and its gradient's norm inf" in spoken
+    assert f"examples {rows} to {2 * rows - 1} of the order" in spoken
+    assert not story.progress.finished()
+
+
+def test_a_row_of_bad_updates_is_two_lines(story: Story, said: Any) -> None:
+    story.begin(bad_updates="skip", bad_in_a_row=20)
+    for gradient in (2.0, *[math.inf] * 10, 2.0, math.inf, 2.0, *[math.inf] * 2, 2.0, 2.0):
+        story.step(gradient=gradient)
+    found = [line for line in said() if "bad" in line]
+    assert [line.partition(":")[0] for line in found] == [
+        "update 2 is bad",
+        "9 more updates in a row skipped as bad; bad_steps.jsonl lists them",
+        "update 3 is bad",
+        "update 4 is bad",
+        "one more update in a row skipped as bad; bad_steps.jsonl lists them",
+    ]
+    assert len((story.directory / "bad_steps.jsonl").read_text().splitlines()) == 13
+
+
+def test_too_many_bad_updates_in_a_row_stop_a_run_that_skips(story: Story) -> None:
+    story.begin(bad_updates="skip", bad_in_a_row=3)
+    story.step(gradient=math.nan)
+    story.step(gradient=math.nan)
+    story.step()
+    for _ in range(3):
+        story.step(gradient=math.nan)
+    with pytest.raises(InputError, match="update 2 is bad"):
+        story.progress.flush()
+
+
+def test_the_last_update_may_be_a_bad_one(story: Story) -> None:
+    for _ in range(TOTAL - 1):
+        story.step()
+    story.step(gradient=math.nan)
+    assert story.progress.done == TOTAL  # as it looks until its metrics are there
+    assert not story.progress.finished()
+    story.step()
+    assert story.progress.finished()
+    rows = story.run.data.batch_size
+    assert story.progress.position() == Position(TOTAL, (TOTAL + 1) * rows, left_out=rows)
+    assert list(story.records()) == [1, 4, 8, 11]
+
+
+def test_going_back_forgets_records_but_not_the_examples_seen(story: Story) -> None:
+    loop = dataclasses.replace(story.run.loop, record_examples=True, log_every=1)
+    story.run = dataclasses.replace(story.run, loop=loop)
+    story.begin()
+    for _ in range(5):
+        story.step()
+    story.progress.flush()
+    rows = story.run.data.batch_size
+    story.progress.rewind(Position(2, 2 * rows))
+    assert story.progress.position() == Position(2, 5 * rows, left_out=3 * rows)
+    assert (story.progress.done, list(story.records())) == (2, [1, 2])
+    story.step()
+    story.progress.flush()
+    lines = (story.directory / "examples.jsonl").read_text().splitlines()
+    assert [(line["step"], line["position"]) for line in map(json.loads, lines)] == [
+        (1, 0),
+        (2, rows),
+        (3, 5 * rows),
+    ]
+
+
+def test_nothing_is_saved_where_a_bad_update_ends_the_run(story: Story) -> None:
+    story.begin(bad_updates="off")
+    story.step(math.nan)
+    with pytest.raises(InputError, match="update 1"), story.progress.interrupted("save"):
+        pytest.fail("a broken state would be saved")
+
+
+def test_time_that_is_no_training_counts_for_no_rate(story: Story) -> None:
+    for number in range(1, TOTAL + 1):
+        story.step()
+        if number in (4, 6):  # where a window has just begun, and in its middle
+            with story.progress.interrupted("evaluation"):
+                assert max(story.records()) == 4  # what was pending is recorded before
+                story.spend(1000.0)
+    story.progress.flush()
+    rates = [record["train/steps_per_second"] for record in story.records().values()]
+    assert rates == [1.0, 1.0, 1.0, 1.0]
+    heard = story.watchdog.heard
+    assert heard[:9] == [1, 2, 3, 4, "evaluation", "evaluation over", 5, 6, "evaluation"]
+
+
+def test_the_rate_of_steps_that_are_waited_for(story: Story) -> None:
+    """With --debug a step is complete when it is handed over; nothing is left for the next."""
+    story.begin(waits=True)
+    for number in range(1, TOTAL + 1):
+        story.spend(1.0)
+        found: Any = {
+            "bad_in_a_row": np.uint32(0),
+            "grad_norm": np.float32(2.0),
+            "learning_rate": np.float32(0.001),
+            "loss": np.float32(number),
+        }
+        story.progress.push(found, np.arange(8))
+    assert story.progress.finished()
+    rates = [record["train/steps_per_second"] for record in story.records().values()]
+    assert rates == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_long_wait_for_input_is_mentioned_once_with_the_cure(story: Story, said: Any) -> None:
+    for number in range(1, TOTAL + 1):
+        # Long while the workers start, short for a window, then as long as the step itself.
+        story.step(wait_s=9.0 if number <= 2 else 0.01 if number <= 5 else 1.0)
+    story.progress.flush()
+    shares = [record["train/data_wait_fraction"] for record in story.records().values()]
+    assert shares == pytest.approx([18 / 19, 0.03 / 3.03, 4 / 8, 2 / 5])
+    lines = said()
+    (mentioned,) = [line for line in lines if "waits for input" in line]
+    assert lines[lines.index(mentioned) - 1].startswith("step 8/11")
+    assert "50% of the time" in mentioned
+    assert f"--data.workers (now {story.run.data.workers})" in mentioned
+    assert f"--data.prefetch (now {story.run.data.prefetch})" in mentioned
+
+
+def test_a_long_wait_names_what_makes_the_data_cheaper(story: Story, said: Any) -> None:
+    story.begin(faster="prepare the clips once")
+    for number in range(1, TOTAL + 1):
+        story.step(wait_s=0.01 if number <= 5 else 1.0)
+    story.progress.flush()
+    (mentioned,) = [line for line in said() if "waits for input" in line]
+    assert "(measured): prepare the clips once; or raise --data.workers" in mentioned
+
+
+def test_a_validation_is_recorded_and_its_pictures_kept(story: Story, said: Any) -> None:
+    pictures = {"reconstruction": np.full((4, 6, 3), 7, np.uint8)}
+    story.progress.validated(2, Validation({"val/psnr": 20.0, "val/loss": 0.5}, pictures))
+    story.progress.validated(4, Validation({"val/psnr": 22.0, "val/loss": 0.25}, pictures))
+    assert [record["val/psnr"] for record in story.records().values()] == [20.0, 22.0]
+    assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in said()
+    kept = [story.directory / "samples" / f"reconstruction_{step}.png" for step in (2, 4)]
+    assert all(path.is_file() for path in kept)
+    assert story.progress.samples == kept
+    story.progress.validated(6, Validation({"val/psnr": 22.0}, {"text": "a\n"}))
+    assert story.progress.samples[-1].read_text() == "a\n"
+    assert story.progress.first == {"val/psnr": 20.0, "val/loss": 0.5}
+    assert story.progress.last == {"val/psnr": 22.0, "val/loss": 0.25}

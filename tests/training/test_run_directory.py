@@ -1,0 +1,323 @@
+"""The run's directory: chosen, made, refused, linked."""
+
+import errno
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain.checkpoint import manifest, saver
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.training import run_directory
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+def fake_checkpoint(run: Path, step: int) -> Path:
+    """The files by which a checkpoint counts as complete."""
+    path = run / "checkpoints" / str(step)
+    for name in ("state/_METADATA", "state/manifest.ocdbt"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+    (path / "meta").mkdir()
+    (path / "meta" / "metadata").write_text(json.dumps({"meta": {"step": step}, "arrays": {}}))
+    (path / "_CHECKPOINT_METADATA").write_text(json.dumps({"commit_timestamp_nsecs": step}))
+    manifest.write(path, step)
+    return path
+
+
+def test_a_new_run_is_named_by_the_time_and_linked(root: Path) -> None:
+    first = run_directory.prepare("demo", None, None, None, root)
+    second = run_directory.prepare("demo", None, None, None, root)
+    assert first != second
+    for directory in (first, second):
+        assert directory.is_dir()
+        assert directory.parent == root / "demo"
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ(-\d+)?", directory.name)
+    run_directory.link_latest(first, root)
+    run_directory.link_latest(second, root)
+    link = root / "latest"
+    assert link.resolve() == second.resolve()
+    assert not os.path.isabs(link.readlink())  # the tree may be moved
+    assert sorted(path.name for path in root.iterdir()) == ["demo", "latest"]
+
+
+def test_a_given_directory_is_taken_and_not_linked(root: Path, tmp_path: Path) -> None:
+    given = tmp_path / "elsewhere" / "run"
+    assert run_directory.prepare("demo", str(given), None, None, root) == given
+    run_directory.link_latest(given, root)
+    assert not root.exists()
+    inside = root / "demo" / "mine"
+    assert run_directory.prepare("demo", str(inside), None, None, root) == inside
+    run_directory.link_latest(inside, root)
+    assert (root / "latest").resolve() == inside.resolve()
+
+
+def test_a_directory_with_checkpoints_needs_a_resume(root: Path, tmp_path: Path) -> None:
+    given = tmp_path / "run"
+    newest = fake_checkpoint(given, 7)
+    with pytest.raises(InputError, match=r"already holds checkpoints \(newest: 7\).*--resume late"):
+        run_directory.prepare("demo", str(given), None, None, root)
+    found = run_directory.start_from("demo", "latest", str(given), root)
+    assert found == newest
+    assert run_directory.prepare("demo", str(given), "latest", found, root) == given
+
+
+def test_two_histories_do_not_mix(root: Path, tmp_path: Path) -> None:
+    fake_checkpoint(tmp_path / "mine", 7)
+    other = fake_checkpoint(tmp_path / "other", 9)
+    found = run_directory.start_from("demo", str(other), str(tmp_path / "mine"), root)
+    assert found == other
+    with pytest.raises(InputError, match="is another run"):
+        run_directory.prepare("demo", str(tmp_path / "mine"), str(other), found, root)
+    fresh = run_directory.prepare("demo", str(tmp_path / "fresh"), str(other), found, root)
+    assert fresh == tmp_path / "fresh"
+
+
+def test_latest_without_a_directory_goes_on_in_that_run(root: Path) -> None:
+    fake_checkpoint(root / "demo" / "2026-01-01T00-00-00Z", 3)
+    newest = fake_checkpoint(root / "demo" / "2026-01-02T00-00-00Z", 5)
+    found = run_directory.start_from("demo", "latest", None, root)
+    assert found == newest
+    directory = run_directory.prepare("demo", None, "latest", found, root)
+    assert directory == root / "demo" / "2026-01-02T00-00-00Z"
+
+
+def test_latest_of_nothing_starts_anew(root: Path) -> None:
+    assert run_directory.start_from("demo", None, None, root) is None
+    assert run_directory.start_from("demo", "latest", None, root) is None
+    assert run_directory.prepare("demo", None, "latest", None, root).parent == root / "demo"
+
+
+def test_an_unwritable_directory_is_named(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for given in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/jaxtrain")):
+        with pytest.raises(InputError, match=r"cannot write in the run's directory .*--output-dir"):
+            run_directory.prepare("demo", str(given), None, None, root)
+
+
+def test_a_folder_named_latest_is_not_replaced(root: Path) -> None:
+    (root / "latest").mkdir(parents=True)
+    run = run_directory.prepare("demo", None, None, None, root)
+    said: list[str] = []
+    run_directory.link_latest(run, root, said.append)
+    assert said == [f"warning: cannot link {root / 'latest'} to {run} (Is a directory)"]
+    assert not list(root.glob(".latest*"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_a_disk_that_takes_no_link_stops_nobody(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    run, said = run_directory.prepare("demo", None, None, None, root), list[str]()
+
+    def refuse(link: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    run_directory.link_latest(run, root, said.append)
+    assert said == [f"warning: cannot link {root / 'latest'} to {run} ({os.strerror(number)})"]
+
+
+def test_a_new_run_on_a_full_disk_is_worth_another_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.mkdir
+
+    def full(path: Path, *arguments: Any, **more: Any) -> None:
+        if path.parent.name == "demo":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(RunAgain, match=r"cannot make .*\(No space left on device\): free space"):
+        run_directory.prepare("demo", None, None, None, root)
+
+
+def test_a_directory_that_does_not_answer_is_worth_another_start(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(folder: Path) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(saver, "latest_in", stale)
+    with pytest.raises(RunAgain, match=r"cannot be read \(Stale file handle\): bring the disk"):
+        run_directory.prepare("demo", str(tmp_path / "run"), None, None, root)
+
+
+def test_config_is_written_whole(tmp_path: Path) -> None:
+    run_directory.write_config(tmp_path, {"seed": 1})
+    run_directory.write_config(tmp_path, {"seed": 2})
+    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 2}
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "tensorboard"}
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+    said: list[str] = []
+    run_directory.write_config(tmp_path / "gone", {}, said.append)
+    assert re.fullmatch(r"warning: cannot write .*config.json \(No such file.*", said[0])
+
+
+def test_a_full_disk_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(dir: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(RunAgain, match=r"\(No space left on device\): free space .*--output-dir"):
+        run_directory.prepare("demo", str(tmp_path / "run"), "latest", None, tmp_path)
+
+
+def test_damage_is_said_at_once_and_for_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_checkpoint(tmp_path / "run", 3)
+    (fake_checkpoint(tmp_path / "run", 7) / "meta" / "metadata").write_text("{}")
+    said: list[str] = []
+    found = run_directory.start_from("demo", "latest", str(tmp_path / "run"), tmp_path, said.append)
+    assert found == tmp_path / "run" / "checkpoints" / "3"
+    assert capsys.readouterr().err.splitlines() == said
+    assert "meta/metadata has 2 bytes" in said[0]
+
+
+def test_a_disk_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "is_dir", stale)
+    with pytest.raises(RunAgain, match=r"cannot be read \(Stale file handle\): bring the disk"):
+        run_directory.start_from("demo", "latest", str(tmp_path / "run"), tmp_path)
+
+
+def shared_by_two(monkeypatch: pytest.MonkeyPatch, folder: Path, other_says: str = "") -> None:
+    """``check_shared`` in process 0 of two; the other one is played here."""
+
+    def gather(value: str) -> list[str]:
+        if len(value) != 16:  # what this process has to say, or nothing
+            return [value, other_says]
+        (folder / ".shared-other").touch()
+        return [value, "other"]
+
+    monkeypatch.setattr(run_directory.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(run_directory.jax, "process_index", lambda: 0)
+    monkeypatch.setattr(run_directory.processes, "gather", gather)
+    monkeypatch.setattr(run_directory, "_APPEARS_S", 0.1)
+    run_directory.check_shared(folder)
+
+
+def test_a_folder_of_its_own_in_each_process_is_wrong_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared_by_two(monkeypatch, tmp_path)
+    says = "(on b) does not see what process 0 wrote"
+    with pytest.raises(
+        InputError, match=r"is not one folder for all processes: process 1 \(on b\) does"
+    ):
+        shared_by_two(monkeypatch, tmp_path, says)
+    says = "(on b) cannot write there (Permission denied)"
+    with pytest.raises(InputError, match=r"Permission denied"):
+        shared_by_two(monkeypatch, tmp_path, says)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENOSPC])
+def test_a_disk_that_fails_on_one_host_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    words = os.strerror(number)
+    with pytest.raises(
+        RunAgain, match=rf"process 1 \(on b\) cannot write there \({words}\): .*, or "
+    ):
+        shared_by_two(monkeypatch, tmp_path, f"(on b) cannot write there ({words})")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(number, words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(RunAgain, match=rf"process 0 \(on .*\) cannot write there \({words}\)"):
+            shared_by_two(patch, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", fail)
+        with pytest.raises(RunAgain, match=rf"process 0 \(on .*\) cannot read there \({words}\)"):
+            shared_by_two(patch, tmp_path)
+
+
+def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
+    """Not even output/NAME, if this was its first run."""
+    for names, stays in (
+        (["log.txt", "history.jsonl", ".lock"], []),
+        (["metrics.jsonl"], ["output", "output/demo", "output/demo/run"]),
+    ):
+        directory = tmp_path / "output" / "demo" / "run"
+        directory.mkdir(parents=True)
+        for name in names:
+            (directory / name).touch()
+        run_directory.discard_unused(directory)
+        found = [path for path in sorted(tmp_path.rglob("*")) if path.is_dir()]
+        assert [path.relative_to(tmp_path).as_posix() for path in found] == stays
+
+
+def test_another_run_keeps_the_directory_of_its_config(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "output" / "demo" / name).mkdir(parents=True)
+    run_directory.discard_unused(tmp_path / "output" / "demo" / "a")
+    assert [path.name for path in (tmp_path / "output" / "demo").iterdir()] == ["b"]
+
+
+def test_folders_made_above_a_run_are_reported(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_directory.prepare("demo", str(tmp_path / "one"), None, None, root)
+    assert capsys.readouterr().err == ""
+    run_directory.prepare("demo", str(tmp_path / "mnt" / "shared" / "run"), None, None, root)
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/mnt/shared did not exist and was made" in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("checkpoints", "best", "damaged", "superseded", "samples", "tensorboard", "profile"),
+        *("log.txt", "log.1.txt", "doctor.1.txt", "hang-0.txt", ".lock", ".pod-restarts"),
+        *("metrics.jsonl", "quarantine.3.jsonl", "config.json", "report.html"),
+        *("checkpoints/9", "best/9", "damaged/checkpoints", "superseded/best", "profile/plugins"),
+    ],
+)
+def test_a_directory_with_links_is_refused(name: str, root: Path, tmp_path: Path) -> None:
+    run, mine = root / "demo" / "run", tmp_path / "mine"
+    saved = fake_checkpoint(run, 7)
+    mine.mkdir()
+    link = run / name
+    link.parent.mkdir(exist_ok=True)
+    if name == "checkpoints":
+        mine = link.rename(mine / name)
+    link.symlink_to(mine)
+    there = sorted(tmp_path.rglob("*"))
+    named = rf"{run} contains a symbolic link, {name}, .*: remove the link, or .* an --output-dir"
+    for given in (str(run), None):
+        with pytest.raises(InputError, match=named):
+            run_directory.start_from("demo", "latest", given, root)
+        with pytest.raises(InputError, match=named):
+            run_directory.prepare("demo", given, "latest", saved, root)
+    assert sorted(tmp_path.rglob("*")) == there
+
+
+def test_links_of_your_own_do_no_harm(root: Path, tmp_path: Path) -> None:
+    run = root / "demo" / "run"
+    saved = fake_checkpoint(run, 7)
+    (run / "notes").symlink_to(tmp_path)
+    (run / "checkpoints" / "newest").symlink_to("7")
+    (root / "latest").symlink_to("demo/run")
+    given = str(root / "latest")
+    found = run_directory.start_from("demo", "latest", given, root)
+    assert found is not None
+    assert found.samefile(saved)
+    assert run_directory.prepare("demo", given, "latest", found, root) == root / "latest"

@@ -1,0 +1,121 @@
+"""All that a run tells hears how it ends: by an error, or by a signal in the midst of a call."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain import config
+from jaxtrain.config.run_length import Position
+from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.signals import Stopped, StopSignals
+from jaxtrain.distributed.watchdog import Watchdog
+from jaxtrain.errors import InputError
+from jaxtrain.telemetry import timeline
+from jaxtrain.telemetry.console import Screen
+from jaxtrain.telemetry.phases import Phases
+from jaxtrain.telemetry.timeline import History
+from jaxtrain.training.run_log import Journal
+
+
+class Told(Peers):
+    """Peers that keep the code with which this process left."""
+
+    left: int | None = None
+
+    def leave(self, code: int) -> None:
+        self.left = code
+
+
+def begin(directory: Path, *, named: bool = True) -> tuple[Journal, StopSignals, Told]:
+    signals = StopSignals()
+    peers = Told(0, 1, None, signals)
+    watchdog = Watchdog(None, peers)
+    journal = Journal(Phases(watchdog), signals, peers, watchdog)
+    journal.__enter__()
+    assert signals.before_exit == journal._leave
+    journal.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), named=named)
+    return journal, signals, peers
+
+
+def end(directory: Path) -> tuple[int, str]:
+    text = (directory / timeline.NAME).read_text()
+    last: dict[str, Any] = json.loads(text.splitlines()[-1])
+    assert last["event"] == "end"
+    return last["code"], last["why"]
+
+
+def test_an_error_is_in_the_log_and_in_the_history(tmp_path: Path) -> None:
+    journal, _, _ = begin(tmp_path)
+    error = InputError("--data.path nowhere: no such folder")
+    journal.__exit__(InputError, error, None)
+    log = (tmp_path / "log.txt").read_text()
+    assert f"run directory {tmp_path}\n" in log
+    assert log.endswith("error: --data.path nowhere: no such folder\n")
+    assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_directory_that_was_not_named_goes_if_nothing_came_of_the_run(
+    tmp_path: Path, named: bool
+) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    journal, _, _ = begin(directory, named=named)
+    journal.__exit__(InputError, InputError("wrong"), None)
+    assert directory.exists() == named
+
+
+def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path) -> None:
+    journal, signals, peers = begin(tmp_path)
+    signals.before_exit(130)
+    assert peers.left == 130
+    words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
+    assert end(tmp_path) == (130, words)
+    assert (tmp_path / "log.txt").read_text().endswith(f"{words}\n")
+    journal.__exit__(None, None, None)
+
+
+def test_a_signal_before_there_is_anything_to_save_is_in_the_log(tmp_path: Path) -> None:
+    """Also where a library has wrapped it into an error of its own."""
+    journal, _, _ = begin(tmp_path)
+    wrapped = RuntimeError("reading failed")
+    wrapped.__cause__ = Stopped("SIGTERM")
+    journal.__exit__(RuntimeError, wrapped, None)
+    log = (tmp_path / "log.txt").read_text()
+    assert log.endswith("stopped by SIGTERM; there was nothing to save\n")
+    assert "Traceback" not in log
+    assert end(tmp_path) == (75, "stopped by SIGTERM; there was nothing to save")
+
+
+def test_the_watchdogs_last_words_are_in_the_log_and_in_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def close(screen: Screen) -> None:
+        closed.append((tmp_path / timeline.NAME).read_text().splitlines()[-1])
+
+    monkeypatch.setattr(Screen, "close", close)
+    journal, _, _ = begin(tmp_path)
+    journal._watchdog._say("no step ended within 5 s")
+    assert json.loads(closed[0])["why"] == "no step ended within 5 s"  # the history came first
+    assert (tmp_path / "log.txt").read_text().endswith("no step ended within 5 s\n")
+    assert end(tmp_path) == (75, "no step ended within 5 s")
+    journal.__exit__(None, None, None)
+
+
+def test_what_ended_the_run_is_told_where_the_history_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TypeError("not JSON")
+
+    journal, _, _ = begin(tmp_path)
+    monkeypatch.setattr(History, "_write", fail)
+    with pytest.raises(InputError, match="the real one"), journal._stack:
+        raise InputError("the real one")
+    log = (tmp_path / "log.txt").read_text()
+    assert "history.jsonl does not say how the run ended: not JSON\n" in log
+    assert log.endswith("error: the real one\n")

@@ -1,0 +1,315 @@
+"""Which state counts as the best, and when a run has waited long enough for a better one."""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain import config
+from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.config.run_length import Position
+from jaxtrain.distributed import process_group
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.training import save_policy
+
+RUN = config.named("demo_mlm")
+SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
+
+
+STATE: Any = None  # nothing of it is read
+
+
+class Checkpoints:
+    """Keeps which steps were saved. Some saves fail at once, and some in the background.
+
+    Args:
+        at_once: numbers of the saves, from 1.
+        later: the same.
+    """
+
+    def __init__(self, at_once: Container[int] = (), later: Container[int] = ()) -> None:
+        self.best: list[int] = []
+        self.regular: list[int] = []
+        self.metas: list[Any] = []
+        self._at_once, self._later = at_once, later
+        self._failure: checkpoint.SaveFailed | None = None
+
+    def save(self, state: Any, meta: Any, *, best: bool) -> None:
+        self._begin(meta)
+        self.regular.append(meta["step"])
+        if best:
+            self.best.append(meta["step"])
+
+    def save_best(self, state: Any, meta: Any) -> None:
+        self._begin(meta)
+        self.best.append(meta["step"])
+
+    def _begin(self, meta: Any) -> None:
+        assert meta["examples_seen"] - meta["examples_left_out"] == 8 * meta["step"]
+        assert self._failure is None, "nobody waited"
+        self.metas.append(meta)
+        number = len(self.metas)
+        failure = checkpoint.SaveFailed(
+            f"save {number} failed", Path(str(meta["step"])), "full", said=number in self._later
+        )
+        if number in self._at_once:
+            raise failure
+        self._failure = failure if number in self._later else None
+
+    def wait(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure:
+            raise failure
+
+
+def at(step: int) -> Position:
+    return Position(step, seen=8 * step)
+
+
+def failing(
+    at_once: Container[int] = (), later: Container[int] = ()
+) -> tuple[save_policy.Saver, Checkpoints, list[str], save_policy.Meta]:
+    """A saver some of whose saves fail, what it says, and its meta."""
+    run = dataclasses.replace(RUN, checkpoint=SETTINGS)
+    checkpoints, said, meta = (
+        Checkpoints(at_once, later),
+        [],
+        save_policy.describe(run, "fingerprint"),
+    )
+    one = save_policy.Saver(run, checkpoints, meta, said.append)  # type: ignore[arg-type]
+    return one, checkpoints, said, meta
+
+
+def saver(**settings: Any) -> tuple[save_policy.Saver, Checkpoints]:
+    run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS, **settings))
+    checkpoints = Checkpoints()
+    meta = save_policy.describe(run, "fingerprint")
+    return save_policy.Saver(run, checkpoints, meta), checkpoints  # type: ignore[arg-type]
+
+
+def best_of(values: list[float], **settings: Any) -> list[int]:
+    """The steps that were kept as best, of validations at steps 1, 2, ...; 2 and 4 are saved."""
+    one, checkpoints = saver(**settings)
+    for step, value in enumerate(values, 1):
+        best = one.judge(at(step), {"val/psnr": value})
+        one.save(at(step), STATE, regular=step in (2, 4), best=best)
+    assert checkpoints.regular == [step for step in (2, 4) if step <= len(values)]
+    return checkpoints.best
+
+
+def test_the_first_complete_save_is_told_once() -> None:
+    one, _, said, _ = failing(at_once={1}, later={2})
+    one = save_policy.Saver(
+        one._run, one._checkpoints, one._meta, said.append, lambda: said.append("!")
+    )
+    for step in (10, 20, 30):
+        one.save(at(step), STATE)
+        assert "!" not in said  # 10 and 20 fail; nobody has waited for 30
+    one.save(at(40), STATE)
+    one.save(at(50), STATE)
+    assert said.count("!") == 1
+
+
+def test_the_best_is_the_largest_or_the_smallest() -> None:
+    assert best_of([20, 19, 21, 21, 22]) == [1, 3, 5]
+    assert best_of([20, 19, 21, 18, 18], best_mode="min") == [1, 2, 4]
+
+
+def test_what_is_not_finite_is_never_best() -> None:
+    assert best_of([math.nan, 20, math.nan, 10, math.inf, 21]) == [2, 6]
+    assert best_of([-math.inf, 20], best_mode="min") == [2]
+
+
+def test_without_a_metric_nothing_is_best() -> None:
+    assert best_of([20, 21], best_metric=None) == []
+
+
+def test_patience_counts_validations_without_a_better_one() -> None:
+    run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS))
+    loop = dataclasses.replace(RUN.loop, early_stop_patience=2)
+    meta = save_policy.describe(run, "fingerprint")
+    assert not save_policy.patience_over(loop, meta)
+    one = save_policy.Saver(run, Checkpoints(), meta)  # type: ignore[arg-type]
+    over = []
+    for step, value in enumerate([20, 19, 21, 20, math.nan], 1):
+        one.judge(at(step), {"val/psnr": value})
+        over.append(save_policy.patience_over(loop, meta))
+    assert over == [False, False, False, False, True]
+
+
+def test_a_failed_save_is_said_once_and_the_next_one_is_tried() -> None:
+    one, checkpoints, said, _ = failing(at_once={1, 4}, later={2, 5})
+    for step in (10, 20, 30, 40, 50, 60):  # 30 works between them
+        one.save(at(step), STATE)
+    assert [meta["step"] for meta in checkpoints.metas] == [10, 20, 30, 40, 50, 60]
+    # A failure in the background was said by the thread that met it.
+    assert said == ["warning: save 1 failed", "warning: save 4 failed"]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "later", "raised_by", "saves"),
+    [({1, 2, 3}, (), 30, 3), ((), {1, 2, 3}, 40, 3), ({1, 3}, {2}, 30, 3), ({1}, {2, 3}, 40, 3)],
+)
+def test_three_failures_in_a_row_end_the_run(
+    at_once: Container[int], later: Container[int], raised_by: int, saves: int
+) -> None:
+    one, checkpoints, _, _ = failing(at_once, later)
+    for step in range(10, raised_by, 10):
+        one.save(at(step), STATE)
+    with pytest.raises(RunAgain, match=r"^3 saves in a row have failed: save 3 failed; .*latest"):
+        one.save(at(raised_by), STATE)
+    assert len(checkpoints.metas) == saves  # no further one begins
+
+
+@pytest.mark.parametrize(("at_once", "later"), [({1, 2}, ()), ((), {1, 2}), ({2}, {1})])
+def test_the_last_save_is_tried_three_times(
+    monkeypatch: pytest.MonkeyPatch, at_once: Container[int], later: Container[int]
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    one, checkpoints, said, _ = failing(at_once, later)
+    one.finish(at(10), STATE)
+    assert [meta["step"] for meta in checkpoints.metas] == [10, 10, 10]
+    assert slept == [5.0, 5.0]
+    assert said.count("the last save is tried again in 5 s") == 2
+
+
+def test_a_last_save_that_never_works_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    one, checkpoints, _, _ = failing(later={2, 3, 4})
+    one.save(at(5), STATE)
+    with pytest.raises(RunAgain, match=r"^the last state is not saved: save 4 failed; .*latest$"):
+        one.finish(at(10), STATE)
+    assert len(checkpoints.metas) == 4
+
+
+def test_a_failure_before_the_last_save_takes_none_of_its_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    one, checkpoints, _, _ = failing(later={1, 2, 3})
+    one.save(at(5), STATE)
+    one.finish(at(10), STATE)
+    assert [meta["step"] for meta in checkpoints.metas] == [5, 10, 10, 10]
+
+
+def test_a_best_one_that_was_not_saved_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, _, meta = failing(later={2})
+    for step, value in ((1, 20.0), (2, 25.0)):
+        one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": value}))
+    assert meta["best"]["step"] == 2
+    one.save(at(3), STATE)
+    assert meta["best"]["step"] == 1  # the one that is on the disk
+    assert one.judge(at(4), {"val/psnr": 22.0})
+
+
+def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SaveFailed", checkpoint.BestNotKept)
+    one, _, said, meta = failing(later={2, 3, 4})
+    for step in (1, 2, 3, 4):
+        one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": 20.0 + step}))
+    one.finish(at(5), STATE)
+    assert meta["best"]["step"] == 1
+    assert said == []
+
+
+def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    one, checkpoints, _, meta = failing(later={1, 2})
+    one.save(at(7), STATE, best=one.judge(at(7), {"val/psnr": 20.0}))
+    one.finish(at(7), STATE)
+    assert checkpoints.best == [7, 7, 7]
+    assert meta["best"]["step"] == checkpoints.metas[-1]["best"]["step"] == 7
+
+
+def test_another_state_of_as_many_updates_is_not_the_best() -> None:
+    """After a rollback the same step comes again, with a worse validation."""
+    one, checkpoints = saver()
+    one.save(at(20), STATE, regular=False, best=one.judge(at(20), {"val/psnr": 25.0}))
+    again = Position(20, seen=8 * 27, left_out=8 * 7)
+    assert not one.judge(again, {"val/psnr": 20.0})
+    one.finish(again, STATE)
+    assert checkpoints.best == [20]
+    assert checkpoints.metas[-1]["best"]["value"] == 25.0
+    assert checkpoints.metas[-1]["examples_left_out"] == 8 * 7
+
+
+def test_a_resumed_run_goes_on_with_its_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {tmp_path / "run" / "best" / "3"}
+    monkeypatch.setattr(checkpoint, "is_complete", there.__contains__)
+    best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
+    start = tmp_path / "run/checkpoints/4"
+    assert save_policy.carried_best(best, SETTINGS, start, tmp_path / "run") == best
+    assert save_policy.carried_best(best, SETTINGS, start, tmp_path / "other") is None
+    for other in ({"best_metric": "val/ssim"}, {"best_mode": "min"}, {"best_metric": None}):
+        settings = dataclasses.replace(SETTINGS, **other)
+        assert save_policy.carried_best(best, settings, start, tmp_path / "run") is None
+    assert save_policy.carried_best(None, SETTINGS, start, tmp_path / "run") is None
+    there.clear()  # the folder is lost
+    assert save_policy.carried_best(best, SETTINGS, start, tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_process_zero_says_whether_the_best_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(checkpoint, "is_complete", lambda path: not there)  # seen by this process
+    monkeypatch.setattr(
+        process_group, "told_by_process_zero", lambda decide: "there" if there else ""
+    )
+    best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
+    found = save_policy.carried_best(best, SETTINGS, tmp_path / "checkpoints/4", tmp_path)
+    assert found == (best if there else None)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"seed": 7}, "seed 7"), ({}, "fingerprint other"), (None, None)]
+)
+def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None) -> None:
+    saved = save_policy.describe(RUN, "other" if change == {} else "same")
+    now = save_policy.describe(dataclasses.replace(RUN, **(change or {})), "same")
+    if named is None:
+        save_policy.check_resume(saved, now, Path("4"), print)
+        return
+    with pytest.raises(InputError, match=named):
+        save_policy.check_resume(saved, now, Path("4"), print)
+
+
+@pytest.mark.parametrize(
+    ("had", "named"),
+    [
+        ({}, "give the same --config and --data.path and --data.clips_per_video 1, or"),
+        (
+            {"clips_per_video": 6, "clips_per_group": None, "batch_size": 64},
+            "give the same --config and --data.path and --data.group_spread 64, or",
+        ),
+        ({"clips_per_video": 6}, "--data.path and --data.clips_per_group 1, or"),
+    ],
+)
+def test_a_resume_with_other_groups_of_clips_says_which_there_were(
+    had: dict[str, Any], named: str
+) -> None:
+    """Of a checkpoint from before there were groups too."""
+    run = config.load("h100_8", ["--data.clips_per_video", "6"])
+    now, saved = save_policy.describe(run, "now"), save_policy.describe(run, "then")
+    data = {name: value for name, value in saved["config"]["data"].items() if "group" not in name}
+    saved["config"] = saved["config"] | {"data": data | {"clips_per_video": 1} | had}
+    with pytest.raises(InputError, match=re.escape(named)):
+        save_policy.check_resume(saved, now, Path("4"), print)
+
+
+def test_other_versions_are_said() -> None:
+    saved, now = save_policy.describe(RUN, "same"), save_policy.describe(RUN, "same")
+    saved["versions"] = saved["versions"] | {"grain": "0.0.1"}
+    said: list[str] = []
+    save_policy.check_resume(saved, now, Path("4"), said.append)
+    assert [line.partition(" -> ")[0] for line in said] == [
+        "version differs from the checkpoint: grain: 0.0.1"
+    ]

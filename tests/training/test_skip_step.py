@@ -1,0 +1,115 @@
+"""Bad updates: what counts as one, and that it leaves the model as it was, on all devices."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from jaxtrain.training import skip_step
+
+
+def norms(*values: float, **settings: Any) -> list[bool]:
+    """Whether each of these norms, one after the other, is that of a bad update."""
+    judge = jax.jit(skip_step.judge(dataclasses.replace(toy.OPTIM, **settings)))
+    state, found = skip_step.init(), []
+    for value in values:
+        bad, state, _ = judge(state, jnp.float32(1), {"w": jnp.float32(value)})
+        found.append(bool(bad))
+    return found
+
+
+def test_what_is_not_finite_is_bad_from_the_first_update_on() -> None:
+    assert norms(math.nan, 1.0, math.inf, 1.0) == [True, False, True, False]
+    judge = skip_step.judge(toy.OPTIM)
+    assert bool(judge(skip_step.init(), jnp.float32(math.nan), {"w": jnp.float32(1)}).bad)
+
+
+def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
+    calm = [1.0 + 0.01 * number for number in range(skip_step.LEAST)]
+    assert not any(norms(*calm[:-1], 100.0))
+    assert norms(*calm, 19.0, 24.0)[-2:] == [False, True]
+    assert not any(norms(*calm, 1e6, bad_norm=None))
+    assert not any(norms(*calm, 1e6, bad_updates="off"))
+
+
+def test_norms_are_compared_when_the_warmup_is_over() -> None:
+    """Whatever they are before, only those that are not finite are bad."""
+    judge, state = jax.jit(skip_step.judge(toy.OPTIM, warmup=100)), skip_step.init()
+    found = []
+    for number in range(120):
+        norm = {40: 1e6, 60: np.inf, 110: 1e6}.get(number, 1.0)
+        verdict = judge(state, jnp.float32(1.0), {"kernel": jnp.full(1, norm, jnp.float32)})
+        state = verdict.guard
+        if verdict.bad:
+            found.append(number)
+    assert found == [60, 110]
+
+
+def test_a_bad_norm_does_not_move_the_median() -> None:
+    found = norms(*[1.0] * skip_step.LEAST, *[1000.0] * skip_step.WINDOW)
+    assert all(found[skip_step.LEAST :])
+
+
+def test_the_median_is_of_the_last_updates() -> None:
+    found = norms(*[1.0] * skip_step.WINDOW, *[15.0] * skip_step.WINDOW, 250.0, 310.0)
+    assert found[-2:] == [False, True]
+    assert not any(found[:-2])
+
+
+def test_a_group_apart_has_a_norm_of_its_own() -> None:
+    """It hides no spike of the others, and its own leaves no update out, unless it is no number."""
+    judge = jax.jit(skip_step.judge(toy.OPTIM, {"critic": "critic."}))
+    state = skip_step.init()
+    for own, other, wanted in (
+        *[(1.0, 100.0, False)] * skip_step.LEAST,
+        (1.0, 1e6, False),
+        (50.0, 100.0, True),
+        (1.0, math.inf, True),
+    ):
+        grads = {"a": jnp.float32(own), "critic.a": jnp.float32(other)}
+        bad, state, norms = judge(state, jnp.float32(1), grads)
+        assert bool(bad) == wanted
+        assert (float(norms["grad_norm"]), float(norms["critic_grad_norm"])) == (own, other)
+
+
+def test_bad_updates_are_counted_until_a_good_one() -> None:
+    judge, state, counts = skip_step.judge(toy.OPTIM), skip_step.init(), []
+    for value in (math.nan, math.nan, 1.0, math.nan):
+        state = judge(state, jnp.float32(1), {"w": jnp.float32(value)}).guard
+        counts.append(int(state["bad_in_a_row"]))
+    assert counts == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(("data", "fsdp"), [(1, 1), (2, 4)])
+def test_a_bad_update_leaves_all_but_the_examples_seen_as_it_was(data: int, fsdp: int) -> None:
+    model = toy.Config()
+    stepper = toy.stepper(model, data=data, fsdp=fsdp)
+    good = toy.random_batch(stepper.spec)
+    broken = {name: array.copy() for name, array in good.items()}
+    broken["x"][11, 3] = math.nan  # one number on one device
+    stepper(good)
+    before = jax.device_get(stepper.state)
+    found = stepper(broken)
+    after = jax.device_get(stepper.state)
+    assert math.isnan(found["loss"])
+    assert found["bad_in_a_row"] == 1
+    assert (int(after.step), int(after.examples_seen)) == (1, 32)
+    for part in ("params", "opt", "extras"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(before, part), getattr(after, part))
+    assert stepper(good)["bad_in_a_row"] == 0
+    assert int(stepper.state.step) == 2
+
+
+@pytest.mark.parametrize("good", [*range(6), 127, 128, 129, 1000])
+def test_the_median_is_that_of_the_norms_there_are(good: int) -> None:
+    rng = np.random.default_rng(good)
+    norms = np.full(skip_step.WINDOW, np.nan, np.float32)
+    norms[:good] = rng.lognormal(size=min(good, skip_step.WINDOW))
+    state = {"norms": jnp.asarray(norms), "good": jnp.uint32(good)}
+    want = np.median(norms[:good]) if good else np.nan
+    np.testing.assert_array_equal(np.float32(skip_step.median(state)), np.float32(want))

@@ -1,0 +1,132 @@
+"""All losses of the video autoencoder at once: a run is stopped, goes on, and is the same run."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import lpips_weights
+import numpy as np
+import pytest
+import sample_videos
+import small_autoencoder
+from program import arrays, command, environment, losses, records, train
+
+from jaxtrain.interop import weights
+from jaxtrain.models import video_ae
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+CLIPS = (
+    *("--config", "demo", "--data.path", "videos", "--data.workers", 0, "--data.windows", "fixed"),
+    *("--data.batch_size", 2, "--model.frames", 8),
+    *("--model.height", 32, "--model.width", 32),
+    *("--model.latent_channels", 4, "--model.encoder_width", 8),
+    *("--model.decoder_widths", 8, 8, 8, 8),
+)
+LOSSES = (
+    *CLIPS,
+    *("--model.teacher.encoder_weight", 0.1),
+    *("--model.perceptual.weights", "lpips.safetensors"),
+    *("--model.adversary.replay", 8, "--model.adversary.crop", 16),
+    *("--optim.average.rule", "ema", "--optim.average.decay", 0.9),
+    *("--loop.steps", 12, "--loop.log_every", 1, "--loop.eval_every", 12),
+    *("--loop.eval_examples", 4, "--checkpoint.every", 4, "--checkpoint.keep", 9),
+    *("--checkpoint.best_metric", "val/lpips", "--checkpoint.best_mode", "min"),
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Videos, a teacher's latents, weights of LPIPS, and a run that nothing disturbed."""
+    directory = tmp_path_factory.mktemp("losses")
+    for number in range(6):
+        sample_videos.write(directory / f"videos/{number}.mp4", 20 + number)
+    lpips_weights.write(directory / "lpips.safetensors")
+    small_autoencoder.save(directory / "teacher.safetensors", frames=8, height=32, width=32)
+    train(directory, "prepare", "latents", *CLIPS, "--teacher", "teacher.safetensors")
+    train(directory, *LOSSES, "--output-dir", "straight")
+    return directory
+
+
+def test_the_loss_is_the_weighted_sum_of_its_terms(place: Path) -> None:
+    """The discriminator's own loss rides along; it has parameters of its own."""
+    weights_of = {
+        "reconstruction_loss": 20.0,
+        "encoder_loss": 0.1,
+        "perceptual_loss": 0.1,
+        "adversary_loss": 0.5,
+        "discriminator_loss": 1.0,
+    }
+    found = records(place / "straight")
+    for step in range(1, 13):
+        terms = {name: found[step][f"train/{name}"] for name in weights_of}
+        total = sum(weights_of[name] * term for name, term in terms.items())
+        assert found[step]["train/loss"] == pytest.approx(total, rel=1e-5), step
+
+
+def test_losses_begin_where_they_did_and_fall(place: Path) -> None:
+    """The first step's values are recorded: no term may change unnoticed."""
+    found = records(place / "straight")
+    recorded = {
+        "reconstruction_loss": 0.23954,
+        "encoder_loss": 0.37419,
+        "perceptual_loss": 2.1277,
+        "adversary_loss": 0.95169,
+        "discriminator_loss": 1.6085,
+    }
+    for name, value in recorded.items():
+        assert found[1][f"train/{name}"] == pytest.approx(value, rel=0.005), name
+    # Clips differ from step to step: the mean of three on both sides.
+    for name, at_most in (("reconstruction_loss", 0.85), ("perceptual_loss", 0.6)):
+        first, last = (
+            sum(found[step][f"train/{name}"] for step in steps) / 3
+            for steps in ((1, 2, 3), (10, 11, 12))
+        )
+        assert last <= at_most * first, name
+    for name in ("val/psnr", "val/ssim", "val/lpips"):
+        assert np.isfinite(found[12][name]), name
+
+
+def test_a_run_that_is_killed_goes_on_bit_by_bit(place: Path) -> None:
+    """Replay, batch norms, averages, the discriminator's optimizer: none of it shows a seam."""
+    arguments = command(*LOSSES, "--output-dir", "killed", "--resume", "latest")
+    process = subprocess.Popen(
+        arguments,
+        cwd=place,
+        env=environment(place),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 240
+    while not (place / "killed/checkpoints/4/manifest.json").exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    text = train(place, *LOSSES, "--output-dir", "killed", "--resume", "latest")
+    assert "examples seen" in text
+    assert losses(place / "killed") == losses(place / "straight")
+    straight, killed = arrays(place / "straight"), arrays(place / "killed")
+    assert {"params", "extras", "opt"} <= {name.partition(".")[0] for name in straight}
+    assert straight.keys() == killed.keys()
+    for name, array in straight.items():
+        np.testing.assert_array_equal(array, killed[name], err_msg=name)
+
+
+def test_tools_take_its_checkpoints(place: Path) -> None:
+    """What is exported is the average, without the discriminator."""
+    said = train(place, "export", "straight", "out.safetensors")
+    found = weights.load(place / "out.safetensors", video_ae.Config)
+    assert f"{sum(array.size for array in found.params.values()):,} parameters" in said
+    whole = arrays(place / "straight")
+    for name, array in found.params.items():
+        (average,) = (whole[one] for one in whole if one.endswith(f"average.{name}"))
+        np.testing.assert_array_equal(array, average, err_msg=name)
+    size = ("--frames", 8, "--height", 32, "--width", 32, "--lpips", "lpips.safetensors")
+    said = train(place, "evaluate", "straight", "out.safetensors", "--data", "videos", *size)
+    assert "lpips" in said

@@ -1,0 +1,124 @@
+"""The text of a compiled program: collectives, how often they run, what moves, who wrote it."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxtrain.xla import hlo
+
+TEXT = (Path(__file__).parents[1] / "fixtures" / "program.hlo").read_text()
+
+
+def test_collectives_their_groups_and_how_often() -> None:
+    gather, scatter, reduce = hlo.collectives(TEXT, 8)
+    assert (gather.kind, gather.times, gather.overlapped, gather.stack) == (
+        "all-gather",
+        3,
+        True,
+        3,
+    )
+    assert gather.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert gather.outputs == (hlo.Array("bf16", (4, 8)),)
+    assert gather.wire_bytes == 64 * 3 / 4
+    assert scatter.groups == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert (scatter.kind, scatter.times, scatter.wire_bytes) == ("reduce-scatter", 3, 16 / 2)
+    assert reduce.groups == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert (reduce.times, reduce.overlapped, reduce.wire_bytes) == (1, False, 2 * 40 / 2)
+
+
+def test_bytes_moved_count_loops_and_leave_the_inside_of_fusions_out() -> None:
+    body = (16 + 64 + 16) + 16 + 8  # the gather with its operand, the fusion, the scatter
+    assert hlo.moved_bytes(TEXT) == 3 * body + (40 + 40) + (40 + 40)
+
+
+def test_the_line_of_the_model_is_found_below_that_of_the_seam() -> None:
+    stacks = hlo.Stacks(TEXT)
+    assert stacks.line(3, "/models/") == "models/mlm.py:166"
+    assert stacks.line(3, "step.py") == "step.py:63"
+    assert stacks.line(1, "/models/") is None
+    assert stacks.line(0, "/models/") is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f32[2,3]{1,0}", 24),
+        ("(bf16[4], s8[3], pred[])", 8 + 3 + 1),
+        ("u32[]", 4),
+        ("f8e4m3fn[8]", 8),
+    ],
+)
+def test_sizes_of_types(shape: str, size: int) -> None:
+    assert sum(array.size for array in hlo.arrays(shape)) == size
+
+
+def test_a_real_program_of_eight_devices() -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def total(x: jax.Array) -> jax.Array:
+        return jnp.sum(x, axis=0)
+
+    compiled = jax.jit(total, in_shardings=rows, out_shardings=whole).lower(
+        jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    )
+    found = hlo.collectives(compiled.compile().as_text(), 8)
+    assert [(one.kind, one.times, len(one.groups[0])) for one in found] == [("all-reduce", 1, 8)]
+    assert found[0].outputs[0] == hlo.Array("f32", (32,))
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("replica_groups={{0,2},{1,3}}, x", ((0, 2), (1, 3))),
+        ("replica_groups={}, x", ((0, 1, 2, 3),)),
+        ("to_apply=%add", ((0, 1, 2, 3),)),
+        ("replica_groups=[2,2]<=[4], x", ((0, 1), (2, 3))),
+        ("replica_groups=[2,2]<=[2,2]T(1,0), x", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['a'=2,'b'=2] {'b'}, x", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a','b'}, x", ((0, 1, 2, 3),)),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['a'=1,'b'=4], device_ids=([4]) {'b'}", ((0, 1, 2, 3),)),
+    ],
+)
+def test_groups_in_all_of_xlas_ways(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    assert hlo._groups(text, 4) == groups
+
+
+def test_groups_that_cannot_be_read_are_not_taken_for_all() -> None:
+    with pytest.raises(ValueError, match="cannot read the groups"):
+        hlo._groups("replica_groups=<=[tiled]4", 4)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["bf16[8]{0}", "((bf16[8]{0}), bf16[8]{0})", "((bf16[4]{0}, bf16[4]), (bf16[4], bf16[4]))"],
+)
+def test_a_started_all_reduce_sends_its_operands_once(shape: str) -> None:
+    """jax 0.10 writes what comes out, 0.12 what goes in as well."""
+    line = f"  %sum = {shape} all-reduce-start(%x), replica_groups={{{{0,1,2,3}}}}, to_apply=%add"
+    found = hlo._collective(line, 4, times=1)
+    assert found is not None
+    assert found.wire_bytes == 2 * 16 * 3 / 4
+
+
+def test_calls_of_attention_count_their_loops() -> None:
+    text = """HloModule m
+
+body (p: f32[2]) -> f32[2] {
+  %p = f32[2]{0} parameter(0)
+  %a = (f32[2]{0}, u8[0]{0}) custom-call(%p), custom_call_target="__cudnn$fmhaSoftmax"
+  ROOT %b = (f32[2]{0}, u8[0]{0}) custom-call(%p), custom_call_target="__cudnn$fmhaSoftmaxBackward"
+}
+
+ENTRY main (x: f32[2]) -> f32[2] {
+  %x = f32[2]{0} parameter(0)
+  %other = f32[2]{0} custom-call(%x), custom_call_target="__cublas$gemm"
+  %once = f32[2]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"
+  ROOT %w = f32[2]{0} while(%x), condition=cond, body=body, backend_config={LOOP}
+}
+""".replace("LOOP", '"known_trip_count":{"n":"3"}')
+    assert hlo.attention_calls(text) == {"forward": 4, "backward": 3}

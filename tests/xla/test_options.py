@@ -1,0 +1,66 @@
+"""Where compiled programs are kept, and what the compiler is told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxtrain.xla import options
+
+SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    """Puts jax's settings back."""
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.parametrize("environment", [{}, {"JAX_COMPILATION_CACHE_DIR": ""}])
+def test_programs_are_kept_in_the_folder(environment: dict[str, str], tmp_path: Path) -> None:
+    options.use_cache(environment, tmp_path)
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+
+
+def test_the_environment_chooses_another_place(tmp_path: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", "chosen")  # jax reads the variable by itself
+    options.use_cache({"JAX_COMPILATION_CACHE_DIR": "chosen"}, tmp_path)
+    assert jax.config.jax_compilation_cache_dir == "chosen"
+
+
+def test_what_compiles_at_once_is_not_kept(tmp_path: Path) -> None:
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    options.use_cache({}, tmp_path)
+    assert 0.1 <= jax.config.jax_persistent_cache_min_compile_time_secs <= 1.0
+
+
+def test_gpus_compile_as_xla_would() -> None:
+    assert options.options("gpu") == options.options("cuda") == {}
+
+
+def test_on_cpus_eigen_has_the_convolutions_and_ynnpack_the_sums() -> None:
+    def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+
+    def program(function: Any, *arguments: Any) -> str:
+        jitted = jax.jit(function, compiler_options=options.options("cpu"))
+        return str(jitted.lower(*arguments).compile().as_text())
+
+    x, kernel = jnp.ones((4, 32, 32, 64)), jnp.ones((3, 3, 64, 64))
+    assert "__ynn_fusion" not in program(conv, x, kernel)
+    assert "__ynn_fusion" in program(lambda x: x.sum((0, 1, 2)), x)
+
+
+def test_the_compiler_knows_the_options() -> None:
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    compiled = lowered.compile(compiler_options=options.options(jax.devices()[0].platform))
+    assert compiled(1.0) == 2.0
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        lowered.compile(compiler_options={"xla_no_such_option": "1"})
