@@ -1,4 +1,4 @@
-"""Packages are discovered; the configs lie at the top of a checkout and inside the installed package."""
+"""Packages are discovered. The configs lie at the top of a checkout and ship inside the package."""
 
 from setuptools import find_packages, setup
 

@@ -1,4 +1,25 @@
-"""The errors that cross module borders."""
+"""Errors and stops that cross module borders, exit codes, and how a message shows a value."""
+
+import re
+from typing import Literal
+
+DONE = 0  # the run reached its end
+WRONG_USE = 2  # wrong use or wrong input
+RUN_AGAIN = 75  # preempted or hung: the same command with --resume latest goes on (EX_TEMPFAIL)
+INTERRUPTED = 130  # Ctrl-C (128 + SIGINT)
+
+Wish = Literal["SIGTERM", "SIGINT"]
+CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGINT": INTERRUPTED}
+
+
+# What a terminal obeys instead of showing it: control characters (C0 except tab and line feed, DEL,
+# C1), the marks that change the order of what surrounds them (Unicode's bidirectional marks,
+# overrides, embeddings and isolates), and Unicode's own ends of lines and paragraphs. Surrogates
+# stand for bytes of a file name that are not UTF-8, and cannot be encoded.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_BYTE = range(0xDC80, 0xDD00)  # what Python makes of a byte of a file name that is not UTF-8
 
 
 class InputError(Exception):
@@ -52,3 +73,66 @@ class BadExample(Exception):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class Stopped(BaseException):
+    """A stop signal came while there was nothing to save. No error: nothing should catch it.
+
+    Attributes:
+        code: exit code of the program.
+    """
+
+    def __init__(self, wish: Wish) -> None:
+        super().__init__(wish)
+        self.code = CODES[wish]
+
+
+def stop_inside(error: BaseException) -> BaseException | None:
+    """The stop signal or Ctrl-C that a library has wrapped into an error of its own, if it was one.
+
+    Orbax does so: it reads in a loop that turns into an error whatever interrupts it.
+    """
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, Stopped | KeyboardInterrupt):
+        inner = inner.__cause__ or inner.__context__
+    return inner
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal would obey written out, such as ``\\x1b`` or ``\\u202e``.
+
+    File names, messages of other hosts and the text of models come from strangers. Everything that
+    is printed or logged goes through here, by the functions below, the screen and the recorder.
+    """
+    return _OBEYED.sub(_written_out, text)
+
+
+def one_line(text: str) -> str:
+    """The same with line feeds written out as ``\\n``, too.
+
+    For what is one line, whatever a file name or another host's message in it contains: with a line
+    feed a file name could add a line of its own to the console or the log.
+    """
+    return visible(text).replace("\n", "\\n")
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value from a stranger's file for a message: as Python writes it, in ASCII, and cut.
+
+    Args:
+        value: any.
+        limit: characters that are kept of it.
+    """
+    try:
+        # numpy's own way to write a number names its type
+        text = str(value) if isinstance(value, int | float) else ascii(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or a deep list
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code in _BYTE:
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -18,8 +18,8 @@ if multiprocessing.current_process().name != "MainProcess":
 
 from jaxtrain import terminal
 from jaxtrain.cli import train
-from jaxtrain.distributed.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, StopSignals
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, RunAgain, Stopped
 
 COMMANDS = {
     "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",

@@ -2,64 +2,16 @@
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
 from typing import NamedTuple, Protocol, TextIO
 
+from jaxtrain.errors import one_line, visible
 from jaxtrain.storage import addresses
 
-# What a terminal obeys instead of showing it: control characters (C0 except tab and line feed, DEL,
-# C1), the marks that change the order of what surrounds them (Unicode's bidirectional marks,
-# overrides, embeddings and isolates), and Unicode's own ends of lines and paragraphs. Surrogates
-# stand for bytes of a file name that are not UTF-8, and cannot be encoded.
-_OBEYED = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 _LONGEST = 4000  # characters of an error; several times the longest of our own
-_BYTE = range(0xDC80, 0xDD00)  # what Python makes of a byte of a file name that is not UTF-8
-
-
-def visible(text: str) -> str:
-    """The text with what a terminal would obey written out, such as ``\\x1b`` or ``\\u202e``.
-
-    File names, messages of other hosts and the text of models come from strangers. Everything that
-    is printed or logged goes through here, by the functions below, the screen and the recorder.
-    """
-    return _OBEYED.sub(_written_out, text)
-
-
-def one_line(text: str) -> str:
-    """The same with line feeds written out as ``\\n``, too.
-
-    For what is one line, whatever a file name or another host's message in it contains: with a line
-    feed a file name could add a line of its own to the console or the log.
-    """
-    return visible(text).replace("\n", "\\n")
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """A value from a stranger's file for a message: as Python writes it, in ASCII, and cut.
-
-    Args:
-        value: any.
-        limit: characters that are kept of it.
-    """
-    try:
-        # numpy's own way to write a number names its type
-        text = str(value) if isinstance(value, int | float) else ascii(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or a deep list
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= limit else f"{text[:limit]}..."
-
-
-def _written_out(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code in _BYTE:
-        code -= 0xDC00
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class Work(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxtrain import main, terminal
+from jaxtrain import errors, main, terminal
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.heartbeat import Peers
 from jaxtrain.distributed.signals import StopSignals
@@ -292,18 +292,18 @@ SHOWN = "a\\x1b[2J\\x07\\x0d\\x9b31m\\u202eb\\u2066\\x7f\\xff\n\tü ☃ \\u200f\
 
 
 def test_what_a_terminal_obeys_is_written_out() -> None:
-    assert terminal.visible(HOSTILE) == SHOWN
+    assert errors.visible(HOSTILE) == SHOWN
     for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)):
-        shown = terminal.visible(chr(code))
+        shown = errors.visible(chr(code))
         assert (shown == chr(code)) == (chr(code) in "\n\t"), hex(code)
     for code in (0x061C, 0x200E, 0x200F, 0x2028, 0x2029):
-        assert terminal.visible(chr(code)) == f"\\u{code:04x}"
+        assert errors.visible(chr(code)) == f"\\u{code:04x}"
     text = "".join(map(chr, range(0x20, 0x7F))) + "é日本語🙂\u200d"
-    assert terminal.visible(text) == text
+    assert errors.visible(text) == text
 
 
 def test_what_is_one_line_stays_one() -> None:
-    assert terminal.one_line("a\nb\r\n\x1b") == "a\\nb\\x0d\\n\\x1b"
+    assert errors.one_line("a\nb\r\n\x1b") == "a\\nb\\x0d\\n\\x1b"
 
 
 @pytest.mark.parametrize(
@@ -316,8 +316,8 @@ def test_what_is_one_line_stays_one() -> None:
     ids=map(str, range(9)),
 )
 def test_a_value_of_a_file_is_short_and_of_one_line(value: Any, text: str) -> None:
-    assert terminal.shown(value) == text
-    assert terminal.shown("x" * 100, 200) == f"'{'x' * 100}'"
+    assert errors.shown(value) == text
+    assert errors.shown("x" * 100, 200) == f"'{'x' * 100}'"
 
 
 @pytest.mark.parametrize("show", [terminal.plain, terminal.out, terminal.warn])

@@ -131,7 +131,7 @@ _DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|float(16|32|64)|complex(64|128)
 
 
 def _is_array(described: object) -> bool:
-    """Whether this is a shape and a dtype as :func:`jaxtrain.checkpoint.restore.shapes_of` writes them."""
+    """Whether this is a shape and a dtype, as written by ``restore.shapes_of``."""
     if not isinstance(described, dict):
         return False
     shape, dtype = described.get("shape"), described.get("dtype")

@@ -142,7 +142,7 @@ def _run_of(given: Path) -> Path:
 
 
 def _resume(run: Path, found: dict[str, Finding]) -> tuple[Path | None, str]:
-    """What ``--resume latest`` would take, and that in words; as :mod:`jaxtrain.checkpoint.resume` does it.
+    """What ``--resume latest`` would take, and that in words.
 
     Raises:
         OSError: the disk does not tell now.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxtrain import terminal
+from jaxtrain import errors, terminal
 from jaxtrain.checkpoint import resume
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError
@@ -67,8 +67,8 @@ def _newest_run() -> Path:
             if getattr(weights.model_at(run), "TRY", "").startswith("generate"):
                 return run
     raise InputError(
-        f"SOURCE is missing, and no run in {run_directory.ROOT} holds a causal language model: name a "
-        "checkpoint, the directory of a run, or a folder with weights and a tokenizer.json"
+        f"SOURCE is missing, and no run in {run_directory.ROOT} holds a causal language model: "
+        "name a checkpoint, the directory of a run, or a folder with weights and a tokenizer.json"
     )
 
 
@@ -84,7 +84,7 @@ def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
     on_terminal = sys.stdout.isatty()
 
     def show(text: str) -> None:
-        print(terminal.visible(text) if on_terminal else text, end="", flush=True)
+        print(errors.visible(text) if on_terminal else text, end="", flush=True)
 
     def begin(number: int) -> None:
         if samples > 1:

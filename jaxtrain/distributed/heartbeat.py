@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from jaxtrain import terminal
-from jaxtrain.distributed.signals import INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
-from jaxtrain.errors import first_line
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, first_line
 
 BEAT_S = 2.0
 # A process that was not heard of for so long is stuck or gone. jax's own limit is 100 s.

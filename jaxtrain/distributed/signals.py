@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, heard at any moment, and the exit codes of the program."""
+"""Ctrl-C and SIGTERM, heard at any moment."""
 
 import contextlib
 import os
@@ -8,17 +8,18 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from jaxtrain.errors import InputError, RunAgain
-
-DONE = 0  # the run reached its end
-WRONG_USE = 2  # wrong use or wrong input
-RUN_AGAIN = 75  # preempted or hung: the same command with --resume latest goes on (EX_TEMPFAIL)
-INTERRUPTED = 130  # Ctrl-C (128 + SIGINT)
-
-Wish = Literal["SIGTERM", "SIGINT"]
-CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGINT": INTERRUPTED}
+from jaxtrain.errors import (
+    CODES,
+    INTERRUPTED,
+    RUN_AGAIN,
+    WRONG_USE,
+    InputError,
+    RunAgain,
+    Stopped,
+    Wish,
+)
 
 # Before the first update: time for the main thread to close files and workers. It cannot while it
 # compiles, and then the process ends without it.
@@ -33,29 +34,6 @@ _HELD: dict[Wish, str] = {
     "SIGINT": "stopping after this step; press Ctrl-C again to stop at once, without saving",
 }
 _NOT_HELD = "{}: stopping; nothing to save, no update was done since the start"
-
-
-class Stopped(BaseException):
-    """A stop signal came while there was nothing to save. No error: nothing should catch it.
-
-    Attributes:
-        code: exit code of the program.
-    """
-
-    def __init__(self, wish: Wish) -> None:
-        super().__init__(wish)
-        self.code = CODES[wish]
-
-
-def stop_inside(error: BaseException) -> BaseException | None:
-    """The stop signal or Ctrl-C that a library has wrapped into an error of its own, if it was one.
-
-    Orbax does so: it reads in a loop that turns into an error whatever interrupts it.
-    """
-    inner: BaseException | None = error
-    while inner is not None and not isinstance(inner, Stopped | KeyboardInterrupt):
-        inner = inner.__cause__ or inner.__context__
-    return inner
 
 
 def why(error: BaseException) -> str:

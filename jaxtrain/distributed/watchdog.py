@@ -18,7 +18,7 @@ from typing import Self, TextIO
 
 from jaxtrain import terminal
 from jaxtrain.distributed.heartbeat import OVERSLEPT_S, Peers
-from jaxtrain.distributed.signals import RUN_AGAIN
+from jaxtrain.errors import RUN_AGAIN
 from jaxtrain.storage import atomic
 
 # Compiling, saving or restoring takes as long as it takes; an hour without an end is a hang. The

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import terminal
+from jaxtrain import errors
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.storage import atomic, tensor_files
 
@@ -63,7 +63,7 @@ def model(folder: Path) -> Any:
             from jaxtrain.models import gpt
 
             return gpt.Config.from_settings(content, source)
-    shown = terminal.shown(kind)
+    shown = errors.shown(kind)
     raise InputError(f"{path}: model_type is {shown}; known are: {', '.join(_KINDS)}")
 
 
@@ -107,7 +107,7 @@ def _parts(index: Path) -> list[str]:
             or not name.endswith(tensor_files.SAFETENSORS)
         ):
             raise InputError(
-                f"{index}: its weight_map names {terminal.shown(name)}, and it may name "
+                f"{index}: its weight_map names {errors.shown(name)}, and it may name "
                 f"{tensor_files.SAFETENSORS} files of its own folder only"
             )
     return sorted(set(names.values()))

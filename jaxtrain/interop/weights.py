@@ -211,7 +211,7 @@ def params_for(
 
 
 def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:
-    """Writes a weights file (:func:`jaxtrain.storage.tensor_files.write`); returns how many numbers."""
+    """Writes a weights file; returns how many numbers it holds."""
     about = {ABOUT: json.dumps(config.to_dict(model))}
     tensors = model.to_weights(params)
     tensor_files.write(path, tensors, about)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import terminal
+from jaxtrain import errors
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.storage import tensor_files
@@ -152,7 +152,7 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         InputError: it lacks one, or describes another network.
     """
     other = [
-        f"{name}={terminal.shown(content[name])} (here {wanted!r})"
+        f"{name}={errors.shown(content[name])} (here {wanted!r})"
         for name, wanted in _FIXED.items()
         if content.get(name, wanted) != wanted
     ]

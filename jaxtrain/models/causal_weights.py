@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jaxtrain import terminal
+from jaxtrain import errors
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.storage import tensor_files
@@ -209,7 +209,7 @@ class Shape:
             rotary_base=float(base),
         )
         other = [
-            f"{name}={terminal.shown(content[name])} (here {wanted!r})"
+            f"{name}={errors.shown(content[name])} (here {wanted!r})"
             for name, wanted in fixed.items()
             if content.get(name, wanted) != wanted
         ]
@@ -217,13 +217,13 @@ class Shape:
         if width is not None and whole("head_dim", bounds.WIDTH) * heads != hidden:
             other.append(f"head_dim={width} (here hidden_size / num_attention_heads)")
         other += [
-            f"{terminal.shown(name)[1:-1]}={terminal.shown(value)} of its rotary positions (here "
+            f"{errors.shown(name)[1:-1]}={errors.shown(value)} of its rotary positions (here "
             f"{_ROTARY.get(name)!r})"
             for name, value in rotary.items()
             if name != _BASE and value not in (None, _ROTARY.get(name))
         ]
         other += [
-            f"{name}={terminal.shown(content[name])} (here None)"
+            f"{name}={errors.shown(content[name])} (here None)"
             for name in ("sliding_window", "quantization_config")
             if content.get(name) is not None
         ]
@@ -232,7 +232,7 @@ class Shape:
             raise InputError(f"{source}: layer_types is not a list")
         kind = next((kind for kind in types if kind != _FULL), None)
         if kind is not None:
-            other.append(f"layer_types with {terminal.shown(kind)} (here {_FULL!r} alone)")
+            other.append(f"layer_types with {errors.shown(kind)} (here {_FULL!r} alone)")
         if other:
             raise InputError(
                 f"{source}: this network is not computed here: {'; '.join(other[:_NAMED])}"

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtrain import config, models, terminal
+from jaxtrain import config, errors, models
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 
@@ -45,7 +45,7 @@ def make(saved: Any, source: str) -> Any:
     made = _config_class(name)
     if made is None:
         raise InputError(
-            f"{source} names the model {terminal.shown(name)}, which is unknown; there are: "
+            f"{source} names the model {errors.shown(name)}, which is unknown; there are: "
             f"{', '.join(names())}"
         )
     return _make(made, saved, source, "model")
@@ -92,7 +92,7 @@ def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str)
     for name in given:
         if name not in fields:
             raise InputError(
-                f"{source}: {where} has no field {terminal.shown(name)}: {_OTHER_VERSION}"
+                f"{source}: {where} has no field {errors.shown(name)}: {_OTHER_VERSION}"
             )
     for name, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
@@ -119,18 +119,18 @@ def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
                     config.OLDER_CLASSES.get(older, older) != choice.__name__
                 ):
                     raise InputError(
-                        f"{source}: {where} is a {choice.__name__}, not {terminal.shown(older)}"
+                        f"{source}: {where} is a {choice.__name__}, not {errors.shown(older)}"
                     )
                 return _make(choice, value, source, where)
     held = tuple(value) if isinstance(value, list) else value
     if not overrides.matches(held, annotation):
         raise InputError(
-            f"{source}: {where} takes {overrides.takes(annotation)}, not {terminal.shown(value)}"
+            f"{source}: {where} takes {overrides.takes(annotation)}, not {errors.shown(value)}"
         )
     for number in held if isinstance(held, tuple) else (held,):
         if isinstance(number, int | float) and not _is_sane(number):
             raise InputError(
-                f"{source}: {where}={terminal.shown(number)}: use a smaller, finite number"
+                f"{source}: {where}={errors.shown(number)}: use a smaller, finite number"
             )
     return held
 

@@ -4,8 +4,7 @@ import errno
 import os
 import re
 
-from jaxtrain.distributed.signals import stop_inside
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError, RunAgain, stop_inside
 
 # A disk that may be well again when a launcher starts the same command again, and the cure.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

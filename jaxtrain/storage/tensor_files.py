@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxtrain import terminal, versions
+from jaxtrain import errors, versions
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.storage import atomic, pytorch_format
 
@@ -204,7 +204,7 @@ def _check_name(path: Path, name: object) -> None:
     """Refuses names that no program gives, and no terminal should be shown."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > _NAME_CHARACTERS:
         raise InputError(
-            f"{path}: {terminal.shown(name)} is not the name of an array in any model here"
+            f"{path}: {errors.shown(name)} is not the name of an array in any model here"
         )
 
 

@@ -1,1 +1,1 @@
-"""What a run tells of itself: console, log, metrics, TensorBoard, timeline, the hardware's state."""
+"""What a run reports: console, log, metrics, TensorBoard, timeline, hardware."""

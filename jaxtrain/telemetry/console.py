@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from jaxtrain import terminal
+from jaxtrain import errors, terminal
 from jaxtrain.telemetry import recorder as metrics
 from jaxtrain.telemetry.phases import END, START, TRAINING, Now, Phases
 
@@ -123,7 +123,7 @@ class Screen:
             terminal.plain(text)
         else:
             self._live.console.print(  # not wrapped: a command is copied from here
-                Text(terminal.visible(text)), soft_wrap=True
+                Text(errors.visible(text)), soft_wrap=True
             )
 
     def working(self, work: terminal.Work | None) -> None:

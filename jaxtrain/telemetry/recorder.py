@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxtrain import terminal
-from jaxtrain.distributed.signals import stop_inside, why
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain import errors, terminal
+from jaxtrain.distributed.signals import why
+from jaxtrain.errors import InputError, RunAgain, stop_inside
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import Appended, drop_torn_line, open_own, write_whole
 from jaxtrain.telemetry import images
@@ -89,7 +89,7 @@ class Recorder:
         It stays one line, whatever file names are in it, and addresses lose their query
         (:mod:`jaxtrain.storage.addresses`).
         """
-        text = terminal.one_line(addresses.scrub(text))
+        text = errors.one_line(addresses.scrub(text))
         with self._lock:
             if self._first:
                 self._show(text)
@@ -98,7 +98,7 @@ class Recorder:
     def log(self, text: str) -> None:
         """Logs what the console has already, each line with the UTC time."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        text = terminal.visible(addresses.scrub(text))
+        text = errors.visible(addresses.scrub(text))
         with self._lock:
             lines = "".join(f"{now} {line}\n" for line in text.rstrip("\n").split("\n"))
             self.guarded(self._log.path.name, lambda: self._log.append(lines.encode()))
@@ -108,7 +108,7 @@ class Recorder:
         del kind, trace
         error = error and (stop_inside(error) or error)
         if isinstance(error, InputError | RunAgain):
-            self.log(terminal.one_line(f"error: {error}"))
+            self.log(errors.one_line(f"error: {error}"))
         elif isinstance(error, Exception):
             self.log("".join(traceback.format_exception(error)).rstrip())
         elif error is not None:

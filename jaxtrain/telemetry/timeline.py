@@ -27,7 +27,8 @@ import jax
 
 from jaxtrain import config, versions
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.signals import RUN_AGAIN, exit_code, stop_inside, why
+from jaxtrain.distributed.signals import exit_code, why
+from jaxtrain.errors import RUN_AGAIN, stop_inside
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import Appended, drop_torn_line
 from jaxtrain.telemetry import datasheets, devices

@@ -1,1 +1,1 @@
-"""A run: ``loop.py`` says when, ``step.py`` what, ``state.py`` on what, ``setup.py`` from which config."""
+"""The core of a run: ``loop.py`` says when, ``step.py`` what, ``state.py`` on what."""

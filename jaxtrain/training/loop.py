@@ -19,8 +19,9 @@ from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.heartbeat import Peers
-from jaxtrain.distributed.signals import DONE, StopSignals, stop_inside
+from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
+from jaxtrain.errors import DONE, stop_inside
 from jaxtrain.interop import weights
 from jaxtrain.ops import allocator
 from jaxtrain.storage.atomic import expanded

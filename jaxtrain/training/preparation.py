@@ -1,4 +1,4 @@
-"""What :func:`jaxtrain.training.loop.train` needs before its first step, each made by one function."""
+"""What ``loop.train`` needs before its first step, each made by one function."""
 
 import time
 from pathlib import Path

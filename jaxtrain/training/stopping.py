@@ -2,7 +2,8 @@
 
 from jaxtrain.data.pipeline import BadShare
 from jaxtrain.distributed.process_group import Agreement
-from jaxtrain.distributed.signals import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, StopSignals
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
 # What a process asks for when it wants the run to stop; the largest wins.
 GO_ON, STOP_SIGTERM, STOP_SIGINT, STOP_BAD_DATA = range(4)

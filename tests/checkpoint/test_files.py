@@ -10,8 +10,7 @@ import pytest
 from small_state import make_state, mesh_of, meta_of, save, target_of
 
 from jaxtrain.checkpoint import files, manifest, saver
-from jaxtrain.distributed.signals import Stopped
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError, RunAgain, Stopped
 from jaxtrain.training.rollback import Rollback
 
 

@@ -11,15 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxtrain.distributed.signals import (
-    DONE,
-    INTERRUPTED,
-    RUN_AGAIN,
-    WRONG_USE,
-    Stopped,
-    StopSignals,
-    stop_inside,
-)
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, stop_inside
 
 # A call that no handler can break off, as a compilation: it holds the main thread in C.
 BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"

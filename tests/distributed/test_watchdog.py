@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from jaxtrain.distributed.heartbeat import Peers
-from jaxtrain.distributed.signals import RUN_AGAIN, StopSignals
+from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
+from jaxtrain.errors import RUN_AGAIN
 
 
 class Harmless(Watchdog):

@@ -13,9 +13,9 @@ import pytest
 from jaxtrain import config
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.heartbeat import Peers
-from jaxtrain.distributed.signals import Stopped, StopSignals
+from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import InputError, RunAgain, Stopped
 from jaxtrain.telemetry import recorder, timeline
 from jaxtrain.telemetry.phases import Phases, Piece
 from jaxtrain.telemetry.timeline import History

@@ -9,9 +9,9 @@ import pytest
 from jaxtrain import config
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.heartbeat import Peers
-from jaxtrain.distributed.signals import Stopped, StopSignals
+from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, Stopped
 from jaxtrain.telemetry import timeline
 from jaxtrain.telemetry.console import Screen
 from jaxtrain.telemetry.phases import Phases

@@ -1,4 +1,4 @@
-"""Text: documents, tokenizers, packing and masking; :class:`Masked` and :class:`Causal` in a config."""
+"""Text data sets: documents, tokenizers, packing and masking."""
 
 from jaxtrain.data.text.config import Causal, Masked
 

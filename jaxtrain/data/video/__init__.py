@@ -1,4 +1,4 @@
-"""Video: indexing, decoding, clips, preparation, writing; :class:`Config` in a config."""
+"""Video data sets: indexing, decoding, clips, preparation and writing."""
 
 from jaxtrain.data.video.config import Config
 
