@@ -81,7 +81,7 @@ def _command(name: str, arguments: list[str]) -> int:
         from jaxtrain.config import overrides
 
         raise InputError(f"no command {name!r}; {overrides.did_you_mean(name, COMMANDS)}")
-    module = importlib.import_module(f"jaxtrain.commands.{name}")
+    module = importlib.import_module(f"jaxtrain.cli.{name}")
     try:
         code: int = module.main(arguments)
     except (BrokenPipeError, ConnectionError):

@@ -1,66 +1,17 @@
 """The shape of the package: which way imports point, and what may choose code by a name."""
 
 import ast
-import tomllib
 from pathlib import Path
 
 import pytest
 
-# module -> the modules of the package that it must not reach, directly or through others.
-FORBIDDEN = {
-    "jaxtrain.config": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.state",
-        "jaxtrain.training.loop",
-        "jaxtrain.models",
-    },
-    "jaxtrain.sharding": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.state",
-        "jaxtrain.training.loop",
-        "jaxtrain.models",
-    },
-    "jaxtrain.optim.build": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.state",
-        "jaxtrain.training.loop",
-        "jaxtrain.models",
-    },
-    "jaxtrain.ops.layers": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.state",
-        "jaxtrain.training.loop",
-        "jaxtrain.sharding",
-    },
-    "jaxtrain.models": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.state",
-        "jaxtrain.training.loop",
-        "jaxtrain.sharding",
-    },
-    "jaxtrain.data": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.state",
-        "jaxtrain.training.loop",
-        "jaxtrain.models",
-    },
-    "jaxtrain.training.state": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.loop",
-        "jaxtrain.models",
-    },
-    "jaxtrain.training.step": {"jaxtrain.training.loop", "jaxtrain.models", "jaxtrain.data"},
-    "jaxtrain.checkpoint.saver": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.loop",
-        "jaxtrain.models",
-    },
-    "jaxtrain.telemetry.recorder": {
-        "jaxtrain.training.step",
-        "jaxtrain.training.loop",
-        "jaxtrain.models",
-    },
-}
+# The packages, and the modules beside them; each imports only what stands below it.
+ORDER = (
+    *("__main__", "main", "cli", "doctor", "bench", "inference", "planning", "training"),
+    *("reporting", "interop", "data", "telemetry", "checkpoint", "distributed", "optim", "models"),
+    *("sharding", "ops", "xla", "config", "terminal", "storage", "versions", "errors"),
+)
+MOST_ROOT_MODULES = 6
 # What worker processes and the parsing of a command line must not pay for.
 LIGHT = {"jaxtrain.main": {"jax", "flax", "optax", "orbax", "grain", "numpy", "tyro"}}
 
@@ -87,27 +38,72 @@ def imports(path: Path, *, top_level: bool) -> set[str]:
     return names
 
 
-def inside(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
+def part(name: str) -> str:
+    """The package, or the module beside the packages: the second name of a dotted one."""
+    return name.split(".")[1]
 
 
-def test_imports_point_one_way(checkout: Path) -> None:
+def direct_imports(files: dict[str, Path], *, top_level: bool) -> dict[str, set[str]]:
+    """Module -> the modules of the package that it imports, anywhere or where importing it does."""
+    found: dict[str, set[str]] = {}
+    for name, path in files.items():
+        tree = ast.parse(path.read_text())
+        whole = {
+            # A module that a package holds, or else what the package itself defines.
+            dotted if (dotted := f"{node.module}.{alias.name}") in files else str(node.module)
+            for node in (tree.body if top_level else ast.walk(tree))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        found[name] = (whole & files.keys()) - {"jaxtrain", name}
+    return found
+
+
+def upward(direct: dict[str, set[str]]) -> list[str]:
+    """Imports between packages against the order."""
+    return [
+        f"{name} imports {other}"
+        for name, others in direct.items()
+        for other in sorted(others)
+        if part(name) != part(other) and ORDER.index(part(other)) < ORDER.index(part(name))
+    ]
+
+
+def circle(direct: dict[str, set[str]]) -> list[str]:
+    """Modules that import one another in a circle, if there are some."""
+    done: set[str] = set()
+
+    def walk(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return trail[trail.index(name) :]
+        if name in done:
+            return []
+        for other in sorted(direct.get(name, ())):
+            if found := walk(other, [*trail, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in direct if (found := walk(name, []))), [])
+
+
+def test_imports_go_down_the_order(checkout: Path) -> None:
     files = modules(checkout)
-    direct = {name: imports(path, top_level=False) & files.keys() for name, path in files.items()}
-    for package, forbidden in FORBIDDEN.items():
-        members = [name for name in files if inside(name, package)]
-        assert members, f"{package} is gone: mend this table"
-        for member in members:
-            reached, frontier = set(), {member}
-            while frontier:
-                reached |= frontier
-                frontier = set().union(*(direct[name] for name in frontier)) - reached
-            wrong = {
-                name
-                for name in reached
-                if any(inside(name, banned) for banned in forbidden) and not inside(name, package)
-            }
-            assert not wrong, f"{member} reaches {sorted(wrong)}"
+    assert {part(name) for name in files if name != "jaxtrain"} == set(ORDER)
+    del files["jaxtrain"]
+    assert upward(direct_imports(files, top_level=False)) == []
+    assert circle(direct_imports(files, top_level=True)) == []
+
+
+def test_an_import_against_the_order_and_a_circle_are_noticed() -> None:
+    assert upward({"jaxtrain.storage.lock": {"jaxtrain.training.loop"}})
+    assert upward({"jaxtrain.training.loop": {"jaxtrain.storage.lock", "jaxtrain.errors"}}) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
+def test_few_modules_stand_beside_the_packages(checkout: Path) -> None:
+    beside = {path.name for path in (checkout / "jaxtrain").glob("*.py")} - {"__init__.py"}
+    assert len(beside) <= MOST_ROOT_MODULES
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -127,14 +123,6 @@ def test_no_file_is_a_drawer(checkout: Path) -> None:
     assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
 
 
-def test_every_package_ships(checkout: Path) -> None:
-    with (checkout / "pyproject.toml").open("rb") as file:
-        listed = tomllib.load(file)["tool"]["setuptools"]["packages"]
-    folders = {path.parent for path in (checkout / "jaxtrain").rglob("*.py")}
-    packages = {".".join(folder.relative_to(checkout).parts) for folder in folders}
-    assert set(listed) == packages | {"jaxtrain.configs"}
-
-
 # Where a name that is not written out chooses what runs or is read, and where that name comes from.
 # A name that a file, an address or the network supplied must never get there (SECURITY.md).
 _FIELDS = "fields that the class declares"
@@ -142,24 +130,24 @@ _FLAGS = "flags that the parser declares"
 _LITERAL = "names in the function itself"
 CHOSEN = {
     "bench/measurement.py _shares": _FIELDS,
-    "commands/evaluate.py _check": _FLAGS,
-    "commands/evaluate_text.py main": _FLAGS,
-    "commands/import.py _changed": _FLAGS,
-    "commands/import.py _folder": _FLAGS,
-    "commands/prepare.py _clips": _FLAGS,
-    "config.py Muon.__post_init__": _LITERAL,
-    "config.py _check_value": "names in its callers and in the table _POSITIVE",
-    "config.py _exactly_one": "names in _check_sections",
-    "config.py _fields": _FIELDS,
-    "config_files.py execute": "a --config file is code by design",
-    "data/pieces.py Settings.__post_init__": _LITERAL,
-    "data/stdlib_corpus.py _docstrings": _LITERAL,
-    "data/text_sources.py Text.__post_init__": _LITERAL,
-    "data/video.py Config.__post_init__": _LITERAL,
-    "data/windows.py WindowSource.__getstate__": _FIELDS,
+    "cli/evaluate.py _check": _FLAGS,
+    "cli/evaluate_text.py main": _FLAGS,
+    "cli/import.py _changed": _FLAGS,
+    "cli/import.py _folder": _FLAGS,
+    "cli/prepare.py _clips": _FLAGS,
+    "config/run.py Muon.__post_init__": _LITERAL,
+    "config/run.py _check_value": "names in its callers and in the table _POSITIVE",
+    "config/run.py _exactly_one": "names in _check_sections",
+    "config/run.py _fields": _FIELDS,
+    "config/files.py execute": "a --config file is code by design",
+    "data/video/pieces.py Settings.__post_init__": _LITERAL,
+    "data/text/stdlib_corpus.py _docstrings": _LITERAL,
+    "data/text/sources.py Text.__post_init__": _LITERAL,
+    "data/video/config.py Config.__post_init__": _LITERAL,
+    "data/text/windows.py WindowSource.__getstate__": _FIELDS,
     "doctor/worker.py _groups.module": "names in _groups",
-    "farewell.py _twice_as_long": _LITERAL,
-    "hf_folder.py _special_ids": _LITERAL,
+    "training/run_summary.py _twice_as_long": _LITERAL,
+    "interop/huggingface.py _special_ids": _LITERAL,
     "main.py _command": "a key of COMMANDS",
     "models/from_file.py _config_class": "the modules in the package's own folder",
     "models/llama.py Config.to_settings": _FIELDS,
@@ -167,12 +155,12 @@ CHOSEN = {
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/losses.py Adversary.__post_init__": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",
-    "overrides.py _optional_sections": _FIELDS,
-    "overrides.py _with": "fields that the command line named and apply() found",
-    "overrides.py leaves": _FIELDS,
-    "step.py build_eval_step.eval_step": "names in its callers",
-    "weights.py _check_guess": "UNSEEN of the model's class",
-    "weights.py check_unseen": "UNSEEN of the model's class",
+    "config/overrides.py _optional_sections": _FIELDS,
+    "config/overrides.py _with": "fields that the command line named and apply() found",
+    "config/overrides.py leaves": _FIELDS,
+    "training/step.py build_eval_step.eval_step": "names in its callers",
+    "interop/weights.py _check_guess": "UNSEEN of the model's class",
+    "interop/weights.py check_unseen": "UNSEEN of the model's class",
 }
 CHOOSERS = {"getattr", "attrgetter", "methodcaller"}
 RUNNERS = {

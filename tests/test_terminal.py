@@ -411,10 +411,10 @@ def test_a_traceback_that_nothing_catches_writes_it_out() -> None:
 # What may write to the console by itself, and why. All else goes through jaxtrain.terminal.
 OWN_PRINTS = {
     "terminal.py": "the one place",
-    "commands/generate.py": "text as it comes, without line ends; exact where no terminal reads it",
-    "commands/train.py": "versions and the list of commands",
-    "commands/configs.py": "its usage",
-    "overrides.py": "the help text",
+    "cli/generate.py": "text as it comes, without line ends; exact where no terminal reads it",
+    "cli/train.py": "versions and the list of commands",
+    "cli/configs.py": "its usage",
+    "config/overrides.py": "the help text",
 }
 
 

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxtrain import terminal
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage import atomic
 
@@ -25,7 +24,7 @@ NAME = ".lock"
 _held: dict[Path, int] = {}
 
 
-def hold(directory: Path, say: Callable[[str], None] = terminal.out) -> None:
+def hold(directory: Path, say: Callable[[str], None]) -> None:
     """Locks a run's directory for this process; does nothing where it already has it.
 
     Args:

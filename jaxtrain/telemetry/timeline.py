@@ -34,8 +34,6 @@ from jaxtrain.storage.atomic import Appended, drop_torn_line
 from jaxtrain.telemetry import datasheets, devices
 from jaxtrain.telemetry import recorder as metrics
 from jaxtrain.telemetry.phases import TRAINING, Phases, Piece
-from jaxtrain.training import state as states
-from jaxtrain.training.setup import Built
 
 NAME = "history.jsonl"
 
@@ -109,12 +107,13 @@ class History:
         self._phases.at(self._position.done, total)
         self._phases.when_over(self._over)
 
-    def compiled(self, built: Built, program: jax.stages.Compiled) -> None:
+    def compiled(self, program: jax.stages.Compiled, *, state_bytes: float, params: int) -> None:
         """Writes what the training step takes.
 
         Args:
-            built: of the run.
-            program: its step.
+            program: the step.
+            state_bytes: of the run's state, on each device.
+            params: numbers that are trained.
         """
         kind = jax.devices()[0].device_kind
         found = program.memory_analysis()
@@ -127,8 +126,8 @@ class History:
         self._write(
             "compiled",
             planned_gib=planned and planned / devices.GIB,
-            state_gib=states.bytes_per_device(built.target) / devices.GIB,
-            params=states.parameter_count(built.definition.params),
+            state_gib=state_bytes / devices.GIB,
+            params=params,
             flops_per_step=self._run.model.flops_per_example() * self._run.data.batch_size,
             peak_flops=datasheets.peak_bf16_flops(kind),
             bandwidth=datasheets.memory_bytes_per_second(kind),

@@ -77,7 +77,11 @@ def compiled_step(built: Built, debug: bool, say: Say, history: History) -> step
     began = time.perf_counter()
     compiled = built.compile_step(donate=not debug)
     say(f"compiled in {time.perf_counter() - began:.1f} s")
-    history.compiled(built, compiled)
+    history.compiled(
+        compiled,
+        state_bytes=states.bytes_per_device(built.target),
+        params=states.parameter_count(built.definition.params),
+    )
     process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
     return debugging.checked(compiled) if debug else compiled
 

@@ -251,8 +251,8 @@ def test_a_live_runs_newest_is_being_saved(
 ) -> None:
     (run / "checkpoints" / "9" / "manifest.json").unlink()
     holder = (
-        "import sys, pathlib; from jaxtrain.storage import lock as directory_lock; "
-        "directory_lock.hold(pathlib.Path(sys.argv[1])); print(1, flush=True); sys.stdin.read()"
+        "import sys, pathlib; from jaxtrain.storage import lock; "
+        "lock.hold(pathlib.Path(sys.argv[1]), print); print(1, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(run)],

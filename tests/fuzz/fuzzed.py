@@ -184,7 +184,7 @@ def _redirect(folder: Path) -> None:
 def _import_everything() -> None:
     import contextlib
 
-    for name in (*PRELOADED, *(f"jaxtrain.commands.{name}" for name in _COMMANDS)):
+    for name in (*PRELOADED, *(f"jaxtrain.cli.{name}" for name in _COMMANDS)):
         with contextlib.suppress(ImportError):  # torch is optional, and modules get other names
             importlib.import_module(name)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.devices import GIB
 from jaxtrain.planning import request
 from jaxtrain.planning.planner import Planner
+from jaxtrain.telemetry.devices import GIB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,8 @@ def test_the_largest_temporaries_are_of_the_model_its_gradients_or_the_optimizer
 ) -> None:
     found, _ = pair
     assert len(found["largest"]) == 5
-    ours = ("models/", "muon.py", "step.py")  # step.py adds the microbatches' gradients up
+    # step.py adds the microbatches' gradients up.
+    ours = ("models/", "optim/muon.py", "training/step.py")
     assert all(lines and lines[0].startswith(ours) for lines in found["largest"])
 
 

@@ -18,8 +18,8 @@ from jaxtrain.training import run_directory
 HOLDER = """
 import sys
 from pathlib import Path
-from jaxtrain.storage import lock as directory_lock
-directory_lock.hold(Path(sys.argv[1]))
+from jaxtrain.storage import lock
+lock.hold(Path(sys.argv[1]), print)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -53,7 +53,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, checkou
 
 def test_it_is_held_twice_by_one_process(tmp_path: Path) -> None:
     for _ in range(2):
-        lock.hold(tmp_path)
+        lock.hold(tmp_path, print)
     assert list(lock._held).count(tmp_path) == 1
 
 
@@ -73,13 +73,13 @@ def test_a_file_system_without_locks_is_said(
 
 
 def test_where_there_is_no_directory_there_is_no_lock(tmp_path: Path) -> None:
-    lock.hold(tmp_path / "nowhere")
+    lock.hold(tmp_path / "nowhere", print)
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     (tmp_path / ".lock").symlink_to("mine")
-    lock.hold(tmp_path)
+    lock.hold(tmp_path, print)
     assert lock.holder(tmp_path) == ""
     assert (tmp_path / "mine").read_text() == "kept"

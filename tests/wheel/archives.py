@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGES = ("jaxtrain", "configs")
 # What the sdist must hold besides the packages.
-BESIDE = {"LICENSE", "README.md", "pyproject.toml"}
+BESIDE = {"LICENSE", "README.md", "pyproject.toml", "setup.py"}
 
 
 def main(source: Path, dist: Path) -> list[str]:

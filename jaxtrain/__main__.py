@@ -1,0 +1,6 @@
+"""``python -m jaxtrain``: the same as ``python -m jaxtrain.main``."""
+
+from jaxtrain.main import console
+
+if __name__ == "__main__":
+    console()
