@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # Sourced by the launchers: starts the processes of a run, watches them, and starts them again.
 #
-# What a run's exit codes mean (jaxtrain/distributed/signals.py): 0 done, 2 wrong use or input, 130 Ctrl-C:
-# these end the launcher. 75 run me again, and everything else (a crash, a SIGKILL): all processes
-# are ended, and the same command goes on with `--resume latest`.
+# What a run's exit codes mean (jaxtrain/errors.py): 0 done, 2 wrong use or input, 130 Ctrl-C: these
+# end the launcher. 75 run me again, and everything else (a crash, a SIGKILL): all processes are
+# ended, and the same command goes on with `--resume latest`.
 #
 # Settings, from the environment:
 #   PYTHON            the interpreter (.venv/bin/python where that exists, else python)

@@ -13,7 +13,7 @@ import ast
 import functools
 from collections.abc import Iterator, Mapping
 
-RUN = "jaxtrain.config.Run"
+RUN = "jaxtrain.config.run.Run"
 MODEL, DATA = "any model config", "any data config"
 Env = dict[str, str]
 
@@ -76,16 +76,23 @@ class Program:
         """The qualified name that an expression means; of ``X | None`` it is X's."""
         match node:
             case ast.Name(id=name):
-                return self.names[module].get(name)
+                return self._defined(self.names[module].get(name))
             case ast.Attribute(value=value, attr=attr):
                 base = self.resolve(value, module)
-                full = f"{base}.{attr}"
-                if base in self.names and attr in self.names[base] and full not in self.names:
-                    return self.names[base][attr]  # a name that a package passes on
-                return full if base else None
+                return self._defined(f"{base}.{attr}") if base else None
             case ast.BinOp(op=ast.BitOr(), left=left, right=right):
                 return self.resolve(left, module) or self.resolve(right, module)
         return None
+
+    def _defined(self, full: str | None) -> str | None:
+        """Where a name is defined: a package may pass it on from one of its modules."""
+        while full is not None and full not in self.names:
+            base, _, attr = full.rpartition(".")
+            there = self.names.get(base, {}).get(attr, full)
+            if there == full:
+                break
+            full = there
+        return full
 
     def annotated(self, node: ast.expr | None, module: str) -> str | None:
         """The qualified name that an annotation means, quoted or not."""

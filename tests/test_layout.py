@@ -38,6 +38,14 @@ def imports(path: Path, *, top_level: bool) -> set[str]:
     return names
 
 
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def package_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 def part(name: str) -> str:
     """The package, or the module beside the packages: the second name of a dotted one."""
     return name.split(".")[1]
@@ -55,6 +63,8 @@ def direct_imports(files: dict[str, Path], *, top_level: bool) -> dict[str, set[
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
+        # Importing a module imports the packages that hold it first.
+        whole |= {package_of(other) for other in whole if not inside(name, package_of(other))}
         found[name] = (whole & files.keys()) - {"jaxtrain", name}
     return found
 

@@ -268,13 +268,17 @@ def test_every_field_is_read(runs: dict[str, config.Run], checkout: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["jaxtrain.config", "jaxtrain.models.mlm", "jaxtrain.data.text"])
+@pytest.mark.parametrize(
+    "module", ["jaxtrain.config.run", "jaxtrain.models.mlm", "jaxtrain.data.text.config"]
+)
 def test_a_field_that_nothing_reads_is_found(
     runs: dict[str, config.Run], checkout: Path, module: str
 ) -> None:
     texts = sources(checkout)
     before = unread(runs, texts)
-    owner = {"jaxtrain.config": "Optim", "jaxtrain.data.text": "Masked"}.get(module, "Config")
+    owner = {"jaxtrain.config.run": "Optim", "jaxtrain.data.text.config": "Masked"}.get(
+        module, "Config"
+    )
     head = next(line for line in texts[module].splitlines() if line.startswith(f"class {owner}"))
 
     def added(method: str = "", elsewhere: str = "") -> list[str]:
@@ -300,7 +304,9 @@ def test_a_field_that_nothing_reads_is_found(
     ):
         text = f"from {module} import {owner}\n" + code.format(c=owner)
         assert added(elsewhere=text) == [], code
-    section = {"jaxtrain.config": "optim", "jaxtrain.data.text": "data"}.get(module, "model")
+    section = {"jaxtrain.config.run": "optim", "jaxtrain.data.text.config": "data"}.get(
+        module, "model"
+    )
     text = (
         "from jaxtrain import config\ndef f(name: str) -> int:\n"
         f"    run = config.load(name)\n    return run.{section}.unused_knob\n"

@@ -259,7 +259,7 @@ def test_steps_that_cannot_be() -> None:
 def test_a_config_as_json_and_what_differs() -> None:
     before = config.to_dict(RUN)
     assert before == json.loads(json.dumps(before))
-    assert before["model"]["class"].endswith("test_config.Model")
+    assert before["model"]["class"].endswith("test_run.Model")
     assert before["model"]["widths"] == [64, 32]
     assert before["optim"]["peak_lr"] == 1e-3
     assert "class" not in before["optim"]

@@ -12,7 +12,7 @@ from jaxtrain.errors import InputError
 ADDRESS, COUNT, INDEX = cluster_env.ADDRESS, cluster_env.COUNT, cluster_env.INDEX
 ALL = {ADDRESS: "host:1234", COUNT: "3", INDEX: "0"}
 WORLD = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-HERE = Path(__file__).parent / "fixtures" / "launch"
+HERE = Path(__file__).parents[1] / "fixtures" / "launch"
 
 
 def recorded(name: str) -> dict[str, str]:

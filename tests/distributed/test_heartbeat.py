@@ -160,7 +160,7 @@ def test_the_exit_code_that_follows(code: int, own: int) -> None:
     program = f"""
     import sys, time
     sys.path[:0] = ["tests"]
-    from test_peers import Memory
+    from distributed.test_heartbeat import Memory
     from jaxtrain.distributed import heartbeat as peers
     from jaxtrain.distributed.signals import StopSignals
     peers.BEAT_S = peers.GRACE_S = 0.05

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import toy
-from test_rollcall import listeners
+from distributed.test_rendezvous import listeners
 
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
@@ -43,8 +43,9 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(f"roll call of process {cluster.index}")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(process_group.rollcall, "hold", hold)
-    monkeypatch.setattr(process_group.clusters, "check_address", lambda cluster, environment: None)
+    monkeypatch.setattr(process_group.rendezvous, "hold", hold)
+    reachable = lambda cluster, environment: None  # noqa: E731
+    monkeypatch.setattr(process_group.cluster_env, "check_address", reachable)
     return calls
 
 

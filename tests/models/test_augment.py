@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain.data import video as clips
+from jaxtrain.data.video import config as clips
 from jaxtrain.models.video_ae import augment
 
 AUGMENT = jax.jit(augment.augment)  # op by op it takes ten times as long

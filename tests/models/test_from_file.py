@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interop.test_weights import write_run
 from sample_videos import busy, write
-from test_weights import write_run
 
 from jaxtrain import config, main
 from jaxtrain.config import files

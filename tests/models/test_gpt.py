@@ -71,7 +71,7 @@ def test_a_position_sees_itself_and_those_before_it(parts: tuple[Any, Any]) -> N
 
     def through(x_BSD: jax.Array) -> jax.Array:
         module = nnx.merge(graph, params)
-        cos, sin = gpt.causal.rotary(x_BSD.shape[1], TINY.head_width, 10_000.0)
+        cos, sin = gpt.attention.rotary(x_BSD.shape[1], TINY.head_width, 10_000.0)
         for block in module.blocks:
             x_BSD = block(x_BSD, cos, sin)
         return module.lm_head.logits(x_BSD)[0, :, :5]

@@ -1,8 +1,8 @@
 """What was written before the modules moved still works: configs, and a checkpoint of each model.
 
 `tests/fixtures/configs` holds the configs of commit 2332174, unchanged. `older_runs.tar.gz` was
-written by commit 43566ac: of each model a run's directory with the checkpoint of update 2, the losses
-of four updates, and the data.
+written by commit 43566ac: of each model a run's directory with the checkpoint of update 2, the
+losses of four updates, and the data.
 """
 
 import tarfile

@@ -208,7 +208,7 @@ def shared_by_two(monkeypatch: pytest.MonkeyPatch, folder: Path, other_says: str
 
     monkeypatch.setattr(run_directory.jax, "process_count", lambda: 2)
     monkeypatch.setattr(run_directory.jax, "process_index", lambda: 0)
-    monkeypatch.setattr(run_directory.processes, "gather", gather)
+    monkeypatch.setattr(run_directory.process_group, "gather", gather)
     monkeypatch.setattr(run_directory, "_APPEARS_S", 0.1)
     run_directory.check_shared(folder)
 

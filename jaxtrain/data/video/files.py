@@ -29,7 +29,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtrain.data import folders, remote, tar_members
+from jaxtrain.data import folders, remote
+from jaxtrain.data.video import tar_members
 from jaxtrain.data.video.packets import Span
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses

@@ -367,7 +367,7 @@ def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
 
 def test_a_footer_on_which_arrow_ends_the_process_is_one_bad_file(tmp_path: Path) -> None:
     """Histograms of another size than pyarrow 26 expects, where it cannot raise."""
-    fixture = Path(__file__).parents[1] / "fixtures" / "ends_arrow.parquet"
+    fixture = Path(__file__).parents[2] / "fixtures" / "ends_arrow.parquet"
     for name in ("a", "c"):
         shutil.copy(fixture, tmp_path / f"{name}.parquet")
     parquet(tmp_path / "b.parquet", text=["one", "two"])

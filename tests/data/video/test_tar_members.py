@@ -15,8 +15,9 @@ import pytest
 import sample_videos as sample
 from peak_memory import peak_mib
 
-from jaxtrain.data import tar_members, video
+from jaxtrain.data import video
 from jaxtrain.data.video import files as video_files
+from jaxtrain.data.video import tar_members
 from jaxtrain.errors import BadExample, InputError
 
 MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)
@@ -214,7 +215,7 @@ def test_odd_headers_are_one_line(tmp_path: Path, content: bytes, said: str | No
 LISTS = """
 import sys
 from pathlib import Path
-from jaxtrain.data import tar_members
+from jaxtrain.data.video import tar_members
 from jaxtrain.errors import InputError
 try:
     tar_members.members(sys.argv[1], Path(sys.argv[2]))
