@@ -96,8 +96,7 @@ read_arguments() { # read_arguments ARGUMENT...: sets doctor and arguments
     arguments=(doctor)
     while (($#)); do
         case $1 in
-            --doctor | --resume=*) ;; # only training resumes
-            --resume) (($# == 1)) || shift ;;
+            --doctor) ;;
             *) arguments+=("$1") ;;
         esac
         shift

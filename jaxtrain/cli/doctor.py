@@ -44,6 +44,7 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
         config=flags.config,
         overrides=tuple(overrides),
         output_dir=flags.output_dir,
+        resume=flags.resume,
         simulate_devices=flags.simulate_devices,
     )
     findings: list[Finding] = []
@@ -95,6 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser("doctor", usage, __doc__)
     add = parser.add_argument
     add("--output-dir", metavar="DIR", help="where the run would write (output/NAME)")
-    add("--resume", metavar="latest|STEP|PATH", help="ignored: a run's own flags can be pasted")
+    add("--resume", metavar="latest|STEP|PATH", help="the run's: a resume needs no model.init_from")
     add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
     return parser

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxtrain import terminal
+from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, plan, report
@@ -77,11 +77,15 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
         if found["compiled"]["estimate"]:
             title += ", of arithmetic alone (estimate)"
         terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
-    if not ways:
-        extra = "install '.[cuda12]' to know; or " if found["compiled"]["estimate"] else ""
+    if not ways and any(one.fits is None for one in tried):
         terminal.out(
-            f"none of them fits: {extra}more devices (--devices 2x8), a card with more memory "
-            "(--gpu), a smaller global batch or a smaller model"
+            "cannot tell whether one of them fits without jax's compiler for GPUs: "
+            f"{versions.install('cuda12')}"
+        )
+    elif not ways:
+        terminal.out(
+            "none of them fits: more devices (--devices 2x8), a card with more memory (--gpu), a "
+            "smaller global batch or a smaller model"
         )
 
 

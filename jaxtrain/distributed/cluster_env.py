@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 
+from jaxtrain.distributed import waiting
 from jaxtrain.errors import InputError
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -155,18 +156,19 @@ def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
     """
     wait_s = _NAME_APPEARS_S if "KUBERNETES_SERVICE_HOST" in environment else _NAME_IS_THERE_S
     deadline = time.monotonic() + min(wait_s, patience(environment))
-    while True:
-        try:
-            found = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
-            break
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"the coordinator's host {cluster.host!r} (from {cluster.source}) has no "
-                    f"address on {socket.gethostname()} ({error.strerror}): set {ADDRESS} to "
-                    "host:port of process 0, with a name or an IP that every host can resolve"
-                ) from None
-            time.sleep(_LOOK_EVERY_S)
+    with waiting.announced(lambda: f"an address of the coordinator's host {cluster.host!r}"):
+        while True:
+            try:
+                found = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise InputError(
+                        f"the coordinator's host {cluster.host!r} (from {cluster.source}) has no "
+                        f"address on {socket.gethostname()} ({error.strerror}): set {ADDRESS} to "
+                        "host:port of process 0, with a name or an IP that every host can resolve"
+                    ) from None
+                time.sleep(_LOOK_EVERY_S)
     addresses = sorted({str(one[4][0]).partition("%")[0] for one in found})
     if (cluster.hosts or 1) > 1 and all(_only_here(address) for address in addresses):
         raise InputError(

@@ -67,12 +67,14 @@ class Request:
         config: a name or a path.
         overrides: as typed.
         output_dir: where the run would write; None is the run's own default.
+        resume: what the run would resume from, as typed; None is nothing.
         simulate_devices: virtual CPU devices; None uses what is there.
     """
 
     config: str
     overrides: tuple[str, ...]
     output_dir: str | None
+    resume: str | None
     simulate_devices: int | None
 
 

@@ -79,14 +79,14 @@ def checks(subject: Subject) -> dict[str, Check]:
 def inputs(subject: Subject) -> Iterator[Finding]:
     """Whether the files that a run begins with are there, and are what the config asks for."""
     run = subject.run
-    missing = list(preflight.unreadable(run, data=False))
+    missing = list(preflight.unreadable(run, resumes=subject.resumes, data=False))
     if run.data.path is not None:
         missing += run.data.problems(run.model) if hasattr(run.data, "problems") else []
     for line in missing:  # each names its cure
         yield Finding(level="problem", seen=line)
     if missing:
         return
-    if run.model.init_from is not None:
+    if run.model.init_from is not None and not subject.resumes:
         source = expanded(run.model.init_from)
         _, notes = weights.params_for(source, run.model, subject.built.definition.params)
         yield ok("; ".join([f"model.init_from {source} fits the model", *notes]))

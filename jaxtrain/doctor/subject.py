@@ -33,6 +33,7 @@ class Subject:
         scratch: takes each folder that is made elsewhere, to be removed should this process die.
         exchange: with the other processes; with nobody where they have not met.
         processes: of the run, met or not; None if the environment does not tell.
+        resumes: whether a run would find a checkpoint to go on from.
         shared: whether all processes see the output directory's storage; None if it is not known.
     """
 
@@ -46,6 +47,7 @@ class Subject:
     scratch: Callable[[Path], None]
     exchange: Exchange
     processes: int | None = 1
+    resumes: bool = False
     shared: bool | None = None
 
     @property

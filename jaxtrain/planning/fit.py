@@ -23,19 +23,21 @@ class Tried:
     Attributes:
         overrides: to paste, besides those that were typed; () is the config as it is.
         needed: bytes a device.
-        spare: bytes; below zero it does not fit.
+        spare: bytes; below zero it does not fit, if the compiler's word is exact.
         best: seconds of a step at the card's ceilings, predicted.
+        exact: whether what it needs is known; False for the program of another platform.
     """
 
     overrides: Overrides
     needed: float
     spare: float
     best: float
+    exact: bool = True
 
     @property
-    def fits(self) -> bool:
-        """Whether a device has enough memory."""
-        return self.spare >= 0
+    def fits(self) -> bool | None:
+        """Whether a device has enough memory; None where that is not known."""
+        return self.spare >= 0 if self.exact else None
 
 
 def search(

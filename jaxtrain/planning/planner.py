@@ -103,7 +103,13 @@ class Planner:
             self._say(f"  {label}: {report.verdict(found)}")
             memory, time = found["memory"], found["time"]
             best = found["arithmetic_s"] if time is None else time["best"]
-            return fit.Tried(pasted, needed=memory["needed"], spare=memory["spare"], best=best)
+            return fit.Tried(
+                pasted,
+                needed=memory["needed"],
+                spare=memory["spare"],
+                best=best,
+                exact=report.fits(found) is not None,
+            )
 
         return fit.search(self._run, attempt, budget_s, enough)
 

@@ -63,10 +63,14 @@ def ranking(tried: Sequence[Tried]) -> str:
     lines = ["  GiB a device  GiB to spare  s a step at best   overrides"]
     for one in tried:
         lines.append(
-            f"  {one.needed / GIB:12.1f}  {one.spare / GIB:12.1f}  {one.best:16.4g}   "
+            f"  {one.needed / GIB:12.1f}  {_spare(one):>12}  {one.best:16.4g}   "
             + (" ".join(one.overrides) or "(as it is)")
         )
     return "\n".join(lines)
+
+
+def _spare(one: Tried) -> str:
+    return "cannot tell" if one.fits is None else f"{one.spare / GIB:.1f}"
 
 
 def _heading(plan: Plan) -> str:

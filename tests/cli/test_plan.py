@@ -55,8 +55,9 @@ def test_other_ways_are_compiled_and_ranked(
     found = json.loads(output.read_text())["fit"]
     assert found["complete"]
     assert len(found["tried"]) == 2
-    assert all(one["fits"] for one in found["tried"])
+    assert all(one["fits"] is None for one in found["tried"])
     said = capsys.readouterr().out
+    assert "cannot tell whether one of them fits" in said
     assert "by predicted time, of arithmetic alone (estimate), each compiled" in said
     assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in said
 
@@ -134,3 +135,18 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
     assert found["overrides"][:4] == ["--mesh.data", "1", "--mesh.fsdp", "4"]
     assert found["overrides"].count("--optim.accumulate") == 1
     assert found["fits"]
+
+
+def test_without_a_compiler_for_gpus_no_way_is_said_to_fit_or_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "jaxtrain.planning.planner.compile_step", lambda *_: findings(3e11, estimate=True)
+    )
+    output = tmp_path / "plan.json"
+    assert main.main(["plan", "--config", "h100_16", "--fit", "--json", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert "cannot tell whether one of them fits without jax's compiler for GPUs: " in said
+    assert "none of them fits" not in said
+    assert "-2" not in said  # no negative number of GiB to spare
+    assert {one["fits"] for one in json.loads(output.read_text())["fit"]["tried"]} == {None}

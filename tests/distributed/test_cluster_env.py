@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.distributed import cluster_env
+from jaxtrain.distributed import cluster_env, waiting
 from jaxtrain.errors import InputError
 
 ADDRESS, COUNT, INDEX = cluster_env.ADDRESS, cluster_env.COUNT, cluster_env.INDEX
@@ -221,6 +221,21 @@ def test_a_name_without_an_address_is_refused_and_in_kubernetes_waited_for(
             one, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXTRAIN_CONNECT_S": "25"}
         )
     assert len(waits) <= 3  # whoever is not patient with processes is not with names either
+
+
+def test_whoever_waits_for_a_name_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = cluster_env.find(ALL)
+    assert one is not None
+    resolving(monkeypatch)
+    monkeypatch.setattr(waiting, "SILENCE_S", 0.01)
+    monkeypatch.setattr(cluster_env, "_LOOK_EVERY_S", 0.1)
+    with pytest.raises(InputError, match="has no address"):
+        cluster_env.check_address(
+            one, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXTRAIN_CONNECT_S": "0.3"}
+        )
+    assert "waiting for an address of the coordinator's host 'host'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

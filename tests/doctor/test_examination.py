@@ -38,6 +38,7 @@ def request(place: Path, *overrides: str) -> Request:
         config="demo_mlm",
         overrides=(*TINY_MLM[2:], *overrides),
         output_dir=str(place),
+        resume=None,
         simulate_devices=1,
     )
 
