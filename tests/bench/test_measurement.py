@@ -8,8 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from program import TINY_MLM
 
-from jaxtrain.bench import ceilings, measurement
+from jaxtrain import config
+from jaxtrain.bench import ceilings, measurement, timing
 
 AT_ONCE, PAUSE_S = 4, 0.1
 
@@ -41,3 +43,16 @@ def test_a_rate_of_bursts_is_that_of_all_of_their_time(monkeypatch: pytest.Monke
     assert times.median_s < PAUSE_S / AT_ONCE / 2
     assert times.mean_s == pytest.approx(PAUSE_S / AT_ONCE, rel=0.3)
     assert measurement._waited_share(waits, times) > 0.7
+
+
+def test_rates_are_compared_with_the_products_measured_beside_them() -> None:
+    """8 examples in half a second on two devices, between products at 2 and at 3 GFLOP/s."""
+    run = config.load("demo_mlm", [*TINY_MLM[2:], "--data.batch_size", "8"])
+    mesh = SimpleNamespace(size=2)
+    built = SimpleNamespace(run=run, rule=SimpleNamespace(mesh=mesh))
+    session: Any = SimpleNamespace(built=built, product_rates=(2e9, 3e9))
+    rows = measurement._rates(session, timing.Times((0.5,)), 0.5, "x")
+    assert rows["x/examples_per_second"] == 16
+    assert rows["x/machine_drift"] == 0.5
+    flops = 16 * run.model.flops_per_example() / 2
+    assert rows["x/share_of_measured_flops"] == pytest.approx(flops / 2.5e9)

@@ -33,7 +33,6 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
         + rows["start/first_step"]
     )
     assert 0 < rows["synthetic/share_of_measured_flops"] < 1
-    assert abs(rows["pipeline/machine_drift"]) < 10
     assert rows["save/gib"] > 0
     assert found["notes"] == {}
     assert found["operations"][0]["ms_per_step"] > 0

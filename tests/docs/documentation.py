@@ -22,9 +22,6 @@ SHELL = ("sh", "bash", "console")
 PROGRAM = re.compile(r"(?:\S*python3? -m jaxtrain(?:\.main)?|(?<![\w./-])jaxtrain|\S*launch/\S+)\s")
 # What stands for any value in a command.
 PLACEHOLDER = re.compile(r"NAME|COMMAND|\.\.\.|[A-Z]")
-# Flags that a command has but shows only with arguments: `evaluate --help` cannot know whether
-# SOURCE is a language model.
-NOT_IN_HELP = {"evaluate": {"--max-tokens"}}
 # The flag that launchers take themselves.
 LAUNCHERS_DOCTOR = "--doctor"
 # In front of flags that are not the program's.
@@ -108,7 +105,7 @@ def flags_in(text: str) -> set[str]:
 def taken_by(words: list[str]) -> set[str]:
     """The flags in the help of a command, or of one of its actions, such as ``prepare clips``."""
     actions = [words[1]] if len(words) > 1 and words[0] in ("prepare",) else []
-    return flags_in(printed(words[0], *actions, "--help")) | NOT_IN_HELP.get(words[0], set())
+    return flags_in(printed(words[0], *actions, "--help"))
 
 
 def without_program_flags(words: list[str]) -> list[str]:

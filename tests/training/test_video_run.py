@@ -61,8 +61,10 @@ def test_the_directory_holds_what_the_contract_names(place: Path) -> None:
     assert sorted(found) == [1, 20, 30, 40, 60]
     for name in ("train/loss", "train/psnr", "train/learning_rate", "train/grad_norm"):
         assert np.isfinite(found[60][name])
-    for name in ("train/samples_per_second", "train/steps_per_second", "train/data_wait_fraction"):
-        assert found[60][name] >= 0
+    last = found[60]
+    batch = json.loads((run / "config.json").read_text())["data"]["batch_size"]
+    assert last["train/samples_per_second"] == pytest.approx(batch * last["train/steps_per_second"])
+    assert 0 <= last["train/data_wait_fraction"] < 1
     for name in ("val/loss", "val/psnr", "val/psnr_std", "val/ssim", "val/ssim_std"):
         assert np.isfinite(found[60][name])
 
