@@ -100,10 +100,10 @@ def train(
                 say=damage.append,
                 little=run.checkpoint.every,
             )
+            before = run_directory.before(run.name, flags.output_dir)
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = preparation.position(start_from)
-        named = flags.output_dir is not None
-        journal.open(run, directory, start_from, position, flags.arguments, named=named)
+        journal.open(run, directory, start_from, position, flags.arguments, before)
         recorder, history, say = journal.recorder, journal.history, journal.recorder.say
         for line in damage:
             recorder.log(line)
@@ -132,9 +132,12 @@ def train(
         profiler.check(flags.profile, position.done, total, say)
         recorder.rewind(position.done, position.seen, validated=not evaluation_due)
         run_directory.write_config(directory, meta["config"], say)
-        link_latest = functools.partial(run_directory.link_latest, directory, say=say)
+        # Cached, a warning is said once and not after each save.
+        link_latest = functools.partial(
+            run_directory.link_latest, directory, say=functools.cache(say)
+        )
         if start_from is not None and start_from.is_relative_to(directory):
-            link_latest()  # it has saved; otherwise the first save does it
+            link_latest()  # it has saved; otherwise its first save does it
 
         batches = preparation.open_batches(built, sources, quarantine, start=position.seen)
         stack.callback(batches.close)

@@ -1,18 +1,18 @@
 """The directory of a run: which one, made, checked, and described."""
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
 import re
 import secrets
-import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -270,19 +270,83 @@ def _make_new(parent: Path) -> Path:
     raise InputError(f"{parent} holds 99 runs of the second {now}: start again")
 
 
-def discard_unused(directory: Path) -> None:
-    """Removes the directory of a run of one process that ended before it had anything to keep.
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """What there was of a run's directory before the run began.
 
-    As with a ``--data.path`` that does not exist: its only line is on the console.
+    Attributes:
+        missing: the directory and its parents that did not exist, the deepest first.
+        empty: whether the directory contained nothing, or did not exist.
+        named: whether ``--output-dir`` names the directory.
     """
-    if jax.process_count() > 1:
+
+    missing: tuple[Path, ...]
+    empty: bool
+    named: bool
+
+    @classmethod
+    def of(cls, directory: Path, *, named: bool = True) -> Self:
+        """Looks at a directory."""
+        missing = (path for path in (directory, *directory.parents) if not os.path.exists(path))
+        return cls(tuple(missing), not _entries(directory), named)
+
+
+def before(name: str, output_dir: str | None, root: Path = ROOT) -> Before:
+    """What there is of a run's directory before :func:`prepare` makes it.
+
+    Args:
+        name: of the config.
+        output_dir: the flag's value.
+        root: holds ``NAME/<UTC time>/``.
+    """
+    if output_dir is not None:
+        return Before.of(_absolute(output_dir))
+    # The directory itself gets a new name; one that a resume goes on in contains checkpoints.
+    new = root.absolute() / name / "new"
+    return dataclasses.replace(Before.of(new, named=False), empty=True)
+
+
+def discard_unused(directory: Path, before: Before) -> None:
+    """Removes what a run of one process wrote if it ended before it had anything to keep.
+
+    As with a ``--data.path`` that does not exist: its only line is on the console. What was there
+    before the run stays.
+    """
+    if jax.process_count() > 1 or not before.empty:
         return
     unused = {lock.NAME, recorder.LOG, timeline.NAME}
     with contextlib.suppress(OSError):
-        if {path.name for path in directory.iterdir()} <= unused:
-            shutil.rmtree(directory)
-            for empty in (directory.parent, directory.parent.parent):  # output/NAME, output
-                empty.rmdir()  # fails where other runs are
+        written = list(directory.iterdir())
+        if {path.name for path in written} <= unused:
+            for path in written:
+                path.unlink()
+            directories = before.missing if before.named else (directory, *before.missing[1:])
+            for path in directories:
+                path.rmdir()  # fails where other runs are
+
+
+def problems(output_dir: str, resume: str | None) -> Iterator[str]:
+    """What keeps a run from using a directory; what is made to find out is removed again.
+
+    Args:
+        output_dir: the flag's value.
+        resume: the flag's value.
+    """
+    directory = _absolute(output_dir)
+    before = Before.of(directory)
+    try:
+        _make(directory)
+        _refuse_links(directory)
+        if resume is None:
+            _refuse_foreign(directory, resume, None)
+    except InputError as error:
+        yield from error.messages
+    except RunAgain:  # a full disk is not wrong input: the start itself reports it
+        pass
+    finally:
+        with contextlib.suppress(OSError):
+            for path in before.missing:
+                path.rmdir()
 
 
 # Names that a run, its launcher or its report may write to in the run's directory, and in folders
@@ -361,6 +425,8 @@ def link_latest(
 ) -> None:
     """Points ``root/latest`` at a run below ``root``; a reader never finds it missing.
 
+    Nothing is written where the link already points there, as after most saves.
+
     Args:
         directory: of the run.
         root: holds ``NAME/<UTC time>/``.
@@ -371,10 +437,14 @@ def link_latest(
         return
     link = root / "latest"
     beside = root / f".latest-{os.getpid()}"
+    target = directory.relative_to(root)
+    with contextlib.suppress(OSError):  # there is no link yet
+        if link.readlink() == target:
+            return
     try:
         with contextlib.suppress(FileNotFoundError):
             beside.unlink()
-        beside.symlink_to(directory.relative_to(root))
+        beside.symlink_to(target)
         os.replace(beside, link)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.heartbeat import Peers
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
+from jaxtrain.errors import InputError
 from jaxtrain.telemetry import recorder as metrics
 from jaxtrain.telemetry.console import Screen
 from jaxtrain.telemetry.phases import Phases
@@ -70,8 +71,7 @@ class Journal:
         start_from: Path | None,
         position: Position,
         arguments: Sequence[str],
-        *,
-        named: bool,
+        before: run_directory.Before,
     ) -> None:
         """From here on what is told is kept, too.
 
@@ -81,10 +81,15 @@ class Journal:
             start_from: the checkpoint that the run goes on from; None: from its beginning.
             position: there.
             arguments: of the command line.
-            named: whether the directory was; another one goes if nothing comes of the run.
+            before: what there was of the directory; the rest goes if nothing comes of the run.
         """
-        if not named:
-            self._stack.callback(run_directory.discard_unused, directory)
+
+        def discard(kind: type[BaseException] | None, *_: object) -> None:
+            # A launcher starts a crashed run again in a named directory: its log is of use there.
+            if not before.named or (kind is not None and issubclass(kind, InputError)):
+                run_directory.discard_unused(directory, before)
+
+        self._stack.push(discard)
         process, processes = jax.process_index(), jax.process_count()
         self.recorder = metrics.Recorder(directory, process, processes, self._screen.say)
         self._stack.callback(self.recorder.close)

@@ -49,7 +49,7 @@ class Saver:
         checkpoints: writes them.
         meta: what stands beside each state.
         say: takes a line when a save fails.
-        saved: called once, when the first checkpoint is complete.
+        saved: called each time a checkpoint is complete.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Saver:
         self._checkpoints = checkpoints
         self._meta = meta
         self._say = say
-        self._saved: Callable[[], None] | None = saved
+        self._saved = saved
         self._failures = 0  # in a row
         self._begun = False  # a save whose end nobody has looked at
         self._best_kept: Meta | None = meta["best"]  # the newest that is on the disk
@@ -168,9 +168,7 @@ class Saver:
         else:
             self._best_kept = self._best_begun or self._best_kept
         self._failures = 0
-        if self._saved is not None:
-            self._saved()
-            self._saved = None
+        self._saved()
         return None
 
     def _failed(self, failure: saver.SaveFailed) -> saver.SaveFailed:

@@ -60,6 +60,27 @@ def test_a_given_directory_is_taken_and_not_linked(root: Path, tmp_path: Path) -
     assert (root / "latest").resolve() == inside.resolve()
 
 
+def test_a_link_that_already_points_there_is_not_written_again(root: Path) -> None:
+    run = run_directory.prepare("demo", None, None, None, root)
+    run_directory.link_latest(run, root)
+    first = (root / "latest").lstat()
+    run_directory.link_latest(run, root)
+    assert os.path.samestat(first, (root / "latest").lstat())
+
+
+def test_a_directory_is_tried_without_a_trace(root: Path, tmp_path: Path) -> None:
+    given = tmp_path / "new" / "deep"
+    assert not list(run_directory.problems(str(given), None))
+    assert not given.parent.exists()
+    (found,) = run_directory.problems("/proc/jaxtrain/deep", None)
+    assert "cannot write in the run's directory /proc/jaxtrain/deep" in found
+    fake_checkpoint(given, 7)
+    (found,) = run_directory.problems(str(given), None)
+    assert "already holds checkpoints (newest: 7)" in found
+    assert not list(run_directory.problems(str(given), "latest"))
+    assert given.exists()
+
+
 def test_a_directory_with_checkpoints_needs_a_resume(root: Path, tmp_path: Path) -> None:
     given = tmp_path / "run"
     newest = fake_checkpoint(given, 7)
@@ -257,18 +278,20 @@ def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
         (["metrics.jsonl"], ["output", "output/demo", "output/demo/run"]),
     ):
         directory = tmp_path / "output" / "demo" / "run"
+        before = run_directory.before("demo", None, tmp_path / "output")
         directory.mkdir(parents=True)
         for name in names:
             (directory / name).touch()
-        run_directory.discard_unused(directory)
+        run_directory.discard_unused(directory, before)
         found = [path for path in sorted(tmp_path.rglob("*")) if path.is_dir()]
         assert [path.relative_to(tmp_path).as_posix() for path in found] == stays
 
 
 def test_another_run_keeps_the_directory_of_its_config(tmp_path: Path) -> None:
+    before = run_directory.before("demo", None, tmp_path / "output")
     for name in ("a", "b"):
         (tmp_path / "output" / "demo" / name).mkdir(parents=True)
-    run_directory.discard_unused(tmp_path / "output" / "demo" / "a")
+    run_directory.discard_unused(tmp_path / "output" / "demo" / "a", before)
     assert [path.name for path in (tmp_path / "output" / "demo").iterdir()] == ["b"]
 
 

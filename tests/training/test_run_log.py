@@ -16,6 +16,7 @@ from jaxtrain.telemetry import timeline
 from jaxtrain.telemetry.console import Screen
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.timeline import History
+from jaxtrain.training import run_directory
 from jaxtrain.training.run_log import Journal
 
 
@@ -28,14 +29,19 @@ class Told(Peers):
         self.left = code
 
 
-def begin(directory: Path, *, named: bool = True) -> tuple[Journal, StopSignals, Told]:
+KEPT = run_directory.Before((), empty=False, named=True)
+
+
+def begin(
+    directory: Path, before: run_directory.Before = KEPT
+) -> tuple[Journal, StopSignals, Told]:
     signals = StopSignals()
     peers = Told(0, 1, None, signals)
     watchdog = Watchdog(None, peers)
     journal = Journal(Phases(watchdog), signals, peers, watchdog)
     journal.__enter__()
     assert signals.before_exit == journal._leave
-    journal.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), named=named)
+    journal.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), before)
     return journal, signals, peers
 
 
@@ -57,14 +63,35 @@ def test_an_error_is_in_the_log_and_in_the_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_directory_that_was_not_named_goes_if_nothing_came_of_the_run(
-    tmp_path: Path, named: bool
+@pytest.mark.parametrize(
+    ("error", "keeps_named"),
+    [(InputError("wrong"), False), (RuntimeError("a crash, whose log is of use"), True)],
+)
+def test_a_directory_that_the_run_made_goes_if_nothing_came_of_it(
+    tmp_path: Path, named: bool, error: Exception, keeps_named: bool
 ) -> None:
+    directory = tmp_path / "deep" / "run"
+    before = run_directory.Before.of(directory, named=named)
+    directory.mkdir(parents=True)
+    journal, _, _ = begin(directory, before)
+    journal.__exit__(type(error), error, None)
+    stays = named and keeps_named
+    assert (directory.exists(), directory.parent.exists()) == (stays, stays)
+
+
+@pytest.mark.parametrize("notes", [False, True])
+def test_a_named_directory_that_was_there_stays_with_what_was_in_it(
+    tmp_path: Path, notes: bool
+) -> None:
+    """Of an empty one only what the run wrote is removed, such as below a launcher."""
     directory = tmp_path / "run"
     directory.mkdir()
-    journal, _, _ = begin(directory, named=named)
+    if notes:
+        (directory / "log.txt").write_text("of an earlier start\n")
+    journal, _, _ = begin(directory, run_directory.Before.of(directory))
     journal.__exit__(InputError, InputError("wrong"), None)
-    assert directory.exists() == named
+    assert [path.name for path in directory.glob("log.txt")] == ["log.txt"] * notes
+    assert bool(list(directory.iterdir())) == notes
 
 
 def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path) -> None:

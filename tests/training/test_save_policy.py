@@ -102,7 +102,8 @@ def best_of(values: list[float], **settings: Any) -> list[int]:
     return checkpoints.best
 
 
-def test_the_first_complete_save_is_told_once() -> None:
+def test_each_complete_save_is_reported() -> None:
+    """So that output/latest is the run that saved last, also of two that run at once."""
     one, _, said, _ = failing(at_once={1}, later={2})
     one = save_policy.Saver(
         one._run, one._checkpoints, one._meta, said.append, lambda: said.append("!")
@@ -111,8 +112,11 @@ def test_the_first_complete_save_is_told_once() -> None:
         one.save(at(step), STATE)
         assert "!" not in said  # 10 and 20 fail; nobody has waited for 30
     one.save(at(40), STATE)
-    one.save(at(50), STATE)
     assert said.count("!") == 1
+    one.save(at(50), STATE)
+    assert said.count("!") == 2
+    one.finish(at(60), STATE)
+    assert said.count("!") == 4
 
 
 def test_the_best_is_the_largest_or_the_smallest() -> None:
