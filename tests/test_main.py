@@ -38,15 +38,18 @@ def test_the_readme_has_every_exit_code(checkout: Path) -> None:
     assert documented == sorted(listed, key=int) == ["0", "1", "2", "3", "75", "130", "141"]
 
 
+DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--config", "h10_16"], "h100_16"),
         (["--confg", "demo"], "--config is missing"),
-        (["--config", "demo", "--optim.peek_lr", "1"], "--optim.peak_lr"),
-        (["--config", "demo", "--optim.peak_lr", "fast"], "fast"),
+        ([*DEMO_ON_8, "--optim.peek_lr", "1"], "--optim.peak_lr"),
+        ([*DEMO_ON_8, "--optim.peak_lr", "fast"], "fast"),
         (["--config", "demo", "--data.batch_size", "7", "--mesh.fsdp", "8"], "7"),
-        (["--config", "demo", "--profile", "9:3"], "9:3"),
+        ([*DEMO_ON_8, "--profile", "9:3"], "9:3"),
         (["--config", "demo", "--simulate-devices", "many"], "many"),
         (["confgs", "list"], "configs"),
     ],

@@ -33,7 +33,7 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
     parser = flags_parser()
     try:
         parser.exit_on_error = False
-        flags, overrides = parser.parse_known_args(arguments)
+        flags, settings = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see jaxtrain --help") from None
     if flags.version:
@@ -47,23 +47,31 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
         return 0
     from jaxtrain import config
     from jaxtrain.cli import command_line
+    from jaxtrain.config import overrides
 
     command_line.require_config(flags)
     if flags.help:
         parser.print_help()
         config.print_help(config.load(flags.config, []))
         return 0
-    run = config.unchecked(flags.config, overrides)
-    if flags.output_dir and addresses.is_address(flags.output_dir):
-        raise InputError(
-            f"--output-dir {addresses.public(flags.output_dir)} is an address: name a folder"
-        )
+    run, wrong = overrides.apply_fitting(config.named(flags.config), settings)
+    if run is None:
+        raise InputError(*wrong)
     if flags.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain.planning import relief
     from jaxtrain.training import loop, preflight, profiler
 
-    preflight.refuse(run, resumes=flags.resume is not None, simulate_devices=flags.simulate_devices)
+    preflight.refuse(
+        run,
+        preflight.Flags(
+            output_dir=flags.output_dir,
+            resume=flags.resume,
+            profile=flags.profile,
+            simulate_devices=flags.simulate_devices,
+        ),
+        wrong,
+    )
     return loop.start(
         run,
         loop.Flags(
@@ -73,7 +81,7 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
             debug=flags.debug,
             profile=profiler.span(flags.profile),
             arguments=addresses.scrubbed(tuple(arguments)),
-            relief=functools.partial(relief.find, flags.config, overrides),
+            relief=functools.partial(relief.find, flags.config, settings),
         ),
         signals,
     )

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from jaxtrain.errors import InputError
 
 T = TypeVar("T")
 
+_MENTIONED = re.compile(r"(?<![\w./-])(?:--\w+(?:\.\w+)*|[a-z]\w*(?:\.\w+)+)")
 
 # Not fields, but near enough to be meant (jaxtrain.cli.train.flags_parser).
 _FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
@@ -78,6 +80,45 @@ def apply(default: T, arguments: Sequence[str]) -> T:
         if not _fits(default, flag, values)
     ]
     raise InputError(*(misfits or [complaint]))
+
+
+def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[str]]:
+    """Applies the overrides that are right, and says what is wrong with the others.
+
+    So that whatever else is wrong with a config can be reported in the same go.
+
+    Args:
+        default: as for :func:`apply`.
+        arguments: as for :func:`apply`.
+
+    Returns:
+        The changed dataclass, None where no single override is to blame; the messages.
+    """
+    found: list[str] = []
+    words = list(arguments)
+    while words and not words[0].startswith("--"):
+        found.append(f"'{words.pop(0)}' is no flag; fields are set by --section.field VALUE")
+    settings = _grouped(words)
+    while True:
+        try:
+            kept = [word for flag, values in settings for word in (flag, *values)]
+            return apply(default, kept), found
+        except InputError as error:
+            found += error.messages
+            to_blame = {name for one in error.messages for name in mentioned(one)[:1]}
+            right = [one for one in settings if not _is_within(one[0][2:], to_blame)]
+            if len(right) == len(settings):
+                return None, found
+            settings = right
+
+
+def mentioned(message: str) -> list[str]:
+    """The fields, sections and flags that a message names, without dashes, in order."""
+    return [found.removeprefix("--") for found in _MENTIONED.findall(message)]
+
+
+def _is_within(name: str, sections: Iterable[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in sections)
 
 
 def print_help(default: Any, prog: str) -> None:

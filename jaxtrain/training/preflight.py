@@ -1,14 +1,19 @@
 """What is wrong with a run, as far as one can tell before it opens its data: all of it at once."""
 
+import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxtrain import config
 from jaxtrain import sharding as meshes
+from jaxtrain.checkpoint import saver
+from jaxtrain.config import overrides
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
+from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.training import profiler, run_directory
 
 
 def check(run: config.Run, *, resumes: bool) -> None:
@@ -25,26 +30,82 @@ def check(run: config.Run, *, resumes: bool) -> None:
         raise InputError(*found)
 
 
-def refuse(run: config.Run, *, resumes: bool, simulate_devices: int | None) -> None:
-    """Refuses a config that is wrong by itself, and says what else is wrong with the run.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The flags of the command line that can be wrong, as they were typed."""
 
-    A config that is right passes at once: :func:`check` sees to the rest when all processes of
-    the run are there.
+    output_dir: str | None = None
+    resume: str | None = None
+    profile: str | None = None
+    simulate_devices: int | None = None
+
+
+def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
+    """Refuses what is wrong on a command line, and says what else is wrong with the run.
+
+    Where nothing is, it passes at once: :func:`check` sees to the rest when all processes of the
+    run are there.
 
     Args:
         run: the config.
-        resumes: whether ``--resume`` is given.
-        simulate_devices: virtual CPU devices; None uses what is there.
+        flags: of the command line.
+        wrong: about overrides that could not be applied to the config.
 
     Raises:
         InputError: holds everything that was found.
     """
-    if not (found := config.problems(run)):
+    alone = cluster_env.find(os.environ) is None
+    found = [*config.problems(run), *_profile(run, flags.profile)]
+    if is_address := flags.output_dir is not None and addresses.is_address(flags.output_dir):
+        found.append(
+            f"--output-dir {addresses.public(flags.output_dir)} is an address: name a folder"
+        )
+    if alone and not is_address:  # else process 0 decides, and the others hear of it
+        found += _places(flags)
+    if not found and not wrong:
         return
-    if cluster_env.find(os.environ) is None:  # the devices of other processes are not known yet
-        process_group.connect(os.environ, simulate_devices)
+    if alone:  # the devices of other processes are not known yet
+        process_group.connect(os.environ, flags.simulate_devices)
         found += _devices(run)
-    raise InputError(*found, *unreadable(run, resumes=resumes))
+    found += unreadable(run, resumes=flags.resume is not None)
+    raise InputError(*wrong, *_without_consequences(found, wrong))
+
+
+def _without_consequences(found: Sequence[str], wrong: Sequence[str]) -> list[str]:
+    """Without what may only follow from an override that could not be applied."""
+    open_fields = {name for message in wrong for name in overrides.mentioned(message)}
+    if "loop.steps" in open_fields:
+        open_fields.add("optim.warmup_steps")  # which has to be shorter than the run
+    return [one for one in found if not open_fields.intersection(overrides.mentioned(one))]
+
+
+def _profile(run: config.Run, text: str | None) -> Iterator[str]:
+    """Only a run whose steps are set has an end before its data is read."""
+    try:
+        span = profiler.span(text)
+    except InputError as error:
+        yield from error.messages
+        return
+    if span is not None and isinstance(run.loop.steps, int):
+        wrong = profiler.too_late(span, run.loop.steps)
+        if wrong:
+            yield wrong
+
+
+def _places(flags: Flags) -> Iterator[str]:
+    """The folders that flags name. No checkpoint is read: that may take minutes."""
+    if flags.output_dir is not None:
+        yield from run_directory.problems(flags.output_dir, flags.resume)
+    if flags.resume is None or flags.resume == "latest":
+        return
+    is_step = flags.resume.isascii() and flags.resume.isdigit()
+    run = None if flags.output_dir is None else expanded(flags.output_dir)
+    places = [run / folder for folder in (saver.CHECKPOINTS, saver.BEST)] if run else []
+    if not any(map(os.path.exists, places if is_step else [expanded(flags.resume)])):
+        try:
+            saver.find(flags.resume, run, run_directory.ROOT)
+        except InputError as error:
+            yield from error.messages
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:

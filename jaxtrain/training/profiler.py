@@ -43,13 +43,20 @@ def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[s
     """
     if steps is None:
         return
-    if steps[0] >= total:
-        raise InputError(
-            f"--profile {steps[0]}:{steps[1]} begins after the end of the run ({total} steps): "
-            "take a smaller START, or raise --loop.steps"
-        )
+    if wrong := too_late(steps, total):
+        raise InputError(wrong)
     if steps[0] < done:
         say(f"--profile {steps[0]}:{steps[1]}: no trace, {done} updates are done already")
+
+
+def too_late(steps: tuple[int, int], total: int) -> str | None:
+    """What is wrong with a trace that begins after the end of the run; None where it does not."""
+    if steps[0] < total:
+        return None
+    return (
+        f"--profile {steps[0]}:{steps[1]} begins after the end of the run ({total} steps): "
+        "take a smaller START, or raise --loop.steps"
+    )
 
 
 class Profile:

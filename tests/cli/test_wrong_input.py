@@ -9,7 +9,7 @@ import sample_videos
 from program import TINY_MLM, write_corpus
 
 from jaxtrain import main
-from jaxtrain.training import step
+from jaxtrain.training import preparation, step
 from jaxtrain.xla import options
 
 EIGHT_DEVICES = ["--mesh.fsdp", "8"]  # as many as the tests have
@@ -123,11 +123,95 @@ def test_all_wrong_overrides_are_reported_at_once(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = ["--optim.peak_lrr", "1", "--data.pth", "x"]
-    assert main.main([*TINY_MLM, *unknown]) == 2
+    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *unknown]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
     misfits = ["--optim.peak_lr", "high", "--loop.steps", "1.5"]
-    assert main.main([*TINY_MLM, *misfits]) == 2
+    path = ["--data.path", str(write_corpus(place))]
+    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *path, *misfits]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ("--optim.peak_lr -1 --profile x", ["peak_lr", "--profile x"]),
+        ("--optim.peak_lr -1 --profile 50:60", ["peak_lr", "--profile 50:60 begins after"]),
+        ("--optim.peak_lr -1 --resume nowhere", ["peak_lr", "--resume nowhere: there is no"]),
+        ("--optim.peak_lr -1 --resume 7", ["peak_lr", "--resume 7 needs --output-dir"]),
+        ("--resume 7 --output-dir new --data.path /nope", ["--resume 7: new has no", "/nope"]),
+        ("--optim.peak_lr -1 --output-dir /proc/run", ["peak_lr", "directory /proc/run"]),
+        ("--optim.peak_lr -1 --output-dir s3://b/run", ["peak_lr", "s3://b/run is an address"]),
+        ("--output-dir taken/deep --data.path /nope", ["directory", "/nope"]),
+        (
+            "--optim.peak_lrr 1 --loop.log_every 0 --data.path /nope",
+            ["peak_lrr is no field", "loop.log_every", "/nope"],
+        ),
+        (
+            "--loop.steps 1.5 --optim.peak_lr -1 --data.path /nope",
+            ["--loop.steps takes", "peak_lr", "/nope"],
+        ),
+        (
+            "stray --data.workers many --optim.peak_lr -1 --profile 1:0 --resume gone",
+            ["'stray'", "--data.workers", "peak_lr", "--profile 1:0", "--resume gone"],
+        ),
+    ],
+)
+def test_flags_and_overrides_are_reported_with_the_rest(
+    place: Path, capsys: pytest.CaptureFixture[str], wrong: str, named: list[str]
+) -> None:
+    (place / "taken").write_text("a file")
+    arguments = [*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "20", "--data.path", str(place)]
+    words = wrong.split()
+    if not words[0].startswith("--"):
+        arguments, words = [*arguments[:2], words[0], *arguments[2:]], words[1:]
+    assert main.main([*arguments, *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(named), said
+    for part in named:
+        assert sum(part in line for line in said) == 1, said
+    assert sorted(path.name for path in place.iterdir()) == ["taken"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "lines"),
+    [
+        ("--data.pth x", 1),  # the data itself lacks a path now
+        ("--loop.steps 2e --optim.warmup_steps 500", 1),  # the config has fewer steps
+        ("--loop.steps 2e --profile 500:501", 1),
+        ("--mesh.fsdp eight", 1),  # the config has another number of devices
+    ],
+)
+def test_what_follows_from_a_wrong_override_is_not_reported(
+    place: Path, capsys: pytest.CaptureFixture[str], wrong: str, lines: int
+) -> None:
+    fits = [] if "mesh" in wrong else EIGHT_DEVICES
+    path = [] if "data" in wrong else ["--data.path", str(write_corpus(place))]
+    assert main.main([*TINY_MLM, *fits, *path, *wrong.split()]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_named_directory_is_as_it_was_before(
+    place: Path, capsys: pytest.CaptureFixture[str], made_before: bool
+) -> None:
+    """Also where the data turns out wrong only when it is opened."""
+    if made_before:
+        (place / "new").mkdir()
+    data = with_files_that_are_no_text(place)
+    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *data, "--output-dir", "new/deep"]) == 2
+    assert not (place / "new/deep").exists()
+    assert (place / "new").exists() == made_before
+
+
+def test_a_trace_behind_the_end_is_refused_before_the_data_is_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("the data was opened")
+
+    monkeypatch.setattr(preparation, "open_data", read)
+    wrong = with_a_trace_behind_the_end(place)
+    assert main.main([*TINY_MLM, *EIGHT_DEVICES, "--loop.steps", "2", *wrong]) == 2
 
 
 def test_what_keeps_a_video_model_from_being_trained(
