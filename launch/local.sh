@@ -19,6 +19,7 @@ read_arguments "$@"
 set -- "${arguments[@]}"
 check_settings
 directory=$(output_dir "$@") || exit
+trap leave EXIT
 make_directory "$directory"
 make_run_token
 

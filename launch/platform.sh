@@ -24,6 +24,7 @@ check_settings
 directory=$(output_dir "$@") || exit
 hosts=${WORLD_SIZE:-1}
 is_count "$hosts" || refuse "WORLD_SIZE is '$hosts'; it has to be the number of nodes"
+((hosts > 1)) || trap leave EXIT
 make_directory "$directory"
 nccl_settings "$hosts"
 

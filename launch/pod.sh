@@ -25,6 +25,7 @@ restarts=${RESTARTS:-0}
 [[ $restarts =~ ^[0-9]+$ ]] || refuse "RESTARTS is '$restarts'; it has to be a whole number"
 nccl_settings "${JAX_NUM_PROCESSES:-1}"
 trap 'exit 75' TERM INT # the first process of a container hears only what it has asked for
+[[ ${JAX_NUM_PROCESSES:-1} != 1 ]] || trap leave EXIT
 await_directory "$restarts" "$directory" || exit 2
 
 if [[ -n $doctor ]]; then

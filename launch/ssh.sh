@@ -31,7 +31,8 @@ ssh_command+=(-o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15)
 
 # --- What runs on a host; sent there as text.
 
-remote_check() { # remote_check DIR PYTHON OUTPUT_DIR: says in one line what is wrong
+# What was there before OUTPUT_DIR was made is known here only: a line "made PATH" for each new folder.
+remote_check() { # remote_check DIR PYTHON OUTPUT_DIR: says in one last line what is wrong
     local reason
     cd -- "$1" 2>/dev/null || { echo "there is no folder $1: set REMOTE_DIR" && return 1; }
     command -v "$2" >/dev/null || { echo "there is no '$2': set PYTHON" && return 1; }
@@ -39,6 +40,7 @@ remote_check() { # remote_check DIR PYTHON OUTPUT_DIR: says in one line what is 
         echo "$2 cannot import jaxtrain ($(tail -n 1 <<<"$reason")): install it there"
         return 1
     fi
+    missing_directories "$3" | sed 's/^/made /'
     if ! reason=$(mkdir -p -- "$3" 2>&1); then
         echo "cannot make the run's directory ($reason): give another --output-dir"
         return 1
@@ -128,6 +130,10 @@ remote_address() { # remote_address NAME: prints its addresses as this host sees
     getent ahosts "$1"
 }
 
+remote_remove() { # remote_remove REMOTE_DIR DIR...
+    cd -- "$1" && shift && remove_empty "$@"
+}
+
 remote_newest() { # remote_newest REMOTE_DIR DIR
     cd -- "$1" && newest_checkpoint "$2"
 }
@@ -136,7 +142,7 @@ remote_newest() { # remote_newest REMOTE_DIR DIR
 
 remotely() { # remotely FUNCTION ARGUMENT...: prints a command for whichever login shell is there
     local text
-    text="launcher=ssh.sh; $(declare -f "$1" local_newest_checkpoint)
+    text="launcher=ssh.sh; $(declare -f "$1" local_newest_checkpoint missing_directories remove_empty)
         newest_checkpoint() { local_newest_checkpoint \"\$@\"; }; $(printf '%q ' "$@")"
     # Base64 has no character that any shell looks at.
     printf "exec bash -c 'eval \"\$(echo %s | base64 -d)\"'" "$(base64 <<<"$text" | tr -d '\n')"
@@ -245,15 +251,40 @@ beat() { # beat PID: as long as the launcher lives, every host hears of it
     done
 }
 
+remove_made() { # the folders that check_hosts has made, where they are empty, on all hosts at once
+    local index folders removals=()
+    for index in "${!hosts[@]}"; do
+        [[ -f $workplace/check.$index ]] || continue
+        mapfile -t folders < <(sed -n 's/^made //p' "$workplace/check.$index")
+        ((${#folders[@]})) || continue
+        "${ssh_command[@]}" -n "${hosts[index]}" \
+            "$(remotely remote_remove "$REMOTE_DIR" "${folders[@]}")" >/dev/null 2>&1 &
+        removals+=("$!")
+    done
+    ((!${#removals[@]})) || wait "${removals[@]}" || true
+}
+
 forget() { # at the end, however it comes
+    local status=$?
     abandon
     [[ -z ${beating:-} ]] || kill "$beating" 2>/dev/null || true
+    if ((status == 2)) || [[ -n $doctor ]]; then
+        remove_made
+    fi
     rm -rf "$workplace"
 }
 
 newest_checkpoint() { # this machine may not see the directory: on the first host
-    "${ssh_command[@]}" -n "${hosts[0]}" "$(remotely remote_newest "$REMOTE_DIR" "$1")" || echo nothing
+    local status=0
+    "${ssh_command[@]}" -n "${hosts[0]}" "$(remotely remote_newest "$REMOTE_DIR" "$1")" || status=$?
+    case $status in
+        0) ;;
+        255) echo unreachable ;; # ssh itself has failed, and not the command there
+        *) echo nothing ;;
+    esac
 }
+
+checkpoint_host() { echo "${hosts[0]}"; }
 
 (($#)) || refuse "which hosts? launch/ssh.sh hosts.txt --config NAME --output-dir DIR ..."
 read_hosts "$1"

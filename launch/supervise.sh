@@ -41,6 +41,8 @@ wanted_signal=''  # arrived and not yet handed on
 stopped_by=''     # the first signal that reached the launcher
 doctor=''         # set with --doctor
 arguments=()      # those of the program
+made=()           # folders that make_directory has made, the deepest first
+looks=0           # how often await_disk has looked again
 
 say() { printf '%s: %s\n' "$launcher" "$*" >&2; }
 
@@ -125,8 +127,33 @@ output_dir() { # output_dir ARGUMENT...: prints the run's directory, which a res
     printf '%s\n' "$directory"
 }
 
-make_directory() { # make_directory DIR
+missing_directories() { # missing_directories DIR: prints it and its missing parents, the deepest first
+    local path=$1
+    while [[ -n $path && ! -e $path ]]; do
+        printf '%s\n' "$path"
+        path=$(dirname -- "$path")
+    done
+}
+
+remove_empty() { # remove_empty DIR...: up to the first that contains something
+    local path
+    for path in "$@"; do
+        rmdir -- "$path" 2>/dev/null || [[ ! -e $path ]] || return 0
+    done
+}
+
+# For launchers that start all processes: elsewhere another node may be about to write there.
+leave() { # at the end, however it comes: a start that was refused, or a check, leaves no empty folder
+    local status=$?
+    abandon
+    if ((status == 2)) || [[ -n $doctor ]]; then
+        remove_empty "${made[@]}"
+    fi
+}
+
+make_directory() { # make_directory DIR: sets made
     local reason
+    mapfile -t made < <(missing_directories "$1")
     reason=$(mkdir -p -- "$1" 2>&1) ||
         refuse "cannot make the run's directory ($reason): give another --output-dir"
     local file # a stranger's run may lead out of its directory by them
@@ -145,7 +172,8 @@ with socket.socket() as probe:
 newest_checkpoint() { local_newest_checkpoint "$@"; }
 
 # What is found of a run, in a word: the step of its newest complete checkpoint; "unusable" where there
-# are only others, or a resume has moved those aside; "none"; "nothing": not even its directory.
+# are only others, or a resume has moved those aside; "none"; "nothing": not even its directory. ssh.sh
+# also has "unreachable": the host that would know does not answer.
 local_newest_checkpoint() { # local_newest_checkpoint DIR
     local manifest step newest='' others=("$1"/checkpoints/[0-9]*)
     for manifest in "$1"/checkpoints/*/manifest.json; do
@@ -171,9 +199,10 @@ is_newer() { # is_newer NEWEST BEFORE: only a later step is progress, and not ev
     is_step "$1" && { ! is_step "$2" || (($1 > $2)); }
 }
 
-is_lost() { # is_lost NEWEST BEFORE: what was there is not found; its disk may be away
+is_lost() { # is_lost NEWEST BEFORE: what was there is not found; its disk or host may be away
     case $1 in
-        nothing) [[ $2 != nothing ]] ;;
+        unreachable) true ;;
+        nothing) [[ $2 != nothing && $2 != unreachable ]] ;;
         none) is_step "$2" ;;
         *) false ;;
     esac
@@ -322,16 +351,34 @@ await_restart() { # await_restart SECONDS: a signal that came just before a nap 
 
 # Where the run's disk is away, a start would make its directory below the empty mount point and train
 # all again from zero. So once something was there, a restart waits until it is there again.
-await_disk() { # await_disk DIR CODE: while is_lost; counts in in_vain, sets newest
-    local was=''
+await_disk() { # await_disk DIR CODE: while is_lost; counts in in_vain, sets newest and looks
+    local was='' now
+    looks=0
     ! is_step "$before" || was=", where checkpoint $before was"
     while is_lost "$newest" "$before" && ((in_vain <= MAX_RESTARTS)) && [[ -z $stopped_by ]]; do
-        say "ended with $(described "$2"), and there is $newest in $1 now$was: is its disk away?" \
-            "Not started anew; looking again, $in_vain of at most $MAX_RESTARTS times"
+        now="there is $newest in $1 now$was: is its disk away?"
+        [[ $newest != unreachable ]] || now="$(checkpoint_host) cannot be reached now."
+        say "ended with $(described "$2"), and $now Not started anew; looking again," \
+            "$in_vain of at most $MAX_RESTARTS times"
         await_restart "$(restart_delay_s "$in_vain")"
         newest=$(newest_checkpoint "$1")
+        looks=$((looks + 1))
         ! is_lost "$newest" "$before" || in_vain=$((in_vain + 1))
     done
+}
+
+checkpoint_host() { echo "the host of the checkpoints"; }
+
+why_in_vain() { # why_in_vain DIR: prints what MAX_RESTARTS was spent on
+    local times="$looks looks"
+    ((looks != 1)) || times='one look'
+    if ((looks == 0)) || ! is_lost "$newest" "$before"; then
+        echo "$MAX_RESTARTS restarts in a row brought no new checkpoint (newest: $newest)"
+    elif [[ $newest == unreachable ]]; then
+        echo "after $times $(checkpoint_host) still cannot be reached"
+    else
+        echo "after $times there is still $newest in $1"
+    fi
 }
 
 # await_directory RESTARTS DIR: which the first start has made; fails where it stays away
@@ -382,7 +429,7 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
         ((code != 130)) || exit 130
         newest=$(newest_checkpoint "$directory")
         ! is_newer "$newest" "$before" || in_vain=0
-        in_vain=$((in_vain + 1))
+        in_vain=$((in_vain + 1)) looks=0
         if is_lost "$newest" "$before"; then
             await_disk "$directory" "$code"
         elif ((in_vain <= MAX_RESTARTS)); then
@@ -391,8 +438,8 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
             await_restart "$(restart_delay_s "$in_vain")"
         fi
         if ((in_vain > MAX_RESTARTS)); then
-            say "ended with $(described "$code"), and $MAX_RESTARTS restarts in a row brought no" \
-                "new checkpoint (newest: $newest): giving up; see the log in $directory"
+            say "ended with $(described "$code"), and $(why_in_vain "$directory"): giving up; see the" \
+                "log in $directory"
             ((code != 75)) || code=1 # nobody else shall run it again
             exit "$code"
         fi

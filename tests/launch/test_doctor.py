@@ -74,6 +74,23 @@ def test_the_others_have_time_to_finish(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "log.1.txt").exists()
 
 
+@pytest.mark.parametrize("script", LAUNCHERS)
+def test_a_folder_that_was_made_for_it_goes_again(tmp_path: Path, script: str) -> None:
+    """Not where each node has a launcher of its own: another may be about to write there."""
+    stubs = Stubs(tmp_path, "play() { [[ -d run ]] || exit 1; }")
+    assert examined(stubs, script, "--doctor", *RUN)[0] == 0
+    one_of_many = script in ("platform.sh", "pod.sh")
+    if script == "local.sh":
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["doctor.1.txt"]
+        return
+    assert (tmp_path / "run").exists() == one_of_many
+    if one_of_many:
+        (tmp_path / "run").rmdir()
+        more = {"WORLD_SIZE": "1", "RANK": "1", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "1"}
+        assert stubs.run(script, "--doctor", *RUN, **more)[0] == 0
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_doctor_without_a_directory_is_refused(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     for script in LAUNCHERS:

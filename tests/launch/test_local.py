@@ -278,7 +278,30 @@ def test_a_run_whose_disk_is_away_does_not_begin_anew(tmp_path: Path) -> None:
     assert len(stubs.calls(0)) == 1
     assert not (tmp_path / "run").exists()
     assert err.count("there is nothing in run now: is its disk away? Not started anew") == 3
-    assert "3 restarts in a row brought no new checkpoint (newest: nothing): giving up" in err
+    assert "after 3 looks there is still nothing in run: giving up" in err
+    assert "restarts in a row" not in err
+
+
+@pytest.mark.parametrize("argument", [(), ("--doctor",)])
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_refused_start_or_a_check_leaves_no_empty_folder(
+    tmp_path: Path, argument: tuple[str, ...], was_there: bool
+) -> None:
+    stubs = Stubs(
+        tmp_path, f"play() {{ [[ -d new/deep ]] || exit 1; exit {0 if argument else 2}; }}"
+    )
+    if was_there:
+        (tmp_path / "new").mkdir()
+    code, _, err = stubs.run("local.sh", "1", "--output-dir", "new/deep", *argument)
+    assert code == (0 if argument else 2), err
+    assert not (tmp_path / "new" / "deep").exists()
+    assert (tmp_path / "new").exists() == was_there
+
+
+def test_a_refused_start_keeps_what_is_in_the_folder(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { touch run/note; exit 2; }")
+    assert stubs.run("local.sh", "1", *RUN)[0] == 2
+    assert (tmp_path / "run" / "note").exists()
 
 
 def test_a_checkpoint_that_was_known_is_waited_for(tmp_path: Path) -> None:

@@ -160,8 +160,20 @@ def test_a_job_whose_disk_goes_is_not_requeued_without_it(tmp_path: Path) -> Non
     code, err = submitted(stubs, *RUN, MAX_RESTARTS="2")
     assert code == 1
     assert err.count("there is nothing in run now: is its disk away?") == 2
-    assert "not requeued" in err
+    assert "after 2 looks there is still nothing in run: not requeued" in err
     assert "scontrol requeue" not in stubs.slurm()
+
+
+@pytest.mark.parametrize("argument", [(), ("--doctor",)])
+def test_a_refused_start_or_a_check_leaves_no_empty_folder(
+    tmp_path: Path, argument: tuple[str, ...]
+) -> None:
+    stubs = Stubs(
+        tmp_path, f"play() {{ [[ -d new/deep ]] || exit 1; exit {0 if argument else 2}; }}"
+    )
+    code, err = submitted(stubs, "--output-dir", "new/deep", *argument)
+    assert code == (0 if argument else 2), err
+    assert not (tmp_path / "new").exists()
 
 
 def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:

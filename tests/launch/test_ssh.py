@@ -209,6 +209,50 @@ def test_the_newest_checkpoint_is_looked_for_on_the_first_host(tmp_path: Path) -
     assert "(newest: 3)" in err
 
 
+# From its first play on, ssh to the host "a" fails as it does where a host is off.
+OFF = """play() {
+    save 20
+    sed -i 's/host == "gone"/host in ("gone", "a")/' "$STUBS/ssh"
+    exit 75
+}"""
+
+
+@pytest.mark.parametrize(("looks", "words"), [("1", "one look"), ("3", "3 looks")])
+def test_a_host_that_cannot_be_reached_is_not_a_lost_disk(
+    tmp_path: Path, looks: str, words: str
+) -> None:
+    stubs = Stubs(tmp_path, OFF)
+    code, _, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, MAX_RESTARTS=looks)
+    assert code == 1
+    assert len(stubs.calls(0)) == 1
+    assert err.count("and a cannot be reached now. Not started anew") == int(looks)
+    assert f"after {words} a still cannot be reached: giving up" in err
+    assert "disk" not in err
+    assert "in a row" not in err
+
+
+@pytest.mark.parametrize("argument", [(), ("--doctor",)])
+def test_a_refused_start_or_a_check_leaves_no_empty_folder(
+    tmp_path: Path, argument: tuple[str, ...]
+) -> None:
+    stubs = Stubs(
+        tmp_path, f"play() {{ [[ -d new/deep ]] || exit 1; exit {0 if argument else 2}; }}"
+    )
+    arguments = (hosts(tmp_path), "--output-dir", "new/deep", *argument)
+    code, out, err = stubs.run("ssh.sh", *arguments)
+    assert code == (0 if argument else 2), out + err
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    assert stubs.run("ssh.sh", *arguments)[0] == code
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_hosts_that_pass_keep_no_folder_where_another_is_refused(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path, "play() { :; }")
+    assert stubs.run("ssh.sh", hosts(tmp_path, "a\ngone\n"), *RUN)[0] == 2
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_reaches_every_host(tmp_path: Path, number: signal.Signals, code: int) -> None:
     plan = """play() {
