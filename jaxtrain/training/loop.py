@@ -93,6 +93,7 @@ def train(
         with phases.within("start"):  # which may read a whole checkpoint
             preflight.check(run, resumes=flags.resume is not None)
             mesh = meshes.make(run.mesh)
+            before = run_directory.before(run.name, flags.output_dir)  # a resume makes a lock there
             start_from = run_directory.start_from(
                 run.name,
                 flags.resume,
@@ -100,7 +101,6 @@ def train(
                 say=damage.append,
                 little=run.checkpoint.every,
             )
-            before = run_directory.before(run.name, flags.output_dir)
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = preparation.position(start_from)
         journal.open(run, directory, start_from, position, flags.arguments, before)

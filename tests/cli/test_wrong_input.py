@@ -190,17 +190,19 @@ def test_what_follows_from_a_wrong_override_is_not_reported(
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-@pytest.mark.parametrize("made_before", [False, True])
+@pytest.mark.parametrize("resume", [(), ("--resume", "latest")])
+@pytest.mark.parametrize("made", ["", "new", "new/deep"])
 def test_a_named_directory_is_as_it_was_before(
-    place: Path, capsys: pytest.CaptureFixture[str], made_before: bool
+    place: Path, made: str, resume: tuple[str, ...]
 ) -> None:
     """Also where the data turns out wrong only when it is opened."""
-    if made_before:
-        (place / "new").mkdir()
+    (place / made).mkdir(parents=True, exist_ok=True)
+    before = sorted(place.rglob("new*/**"))
     data = with_files_that_are_no_text(place)
-    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *data, "--output-dir", "new/deep"]) == 2
-    assert not (place / "new/deep").exists()
-    assert (place / "new").exists() == made_before
+    named = [*data, "--output-dir", "new/deep", *resume]
+    assert main.main([*TINY_MLM, *EIGHT_DEVICES, *named]) == 2
+    assert sorted(place.rglob("new*/**")) == before
+    assert not [path for path in (place / "new").rglob("*") if path.is_file()]
 
 
 def test_a_trace_behind_the_end_is_refused_before_the_data_is_read(
