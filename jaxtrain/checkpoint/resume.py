@@ -7,6 +7,7 @@ damaged and much would be lost, nothing is moved either, and ``latest`` is refus
 """
 
 import datetime
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -146,7 +147,7 @@ def _refuse_if_much_is_lost(run: Path, damaged: dict[Path, str], little: int) ->
     raise NoneWhole(
         f"--resume latest: no checkpoint of {run} is whole ("
         f"{which[0] if which else 'all are in ' + DAMAGED}{more}; "
-        f"{invocation.program()} checkpoints {run} lists "
+        f"{invocation.program()} checkpoints {shlex.quote(str(run))} lists "
         f"them), and more than {little} updates would be trained again: to start anew give another "
         "--output-dir, or move this directory away"
     )

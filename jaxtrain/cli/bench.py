@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=20.0, help="for steps, and for the pipeline (20)")
     add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
     add("--sweep", choices=sweep.KINDS, help="then this curve, a process for each point")
+    command_line.add_ignored(parser, "--simulate-devices")
     return parser
 
 

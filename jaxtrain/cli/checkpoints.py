@@ -21,6 +21,7 @@ from jaxtrain.checkpoint.layout import (
     committed,
     is_complete,
 )
+from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 from jaxtrain.storage import atomic, lock
 from jaxtrain.storage.disks import disk_trouble
@@ -78,7 +79,7 @@ def main(arguments: list[str]) -> int:
     try:
         flags, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see jaxtrain checkpoints --help") from None
+        raise InputError(f"{error}; see {invocation.program()} checkpoints --help") from None
     if rest:
         raise InputError(f"checkpoints takes one DIR and --json FILE, and not {' '.join(rest)}")
     run = _run_of(flags.directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxtrain import config
-from jaxtrain.config import files
+from jaxtrain.config import files, invocation
 from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
 
@@ -19,6 +19,11 @@ from jaxtrain.storage.atomic import expanded
 def _plain(docstring: str | None) -> str | None:
     """Without the marks of code."""
     return None if docstring is None else docstring.replace("``", "")
+
+
+def _typed(parser: argparse.ArgumentParser) -> str:
+    """A parser's command as one types it here."""
+    return f"{invocation.program()} {parser.prog.removeprefix('jaxtrain ')}"
 
 
 def parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
@@ -42,6 +47,19 @@ def parser(command: str, usage: str, description: str | None) -> argparse.Argume
     return made
 
 
+def add_ignored(parser: argparse.ArgumentParser, *without: str) -> None:
+    """The flags of a run, ignored, so that a run's command line can be pasted behind a command.
+
+    Args:
+        parser: takes them.
+        without: those that the command uses itself.
+    """
+    for flag in ("--output-dir", "--resume", "--profile", "--simulate-devices"):
+        if flag not in without:
+            parser.add_argument(flag, help=argparse.SUPPRESS)
+    parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
     parser.add_argument(
@@ -60,7 +78,7 @@ def parse(
     try:
         flags, overrides = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see {parser.prog} --help") from None
+        raise InputError(f"{error}; see {_typed(parser)} --help") from None
     _refuse_misspelt(parser, overrides)
     require_config(flags)
     return flags, overrides
@@ -94,7 +112,7 @@ class _Parser(argparse.ArgumentParser):
     """Until Python 3.12 argparse ends the program where an argument is missing."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see {self.prog} --help")
+        raise InputError(f"{message}; see {_typed(self)} --help")
 
 
 def bare_parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
@@ -138,9 +156,11 @@ def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse
     try:
         flags, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see {parser.prog} --help") from None
+        raise InputError(f"{error}; see {_typed(parser)} --help") from None
     if rest:
-        raise InputError(f"{parser.prog} does not know {' '.join(rest)}; see {parser.prog} --help")
+        raise InputError(
+            f"{parser.prog} does not know {' '.join(rest)}; see {_typed(parser)} --help"
+        )
     return flags
 
 

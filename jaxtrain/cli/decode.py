@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line, encode, video_flags
+from jaxtrain.config import invocation
 from jaxtrain.data.video import writing
 from jaxtrain.data.video.reading import Picture
 from jaxtrain.errors import InputError
@@ -72,7 +73,8 @@ def _told(about: dict[str, str], path: Path) -> dict[str, int]:
     missing = [name for name in (*names, "fps", "pixel_aspect") if name not in about]
     if missing:
         raise InputError(
-            f"{path} does not say {', '.join(missing)} of its video; jaxtrain encode writes files "
+            f"{path} does not say {', '.join(missing)} of its video; "
+            f"{invocation.program()} encode writes files "
             "that do"
         )
     try:

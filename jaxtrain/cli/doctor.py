@@ -98,4 +98,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--output-dir", metavar="DIR", help="where the run would write (output/NAME)")
     add("--resume", metavar="latest|STEP|PATH", help="the run's: a resume needs no model.init_from")
     add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
+    command_line.add_ignored(parser, "--output-dir", "--resume", "--simulate-devices")
     return parser

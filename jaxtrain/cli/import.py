@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
+from jaxtrain.config import invocation
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface, weights
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
     if flags.target.suffix != tensor_files.SAFETENSORS:
         raise InputError(
             f"{flags.target}: imported weights are written as {tensor_files.SAFETENSORS}; "
-            "jaxtrain export writes .pth"
+            f"{invocation.program()} export writes .pth"
         )
     if flags.target.exists() and flags.target.samefile(flags.source):
         raise InputError(f"OUT {flags.target} is IN itself: name another file")

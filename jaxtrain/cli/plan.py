@@ -122,4 +122,5 @@ def _parser() -> argparse.ArgumentParser:
         help="for all of them (300); each takes about 30",
     )
     add("--price-per-gpu-hour", metavar="P", type=float, help="in any currency")
+    command_line.add_ignored(parser)
     return parser

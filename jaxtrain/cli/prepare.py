@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from jaxtrain import terminal
+from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
 
 _USAGE = """\
@@ -76,9 +77,11 @@ def _clips(arguments: list[str]) -> int:
     try:
         flags, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see jaxtrain prepare clips --help") from None
+        raise InputError(f"{error}; see {invocation.program()} prepare clips --help") from None
     if flags.out is None:
-        raise InputError("prepare clips takes SOURCE and OUT; see jaxtrain prepare clips --help")
+        raise InputError(
+            f"prepare clips takes SOURCE and OUT; see {invocation.program()} prepare clips --help"
+        )
     if rest:
         raise InputError(f"prepare clips does not take {' '.join(rest)}; see its --help")
     if flags.workers < 1:

@@ -21,7 +21,7 @@ def program(environment: Mapping[str, str] = os.environ) -> str:
     if os.path.basename(script) == "jaxtrain" and os.access(script, os.X_OK):
         found = shutil.which("jaxtrain")
         same = found is not None and os.path.samefile(found, script)
-        return "jaxtrain" if same else shlex.quote(_shortest(script))
+        return "jaxtrain" if same else shlex.quote(shortest(script))
     return f"{shlex.quote(_python())} -m jaxtrain.main"
 
 
@@ -30,10 +30,10 @@ def _python() -> str:
     found = shutil.which("python")
     if found and os.path.abspath(found) == sys.executable:
         return "python"
-    return _shortest(sys.executable)
+    return shortest(sys.executable)
 
 
-def _shortest(path: str) -> str:
+def shortest(path: str) -> str:
     """A path as one would type it here: relative where it is below this directory."""
     beside = os.path.relpath(path)
     if beside.startswith(".."):

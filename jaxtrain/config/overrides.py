@@ -317,6 +317,9 @@ def _unknown(flag: str, known: dict[str, Leaf]) -> str:
     same = [other for other in known if other.rpartition(".")[2].removeprefix("--") == word]
     if same:
         return f"{message}; did you mean {' or '.join(same)}?"
+    dashed = flag.replace("_", "-")
+    if dashed in _FLAGS:  # the same word again would be no suggestion
+        return f"{message}; {dashed} is a flag, which not every command takes"
     near = difflib.get_close_matches(flag, [*known, *_FLAGS], n=1)
     return f"{message}; " + (f"did you mean {near[0]}?" if near else "--help lists all fields")
 

@@ -5,12 +5,14 @@ overrides of the command line and checks it before any device is touched. The cl
 ``Run.model`` and ``Run.data`` stand beside the code that reads them.
 """
 
+import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from jaxtrain.config import files, overrides
+from jaxtrain.config import files, invocation, overrides
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses
 
@@ -222,7 +224,18 @@ def named(name_or_path: str) -> Run:
     run = files.execute(path)
     if not isinstance(run, Run):
         raise InputError(f"{path} sets run to a {type(run).__name__}; it has to be a config.Run")
-    return dataclasses.replace(run, name=path.stem)
+    run = dataclasses.replace(run, name=path.stem)
+    shipped = path.parent == files.directory()
+    _LOADED[path.stem if shipped else os.path.abspath(path)] = run
+    return run
+
+
+_LOADED: dict[str, Run] = {}
+"""A config's name, or its file's absolute path -> the run as :func:`named` last read it.
+
+:func:`as_typed` needs it. It is no field of a run because a run's fields are recorded, and two runs
+with equal fields are the same.
+"""
 
 
 def load(name_or_path: str, arguments: Sequence[str] = ()) -> Run:
@@ -250,24 +263,37 @@ def unchecked(name_or_path: str, arguments: Sequence[str]) -> Run:
 
 
 def as_typed(run: Run) -> tuple[str, ...]:
-    """The arguments that give a run: its config and each field that differs from it.
+    """The arguments that give a run: a config that this process loaded, and what differs from it.
 
     Returns:
-        ``("--config", "demo", "--loop.steps", "20")``; only the name, where no shipped config has
-        it or the run holds what no override says, such as another model.
+        ``("--config", "demo", "--loop.steps", "20")``, or ``("--config", "/tmp/own.py")``; the
+        fewest arguments. Empty where no arguments give the run, such as one built in Python.
     """
-    named_so = ("--config", run.name)
-    if run.name not in files.names():
-        return named_so
-    shipped = {leaf.name: leaf.value for leaf in overrides.leaves(named(run.name))}
-    words = [*named_so]
-    for leaf in overrides.leaves(run):
-        if leaf.name not in shipped or shipped[leaf.name] != leaf.value:
-            words += [f"--{leaf.name}", *overrides.words(leaf.value)]
-    try:
-        return tuple(words) if unchecked(run.name, words[2:]) == run else named_so
-    except InputError:
-        return named_so
+    if run.name not in _LOADED and run.name in files.names():
+        with contextlib.suppress(InputError):
+            named(run.name)
+    found = [
+        (word, _changes(base, run))
+        for word, base in _LOADED.items()
+        if type(base.model) is type(run.model) and type(base.data) is type(run.data)
+    ]
+    for word, changes in sorted(found, key=lambda one: len(one[1])):
+        with contextlib.suppress(InputError):
+            if overrides.apply(_LOADED[word], changes) == run:
+                config = invocation.shortest(word) if os.path.isabs(word) else word
+                return ("--config", config, *changes)
+    return ()
+
+
+def _changes(base: Run, run: Run) -> list[str]:
+    """Overrides for each field of a run that differs from another's."""
+    before = {leaf.name: leaf.value for leaf in overrides.leaves(base)}
+    return [
+        word
+        for leaf in overrides.leaves(run)
+        if leaf.name not in before or before[leaf.name] != leaf.value
+        for word in (f"--{leaf.name}", *overrides.words(leaf.value))
+    ]
 
 
 def print_help(run: Run) -> None:

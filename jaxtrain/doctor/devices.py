@@ -1,15 +1,17 @@
 """The devices: how many, of which kind, with how much memory, and a driver that fits."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 import jax
 
-from jaxtrain import versions
+from jaxtrain import config, versions
 from jaxtrain.config import invocation
 from jaxtrain.doctor import nvidia, packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.doctor.subject import Subject, size
+from jaxtrain.planning import cards
 
 _TAKEN = 2 * 2**30  # bytes of a GPU that a desktop or a monitor may hold
 _ENOUGH = 0.95  # of a card's memory: jax sees less than nvidia-smi
@@ -88,7 +90,8 @@ def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
         yield problem(
             f"0 GPUs of {wanted}: {run.name} is for {wanted} x {card.name} ({mesh}); jax sees "
             f"{kinds}",
-            "start it where the GPUs are; without any: jaxtrain plan says what it needs, and "
+            "start it where the GPUs are; without any: "
+            f"{_plan(run, card.name)} says what it needs, and "
             f"--simulate-devices {wanted} tries the mesh",
         )
         return
@@ -135,17 +138,30 @@ def kind(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
         yield problem(
             f"{name} has {size(memory)}, {subject.run.name} is for {card.name} with "
             f"{size(card.memory)}",
-            f"find a way that fits: {invocation.program()} plan --config {subject.run.name} "
-            "--gpu CARD --fit",
+            _way_that_fits(subject.run, name),
         )
     elif name != card.name:
         yield warning(
             f"the GPUs are {name}, {subject.run.name} is for {card.name}",
-            f"see what it needs there: {invocation.program()} plan --config {subject.run.name} "
-            "--gpu CARD",
+            f"see what it needs there: {_plan(subject.run, name)}",
         )
     else:
         yield ok(f"{name} with {size(memory or card.memory)}")
+
+
+def _way_that_fits(run: config.Run, name: str) -> str:
+    found = f"find a way that fits: {_plan(run, name)} --fit"
+    if any(card.name == name for card in cards.CARDS.values()):
+        return found
+    return f"{found} (plan does not know this card: add --gpu with one of {', '.join(cards.CARDS)})"
+
+
+def _plan(run: config.Run, name: str) -> str:
+    """The command that plans a run for a card, of which jax knows the name."""
+    known = [short for short, card in cards.CARDS.items() if card.name == name]
+    # Without --gpu the config's name says the card, and plan lists those it knows.
+    typed = [*config.as_typed(run), *(("--gpu", known[0]) if known else ())]
+    return f"{invocation.program()} plan {shlex.join(typed)}"
 
 
 def in_use(found: Driver) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from jaxtrain.config import invocation
 from jaxtrain.data import pipeline, sampler
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
@@ -301,7 +302,8 @@ def wanted(subject: Subject, device: jax.Device) -> Wanted | None:
     rate = run.mesh.devices * peak / flops / (subject.processes or 1)
     how = (
         f"predicted: {flops / 1e12:.3g} TFLOP an example on {run.mesh.devices} x {name} at "
-        f"{_LEAST_MFU:.0%} to {_MOST_MFU:.0%} of their peak; jaxtrain plan narrows it"
+        f"{_LEAST_MFU:.0%} to {_MOST_MFU:.0%} of their peak; "
+        f"{invocation.program()} plan narrows it"
     )
     return Wanted(_LEAST_MFU * rate, _MOST_MFU * rate, how)
 
@@ -331,7 +333,8 @@ def judged(found: Rate, step: Wanted | None, cores: int, faster: str = "") -> It
             yield problem(gives, "see what else this host does (uptime), and --data.workers 0")
     if step is None:
         if found.examples_per_second is not None:
-            yield ok(f"{gives}; what a step takes here is not predicted: jaxtrain bench measures")
+            measures = f"{invocation.program()} bench measures"
+            yield ok(f"{gives}; what a step takes here is not predicted: {measures}")
         return
     seen = f"{gives}; the step wants {_number(step.least)} to {_number(step.most)} ({step.how})"
     if rate >= step.most:

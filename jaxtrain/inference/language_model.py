@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.text import byte_level, specials, tokenizer, tokenizer_file
 from jaxtrain.distributed import process_group
@@ -75,7 +76,8 @@ class CausalModel:
         self.model = found.model
         definition = state.Definition(self.model.build)
         if not definition.has("continued"):
-            cure = "; jaxtrain fill finds its [MASK]s" if isinstance(self.model, mlm.Config) else ""
+            masked = isinstance(self.model, mlm.Config)
+            cure = f"; {invocation.program()} fill finds its [MASK]s" if masked else ""
             raise InputError(
                 f"{self.source} holds a model of {type(self.model).__module__}, which cannot go on "
                 f"with a text: name a run or a checkpoint of a causal language model{cure}"

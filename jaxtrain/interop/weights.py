@@ -8,6 +8,7 @@ that this program writes as ``.safetensors`` also say which config they belong t
 import contextlib
 import dataclasses
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,8 @@ def load(source: Path, family: type[Any] | None) -> Weights:
         _check_family(model, family, str(source))
     elif family is None:
         raise InputError(
-            f"{source} does not say which model it is of: {invocation.program()} import {source} "
+            f"{source} does not say which model it is of: {invocation.program()} import "
+            f"{shlex.quote(str(source))} "
             "OUT.safetensors makes a file that does"
         )
     else:
@@ -290,7 +292,7 @@ def _checkpoint(source: Path) -> Path:
             return path
     raise InputError(
         f"{source} is no checkpoint, and no run's directory with one; "
-        f"{invocation.program()} checkpoints {source} lists what is there"
+        f"{invocation.program()} checkpoints {shlex.quote(str(source))} lists what is there"
     )
 
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -119,7 +120,7 @@ def train(
         built = setup.build(run, mesh, len(sources.train), say, position)
         total = built.total
         history.started(total)
-        to_fit = ways_to_fit(invocation.program(), flags.arguments or config.as_typed(run))
+        to_fit = ways_to_fit(invocation.program(), _typed(run, flags))
         explained = functools.partial(out_of_memory.explained, built, flags.relief, to_fit, say)
         meta = describe(run, sources.train.fingerprint)
         with phases.within("restore"), explained():
@@ -232,6 +233,16 @@ def train(
         return EXIT_CODES[stopping.decision]
 
 
+def _typed(run: config.Run, flags: Flags) -> Sequence[str]:
+    """The command line; from Python one that gives the same run, or empty where there is none."""
+    if flags.arguments:
+        return flags.arguments
+    typed = config.as_typed(run)
+    if typed and flags.simulate_devices:
+        return (*typed, "--simulate-devices", str(flags.simulate_devices))
+    return typed
+
+
 def _say_what_next(
     run: config.Run,
     flags: Flags,
@@ -240,10 +251,10 @@ def _say_what_next(
     decision: int,
     stopped_early: bool,
 ) -> None:
-    typed = flags.arguments or config.as_typed(run)
+    typed = _typed(run, flags)
     if decision != GO_ON:
         again = go_on(invocation.program(), typed, directory)
-        progress.say(f"go on{in_each(jax.process_count())} with: {again}")
+        progress.say(f"go on{in_each(jax.process_count())} with: {again}" if typed else again)
         return
     farewell(
         run,

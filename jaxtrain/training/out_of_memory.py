@@ -23,7 +23,7 @@ def explained(built: Built, relief: Relief | None, ways_to_fit: str, say: Say) -
     Args:
         built: the run.
         relief: looks for overrides that fit; None prints the command that does.
-        ways_to_fit: that command.
+        ways_to_fit: that command; empty for a run that was built in Python.
         say: takes the lines before the error's own.
 
     Raises:
@@ -77,6 +77,8 @@ def _fix(relief: Relief | None, ways_to_fit: str, limit: int, say: Say) -> str:
                 f"{', or '.join(ways)}"
             )
         tried = "no way to run the same global batch is known to fit: "
+    elif not ways_to_fit:
+        tried = "this run was built in Python, and plan reads config files: "
     else:  # the others wait for this process, or there is no GPU to plan for
         tried = f"`{ways_to_fit}` finds ways that fit; otherwise "
     return tried + "lower --data.batch_size, take more devices, or a smaller model"

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,9 +153,8 @@ class Profile:
         self._say(f"more in {self._directory / SUMMARY}; to look at the trace:")
         for path in sorted(files[0].parent.glob("*.trace.json.gz"))[:1]:
             self._say(f"  https://ui.perfetto.dev opens {path}")
-        self._say(
-            f"  tensorboard --logdir {self._directory} (pip install tensorboard xprof), tab Profile"
-        )
+        logs = shlex.quote(str(self._directory))
+        self._say(f"  tensorboard --logdir {logs} (pip install tensorboard xprof), tab Profile")
 
     def _own(self) -> Path:
         """Processes of one host would write into the same files."""

@@ -57,13 +57,14 @@ def farewell(
         newest = [str(path) for path in samples if path.stem.endswith(f"_{last_step}")]
         say(f"samples: {', '.join(newest)}")
     say(f"checkpoints: {directory / 'checkpoints'}")
-    say(f"curves: tensorboard --logdir {directory / 'tensorboard'} (pip install tensorboard)")
+    logs = shlex.quote(str(directory / "tensorboard"))
+    say(f"curves: tensorboard --logdir {logs} (pip install tensorboard)")
     if hasattr(run.model, "TRY"):
         say(f"use it: {program} {run.model.TRY.format(run=shlex.quote(str(directory)))}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
     say(f"train on{each}: {go_on(program, arguments, directory, longer)}")
-    if run.data.path is None:
+    if run.data.path is None and arguments:
         own = _typed(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
 
@@ -99,25 +100,33 @@ def in_each(processes: int) -> str:
 def go_on(
     program: str, arguments: Sequence[str], directory: Path, longer: dict[str, str] | None = None
 ) -> str:
-    """The command line that goes on with a run.
+    """The command line that goes on with a run, or in words what does where there is none.
 
     Args:
         program: what was typed before the arguments.
-        arguments: of the command line.
+        arguments: of the command line; empty for a run that no command line gives.
         directory: of the run.
         longer: overrides that take the place of what was typed.
     """
+    if not arguments:
+        more = "".join(f" and {name[2:]}={value}" for name, value in (longer or {}).items())
+        return (
+            "this run was built in Python; the same program resumes it with "
+            f'output_dir={str(directory)!r}, resume="latest"{more}'
+        )
     again = {"--output-dir": str(directory), "--resume": "latest"}
     return _typed(program, arguments, again | (longer or {}))
 
 
 def ways_to_fit(program: str, arguments: Sequence[str]) -> str:
-    """The command line that looks for changes with which a run fits its GPUs.
+    """The command line that looks for changes with which a run fits its GPUs; may be empty.
 
     Args:
         program: what was typed before the arguments.
-        arguments: of the command line.
+        arguments: of the command line; empty for a run that no command line gives.
     """
+    if not arguments:
+        return ""
     return f"{_typed(f'{program} plan', arguments, {'--simulate-devices': None})} --fit"
 
 

@@ -2,14 +2,23 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import program
 import pytest
 
-from jaxtrain.config import invocation
+from jaxtrain import config
+from jaxtrain.checkpoint import resume
+from jaxtrain.cli import command_line
+from jaxtrain.config import invocation, overrides
+from jaxtrain.doctor import devices
+from jaxtrain.errors import InputError
+from jaxtrain.interop import weights
+from jaxtrain.training import run_summary
 
 SCRIPT = """#!/bin/sh
 exec {python} -c 'import sys; sys.argv[0] = "{script}"
@@ -68,3 +77,105 @@ def test_a_process_that_is_started_says_what_the_user_typed() -> None:
     typed = "/my env/bin/jaxtrain"
     assert invocation.program({invocation.PROGRAM: typed}) == typed
     assert invocation.program({}) == invocation.program(os.environ)
+
+
+def _refused(call: Callable[[], object]) -> str:
+    with pytest.raises(InputError) as caught:
+        call()
+    return str(caught.value)
+
+
+def _no_checkpoint(run: Path) -> str:
+    return _refused(lambda: weights.load(run, None))
+
+
+def _none_whole(run: Path) -> str:
+    (run / "checkpoints/9").mkdir(parents=True)
+    return _refused(
+        lambda: resume._refuse_if_much_is_lost(run, {run / "checkpoints/9": "torn"}, little=1)
+    )
+
+
+def _flags_help(_: Path) -> str:
+    parser = command_line.bare_parser("export", "", None)
+    return _refused(lambda: command_line.parse_all(parser, ["out", "--more"]))
+
+
+def _ways_to_fit(place: Path) -> str:
+    return run_summary.ways_to_fit(invocation.program(), config.as_typed(_own(place)))
+
+
+def _go_on(place: Path) -> str:
+    return run_summary.go_on(invocation.program(), config.as_typed(_own(place)), place)
+
+
+def _doctor(place: Path) -> str:
+    return devices._plan(_own(place), "NVIDIA H200")
+
+
+def _own(place: Path) -> config.Run:
+    file = place / "own.py"
+    file.write_text("from jaxtrain import config\nrun = config.named('demo_gpt')\n")
+    return config.load(str(file), ["--loop.steps", "7"])
+
+
+@pytest.mark.parametrize(
+    ("told", "pattern", "expected"),
+    [
+        (_no_checkpoint, r"; (.*) lists what is there", "no checkpoints"),
+        (_none_whole, r"; ([^;]*) lists them", "checkpoints/9"),
+        (_flags_help, r"see (.*)", "jaxtrain export"),
+        # What follows makes a command end early that has understood everything before.
+        (_ways_to_fit, r"(.*) --fit", "--fit-seconds -1"),
+        (_doctor, r"(.*)", "--fit-seconds -1"),
+        (_go_on, r"(.*)", "Number of"),
+    ],
+)
+def test_printed_commands_run_where_a_folder_has_a_space(
+    told: Callable[[Path], str],
+    pattern: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "my runs"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    text = told(place)
+    found = re.search(pattern, text)
+    assert found, text
+    command = found[1]
+    if expected == "--fit-seconds -1":
+        command += f" {expected}"
+    elif expected == "Number of":
+        command, expected = command + " --loop.stepss 1", "did you mean --loop.steps?"
+    ended = subprocess.run(
+        command,
+        shell=True,
+        cwd=place,
+        env=program.environment(place),
+        capture_output=True,
+        text=True,
+    )
+    assert expected in ended.stdout + ended.stderr, command
+
+
+@pytest.mark.parametrize("flag", ["--debug", "--output-dir", "--resume", "--profile"])
+def test_a_suggestion_is_never_what_was_typed(flag: str) -> None:
+    with pytest.raises(InputError) as caught:
+        overrides.apply(config.named("demo"), [flag, "x"])
+    assert "did you mean" not in str(caught.value)
+    assert f"{flag} is a flag" in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["doctor", "plan", "bench"])
+def test_a_run_s_command_line_can_be_pasted_behind(command: str) -> None:
+    import importlib
+
+    parser = importlib.import_module(f"jaxtrain.cli.{command}")._parser()
+    typed = shlex.split(
+        "--config demo --output-dir x --resume latest --debug --profile 3:5 --simulate-devices 2 "
+        "--loop.steps 7"
+    )
+    flags, settings = command_line.parse(parser, typed)
+    assert (flags.config, settings) == ("demo", ["--loop.steps", "7"])

@@ -410,8 +410,21 @@ def test_the_arguments_of_a_run_give_it_again(changes: list[str]) -> None:
     assert config.unchecked("demo", arguments[2:]) == run
 
 
-def test_what_no_argument_says_leaves_the_name() -> None:
+def test_a_run_that_no_argument_gives_has_none() -> None:
     demo = config.named("demo")
-    assert config.as_typed(dataclasses.replace(demo, name="mine")) == ("--config", "mine")
-    other = dataclasses.replace(demo, model=config.named("demo_gpt").model)
-    assert config.as_typed(other) == ("--config", "demo")
+    renamed = dataclasses.replace(demo, name="mine")
+    assert config.as_typed(renamed) == ("--config", "demo", "--name", "mine")
+    other = dataclasses.replace(demo, model=Model())
+    assert config.as_typed(other) == ()
+
+
+def test_a_config_of_ones_own_is_typed_as_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "a folder/own.py"
+    file.parent.mkdir()
+    file.write_text(
+        "import dataclasses\nfrom jaxtrain import config\nrun = config.named('demo_gpt')\n"
+        "run = dataclasses.replace(run, model=dataclasses.replace(run.model, depth=3), seed=5)\n"
+    )
+    run = config.load(str(file), ["--loop.steps", "7"])
+    assert config.as_typed(run) == ("--config", str(file), "--loop.steps", "7")
+    assert "path" not in config.to_dict(run), "where it came from is not recorded"

@@ -41,7 +41,7 @@ def test_it_says_what_was_reached() -> None:
     assert lines[2] == "samples: samples/a_20.png, samples/b_20.mp4"  # those of the end
     assert lines[3:5] == [
         "checkpoints: /runs/my run/checkpoints",
-        "curves: tensorboard --logdir /runs/my run/tensorboard (pip install tensorboard)",
+        "curves: tensorboard --logdir '/runs/my run/tensorboard' (pip install tensorboard)",
     ]
 
 
@@ -136,7 +136,7 @@ import sys, time
 from jaxtrain import main
 from jaxtrain.reporting import page
 
-page.write = lambda *how, **more: time.sleep(8)
+page.write = lambda *how, **more: time.sleep(18)
 sys.exit(main.main(sys.argv[1:]))
 """
 
@@ -146,7 +146,7 @@ def test_a_slow_report_is_no_hang(tmp_path: Path) -> None:
     corpus = program.write_corpus(tmp_path)
     given = [*program.TINY_MLM, "--data.path", corpus, "--output-dir", "run", "--loop.steps", 2]
     ended = subprocess.run(
-        [sys.executable, "-c", SLOW_REPORT, *map(str, given), "--loop.hang_timeout_s", "5"],
+        [sys.executable, "-c", SLOW_REPORT, *map(str, given), "--loop.hang_timeout_s", "15"],
         cwd=tmp_path,
         env=program.environment(tmp_path),
         capture_output=True,
@@ -155,3 +155,11 @@ def test_a_slow_report_is_no_hang(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.splitlines()[-1] == f"report: {tmp_path / 'run/report.html'}"
+
+
+def test_a_run_built_in_python_is_resumed_by_its_program_and_no_command() -> None:
+    lines = said(arguments=())
+    assert not any("--resume" in line or "--data.path" in line for line in lines)
+    (found,) = [line for line in lines if "built in Python" in line]
+    assert "output_dir='/runs/my run', resume=\"latest\" and loop.steps=" in found
+    assert run_summary.ways_to_fit(PYTHON, ()) == ""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxtrain import versions
+from jaxtrain.config import invocation
 from jaxtrain.data import cache, folders
 from jaxtrain.data.text import documents
 from jaxtrain.errors import InputError, RunAgain
@@ -192,7 +193,8 @@ def _fail(named: _Named, error: Exception) -> NoReturn:
     if _is_of_network(error):
         raise RunAgain(
             f"{named.flag}: no such folder, and the hub cannot be reached ({type(error).__name__}: "
-            f"{said}): connect this machine, or fetch it on one that is (jaxtrain prepare tokens) "
+            f"{said}): connect this machine, or fetch it on one that is ("
+            f"{invocation.program()} prepare tokens, and this run's --config and overrides) "
             "and bring its cache folder here ($JAXTRAIN_CACHE), or name a folder of the dataset as "
             "hf:FOLDER"
         ) from error

@@ -139,9 +139,8 @@ def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows])
     """
     size = f"clips of {model.frames}x{model.height}x{model.width}"
     cure = (
-        f"make them with: {invocation.program()} prepare latents --teacher SPEC and this run's "
-        "--config and "
-        "--data and --model fields"
+        f"`{invocation.program()} prepare latents` makes them; it takes this run's --config, its "
+        "--data and --model fields, and --teacher SPEC"
     )
     there = sorted(path.parent.name for path in place(root, model).glob(f"*/{ABOUT}"))
     if teacher is None and len(there) > 1:
