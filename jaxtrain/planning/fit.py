@@ -84,7 +84,10 @@ def search(
         if not one.fits:
             too_large.append((kind, parts))
             return False
-        if enough is not None and sum(o is not None and o.fits for o in tried.values()) >= enough:
+        if (
+            enough is not None
+            and sum(o is not None and o.fits is True for o in tried.values()) >= enough
+        ):
             raise _EnoughError
         return True
 
