@@ -113,7 +113,7 @@ def test_a_loader_that_may_do_and_one_that_does() -> None:
     assert "may wait" in found.seen
     assert "--data.workers 8 " in found.cure
     assert "200 (predicted)" in all_ok(loader.judged(Rate(250.0, 8, 32.0), WANTED, 8))
-    assert "jaxtrain bench measures" in all_ok(loader.judged(Rate(5.0, 2, 3.0), None, 2))
+    assert " bench measures" in all_ok(loader.judged(Rate(5.0, 2, 3.0), None, 2))
 
 
 def test_what_the_step_wants_is_of_the_card(tmp_path: Path) -> None:

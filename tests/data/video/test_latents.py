@@ -138,7 +138,7 @@ def test_what_does_not_decode_has_no_latents(data: Path, tmp_path: Path) -> None
 
 
 def test_a_training_without_its_latents_says_what_to_run(data: Path, tmp_path: Path) -> None:
-    command = r"prepare latents` makes them; .* --teacher SPEC"
+    command = r"`.* prepare latents` makes them; .* --teacher SPEC"
     with pytest.raises(InputError, match=rf"no teacher's latents for clips of 6x64x96.*{command}"):
         _open(data, tmp_path, TAUGHT)
     sources = _open(data, tmp_path)
