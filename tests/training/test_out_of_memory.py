@@ -131,3 +131,9 @@ def test_other_errors_pass_untouched(error: BaseException) -> None:
 def test_where_memory_suffices_nothing_is_said() -> None:
     with out_of_memory.explained(built(), None, COMMAND, pytest.fail):
         pass
+
+
+def test_a_run_built_in_python_is_given_no_command() -> None:
+    message = out_of_memory._fix(None, "", 0, print)
+    assert message.startswith("this run was built in Python")
+    assert "`" not in message
