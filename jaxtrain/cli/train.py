@@ -8,6 +8,7 @@ import functools
 import os
 from collections.abc import Mapping
 
+from jaxtrain.config import invocation
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses
@@ -35,7 +36,7 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
         parser.exit_on_error = False
         flags, settings = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise InputError(f"{error}; see jaxtrain --help") from None
+        raise InputError(f"{error}; see {invocation.program()} --help") from None
     if flags.version:
         from jaxtrain import versions
 

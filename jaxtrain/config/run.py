@@ -267,7 +267,8 @@ def as_typed(run: Run) -> tuple[str, ...]:
 
     Returns:
         ``("--config", "demo", "--loop.steps", "20")``, or ``("--config", "/tmp/own.py")``; the
-        fewest arguments. Empty where no arguments give the run, such as one built in Python.
+        fewest arguments, addresses without their query. Empty where no arguments give the run,
+        such as one built in Python.
     """
     if run.name not in _LOADED and run.name in files.names():
         with contextlib.suppress(InputError):
@@ -281,7 +282,7 @@ def as_typed(run: Run) -> tuple[str, ...]:
         with contextlib.suppress(InputError):
             if overrides.apply(_LOADED[word], changes) == run:
                 config = invocation.shortest(word) if os.path.isabs(word) else word
-                return ("--config", config, *changes)
+                return addresses.scrubbed(("--config", config, *changes))
     return ()
 
 

@@ -428,3 +428,10 @@ def test_a_config_of_ones_own_is_typed_as_its_path(tmp_path: Path) -> None:
     run = config.load(str(file), ["--loop.steps", "7"])
     assert config.as_typed(run) == ("--config", str(file), "--loop.steps", "7")
     assert "path" not in config.to_dict(run), "where it came from is not recorded"
+
+
+def test_a_command_that_is_printed_holds_no_query() -> None:
+    run = config.load("demo", ["--data.path", "https://host/list.txt?token=SENTINEL"])
+    words = " ".join(config.as_typed(run))
+    assert "https://host/list.txt" in words
+    assert "SENTINEL" not in words
