@@ -7,11 +7,11 @@ a standard deviation of one that is the correction, and the decoder is drawn to 
 the correction. So no gradient passes through the discriminator into the decoder, and none of the
 decoder's loss reaches the discriminator.
 
-Two things differ from upstream. There, each step trains the discriminator first, and the updated
-one makes the correction; here, both come from one gradient of one tree, so the discriminator as it
-was before the step makes it, one update behind. And upstream pads the reconstruction to as many
-frames as went in; here, only whole windows of decoded frames are seen. Neither was measured against
-the other.
+Upstream trains the discriminator first, and the updated one makes the correction. Here one gradient
+of one tree holds both, so the discriminator before the update makes it; the decoder's updates point
+the same way (their cosine is above 0.999: benchmarks/RESULTS.md). Upstream also repeats the first
+frames until there are as many as went in: a window twice, whose second correction it drops. Here
+each decoded frame is seen once, in whole windows; what is left over is not seen.
 
 Its batch norms' running statistics and the replay of earlier reconstructions are state of the
 model: they stay on the device and are part of a checkpoint.
