@@ -8,7 +8,6 @@ import functools
 import os
 from collections.abc import Mapping
 
-from jaxtrain.config import invocation
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses
@@ -36,6 +35,8 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
         parser.exit_on_error = False
         flags, settings = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
+        from jaxtrain.config import invocation
+
         raise InputError(f"{error}; see {invocation.program()} --help") from None
     if flags.version:
         from jaxtrain import versions
