@@ -1,6 +1,10 @@
 """Out of memory: what was planned, what happened, and what fits."""
 
+import re
+import subprocess
+import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,11 +12,13 @@ import jax.numpy as jnp
 import pytest
 import toy
 from jax.sharding import NamedSharding, PartitionSpec
+from program import TINY_MLM, environment, write_corpus
 
-from jaxtrain import config
+from jaxtrain import config, main
 from jaxtrain.errors import InputError
+from jaxtrain.planning import relief
 from jaxtrain.telemetry.devices import GIB
-from jaxtrain.training import out_of_memory
+from jaxtrain.training import loop, out_of_memory
 from jaxtrain.training import state as states
 
 COMMAND = "jaxtrain plan --config mlm_h200_8 --fit"
@@ -137,3 +143,50 @@ def test_a_run_built_in_python_is_given_no_command() -> None:
     message = out_of_memory._fix(None, "", 0, print)
     assert message.startswith("this run was built in Python")
     assert "`" not in message
+
+
+FULL = """
+import sys
+import jax
+from jaxtrain import main
+from jaxtrain.training import preparation
+
+def compiled_step(*given):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+preparation.compiled_step = compiled_step
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_step_does_not_fit_prints_its_own_command(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    given = [*TINY_MLM, "--data.path", "corpus", "--output-dir", "run", "--loop.steps", "2"]
+    ended = subprocess.run(
+        [sys.executable, "-c", FULL, *given],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    (command,) = re.findall(r"`(.*? plan --config .*?)` finds ways that fit", ended.stderr)
+    assert "--data.path corpus" in command
+    assert "--output-dir" not in command
+    assert command.endswith(" --fit")
+
+
+def test_the_command_line_has_ways_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def start(run: config.Run, flags: loop.Flags, signals: Any) -> int:
+        assert flags.relief is not None
+        asked.append(flags.relief("a GPU", 7, print))
+        return 0
+
+    monkeypatch.setattr(loop, "start", start)
+    monkeypatch.setattr(relief, "find", lambda *given: given)
+    assert main.main(["--config", "demo", "--loop.steps", "3"]) == 0
+    assert asked == [("demo", ["--loop.steps", "3"], "a GPU", 7, print)]

@@ -1,0 +1,26 @@
+"""From a config to what a step is made of."""
+
+from typing import Any
+
+import pytest
+from program import TINY_MLM
+
+from jaxtrain import config, sharding
+from jaxtrain.training import setup, skip_step
+
+
+def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step gets the run's own warm-up; test_skip_step holds what is done with it."""
+    asked: list[Any] = []
+    judge = skip_step.judge
+
+    def recorded(*given: Any) -> skip_step.Judge:
+        asked.append(given)
+        return judge(*given)
+
+    monkeypatch.setattr(skip_step, "judge", recorded)
+    warm = ["--optim.warmup_steps", "7", "--mesh.fsdp", "8", "--loop.steps", "20"]
+    run = config.load("demo_mlm", [*TINY_MLM[2:], *warm])
+    setup.build_without_data(run, sharding.make(run.mesh)).trace_step()
+    ((_, _, warmup),) = asked
+    assert warmup == 7
