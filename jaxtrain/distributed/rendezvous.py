@@ -515,13 +515,7 @@ def _listen(cluster: Cluster, environment: Mapping[str, str]) -> socket.socket |
         if family is None:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            # Without SO_REUSEPORT, which jax's own service sets: two of those share a port unseen.
-            return socket.create_server(
-                ("" if host == "::" else host, int(port)),
-                family=family,
-                backlog=1024,
-                dualstack_ipv6=family == socket.AF_INET6 and host == "::",
-            )
+            return _server("" if host == "::" else host, int(port), family)
         except (OSError, ValueError, OverflowError) as error:
             failure = error
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
@@ -530,6 +524,25 @@ def _listen(cluster: Cluster, environment: Mapping[str, str]) -> socket.socket |
         f"process 0 cannot listen at {bind} ({failure}): give a free port above 1023 on an "
         "address of this host"
     )
+
+
+def _server(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
+    """A listening socket; of "" and IPv6 for both families.
+
+    ``socket.create_server`` leaves its socket open where a port above 65535 is an OverflowError.
+    """
+    server = socket.socket(family)
+    try:
+        # Without SO_REUSEPORT, which jax's own service sets: two of those share a port unseen.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != ""))
+        server.bind((host, port))
+        server.listen(1024)
+    except BaseException:
+        server.close()
+        raise
+    return server
 
 
 def _owner(port: int) -> str | None:
