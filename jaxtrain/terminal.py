@@ -1,4 +1,4 @@
-"""Standard output: whether a person looks at it, who draws on it, and a line for everybody else."""
+"""Standard output: whether a person is looking, who draws on it, and plain lines otherwise."""
 
 import errno
 import os

@@ -233,8 +233,8 @@ def named(name_or_path: str) -> Run:
 _LOADED: dict[str, Run] = {}
 """A config's name, or its file's absolute path -> the run as :func:`named` last read it.
 
-:func:`as_typed` needs it. It is no field of a run because a run's fields are recorded, and two runs
-with equal fields are the same.
+:func:`as_typed` needs it. It is not a field of a run: fields are recorded, and two runs with equal
+fields are the same run.
 """
 
 

@@ -75,7 +75,7 @@ def _without_consequences(found: Sequence[str], wrong: Sequence[str]) -> list[st
     """Without what may only follow from an override that could not be applied."""
     open_fields = {name for message in wrong for name in overrides.mentioned(message)}
     if "loop.steps" in open_fields:
-        open_fields.add("optim.warmup_steps")  # which has to be shorter than the run
+        open_fields.add("optim.warmup_steps")  # which must be shorter than the run
     return [one for one in found if not open_fields.intersection(overrides.mentioned(one))]
 
 

@@ -100,7 +100,7 @@ def in_each(processes: int) -> str:
 def go_on(
     program: str, arguments: Sequence[str], directory: Path, longer: dict[str, str] | None = None
 ) -> str:
-    """The command line that goes on with a run, or in words what does where there is none.
+    """The command line that resumes a run, or, where there is none, how to resume it in words.
 
     Args:
         program: what was typed before the arguments.
