@@ -102,7 +102,7 @@ def visible(text: str) -> str:
     """The text with what a terminal would obey written out, such as ``\\x1b`` or ``\\u202e``.
 
     File names, messages of other hosts and the text of models come from strangers. Everything that
-    is printed or logged goes through here, by the functions below, the screen and the recorder.
+    is printed or logged goes through here, by the functions below, the console and the event log.
     """
     return _OBEYED.sub(_written_out, text)
 

@@ -11,7 +11,7 @@ import pytest
 from jaxtrain import main
 from jaxtrain.cli import train
 from jaxtrain.errors import InputError
-from jaxtrain.training import loop, profiler
+from jaxtrain.training import profiler, session
 
 
 def test_the_flags_are_frozen() -> None:
@@ -62,7 +62,7 @@ def test_wrong_use_is_one_line_that_names_the_cure(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "start", refuse_to_start)
+    monkeypatch.setattr(session, "start", refuse_to_start)
     assert main.main(arguments) == 2
     error = capsys.readouterr().err
     assert said in error

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import event_log
 import numpy as np
 import pytest
 
@@ -25,22 +26,24 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import BadExample, InputError, RunAgain
 from jaxtrain.telemetry import console, progress_bar
-from jaxtrain.telemetry import recorder as metrics
-from jaxtrain.telemetry.console import Screen, line_of
+from jaxtrain.telemetry.console import Console, line_of
+from jaxtrain.telemetry.events import EventLog
 from jaxtrain.telemetry.phases import Now, Phases
+from jaxtrain.training.run_log import file_sinks
 
 TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "CI": "", "COLUMNS": "80", "LINES": "24"}
 BEGIN = """
 import sys, time
 from pathlib import Path
-from jaxtrain.telemetry import recorder as metrics, console as screen; from jaxtrain import terminal
-from jaxtrain.telemetry import progress_bar as meter
+from jaxtrain.telemetry import console
+from jaxtrain import terminal
+from jaxtrain.telemetry import progress_bar
 from jaxtrain.distributed.heartbeat import Peers
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 
-screen._DRAW_EVERY_S = 0.05
+console._DRAW_EVERY_S = 0.05
 phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())))
 """
 
@@ -107,14 +110,14 @@ def on_terminal() -> Iterator[Callable[..., OnTerminal]]:
 
 
 TRAINS = """
-    with screen.Screen(phases, 0) as shown:
+    with console.Console(phases, 0) as shown:
         phases.at(0, 40)
         with phases.within("compile"):
             time.sleep(0.3)
         phases.training()
         phases.stepped(10, 0.0, {"train/loss": 1.5})
         time.sleep(0.3)
-        shown.say("step 10/40 [bold] | " + "x" * 80)
+        shown.show("step 10/40 [bold] | " + "x" * 80)
         print("a library", file=sys.stderr)
         time.sleep(0.3)
         print("shown")
@@ -149,13 +152,13 @@ def test_a_terminal_that_goes_away_ends_nothing(on_terminal: Any, tmp_path: Path
         f"""
         import signal
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with screen.Screen(phases, 0) as shown:
+        with console.Console(phases, 0) as shown:
             phases.training()
-            shown.say("here")
+            shown.show("here")
             while not Path({str(tmp_path / "gone")!r}).exists():
                 time.sleep(0.05)
             for _ in range(5):
-                shown.say("nobody reads this")
+                shown.show("nobody reads this")
                 time.sleep(0.1)
         terminal.plain("nor this")
         """
@@ -169,8 +172,8 @@ def test_a_terminal_that_goes_away_ends_nothing(on_terminal: Any, tmp_path: Path
 def test_a_long_piece_of_work_is_a_bar_in_the_same_line(on_terminal: Any) -> None:
     drawn = on_terminal(
         """
-        with screen.Screen(phases, 0), phases.within("data"):
-            with meter.metered("tokenising", 40.0, 0.0, print) as tell:
+        with console.Console(phases, 0), phases.within("data"):
+            with progress_bar.metered("tokenising", 40.0, 0.0, print) as tell:
                 tell(10.0)
                 time.sleep(0.3)
             time.sleep(0.3)
@@ -182,7 +185,7 @@ def test_a_long_piece_of_work_is_a_bar_in_the_same_line(on_terminal: Any) -> Non
 
 def test_how_long_a_step_takes_of_late() -> None:
     clock = Clock()
-    phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock)
+    phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock=clock)
     phases.training()
 
     def step(number: int, seconds: float) -> float | None:
@@ -212,12 +215,10 @@ def test_elsewhere_a_long_phase_says_that_it_is_there(
 ) -> None:
     monkeypatch.setattr(console, "_LOOK_EVERY_S", 0.01)
     clock = Clock()
-    phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock)
-    with (
-        Screen(phases, 0, {}) as shown,
-        contextlib.closing(metrics.Recorder(tmp_path, 0, 1, shown.say)) as recorder,
-    ):
-        shown.report_to(recorder)
+    phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock=clock)
+    with Console(phases, 0, {}) as shown, contextlib.closing(EventLog(shown)) as log:
+        log.attach(file_sinks(tmp_path, 0, 1), tmp_path)
+        shown.note_in(log)
 
         def after(seconds: float) -> list[str]:
             clock.now += seconds
@@ -231,7 +232,7 @@ def test_elsewhere_a_long_phase_says_that_it_is_there(
             assert after(2.0) == ["compiling: 31s so far"]
             assert after(58.0) == []
             assert after(3.0) == ["compiling: 1m32s so far"]
-            shown.say("one of the compiler's own")
+            shown.show("one of the compiler's own")
             assert after(59.0) == ["one of the compiler's own"]
             assert after(2.0) == ["compiling: 2m33s so far"]
         with phases.within("save"):
@@ -247,8 +248,8 @@ def test_the_other_processes_stay_dark(
 ) -> None:
     monkeypatch.setattr(terminal, "lively", lambda *_: pytest.fail("it may not even look"))
     clock = Clock()
-    phases = Phases(Watchdog(None, Peers(1, 2, None, StopSignals())), clock)
-    with Screen(phases, 1), phases.within("compile"):
+    phases = Phases(Watchdog(None, Peers(1, 2, None, StopSignals())), clock=clock)
+    with Console(phases, 1), phases.within("compile"):
         clock.now += 100.0
         time.sleep(0.1)
     assert capsys.readouterr() == ("", "")
@@ -332,26 +333,26 @@ def test_every_way_of_printing_writes_it_out(
 def test_the_log_and_the_console_write_it_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
-    recorder.say("left out \x1b[2Ja\x85forged")
-    recorder.log_error(InputError, InputError("no \x1b]0;x\x07"), None)
-    recorder.log_error(ValueError, ValueError("\x1b[31m"), None)
-    recorder.close()
+    log = event_log.attached(tmp_path, 0, 1)
+    log.say("left out \x1b[2Ja\x85forged")
+    log.log_error(InputError("no \x1b]0;x\x07"))
+    log.log_error(ValueError("\x1b[31m"))
+    log.close()
     assert capsys.readouterr().out == "left out \\x1b[2Ja\\x85forged\n"
-    log = (tmp_path / "log.txt").read_text()
-    assert len(log.splitlines()) == 3
-    assert "Z left out \\x1b[2Ja\\x85forged\n" in log
-    assert "Z error: no \\x1b]0;x\\x07\n" in log
-    assert "\x1b" not in log
+    written = (tmp_path / "log.txt").read_text()
+    assert len(written.splitlines()) == 3
+    assert "Z left out \\x1b[2Ja\\x85forged\n" in written
+    assert "Z error: no \\x1b]0;x\\x07\n" in written
+    assert "\x1b" not in written
 
 
 def test_a_file_name_adds_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forged = BadExample("a.mp4\nerror: forged\u2028too", "broken")
     shown = "left out: a.mp4\\nerror: forged\\u2028too: broken\n"
-    recorder = metrics.Recorder(tmp_path, 0, 1)
-    recorder.say(f"left out: {forged}")
-    recorder.log_error(InputError, InputError(f"left out: {forged}"), None)
-    recorder.close()
+    log = event_log.attached(tmp_path, 0, 1)
+    log.say(f"left out: {forged}")
+    log.log_error(InputError(f"left out: {forged}"))
+    log.close()
     terminal.say(f"left out: {forged}")
     assert capsys.readouterr().out == shown * 2
     said, error = (tmp_path / "log.txt").read_text().removesuffix("\n").split("\n")
@@ -362,18 +363,18 @@ def test_a_file_name_adds_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_traceback_is_logged_line_by_line(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
-    recorder.log("one\n  two\u2028\x85three\n")
-    recorder.close()
+    log = event_log.attached(tmp_path, 0, 1)
+    log.log("one\n  two\u2028\x85three\n")
+    log.close()
     lines = (tmp_path / "log.txt").read_text().split("\n")
     assert [line.partition("Z ")[2] for line in lines] == ["one", "  two\\u2028\\x85three", ""]
 
 
 def test_a_terminal_with_a_living_line_obeys_no_file_name(on_terminal: Any) -> None:
     drawn = on_terminal("""
-        with screen.Screen(phases, 0) as shown:
-            shown.say("left out \\x1b]0;title\\x07\\u202e")
-            shown.say("\\x1b[2J")
+        with console.Console(phases, 0) as shown:
+            shown.show("left out \\x1b]0;title\\x07\\u202e")
+            shown.show("\\x1b[2J")
     """).end()
     assert "left out \\x1b]0;title\\x07\\u202e\r\n" in drawn
     assert "\\x1b[2J\r\n" in drawn

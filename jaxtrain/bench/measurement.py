@@ -31,7 +31,7 @@ from jaxtrain.ops import allocator
 from jaxtrain.telemetry import datasheets, devices
 from jaxtrain.training import save_policy, setup, traces
 from jaxtrain.training import state as states
-from jaxtrain.training.setup import Built
+from jaxtrain.training.setup import StepSetup
 from jaxtrain.xla import hlo, options
 
 TOP_OPERATIONS = 12
@@ -93,7 +93,7 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
         keep(found)
 
 
-def synthetic_batch(built: Built) -> dict[str, jax.Array]:
+def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:
     """A batch of the model's ``batch_spec`` on the devices: random whole numbers, ones otherwise.
 
     A model whose whole numbers are indices says how many there are (``Config.index_limits``).
@@ -129,7 +129,7 @@ class _Session:
     """The compiled step and the state that it was called on last."""
 
     def __init__(
-        self, built: Built, step: Any, state: states.State, batch: Any, seconds: float
+        self, built: StepSetup, step: Any, state: states.State, batch: Any, seconds: float
     ) -> None:
         self.built, self.step, self.batch = built, step, batch
         self._state, self._seconds = state, seconds
@@ -283,7 +283,7 @@ def _waited_share(waits: list[float], times: timing.Times) -> float:
 
 def _save(session: _Session) -> Rows:
     """Twice, of which the second counts: the first one also starts Orbax."""
-    state, meta = session.state, save_policy.describe(session.built.run, "bench")
+    state, meta = session.state, save_policy.describe(session.built.run, "bench").to_dict()
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = saver.Checkpoints(Path(folder) / saver.CHECKPOINTS, 1, _silent)
         for number in range(2):

@@ -62,30 +62,19 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
     if flags.debug:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     from jaxtrain.planning import relief
-    from jaxtrain.training import loop, preflight, profiler
+    from jaxtrain.training import preflight, session
 
-    preflight.refuse(
-        run,
-        preflight.Flags(
-            output_dir=flags.output_dir,
-            resume=flags.resume,
-            profile=flags.profile,
-            simulate_devices=flags.simulate_devices,
-        ),
-        wrong,
+    typed = preflight.Flags(
+        output_dir=flags.output_dir,
+        resume=flags.resume,
+        simulate_devices=flags.simulate_devices,
+        debug=flags.debug,
+        profile=flags.profile,
+        arguments=addresses.scrubbed(tuple(arguments)),
     )
-    return loop.start(
-        run,
-        loop.Flags(
-            output_dir=flags.output_dir,
-            resume=flags.resume,
-            simulate_devices=flags.simulate_devices,
-            debug=flags.debug,
-            profile=profiler.span(flags.profile),
-            arguments=addresses.scrubbed(tuple(arguments)),
-            relief=functools.partial(relief.find, flags.config, settings),
-        ),
-        signals,
+    preflight.refuse(run, typed, wrong)
+    return session.start(
+        run, typed, signals, functools.partial(relief.find, flags.config, settings)
     )
 
 

@@ -87,7 +87,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     most = min(map(int, subject.exchange.all_say("checkpoint size", str(own), ANSWER_S)))
     target, part = _part(subject.built.target, most)
     state = _random(target)
-    meta = save_policy.describe(subject.run, "doctor")
+    meta = save_policy.describe(subject.run, "doctor").to_dict()
     checkpoints = saver.Checkpoints(folder / saver.CHECKPOINTS, 1, lambda line: None)
     with contextlib.closing(checkpoints):
         for step in range(2):  # the second one counts: the first also starts Orbax

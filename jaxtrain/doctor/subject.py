@@ -15,7 +15,7 @@ from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.planning.cards import Card
 from jaxtrain.training import setup
-from jaxtrain.training.setup import Built
+from jaxtrain.training.setup import StepSetup
 
 
 @dataclasses.dataclass
@@ -69,7 +69,7 @@ class Subject:
         return jax.device_count() == self.run.mesh.devices
 
     @functools.cached_property
-    def built(self) -> Built:
+    def built(self) -> StepSetup:
         """The run as it is built; on one device where the machine has another number of them."""
         if self.fits_devices:
             return setup.build_without_data(self.run, meshes.make(self.run.mesh))

@@ -24,8 +24,8 @@ from jaxtrain.interop import weights
 from jaxtrain.models import mlm
 from jaxtrain.ops import attention, generation
 from jaxtrain.ops.sampling import Choice
-from jaxtrain.telemetry import recorder
 from jaxtrain.training import state
+from jaxtrain.training.validation import weighted_means
 from jaxtrain.xla import options as compiling
 
 _LEAST_ROOM = 64  # positions of a cache
@@ -290,7 +290,7 @@ class CausalModel:
             for name, parts in jax.device_get(self._evaluate(self._arrays, batch)).items():
                 sums[name] = sums.get(name, np.zeros(2)) + np.asarray(parts, np.float64)
             each(min(first + rows, len(starts)), len(starts))
-        found = recorder.finish({name: tuple(parts) for name, parts in sums.items()})
+        found = weighted_means({name: tuple(parts) for name, parts in sums.items()})
         return Score(
             tokens=len(ids),
             bytes=int(sizes.sum()),

@@ -104,7 +104,7 @@ def _nothing() -> dict[str, Any]:
     return dict.fromkeys(("largest", "moved_bytes", "attention", "traffic"))
 
 
-def _memory(built: setup.Built, analysis: Any) -> dict[str, int]:
+def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:
     """Bytes a device; what is computed from the shardings adds up to the program's arguments."""
     parameters = states.bytes_per_device((built.target.params, built.target.extras))
     optimizer = states.bytes_per_device(built.target.opt)

@@ -3,7 +3,7 @@
 import datetime
 import math
 
-from jaxtrain.telemetry.recorder import duration
+from jaxtrain.telemetry.console import duration
 
 _SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _UNITS = {"memory_usage": "GiB", "_gib": "GiB", "_w": "W", "_c": "\N{DEGREE SIGN}C"}

@@ -1,1 +1,1 @@
-"""What a run reports: console, log, metrics, TensorBoard, timeline, hardware."""
+"""What a run reports: one stream of events (``events.py``), its sinks, and the hardware's state."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
 from jaxtrain import errors, terminal
-from jaxtrain.telemetry import recorder as metrics
+from jaxtrain.telemetry.events import EventLog, Message
 from jaxtrain.telemetry.phases import END, START, TRAINING, Now, Phases
 
 WORDS = {
@@ -44,14 +44,17 @@ _CLOSE_S = 1.0
 _BAR = range(8, 41)  # columns
 
 
-class Screen:
-    """Shows a run while it is entered; the first process's only, the others' stay dark.
+class Console:
+    """Shows a run while it is entered: process 0 only.
 
     Args:
         phases: where the run is.
         process: number of this process.
         environment: ``os.environ``.
     """
+
+    name = "console"
+    takes = (Message,)
 
     def __init__(
         self, phases: Phases, process: int, environment: Mapping[str, str] = os.environ
@@ -66,7 +69,7 @@ class Screen:
         self._said_at = phases.clock()
         self._noted = 0.0  # when the phase that is open had begun, if it was said that it is long
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="screen", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="console", daemon=True)
 
     def __enter__(self) -> Self:
         if not self._first:
@@ -75,7 +78,7 @@ class Screen:
             sys.stdout.flush()
             self._file = _Terminal(sys.stdout)
             self._live = Live(
-                console=_Console(
+                console=_RichConsole(
                     file=cast("TextIO", self._file), force_terminal=True, force_jupyter=False
                 ),
                 get_renderable=self._drawn,
@@ -112,12 +115,17 @@ class Screen:
             closing.start()
             closing.join(_CLOSE_S)
 
-    def report_to(self, recorder: metrics.Recorder) -> None:
-        """Has the log hear that a phase lasts long, too."""
-        self._note = recorder.say if self._live is None else recorder.log
+    def note_in(self, log: EventLog) -> None:
+        """Logs that a phase lasts long; prints it where there is no live line to show it."""
+        self._note = log.say if self._live is None else log.log
 
-    def say(self, text: str) -> None:
-        """Prints a line, above the one that lives."""
+    def handle(self, event: Message) -> None:
+        """Prints a message, in process 0."""
+        if self._first and event.on_console:
+            self.show(event.text)
+
+    def show(self, text: str) -> None:
+        """Prints a line, above the live one; in every process."""
         self._said_at = self._phases.clock()
         if self._live is None or self._closed.is_set():
             terminal.plain(text)
@@ -144,7 +152,7 @@ class Screen:
         silent_s = clock - max(self._said_at, now.began)
         if silent_s >= (AGAIN_S if self._noted == now.began else LONG_S):
             self._noted, self._said_at = now.began, clock
-            self._note(f"{WORDS[now.phase]}: {metrics.duration(clock - now.began)} so far")
+            self._note(f"{WORDS[now.phase]}: {duration(clock - now.began)} so far")
 
     def _drawn(self) -> Text:
         if self._live is None or self._file is None or not self._file.in_front():
@@ -164,7 +172,7 @@ def line_of(now: Now, clock: float, columns: int, work: terminal.Work | None = N
         work: how far a piece of work in this phase is.
     """
     what = WORDS.get(now.phase, now.phase)
-    lasted = metrics.duration(clock - now.began)
+    lasted = duration(clock - now.began)
     share: float | None = None
     if now.phase == TRAINING:
         share, fields = _of_training(now, clock)
@@ -191,10 +199,10 @@ def _of_training(now: Now, clock: float) -> tuple[float, list[str]]:
     fields = [f"{done}/{total}"]
     lasted = clock - now.step_began
     if lasted >= _SLOW_STEP_S:
-        fields.append(f"this step {metrics.duration(lasted)}")
+        fields.append(f"this step {duration(lasted)}")
     if now.step_s:
-        fields.append(f"{metrics.rate(1 / now.step_s, 2)} steps/s")
-        fields.append(f"eta {metrics.duration(max(0.0, (total - done) * now.step_s - lasted))}")
+        fields.append(f"{rate(1 / now.step_s, 2)} steps/s")
+        fields.append(f"eta {duration(max(0.0, (total - done) * now.step_s - lasted))}")
     if "train/loss" in now.values:
         fields.append(f"loss {now.values['train/loss']:.4f}")
     if "train/data_wait_fraction" in now.values:
@@ -202,7 +210,64 @@ def _of_training(now: Now, clock: float) -> tuple[float, list[str]]:
     return done / total, fields
 
 
-class _Console(Console):
+def console_line(
+    step: int, total_steps: int, values: Mapping[str, float], eta_s: float | None
+) -> str:
+    """The line of a step; what ``values`` does not have is omitted.
+
+    Example: ``step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s |
+    115 samples/s | data 1% | eta 30h51m``.
+
+    Args:
+        step: completed steps.
+        total_steps: of the run.
+        values: by full name.
+        eta_s: seconds to the end; None omits it.
+    """
+    fields: tuple[tuple[str, Callable[[float], str]], ...] = (
+        ("loss", lambda value: f"loss {value:.4f}"),
+        ("psnr", lambda value: f"psnr {value:.1f} dB"),
+        ("accuracy", lambda value: f"acc {value:.1%}"),
+        ("gpu_memory_usage", lambda value: f"gpu {value:.1f} GiB"),
+        ("steps_per_second", lambda value: f"{rate(value, 2)} steps/s"),
+        ("samples_per_second", lambda value: f"{rate(value, 0)} samples/s"),
+        ("tokens_per_second", lambda value: f"{_thousands(value)} tokens/s"),
+        ("data_wait_fraction", lambda value: f"data {value:.0%}"),
+    )
+    parts = [f"step {step}/{total_steps}"]
+    parts += [show(values[f"train/{name}"]) for name, show in fields if f"train/{name}" in values]
+    if eta_s is not None:
+        parts.append(f"eta {duration(eta_s)}")
+    return " | ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """``45s``, ``3m20s``, ``30h51m``, ``4d06h``: the two largest units; days from 72 hours on."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    minutes = round(seconds / 60)
+    if minutes < 72 * 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    hours = round(seconds / 3600)
+    return f"{hours // 24}d{hours % 24:02d}h"
+
+
+def rate(value: float, digits: int) -> str:
+    """Fixed ``digits``, or two significant ones where those would show less than that."""
+    return f"{value:.{digits}f}" if value >= 10.0 ** (1 - digits) else f"{value:.2g}"
+
+
+def _thousands(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.9995:
+            return f"{value / size:.1f}{unit}"
+    return rate(value, 0)
+
+
+class _RichConsole(RichConsole):
     def show_cursor(self, show: bool = True) -> bool:
         """It is never hidden: a process that is killed could not bring it back."""
         del show

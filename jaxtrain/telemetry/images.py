@@ -14,17 +14,20 @@ class Encoded(NamedTuple):
     """A picture or a clip, ready to be written.
 
     Attributes:
-        ending: of its file, with the dot.
-        file: the file's content.
+        file: the content of its file.
         shown: for TensorBoard, which knows PNG and GIF.
         height, width: pixels.
     """
 
-    ending: str
     file: bytes
     shown: bytes
     height: int
     width: int
+
+
+def ending(picture: np.ndarray) -> str:
+    """Of the file of an image [H, W, 3] or a clip [T, H, W, 3]: ``".png"`` or ``".mp4"``."""
+    return ".mp4" if picture.ndim == 4 else ".png"
 
 
 def encode(name: str, picture: np.ndarray) -> Encoded:
@@ -45,8 +48,8 @@ def encode(name: str, picture: np.ndarray) -> Encoded:
     height, width = picture.shape[-3:-1]
     if picture.ndim == 3:
         png = _png(picture)
-        return Encoded(".png", png, png, height, width)
-    return Encoded(".mp4", _mp4(picture), _gif(picture), height, width)
+        return Encoded(png, png, height, width)
+    return Encoded(_mp4(picture), _gif(picture), height, width)
 
 
 def _png(picture_HW3: np.ndarray) -> bytes:

@@ -1,7 +1,7 @@
-"""Which phase of a run is open, and how far the run is: told once, for all who want to know.
+"""Which phase of a run is open, and how far the run is.
 
-The watchdog gives each phase its limit, the history writes down what each has taken, and the
-terminal shows the one that is open. The loop and its progress tell it here, and know none of them.
+The watchdog gives each phase its limit, ``history.jsonl`` has what each took, and the console
+shows the one that is open. The loop says it here once, and knows none of them.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S, Watchdog
+from jaxtrain.telemetry.events import PhaseEnded
 
 # What a run is in where no phase is open: before its first step, from then on, and behind its last.
 START, TRAINING, END = "start", "training", "end"
@@ -19,26 +20,6 @@ START, TRAINING, END = "start", "training", "end"
 _SLIVER_S = 0.001
 # Share of the newest step in what a step took of late.
 _NEW_STEP_COUNTS = 0.1
-
-
-class Piece(NamedTuple):
-    """A piece of the run's time in which one phase was open, and no other inside it.
-
-    Attributes:
-        name: of the phase.
-        ended: seconds since 1970.
-        seconds: that it took.
-        from_step: completed updates at its beginning; None before that is known.
-        step: completed updates at its end.
-        waited_s: the part of it that waited for input.
-    """
-
-    name: str
-    ended: float
-    seconds: float
-    from_step: int | None
-    step: int | None
-    waited_s: float
 
 
 class Now(NamedTuple):
@@ -68,6 +49,7 @@ class Phases:
 
     Args:
         watchdog: gives each phase its limit, and is told of each step.
+        emit: takes a :class:`PhaseEnded` at the end of each phase; may be set later.
         clock: seconds, monotonic.
 
     Attributes:
@@ -75,25 +57,21 @@ class Phases:
         clock: that its times are of.
     """
 
-    def __init__(self, watchdog: Watchdog, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        emit: Callable[[PhaseEnded], None] = lambda event: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._watchdog = watchdog
+        self.emit = emit
         self.clock = clock
         self._lock = threading.RLock()
-        self._then: Callable[[Piece], None] | None = None
-        self._untold: list[Piece] = []
         began = self._cut_at = clock()
         self._open = [(START, began)]
         self._from_step: int | None = None
         self._waited_s = 0.0
         self.now = Now(START, began, None, None, began, None, {})
-
-    def when_over(self, then: Callable[[Piece], None]) -> None:
-        """Calls ``then`` with each piece of time when it is over; at once with those that are."""
-        with self._lock:
-            self._then = then
-            untold, self._untold = self._untold, []
-            for piece in untold:
-                then(piece)
 
     @contextlib.contextmanager
     def within(self, name: str, allowance_s: float | None = PAUSE_ALLOWANCE_S) -> Iterator[None]:
@@ -169,11 +147,11 @@ class Phases:
             loop_itself = len(self._open) == 1 and step == self._from_step
             same = phases is not self._open and phases[-1][0] == self._open[-1][0]
             if seconds > 0 and not same and not (loop_itself and seconds < _SLIVER_S):
-                piece = Piece(
+                ended = PhaseEnded(
                     self._open[-1][0], time.time(), seconds, self._from_step, step, self._waited_s
                 )
                 self._cut_at, self._from_step, self._waited_s = now, step, 0.0
-                (self._then or self._untold.append)(piece)
+                self.emit(ended)
             if phases is not self._open:
                 self._open = phases
                 phase, began = phases[-1]

@@ -22,6 +22,8 @@ from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboardX.record_writer import masked_crc32c
 
 from jaxtrain.storage.atomic import Appended, write_whole
+from jaxtrain.telemetry.events import Metrics, Rewound, Sample
+from jaxtrain.telemetry.images import Encoded
 
 _VERSION = "brain.Event:2"
 
@@ -65,63 +67,81 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
     write_whole(folder / _CONFIG, b"".join(_framed(one.SerializeToString()) for one in events))
 
 
-class Events:
-    """One event file of a run; a resumed run adds another to the same folder.
+class TensorBoard:
+    """Metrics, images and texts of a run as TensorBoard's event files; process 0 only.
+
+    Each start of a run adds a file to the same folder.
 
     Args:
-        folder: ``tensorboard/`` of the run.
-        purge_step: TensorBoard hides what earlier files say about this step and later ones; None
-            hides nothing.
+        directory: of the run.
     """
 
-    def __init__(self, folder: Path, purge_step: int | None) -> None:
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = Appended(folder / name)
-        self._head = [Event(wall_time=time.time(), file_version=_VERSION)]
-        if purge_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._head.append(Event(wall_time=time.time(), step=purge_step, session_log=start))
+    name = "tensorboard"
+    takes = (Metrics, Sample, Rewound)
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds numbers, each under its own name.
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / "tensorboard"
+        self._file: Appended | None = None
+        self._head: list[Event] = []
+        self._purge_step: int | None = None
 
-        Raises:
-            OSError: they are not in the file.
-        """
-        self._add(step, [Summary.Value(tag=tag, simple_value=one) for tag, one in values.items()])
-
-    def image(self, step: int, name: str, png: bytes, height: int, width: int) -> None:
-        """Adds a colour picture.
-
-        Raises:
-            OSError: it is not in the file.
-        """
-        picture = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
-        self._add(step, [Summary.Value(tag=name, image=picture)])
-
-    def text(self, step: int, name: str, text: str) -> None:
-        """Adds a text, shown as it is: TensorBoard takes texts for Markdown.
-
-        Raises:
-            OSError: it is not in the file.
-        """
-        as_code = "".join(f"    {line}\n" for line in text.split("\n"))
-        one = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        tensor = TensorProto(dtype="DT_STRING", string_val=[as_code.encode()], tensor_shape=one)
-        plugin = SummaryMetadata.PluginData(plugin_name="text")
-        metadata = SummaryMetadata(plugin_data=plugin)
-        self._add(step, [Summary.Value(tag=name, metadata=metadata, tensor=tensor)])
+    def handle(self, event: Metrics | Sample | Rewound) -> None:
+        """Appends an event; after a rewind, in a file that hides what earlier ones have."""
+        if isinstance(event, Rewound):
+            if any(self._folder.glob("*tfevents*")):
+                self._purge_step = event.step + 1
+                self.close()
+                self._file = None
+        elif isinstance(event, Metrics):
+            self._append(
+                event.step,
+                [Summary.Value(tag=tag, simple_value=one) for tag, one in event.values.items()],
+            )
+        elif event.image is None:
+            self._append(event.step, [_text(event.name, str(event.content))])
+        else:
+            self._append(event.step, [_image(event.name, event.image)])
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _add(self, step: int, values: list[Any]) -> None:
+    def _append(self, step: int, values: list[Any]) -> None:
+        if self._file is None:
+            self._file = self._new_file()
         while self._head:
             self._file.append(_framed(self._head[0].SerializeToString()))
             self._head.pop(0)
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._file.append(_framed(event.SerializeToString()))
+
+    def _new_file(self) -> Appended:
+        self._head = [Event(wall_time=time.time(), file_version=_VERSION)]
+        if self._purge_step is not None:
+            # TensorBoard hides what earlier files have of this step and later ones.
+            start = SessionLog(status=SessionLog.START)
+            self._head.append(
+                Event(wall_time=time.time(), step=self._purge_step, session_log=start)
+            )
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        return Appended(self._folder / name)
+
+
+def _image(name: str, image: Encoded) -> Any:
+    shown = Summary.Image(
+        height=image.height, width=image.width, colorspace=3, encoded_image_string=image.shown
+    )
+    return Summary.Value(tag=name, image=shown)
+
+
+def _text(name: str, text: str) -> Any:
+    """A text, shown as it is: TensorBoard reads texts as Markdown."""
+    as_code = "".join(f"    {line}\n" for line in text.split("\n"))
+    one = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype="DT_STRING", string_val=[as_code.encode()], tensor_shape=one)
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    return Summary.Value(tag=name, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
 
 
 def _framed(message: bytes) -> bytes:

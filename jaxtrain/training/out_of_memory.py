@@ -1,29 +1,39 @@
 """When device memory runs out: what was planned beside what happened, and what fits."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
 
+from jaxtrain import config
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.telemetry.devices import GIB
 from jaxtrain.training import state as states
-from jaxtrain.training.setup import Built, Say
 
+Say = Callable[[str], None]
 Relief = Callable[[str, int, Say], list[str]]
 """(kind of GPU, bytes that jax may take of it, takes lines) -> overrides that were compiled and
 fit, in words."""
 
 
 @contextlib.contextmanager
-def explained(built: Built, relief: Relief | None, ways_to_fit: str, say: Say) -> Iterator[None]:
+def explained(
+    run: config.Run,
+    state: states.State,
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+    relief: Relief | None,
+    fit_command: str,
+    say: Say,
+) -> Iterator[None]:
     """Turns an out-of-memory error of the runtime into what is known about it.
 
     Args:
-        built: the run.
+        run: the config.
+        state: shapes and shardings of the state.
+        batch: shapes and dtypes of a global batch.
         relief: looks for overrides that fit; None prints the command that does.
-        ways_to_fit: that command; empty for a run that was built in Python.
+        fit_command: that command; empty for a run that was built in Python.
         say: takes the lines before the error's own.
 
     Raises:
@@ -35,7 +45,7 @@ def explained(built: Built, relief: Relief | None, ways_to_fit: str, say: Say) -
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         say(first_line(error))
-        say(_state_and_batch(built))
+        say(_state_and_batch(run, state, batch))
         used, limit = _measured()
         if used:
             say(
@@ -43,17 +53,18 @@ def explained(built: Built, relief: Relief | None, ways_to_fit: str, say: Say) -
                 f"may take {limit / GIB:.1f} GiB of it"
             )
         raise InputError(
-            f"out of device memory: {_fix(relief, ways_to_fit, limit, say)}"
+            f"out of device memory: {_fix(relief, fit_command, limit, say)}"
         ) from error
 
 
-def _state_and_batch(built: Built) -> str:
-    run = built.run
-    batch = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in built.spec.values())
+def _state_and_batch(
+    run: config.Run, state: states.State, batch: Mapping[str, jax.ShapeDtypeStruct]
+) -> str:
+    batch_bytes = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in batch.values())
     return (
-        f"each device holds {states.bytes_per_device(built.target) / GIB:.3f} GiB of state and "
-        f"{batch / run.mesh.devices / GIB:.3f} GiB of batch (computed), and the activations of "
-        f"{run.rows_at_once} examples at a time"
+        f"each device holds {states.bytes_per_device(state) / GIB:.3f} GiB of state and "
+        f"{batch_bytes / run.mesh.devices / GIB:.3f} GiB of batch (computed), and the "
+        f"activations of {run.rows_at_once} examples at a time"
     )
 
 
@@ -69,7 +80,7 @@ def _measured() -> tuple[int, int]:
     )
 
 
-def _fix(relief: Relief | None, ways_to_fit: str, limit: int, say: Say) -> str:
+def _fix(relief: Relief | None, fit_command: str, limit: int, say: Say) -> str:
     if relief is not None and limit and jax.process_count() == 1:
         if ways := relief(jax.devices()[0].device_kind, limit, say):
             return (
@@ -77,8 +88,8 @@ def _fix(relief: Relief | None, ways_to_fit: str, limit: int, say: Say) -> str:
                 f"{', or '.join(ways)}"
             )
         tried = "no way to run the same global batch is known to fit: "
-    elif not ways_to_fit:
+    elif not fit_command:
         tried = "this run was built in Python, and plan reads config files: "
     else:  # the others wait for this process, or there is no GPU to plan for
-        tried = f"`{ways_to_fit}` finds ways that fit; otherwise "
+        tried = f"`{fit_command}` finds ways that fit; otherwise "
     return tried + "lower --data.batch_size, take more devices, or a smaller model"

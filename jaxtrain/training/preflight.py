@@ -16,6 +16,22 @@ from jaxtrain.storage.atomic import expanded
 from jaxtrain.training import profiler, run_directory
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The flags of the command line that are not config fields, as they were typed.
+
+    Attributes:
+        arguments: of the command line, to print what to type next; () where there was none.
+    """
+
+    output_dir: str | None = None
+    resume: str | None = None
+    simulate_devices: int | None = None
+    debug: bool = False
+    profile: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
 def check(run: config.Run, *, resumes: bool) -> None:
     """Refuses a run that cannot start on this machine.
 
@@ -28,16 +44,6 @@ def check(run: config.Run, *, resumes: bool) -> None:
     """
     if found := [*_devices(run), *unreadable(run, resumes=resumes)]:
         raise InputError(*found)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The flags of the command line that can be wrong, as they were typed."""
-
-    output_dir: str | None = None
-    resume: str | None = None
-    profile: str | None = None
-    simulate_devices: int | None = None
 
 
 def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:

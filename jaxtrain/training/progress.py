@@ -1,10 +1,9 @@
-"""What a run says while it runs: one record a logged step, read one step late."""
+"""What a run reports while it trains: one record per logged step, fetched one step late."""
 
 import contextlib
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +16,10 @@ from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry import datasheets, devices, vitals
-from jaxtrain.telemetry import recorder as metrics
+from jaxtrain.telemetry.console import console_line
+from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
 from jaxtrain.telemetry.phases import Phases
+from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training import step as steps
 from jaxtrain.training.validation import Validation
 
@@ -29,7 +30,7 @@ GPU_MEMORY = "train/gpu_memory_usage"
 
 
 class _Pending(NamedTuple):
-    """A step whose metrics were not looked at yet.
+    """A step whose metrics have not been fetched yet.
 
     Attributes:
         found: its metrics, perhaps still being computed.
@@ -51,7 +52,7 @@ class Progress:
 
     Args:
         run: the config.
-        recorder: where records go.
+        log: takes records.
         phases: told of each finished step, each record and what is no step.
         total: steps of the whole run.
         position: where it goes on.
@@ -65,14 +66,14 @@ class Progress:
         first: each metric's first value.
         began: completed updates when this start began.
         last: each metric's last value.
-        samples: files of pictures, clips and texts made so far.
+        samples: that validations made so far.
         bad_in_a_row: updates that were left out since the last good one, as far as known.
     """
 
     def __init__(
         self,
         run: config.Run,
-        recorder: metrics.Recorder,
+        log: EventLog,
         phases: Phases,
         total: int,
         position: run_length.Position,
@@ -85,11 +86,11 @@ class Progress:
     ) -> None:
         self._run = run
         self._waits, self._faster = waits, faster
-        self._recorder = recorder
+        self._log = log
         self._phases = phases
         self._total = total
         self._batches = batches
-        self._window = metrics.Window(
+        self._window = Window(
             run.data.batch_size,
             run.model.tokens_per_example(),
             run.model.flops_per_example(),
@@ -102,14 +103,14 @@ class Progress:
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
         self._unsaid = 0  # bad updates in a row, after the first
-        self._vitals = vitals.Vitals(os.environ, mesh.local_devices, recorder.say)
+        self._vitals = vitals.Vitals(os.environ, mesh.local_devices, log.say)
         self._of_all = process_group.Exchange(mesh, vitals.MEAN, (*vitals.LARGEST, GPU_MEMORY))
         self._waited_s = 0.0
         self._mentioned_wait = self._recorded = False
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
-        self.samples: list[Path] = []
-        self.say = recorder.say
+        self.samples: list[Sample] = []
+        self.say = log.say
 
     @property
     def done(self) -> int:
@@ -178,8 +179,7 @@ class Progress:
         self._count_bad()
         self._done += 1
         if self._run.loop.record_examples:
-            entry = {"position": pending.position, "ids": pending.ids}
-            self._recorder.enlist("examples", self._done, entry)
+            self._log.emit(StepExamples(self._done, pending.position, pending.ids))
         every = self._run.loop.log_every
         if not self._recorded or self._done % every == 0 or self._done == self._total:
             self._record(self._done, values)
@@ -190,7 +190,7 @@ class Progress:
         self._done = back_to.done
         self._left_out = self._seen - back_to.learned
         self.bad_in_a_row = 0
-        self._recorder.rewind(back_to.done, self._seen)
+        self._log.emit(Rewound(back_to.done, self._seen))
         self._phases.at(back_to.done)
 
     @contextlib.contextmanager
@@ -209,17 +209,17 @@ class Progress:
 
     def validated(self, done: int, found: Validation) -> None:
         """Records a validation after update ``done``."""
-        self._recorder.record(done, found.values)
+        self._log.emit(Metrics(done, found.values))
         self.first = found.values | self.first
         self.last |= found.values
-        self._recorder.say(
+        self.say(
             f"step {done}/{self._total} | validation | "
             + " | ".join(f"{name} {value:.4g}" for name, value in sorted(found.values.items()))
         )
-        for name, sample in found.samples.items():
-            path = self._recorder.sample(done, name, sample)
-            if path is not None:
-                self.samples.append(path)
+        for name, content in found.samples.items():
+            sample = Sample(done, name, content)
+            self._log.emit(sample)
+            self.samples.append(sample)
 
     def close(self) -> None:
         """Ends what measures in the background."""
@@ -235,8 +235,7 @@ class Progress:
             f"{norm:.4g} (learning rate {values['train/learning_rate']:.3g}, examples "
             f"{pending.position} to {last} of the order)"
         )
-        entry = {"position": pending.position, "loss": str(loss), "grad_norm": str(norm)}
-        self._recorder.enlist("bad_steps", self._done, entry | {"ids": pending.ids})
+        self._log.emit(BadStep(self._done, pending.position, str(loss), str(norm), ids=pending.ids))
         most = {"off": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
         if self.bad_in_a_row >= most:
             self._count_bad()
@@ -265,14 +264,14 @@ class Progress:
         values |= self._of_all(found)
         self.first = values | self.first
         self.last |= values
-        self._recorder.record(done, values)
+        self._log.emit(Metrics(done, values))
         self._phases.logged(values)
         # The first window waits for workers to start: it says nothing of those to come.
         starting = not self._recorded
         self._recorded = True
         steps_per_second = None if starting else values.get("train/steps_per_second")
         eta_s = (self._total - done) / steps_per_second if steps_per_second else None
-        self.say(metrics.console_line(done, self._total, values, eta_s))
+        self.say(console_line(done, self._total, values, eta_s))
         if not starting:
             self._mention_wait(values)
 

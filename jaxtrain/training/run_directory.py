@@ -23,7 +23,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import expanded, write_whole
 from jaxtrain.storage.disks import cure_of, disk_trouble
-from jaxtrain.telemetry import recorder, timeline
+from jaxtrain.telemetry import history, line_files
 
 ROOT = Path("output")
 _APPEARS_S = 10.0
@@ -314,7 +314,7 @@ def discard_unused(directory: Path, before: Before) -> None:
     """
     if jax.process_count() > 1 or not before.empty:
         return
-    unused = {lock.NAME, recorder.LOG, timeline.NAME}
+    unused = {lock.NAME, line_files.LOG, history.NAME}
     with contextlib.suppress(OSError):
         written = list(directory.iterdir())
         if {path.name for path in written} <= unused:

@@ -1,58 +1,89 @@
-"""All that a run tells, opened and closed together: the screen, the log, the metrics, the history.
+"""The log of a run: its console, and the files of its directory, open from start to end.
 
-Whatever ends the run, an error, a signal or the watchdog, each of them hears of it.
+Whatever ends the run, an error, a signal or the watchdog, its end is written down.
 """
 
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 
 from jaxtrain import config, versions
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed.heartbeat import Peers
-from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import InputError
-from jaxtrain.telemetry import recorder as metrics
-from jaxtrain.telemetry.console import Screen
+from jaxtrain.errors import RUN_AGAIN, InputError, stop_inside
+from jaxtrain.telemetry import events, history
+from jaxtrain.telemetry.console import Console
+from jaxtrain.telemetry.history import History
+from jaxtrain.telemetry.line_files import LogFile, MetricsFile, list_files
 from jaxtrain.telemetry.phases import Phases
-from jaxtrain.telemetry.timeline import History
+from jaxtrain.telemetry.samples import SampleFiles
 from jaxtrain.training import run_directory
 
+# The last words may wait for a lock or a dead disk: the process ends after this anyway.
+_CUT_OFF_S = 1.0
 
-class Journal:
-    """Shows the run on the screen while it is entered; :meth:`open` adds the files.
+
+def file_sinks(directory: Path, process: int, process_count: int) -> list[events.Sink]:
+    """What keeps a run's events, in the order in which each event reaches them.
 
     Args:
-        phases: where the run is.
-        signals: may end the process in the midst of a call.
-        peers: the other processes, which are told of an end.
+        directory: of the run.
+        process: number of this process. Every process keeps a log and its lists; process 0 has the
+            rest.
+        process_count: processes of the run.
+    """
+    own: list[events.Sink] = [
+        LogFile(directory, process),
+        *list_files(directory, process, process_count),
+    ]
+    if process:
+        return own
+    from jaxtrain.telemetry.tensorboard import TensorBoard  # importing it takes 0.1 s
+
+    return [
+        *own,
+        MetricsFile(directory),
+        SampleFiles(directory),
+        TensorBoard(directory),
+        History(directory),
+    ]
+
+
+class RunLog(events.EventLog):
+    """The log of one start of a run. Enter it for the console; :meth:`open` adds the files.
+
+    Args:
+        signals: may end the process in the middle of a call.
+        heartbeat: the other processes, which are told of an end.
         watchdog: may end the process, too.
 
     Attributes:
-        recorder: of metrics, samples and the log; from :meth:`open` on.
-        history: from :meth:`open` on.
+        phases: which phase of the run is open.
     """
 
-    recorder: metrics.Recorder
-    history: History
-
-    def __init__(
-        self, phases: Phases, signals: StopSignals, peers: Peers, watchdog: Watchdog
-    ) -> None:
-        self._phases = phases
+    def __init__(self, signals: StopSignals, heartbeat: Peers, watchdog: Watchdog) -> None:
         self._signals = signals
-        self._peers = peers
+        self._heartbeat = heartbeat
         self._watchdog = watchdog
-        self._screen = Screen(phases, jax.process_index())
+        self.phases = Phases(watchdog)
+        self._shown = Console(self.phases, jax.process_index())
+        super().__init__(self._shown)
+        self.phases.emit = self.emit
+        self._start: Callable[[int | None], events.Started] | None = None
+        self._ended = False
+        self._ending = threading.Lock()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._screen)
+        self._stack.enter_context(self._shown)
+        self._shown.note_in(self)
         self._signals.before_exit = self._leave
         return self
 
@@ -60,28 +91,29 @@ class Journal:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+        self._stack.__exit__(kind, error, trace)
 
     def open(
         self,
         run: config.Run,
         directory: Path,
-        start_from: Path | None,
+        resumed_from: Path | None,
         position: Position,
         arguments: Sequence[str],
         before: run_directory.Before,
     ) -> None:
-        """From here on what is told is kept, too.
+        """From here on the files of the run's directory have what it reports, too.
 
         Args:
             run: the config.
             directory: of the run.
-            start_from: the checkpoint that the run goes on from; None: from its beginning.
+            resumed_from: the checkpoint that the run continues from; None: from scratch.
             position: there.
             arguments: of the command line.
-            before: what there was of the directory; the rest goes if nothing comes of the run.
+            before: what there was of the directory; the rest is removed if the run ends with
+                nothing to keep.
         """
 
         def discard(kind: type[BaseException] | None, *_: object) -> None:
@@ -89,23 +121,94 @@ class Journal:
             if not before.named or (kind is not None and issubclass(kind, InputError)):
                 run_directory.discard_unused(directory, before)
 
+        def start(total: int | None) -> events.Started:
+            return events.Started(
+                step=position.done,
+                seen=position.seen,
+                total=total,
+                resumed_from=None if resumed_from is None else str(resumed_from),
+                config=config.to_dict(run),
+                arguments=arguments,
+            )
+
+        self._start = start
         self._stack.push(discard)
-        process, processes = jax.process_index(), jax.process_count()
-        self.recorder = metrics.Recorder(directory, process, processes, self._screen.say)
-        self._stack.callback(self.recorder.close)
-        self._screen.report_to(self.recorder)
-        say = self.recorder.say
-        say(f"run directory {directory}")
+        self._stack.callback(self.close)
+        self._stack.push(self._failed)
+        self.phases.at(position.done)
+        self.attach(file_sinks(directory, jax.process_index(), jax.process_count()), directory)
+        self.say(f"run directory {directory}")
         kind = jax.devices()[0].device_kind
-        say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")
-        self._stack.push(self.recorder.log_error)
-        self.history = History(
-            self.recorder, directory, self._phases, run, start_from, position, arguments
-        )
-        self._stack.push(self.history.failed)
-        self._watchdog.report_to(directory, self.history.said_last(say, self._screen.close))
-        self._signals.before_exit = self.history.cut_off(self._leave)
+        self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")
+        self._watchdog.report_to(directory, self._say_last)
+        self._signals.before_exit = self._cut_off
+
+    def started(self, total: int) -> None:
+        """The length of the run is known.
+
+        Args:
+            total: steps of the complete run.
+        """
+        assert self._start is not None, "open() comes first"
+        self.emit(self._start(total))
+        self._start = None
+        self.phases.at(self.phases.now.step or 0, total)
+
+    def ended(self, code: int, why: str) -> None:
+        """Writes how this start of the run ended, once, and the phase that was open.
+
+        Args:
+            code: exit code.
+            why: in one line.
+        """
+        with self._ending:
+            if self._ended:
+                return
+            self._ended = True
+        if self._start is not None:
+            self.emit(self._start(None))
+        self.phases.cut()
+        self.phases.emit = lambda event: None
+        self.emit(events.Ended(self.phases.now.step, code, why))
+
+    def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Writes the error or the signal that ends the run, which the command line prints."""
+        del kind, trace
+        if error is None:
+            return
+        reason = stop_inside(error) or error
+        try:
+            self.ended(exit_code(reason), why(reason))
+        except Exception as failure:  # what ended the run must be reported, not this
+            self.log(f"warning: {history.NAME} does not say how the run ended: {failure}")
+        self.log_error(reason)
+
+    def _cut_off(self, code: int) -> None:
+        """Before a signal ends the process while the main thread is in a long call."""
+        words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
+
+        def write() -> None:
+            self.ended(code, words)
+            self.say(words)
+
+        _soon(write)
+        self._leave(code)
+
+    def _say_last(self, words: str) -> None:
+        """The watchdog's last words: they end the log, too."""
+        try:
+            self.say(words)
+            _soon(self.ended, RUN_AGAIN, words)
+        finally:
+            self._shown.close()
 
     def _leave(self, code: int) -> None:
-        self._screen.close()
-        self._peers.leave(code)
+        self._shown.close()
+        self._heartbeat.leave(code)
+
+
+def _soon(action: Callable[..., None], *arguments: Any) -> None:
+    """Does it, unless a lock that the main thread holds, as on a disk that is gone, forbids it."""
+    thread = threading.Thread(target=action, args=arguments, daemon=True)
+    thread.start()
+    thread.join(_CUT_OFF_S)

@@ -1,4 +1,4 @@
-"""What a run says at its end: what it reached, where it lies, what to type next."""
+"""What a run prints at its end: what it reached, where its files are, what to type next."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,9 @@ from pathlib import Path
 
 from jaxtrain import config
 from jaxtrain.config import invocation
+from jaxtrain.training.preflight import Flags
+from jaxtrain.training.save_policy import RunMeta, patience_over
+from jaxtrain.training.stopping import REASONS
 
 # What the last lines of a run compare with its beginning.
 IN_SUMMARY = (
@@ -17,7 +20,56 @@ IN_SUMMARY = (
 _OF_THIS_RUN = ("--output-dir", "--resume", "--profile", "--debug")
 
 
-def farewell(
+def ending(run: config.Run, done: int, total: int, decision: int, stopped_early: bool) -> str:
+    """Why a run has ended, and how many of its steps are done.
+
+    Args:
+        run: the config.
+        done: completed steps.
+        total: steps of the complete run.
+        decision: of :class:`jaxtrain.training.stopping.Stopping`.
+        stopped_early: whether validations brought nothing better for too long.
+    """
+    if decision:
+        return f"{REASONS[decision]}; {done} of {total} updates are done and saved"
+    if stopped_early and done < total:
+        return (
+            f"stopped early: {run.loop.early_stop_patience} validations without a better "
+            f"{run.checkpoint.best_metric}; {done} of {total} updates are done and saved"
+        )
+    return f"done: {done} of {total} updates"
+
+
+def nothing_to_do(run: config.Run, done: int, total: int, meta: RunMeta) -> str | None:
+    """Why there is nothing left to train; None if there is.
+
+    Args:
+        run: the config.
+        done: completed steps.
+        total: steps of the complete run.
+        meta: of the checkpoint.
+    """
+    if done >= total and not meta.evaluation_due:
+        return f"nothing to do: {done} updates are done, the run has {total}"
+    if patience_over(run.loop, meta):
+        return (
+            f"nothing to do: early stopping ended this run after {done} updates; "
+            f"raise --loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
+        )
+    return None
+
+
+def typed(run: config.Run, flags: Flags) -> Sequence[str]:
+    """The command line; from Python one that gives the same run, or empty where there is none."""
+    if flags.arguments:
+        return flags.arguments
+    words = config.as_typed(run)
+    if words and flags.simulate_devices:
+        return (*words, "--simulate-devices", str(flags.simulate_devices))
+    return words
+
+
+def print_summary(
     run: config.Run,
     program: str,
     arguments: Sequence[str],
@@ -31,7 +83,7 @@ def farewell(
     processes: int,
     say: Callable[[str], None],
 ) -> None:
-    """Says all that after a run that came to its end.
+    """Prints what a complete run reached, where its files are, and how to continue.
 
     Args:
         run: the config.
@@ -63,16 +115,16 @@ def farewell(
         say(f"use it: {program} {run.model.TRY.format(run=shlex.quote(str(directory)))}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
-    say(f"train on{each}: {go_on(program, arguments, directory, longer)}")
+    say(f"train on{each}: {resume_command(program, arguments, directory, longer)}")
     if run.data.path is None and arguments:
-        own = _typed(program, arguments, {"--data.path": "DIR"})
+        own = _again(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
 
 
-def report(directory: Path, say: Callable[[str], None]) -> None:
-    """Writes ``report.html`` of a run that is over, and says where it lies.
+def write_report(directory: Path, say: Callable[[str], None]) -> None:
+    """Writes ``report.html`` of a run that has ended, and prints where it is.
 
-    What keeps it from being written is a warning, and changes nothing else.
+    If it cannot be written, that is a warning, and changes nothing else.
 
     Args:
         directory: of the run.
@@ -97,7 +149,7 @@ def in_each(processes: int) -> str:
     return "" if processes == 1 else f" (in each of {processes} processes, or with the launcher)"
 
 
-def go_on(
+def resume_command(
     program: str, arguments: Sequence[str], directory: Path, longer: dict[str, str] | None = None
 ) -> str:
     """The command line that resumes a run, or, where there is none, how to resume it in words.
@@ -115,10 +167,10 @@ def go_on(
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
     again = {"--output-dir": str(directory), "--resume": "latest"}
-    return _typed(program, arguments, again | (longer or {}))
+    return _again(program, arguments, again | (longer or {}))
 
 
-def ways_to_fit(program: str, arguments: Sequence[str]) -> str:
+def fit_command(program: str, arguments: Sequence[str]) -> str:
     """The command line that looks for changes with which a run fits its GPUs; may be empty.
 
     Args:
@@ -127,10 +179,10 @@ def ways_to_fit(program: str, arguments: Sequence[str]) -> str:
     """
     if not arguments:
         return ""
-    return f"{_typed(f'{program} plan', arguments, {'--simulate-devices': None})} --fit"
+    return f"{_again(f'{program} plan', arguments, {'--simulate-devices': None})} --fit"
 
 
-def _typed(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
+def _again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
     """The command line again, each flag once, without those of this run alone; None is without."""
     settings: dict[str, list[str]] = {}
     flag = ""

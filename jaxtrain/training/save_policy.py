@@ -4,11 +4,12 @@ Beside a state stands what says which run it belongs to: the fingerprint of the 
 the versions, the step, the examples seen, and the best validation so far.
 """
 
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jaxtrain import config, terminal, versions
 from jaxtrain.checkpoint import files, saver
@@ -19,7 +20,7 @@ from jaxtrain.storage import addresses
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.training import state as states
 
-Meta = dict[str, Any]
+Meta = Mapping[str, Any]
 
 # A run that cannot save is stopped before it loses more than this many times checkpoint.every.
 FAILURES_IN_A_ROW = 3
@@ -27,15 +28,62 @@ FAILURES_IN_A_ROW = 3
 LAST_TRIES, BETWEEN_TRIES_S = 3, 5.0
 
 
-def describe(run: config.Run, fingerprint: str) -> Meta:
-    """What stands beside the states of a run; the best validation is filled in as it comes."""
-    return {
-        "fingerprint": fingerprint,
-        "config": config.to_dict(run),
-        "versions": versions.versions(),
-        "best": None,
-        "evaluation_due": False,
-    }
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best validation so far.
+
+    Attributes:
+        metric, mode: ``checkpoint.best_metric`` and ``checkpoint.best_mode`` then.
+        value: of that metric.
+        step: completed steps of the state that was validated.
+        validations_since: that brought nothing better.
+    """
+
+    metric: str
+    mode: str
+    value: float
+    step: int
+    validations_since: int = 0
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """As it is stored beside a state; fields that this version does not know are ignored."""
+        return cls(**{field.name: saved[field.name] for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass
+class RunMeta:
+    """What is stored beside each state of a run; the :class:`Saver` keeps it up to date.
+
+    Attributes:
+        fingerprint: of the training data.
+        config: every field.
+        versions: of jaxtrain and its dependencies.
+        best: the best validation so far; None before the first.
+        evaluation_due: whether the validation of this state is still to come, because a stop
+            interrupted it: a resume begins with it.
+    """
+
+    fingerprint: str
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    best: Best | None = None
+    evaluation_due: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return dataclasses.asdict(self)
+
+
+def describe(run: config.Run, fingerprint: str) -> RunMeta:
+    """What is stored beside the states of a run, at its beginning."""
+    return RunMeta(fingerprint, config.to_dict(run), versions.versions())
+
+
+def patience_over(settings: config.Loop, meta: RunMeta) -> bool:
+    """Whether so many validations brought nothing better that the run should end."""
+    patience, best = settings.early_stop_patience, meta.best
+    return patience is not None and best is not None and best.validations_since >= patience
 
 
 class Saver:
@@ -47,50 +95,48 @@ class Saver:
     Args:
         run: the config.
         checkpoints: writes them.
-        meta: what stands beside each state.
+        meta: what is stored beside each state.
         say: takes a line when a save fails.
         saved: called each time a checkpoint is complete.
+
+    Attributes:
+        meta: the same, up to date.
     """
 
     def __init__(
         self,
         run: config.Run,
         checkpoints: saver.Checkpoints,
-        meta: Meta,
+        meta: RunMeta,
         say: Callable[[str], None] = terminal.out,
         saved: Callable[[], None] = lambda: None,
     ) -> None:
         self._run = run
         self._checkpoints = checkpoints
-        self._meta = meta
+        self.meta = meta
         self._say = say
         self._saved = saved
         self._failures = 0  # in a row
         self._begun = False  # a save whose end nobody has looked at
-        self._best_kept: Meta | None = meta["best"]  # the newest that is on the disk
-        self._best_begun: Meta | None = None  # of the save whose end nobody has looked at
+        self._best_kept = meta.best  # the newest that is on the disk
+        self._best_begun: Best | None = None  # of the save whose end nobody has looked at
         self._best_at: Position | None = None  # where the best state of this start was
 
     def judge(self, position: Position, values: dict[str, float]) -> bool:
         """Compares a validation with the best so far; whether its state is now the best."""
-        settings, best = self._run.checkpoint, self._meta["best"]
+        settings, best = self._run.checkpoint, self.meta.best
         if settings.best_metric is None:
             return False
         value = values[settings.best_metric]
         sign = 1 if settings.best_mode == "max" else -1
-        if not math.isfinite(value) or (best and sign * value <= sign * best["value"]):
+        if not math.isfinite(value) or (best and sign * value <= sign * best.value):
             if best:
-                self._meta["best"] = best | {"validations_since": best["validations_since"] + 1}
+                more = best.validations_since + 1
+                self.meta.best = dataclasses.replace(best, validations_since=more)
             return False
-        if best and self._best_kept and best["step"] == self._best_kept["step"]:
+        if best and self._best_kept and best.step == self._best_kept.step:
             self._best_kept = best
-        self._meta["best"] = {
-            "metric": settings.best_metric,
-            "mode": settings.best_mode,
-            "value": value,
-            "step": position.done,
-            "validations_since": 0,
-        }
+        self.meta.best = Best(settings.best_metric, settings.best_mode, value, position.done)
         self._best_at = position
         return True
 
@@ -123,13 +169,13 @@ class Saver:
         Raises:
             RunAgain: it cannot be saved.
         """
-        judged = self._meta["best"]
+        judged = self.meta.best
         # After a rollback another state may have as many updates as the best one: not by the step.
         best = judged is not None and self._best_at == position
         self.settle()
         for tries_left in reversed(range(LAST_TRIES)):
             if best:
-                self._meta["best"] = judged  # also after a failure
+                self.meta.best = judged  # also after a failure
             failure = self._start(position, state, regular=True, best=best) or self.settle()
             if failure is None:
                 return
@@ -138,11 +184,15 @@ class Saver:
             self._say(f"the last save is tried again in {BETWEEN_TRIES_S:g} s")
             time.sleep(BETWEEN_TRIES_S)
 
+    def forget_after(self, step: int) -> None:
+        """After a rollback: checkpoints of later steps no longer count."""
+        self._checkpoints.forget_after(step)
+
     def _start(
         self, position: Position, state: states.State, regular: bool, best: bool
     ) -> saver.SaveFailed | None:
         """Begins a save, unless it fails at once."""
-        meta = self._meta | position.to_meta()
+        meta = self.meta.to_dict() | position.to_meta()
         try:
             if regular:
                 self._checkpoints.save(state, meta, best=best)
@@ -151,7 +201,7 @@ class Saver:
         except saver.SaveFailed as failure:
             return self._failed(failure)
         self._begun = True
-        self._best_begun = self._meta["best"] if best else None
+        self._best_begun = self.meta.best if best else None
         return None
 
     def settle(self) -> saver.SaveFailed | None:
@@ -180,19 +230,13 @@ class Saver:
 
     def _best_is_not(self, target: Path) -> None:
         """What is not on the disk cannot be the best: the one before it is."""
-        best = self._meta["best"]
-        if best is not None and target.name == str(best["step"]):
-            self._meta["best"] = self._best_kept
+        best = self.meta.best
+        if best is not None and target.name == str(best.step):
+            self.meta.best = self._best_kept
 
 
 def _given_up(what: str, failure: saver.SaveFailed) -> RunAgain:
     return RunAgain(f"{what}: {failure}; then go on with --resume latest")
-
-
-def patience_over(settings: config.Loop, meta: Meta) -> bool:
-    """Whether so many validations brought nothing better that the run should end."""
-    patience, best = settings.early_stop_patience, meta["best"]
-    return patience is not None and best is not None and best["validations_since"] >= patience
 
 
 def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str], None]) -> None:

@@ -1,18 +1,64 @@
-"""What is made of a config before any array is: the model, where its arrays go, the optimizer."""
+"""From a config to everything the training loop needs.
 
+:func:`build` makes what a step is made of: the model, where its arrays are stored, the optimizer.
+It needs no data and no devices, so ``plan`` and ``bench`` use it, too. :func:`open_training` makes
+the rest, in this order: the run's directory and the checkpoint to resume from, the data, the state,
+the batches, the compiled step, and what validates, saves and stops.
+"""
+
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import jax
+import numpy as np
 import optax
 
 from jaxtrain import config
 from jaxtrain import sharding as meshes
-from jaxtrain.config import param_groups, run_length
+from jaxtrain.checkpoint import layout
+from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.config import invocation, param_groups, run_length
+from jaxtrain.config.run_length import Position
+from jaxtrain.data import pipeline
+from jaxtrain.data.quarantine import Quarantine
+from jaxtrain.data.source import Sources
+from jaxtrain.distributed import process_group
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
+from jaxtrain.errors import DONE, InputError
+from jaxtrain.interop import weights
 from jaxtrain.optim import build as optim
-from jaxtrain.training import skip_step
+from jaxtrain.storage.atomic import expanded
+from jaxtrain.telemetry.events import Rewound, StepCompiled
+from jaxtrain.training import (
+    debugging,
+    out_of_memory,
+    preflight,
+    profiler,
+    run_directory,
+    run_summary,
+    skip_step,
+)
 from jaxtrain.training import state as states
 from jaxtrain.training import step as steps
+from jaxtrain.training.progress import Progress
+from jaxtrain.training.rollback import Rollback
+from jaxtrain.training.run_log import RunLog
+from jaxtrain.training.save_policy import (
+    Best,
+    RunMeta,
+    Saver,
+    carried_best,
+    check_best_metric,
+    check_resume,
+    describe,
+)
+from jaxtrain.training.stopping import Stopping
+from jaxtrain.training.validation import Evaluator
 
 _SOME_STEPS = _SOME_EXAMPLES = 10**6
 
@@ -21,18 +67,18 @@ Spec = dict[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True)
-class Built:
-    """Everything that a run's step is made of.
+class StepSetup:
+    """What a training step is made of.
 
     Attributes:
         run: the config.
         definition: the model, without arrays.
         rule: where arrays are stored.
-        schedule: completed updates -> learning rate.
+        schedule: completed steps -> learning rate.
         optimizer: float32 gradients -> updates.
         target: shapes and shardings of the state.
         spec: shapes and dtypes of a global batch.
-        total: updates of the whole run.
+        total: steps of the complete run.
     """
 
     run: config.Run
@@ -83,16 +129,16 @@ def build(
     mesh: jax.sharding.Mesh,
     examples: int,
     say: Say,
-    position: run_length.Position = run_length.Position(),  # noqa: B008  frozen
-) -> Built:
-    """Resolves a config.
+    position: Position = Position(),  # noqa: B008  frozen
+) -> StepSetup:
+    """Makes what a training step is made of.
 
     Args:
         run: checked.
-        mesh: over all devices; they may be abstract ones.
+        mesh: over all devices, which may be abstract.
         examples: in an epoch of the training split.
         say: takes lines about what was resolved.
-        position: where the run goes on.
+        position: where the run continues.
     """
     definition = states.Definition(run.model.build)
     rule = meshes.Rule(mesh, run.mesh)
@@ -113,7 +159,7 @@ def build(
     optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
     if run.optim.muon is not None:
         say(optim.muon_sentence(run.optim.muon, definition.params, _groups(run)))
-    return Built(
+    return StepSetup(
         run=run,
         definition=definition,
         rule=rule,
@@ -125,10 +171,10 @@ def build(
     )
 
 
-def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> Built:
-    """As :func:`build`, in silence, where no data is at hand to say how long an epoch is.
+def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
+    """As :func:`build`, without output and without data to say how long an epoch is.
 
-    Epochs become some number of steps: the length of a run changes a constant in its program.
+    Epochs become some number of steps: the length of a run only changes a constant in its program.
     """
     if run.loop.epochs is not None:
         loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)
@@ -137,7 +183,7 @@ def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> Built:
 
 
 def _groups(run: config.Run) -> param_groups.Groups:
-    """What the model says about its parameters."""
+    """The model's groups of parameters."""
     has_some = hasattr(run.model, "optimizer_groups")
     return run.model.optimizer_groups() if has_some else {}
 
@@ -148,9 +194,347 @@ def _apart(run: config.Run) -> Mapping[str, param_groups.Group]:
 
 
 def batch_sentence(run: config.Run) -> str:
-    """What the global batch is made of, for the console."""
+    """How the global batch is made up, for the console."""
     return (
         f"{run.data.batch_size} examples a step = {run.rows_at_once} per device x "
         f"{run.mesh.devices} devices x "
         f"{run.optim.accumulate} accumulation"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSetup:
+    """Everything the training loop needs.
+
+    Attributes:
+        run: the config.
+        total: steps of the complete run.
+        directory: of the run.
+        state: to start with.
+        step: compiled; (state, batch) -> (state, metrics).
+        before_step: called with the completed steps and the state before each step: starts the
+            profiler where ``--profile`` asks for it.
+        batches: the global training batches, from where the run continues.
+        evaluator: validates a state; None for a run without validations.
+        progress: takes the metrics of each step, and counts.
+        saver: saves, and knows the best validation so far.
+        rollback: goes back to a checkpoint after too many bad steps.
+        stopping: whether the processes have agreed to stop.
+        log: what the run reports.
+        still_alive: called now and then while no step ends: the watchdog waits for it.
+    """
+
+    run: config.Run
+    total: int
+    directory: Path
+    state: states.State
+    step: steps.TrainStep
+    before_step: Callable[[int, states.State], None]
+    batches: pipeline.TrainingBatches
+    evaluator: Evaluator | None
+    progress: Progress
+    saver: Saver
+    rollback: Rollback
+    stopping: Stopping
+    log: RunLog
+    still_alive: Callable[[], None]
+
+
+@contextlib.contextmanager
+def open_training(
+    run: config.Run,
+    flags: preflight.Flags,
+    log: RunLog,
+    signals: StopSignals,
+    still_alive: Callable[[], None],
+    relief: out_of_memory.Relief | None = None,
+) -> Iterator[TrainSetup | None]:
+    """Opens everything the training loop needs, and closes it.
+
+    Args:
+        run: the config.
+        flags: of the command line.
+        log: entered; its files are opened here.
+        signals: to this process.
+        still_alive: called now and then while no step ends.
+        relief: looks for a way out when device memory is full.
+
+    Yields:
+        The setup; None if there is nothing left to train, which was reported.
+
+    Raises:
+        InputError: the config, the flags, the data, the weights and the machine do not fit.
+        RunAgain: a disk is full or does not answer, or another run is at work in the directory.
+    """
+    say, phases = log.say, log.phases
+    with contextlib.ExitStack() as stack:
+        with phases.within("start"):  # which may read a whole checkpoint
+            preflight.check(run, resumes=flags.resume is not None)
+            mesh = meshes.make(run.mesh)
+            before = run_directory.before(run.name, flags.output_dir)  # a resume makes a lock there
+            start_from = run_directory.start_from(
+                run.name,
+                flags.resume,
+                flags.output_dir,
+                say=log.log,  # the console has it already
+                little=run.checkpoint.every,
+            )
+            directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
+            position = _position(start_from)
+        log.open(run, directory, start_from, position, flags.arguments, before)
+        if flags.resume and start_from is None:
+            say(f"--resume {flags.resume}: no checkpoint to resume from, starting from scratch")
+
+        quarantine = Quarantine.open(directory, jax.process_index())
+        if start_from is None and run.model.init_from is not None:
+            weights.check_there(expanded(run.model.init_from))
+        with phases.within("data", allowance_s=None):
+            sources = open_data(run, start_from, say)
+        bad_share = _quarantined(run, sources, quarantine, say)
+
+        step_setup = build(run, mesh, len(sources.train), say, position)
+        total = step_setup.total
+        log.started(total)
+        explained = functools.partial(
+            out_of_memory.explained,
+            run,
+            step_setup.target,
+            step_setup.spec,
+            relief,
+            run_summary.fit_command(invocation.program(), run_summary.typed(run, flags)),
+            say,
+        )
+        meta = describe(run, sources.train.fingerprint)
+        with phases.within("restore"), explained():
+            state = _first_state(step_setup, start_from, directory, meta, say)
+        if nothing := run_summary.nothing_to_do(run, position.done, total, meta):
+            say(nothing)
+            log.ended(DONE, nothing)
+            yield None
+            return
+        profiler.check(profiler.span(flags.profile), position.done, total, say)
+        log.emit(Rewound(position.done, position.seen, validated=not meta.evaluation_due))
+        run_directory.write_config(directory, meta.config, say)
+        # Cached, a warning is printed once and not after each save.
+        link_latest = functools.partial(
+            run_directory.link_latest, directory, say=functools.cache(say)
+        )
+        if start_from is not None and start_from.is_relative_to(directory):
+            link_latest()  # it has saved; otherwise its first save does it
+
+        batches = _open_batches(step_setup, sources, quarantine, start=position.seen)
+        stack.callback(batches.close)
+        evaluator = _evaluator(step_setup, sources, quarantine)
+        with phases.within("compile"), explained():
+            step = compiled_step(step_setup, flags.debug, log)
+        checkpoints = checkpoint.Checkpoints(
+            directory / checkpoint.CHECKPOINTS,
+            run.checkpoint.keep,
+            say,
+            run.checkpoint.every,
+            sources.files_to_keep,
+        )
+        stack.callback(checkpoints.close)
+        saver = Saver(run, checkpoints, meta, say, link_latest)
+        progress = Progress(
+            run,
+            log,
+            phases,
+            total,
+            position,
+            batches,
+            mesh,
+            bad_in_a_row=int(state.guard["bad_in_a_row"]),
+            waits=flags.debug,
+            faster=sources.faster,
+        )
+        stack.callback(progress.close)
+        step, before_step = stack.enter_context(
+            profiler.profiled(
+                profiler.span(flags.profile),
+                directory / "profile",
+                step,
+                say,
+                progress.interrupted,
+            )
+        )
+        signals.hold()
+        phases.training()
+        with explained():
+            yield TrainSetup(
+                run=run,
+                total=total,
+                directory=directory,
+                state=state,
+                step=step,
+                before_step=before_step,
+                batches=batches,
+                evaluator=evaluator,
+                progress=progress,
+                saver=saver,
+                rollback=Rollback(directory, run.checkpoint.every, step_setup.target, say),
+                stopping=Stopping(signals, bad_share, process_group.Agreement(mesh)),
+                log=log,
+                still_alive=still_alive,
+            )
+
+
+def _position(start_from: Path | None) -> Position:
+    """Where a run continues: at a checkpoint, or at its beginning."""
+    if start_from is None:
+        return Position()
+    return Position.of_checkpoint(checkpoint.read_meta(start_from))
+
+
+def _first_state(
+    setup: StepSetup, start_from: Path | None, directory: Path, meta: RunMeta, say: Say
+) -> states.State:
+    """A fresh state, or that of a checkpoint, whose best validation ``meta`` takes over."""
+    if start_from is None:
+        return _first_values(setup, say)
+    saved = layout.read_run_meta(start_from)
+    check_resume(saved, meta.to_dict(), start_from, say)
+    weights.check_unseen(setup.run.model, saved["config"]["model"], start_from)
+    state = checkpoint.restore(start_from, setup.target, verified=True)
+    best = carried_best(saved["best"], setup.run.checkpoint, start_from, directory)
+    meta.best = None if best is None else Best.of(best)
+    meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
+    done = Position.of_checkpoint(saved).done
+    say(
+        f"resumed from {start_from}: {saved['examples_seen']} examples seen; the learning rate of "
+        f"update {done + 1} is {float(setup.schedule(done)):.3g} of a schedule for {setup.total}"
+    )
+    return state
+
+
+def _first_values(setup: StepSetup, say: Say) -> states.State:
+    """A fresh state, with the values that the model takes from elsewhere.
+
+    Raises:
+        InputError: what lies there does not fit the model.
+    """
+    model = setup.run.model
+    frozen = model.frozen() if hasattr(model, "frozen") else {}
+    params: dict[str, np.ndarray] = {}
+    if model.init_from is not None:
+        source = expanded(model.init_from)
+        params, notes = weights.params_for(source, model, setup.definition.params)
+        say("; ".join([f"parameters from {source}", *notes]))
+    return states.replaced(setup.fresh_state(), params, frozen)
+
+
+def compiled_step(setup: StepSetup, debug: bool, log: RunLog) -> steps.TrainStep:
+    """The training step; returns when all processes have compiled theirs.
+
+    So the first step is as long as the others, however much later one process compiles.
+    """
+    began = time.perf_counter()
+    compiled = setup.compile_step(donate=not debug)
+    log.say(f"compiled in {time.perf_counter() - began:.1f} s")
+    memory = compiled.memory_analysis()
+    log.emit(
+        StepCompiled(
+            step=log.phases.now.step or 0,
+            planned_bytes=memory
+            and (
+                memory.argument_size_in_bytes
+                + memory.output_size_in_bytes
+                - memory.alias_size_in_bytes
+                + memory.temp_size_in_bytes
+            ),
+            state_bytes=states.bytes_per_device(setup.target),
+            params=states.parameter_count(setup.definition.params),
+            flops_per_step=setup.run.model.flops_per_example() * setup.run.data.batch_size,
+        )
+    )
+    process_group.wait_for_all("compiled", PAUSE_ALLOWANCE_S)
+    return debugging.checked(compiled) if debug else compiled
+
+
+def _open_batches(
+    setup: StepSetup, sources: Sources, quarantine: Quarantine, *, start: int
+) -> pipeline.TrainingBatches:
+    """The training batches from ``start`` examples on."""
+    run = setup.run
+    return pipeline.TrainingBatches(
+        sources.train,
+        setup.rule.mesh,
+        setup.spec,
+        start=start,
+        seed=run.seed,
+        workers=run.data.workers,
+        prefetch=run.data.prefetch,
+        quarantine=quarantine,
+    )
+
+
+def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
+    """Both splits; process 0 first, so that it makes the caches.
+
+    A resume takes what the data needs from the checkpoint, where it is there: a tokenizer.
+
+    Raises:
+        InputError: processes have different data.
+    """
+    resumes = start_from is not None and hasattr(run.data, "going_on")
+    data = run.data.going_on(start_from) if resumes else run.data
+    sources = process_group.process_zero_first(
+        lambda: data.open(run.model, seed=run.seed, say=say), "data"
+    )
+    say(sources.summary)
+    process_group.check_same(
+        "data",
+        sources.train.fingerprint,
+        "give every process the same files, and let none change them during the run",
+    )
+    return sources
+
+
+def _quarantined(
+    run: config.Run, sources: Sources, quarantine: Quarantine, say: Say
+) -> pipeline.BadShare:
+    """Records the inputs that were found broken when the data was opened.
+
+    Raises:
+        InputError: they are too many.
+    """
+    if jax.process_index() == 0:
+        quarantine.add_all(sources.bad, found="index")
+    share = pipeline.BadShare(sources, quarantine, run.data.max_bad_share, say=say)
+    complaint = share.complaint()
+    if complaint:
+        raise InputError(complaint)
+    return share
+
+
+def _evaluator(setup: StepSetup, sources: Sources, quarantine: Quarantine) -> Evaluator | None:
+    """What validates a state; None for a run without validations."""
+    run = setup.run
+    if run.loop.eval_every is None:
+        return None
+    # At most a microbatch, so that evaluation never needs more memory than a step; no more rows
+    # than there are examples, but some for each device.
+    devices = run.mesh.devices
+    examples = max(1, min(run.loop.eval_examples, len(sources.val)))
+    wanted = -(-examples // devices) * devices
+    batch_size = min(run.data.batch_size // run.optim.accumulate, wanted)
+    batches = pipeline.ValidationBatches(
+        sources.val,
+        setup.rule.mesh,
+        run.model.batch_spec(batch_size),
+        examples=run.loop.eval_examples,
+        seed=run.seed,
+        threads=run.data.workers,
+        quarantine=quarantine,
+    )
+    evaluator = Evaluator(
+        setup.definition,
+        setup.rule,
+        run.precision,
+        setup.target,
+        batches,
+        deterministic=run.deterministic,
+        decode=sources.decode,
+    )
+    check_best_metric(run.checkpoint, evaluator.names())
+    return evaluator

@@ -1,6 +1,7 @@
 """Validation over all devices, and the pictures and texts that a run keeps."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -12,7 +13,6 @@ from jaxtrain.data.pipeline import ValidationBatches
 from jaxtrain.data.source import as_numbers
 from jaxtrain.ops import generation
 from jaxtrain.optim import ema
-from jaxtrain.telemetry import recorder
 from jaxtrain.training import step as steps
 from jaxtrain.training.state import Definition, State
 from jaxtrain.xla import options
@@ -125,7 +125,7 @@ class Evaluator:
             for name, parts in result.items():
                 added = np.asarray(parts, np.float64)
                 sums[name] = sums[name] + added if name in sums else added
-        finished = recorder.finish({name: tuple(parts) for name, parts in sums.items()})
+        finished = weighted_means({name: tuple(parts) for name, parts in sums.items()})
         finished |= self._derived(finished)
         return Validation({f"val/{name}": value for name, value in finished.items()}, samples)
 
@@ -142,3 +142,26 @@ class Evaluator:
             name: jitted.lower(*self._arguments()).compile()
             for name, jitted in self._jitted.items()
         }
+
+
+def weighted_means(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
+    """Divides sums by weights, once, after all devices and batches.
+
+    Args:
+        sums: name -> (sum, weight), or (sum, weight, sum of squares) for a ``NAME_std`` beside it.
+
+    Returns:
+        name -> sum / weight; name_std -> sqrt(squares / weight - mean^2), the standard deviation of
+        the population. A weight of zero gives NaN.
+    """
+    means = {}
+    for name, parts in sums.items():
+        total, weight = float(parts[0]), float(parts[1])
+        mean = total / weight if weight else math.nan
+        means[name] = mean
+        if len(parts) > 2:
+            square = float(parts[2]) / weight if weight else math.nan
+            # Rounding may put a variance of zero just below it; max() would also hide a NaN.
+            variance = square - mean * mean
+            means[f"{name}_std"] = 0.0 if variance < 0 else math.sqrt(variance)
+    return means

@@ -102,11 +102,11 @@ def _flags_help(_: Path) -> str:
 
 
 def _ways_to_fit(place: Path) -> str:
-    return run_summary.ways_to_fit(invocation.program(), config.as_typed(_own(place)))
+    return run_summary.fit_command(invocation.program(), config.as_typed(_own(place)))
 
 
 def _go_on(place: Path) -> str:
-    return run_summary.go_on(invocation.program(), config.as_typed(_own(place)), place)
+    return run_summary.resume_command(invocation.program(), config.as_typed(_own(place)), place)
 
 
 def _doctor(place: Path) -> str:

@@ -23,7 +23,7 @@ def moving(frames: int, height: int, width: int) -> np.ndarray:
 def test_a_picture_is_a_png_to_the_last_bit() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (6, 10, 3)).astype(np.uint8)
     made = images.encode("x", picture)
-    assert (made.ending, made.height, made.width) == (".png", 6, 10)
+    assert (images.ending(picture), made.height, made.width) == (".png", 6, 10)
     assert made.shown == made.file
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(made.file))), picture)
 
@@ -31,7 +31,7 @@ def test_a_picture_is_a_png_to_the_last_bit() -> None:
 def test_a_clip_is_an_mp4_and_a_gif(tmp_path: Path) -> None:
     clip = moving(5, 33, 48)
     made = images.encode("x", clip)
-    assert (made.ending, made.height, made.width) == (".mp4", 33, 48)
+    assert (images.ending(clip), made.height, made.width) == (".mp4", 33, 48)
     (tmp_path / "x.mp4").write_bytes(made.file)
     with av.open(str(tmp_path / "x.mp4")) as container:
         assert float(container.streams.video[0].average_rate) == images.FRAMES_PER_SECOND

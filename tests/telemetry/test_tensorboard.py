@@ -1,14 +1,15 @@
-"""What TensorBoard is told of a run's config; its records are in test_metrics.py."""
+"""What TensorBoard is told of a run's config; its records are in test_events.py."""
 
 from pathlib import Path
 from typing import Any
 
+import event_log
 import tensorboard_events
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from jaxtrain import config
-from jaxtrain.telemetry import recorder as metrics
 from jaxtrain.telemetry import tensorboard
+from jaxtrain.telemetry.events import Metrics, Rewound
 
 
 def told(directory: Path) -> dict[str, Any]:
@@ -38,12 +39,12 @@ def test_every_field_is_told_under_its_full_name(tmp_path: Path) -> None:
 
 def test_a_changed_config_is_told_in_place_of_the_older_one(tmp_path: Path) -> None:
     """Also where records have been written meanwhile, and purge nothing of it."""
-    recorder = metrics.Recorder(tmp_path, 0, 1)
+    log = event_log.attached(tmp_path, 0, 1)
     for rate in (0.5, 0.25):
         tensorboard.write_config(tmp_path / "tensorboard", {"optim.peak_lr": rate})
-        recorder.record(1, {"train/loss": rate})
-        recorder.rewind(0, 0)
-    recorder.close()
+        log.emit(Metrics(1, {"train/loss": rate}))
+        log.emit(Rewound(0, 0))
+    log.close()
     assert told(tmp_path) == {"optim.peak_lr": 0.25}
     first = tensorboard_events.events(tmp_path)[0]
     assert first.file_version == "brain.Event:2"

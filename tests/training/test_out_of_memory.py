@@ -18,8 +18,9 @@ from jaxtrain import config, main
 from jaxtrain.errors import InputError
 from jaxtrain.planning import relief
 from jaxtrain.telemetry.devices import GIB
-from jaxtrain.training import loop, out_of_memory
+from jaxtrain.training import out_of_memory, session
 from jaxtrain.training import state as states
+from jaxtrain.training.preflight import Flags
 
 COMMAND = "jaxtrain plan --config mlm_h200_8 --fit"
 SPEC = {
@@ -28,7 +29,7 @@ SPEC = {
 }
 
 
-def built() -> Any:
+def parts() -> tuple[Any, Any, Any]:
     """A run on eight devices with 3 GiB of parameters in four shards and 1/2 GiB everywhere."""
     mesh = toy.mesh_of(2, 4)
 
@@ -42,7 +43,7 @@ def built() -> Any:
     )
     typed = ["--data.path", "x", "--mesh.data", "2", "--mesh.fsdp", "4", "--data.batch_size", "64"]
     run = config.load("mlm_h200_8", [*typed, "--optim.accumulate", "2"])
-    return types.SimpleNamespace(run=run, target=target, spec=SPEC)
+    return run, target, SPEC
 
 
 def told(relief: out_of_memory.Relief | None = None) -> tuple[str, list[str]]:
@@ -50,7 +51,7 @@ def told(relief: out_of_memory.Relief | None = None) -> tuple[str, list[str]]:
     said: list[str] = []
     with (
         pytest.raises(InputError) as error,
-        out_of_memory.explained(built(), relief, COMMAND, said.append),
+        out_of_memory.explained(*parts(), relief, COMMAND, said.append),
     ):
         jnp.zeros(2**48, jnp.float32).block_until_ready()
     assert isinstance(error.value.__cause__, jax.errors.JaxRuntimeError)
@@ -127,7 +128,7 @@ def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> N
 def test_other_errors_pass_untouched(error: BaseException) -> None:
     with (
         pytest.raises(type(error)) as caught,
-        out_of_memory.explained(built(), None, COMMAND, pytest.fail),
+        out_of_memory.explained(*parts(), None, COMMAND, pytest.fail),
     ):
         raise error
     assert caught.value is error
@@ -135,7 +136,7 @@ def test_other_errors_pass_untouched(error: BaseException) -> None:
 
 
 def test_where_memory_suffices_nothing_is_said() -> None:
-    with out_of_memory.explained(built(), None, COMMAND, pytest.fail):
+    with out_of_memory.explained(*parts(), None, COMMAND, pytest.fail):
         pass
 
 
@@ -149,12 +150,12 @@ FULL = """
 import sys
 import jax
 from jaxtrain import main
-from jaxtrain.training import preparation
+from jaxtrain.training import setup
 
 def compiled_step(*given):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
-preparation.compiled_step = compiled_step
+setup.compiled_step = compiled_step
 sys.exit(main.main(sys.argv[1:]))
 """
 
@@ -181,12 +182,11 @@ def test_a_run_whose_step_does_not_fit_prints_its_own_command(tmp_path: Path) ->
 def test_the_command_line_has_ways_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def start(run: config.Run, flags: loop.Flags, signals: Any) -> int:
-        assert flags.relief is not None
-        asked.append(flags.relief("a GPU", 7, print))
+    def start(run: config.Run, flags: Flags, signals: Any, relief: Any) -> int:
+        asked.append(relief("a GPU", 7, print))
         return 0
 
-    monkeypatch.setattr(loop, "start", start)
+    monkeypatch.setattr(session, "start", start)
     monkeypatch.setattr(relief, "find", lambda *given: given)
     assert main.main(["--config", "demo", "--loop.steps", "3"]) == 0
     assert asked == [("demo", ["--loop.steps", "3"], "a GPU", 7, print)]

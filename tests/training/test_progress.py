@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import event_log
 import numpy as np
 import pytest
 import toy
@@ -21,9 +22,10 @@ from jaxtrain.distributed import heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import recorder
+from jaxtrain.telemetry import line_files
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
+from jaxtrain.training import progress
 from jaxtrain.training.progress import Progress
 from jaxtrain.training.validation import Validation
 
@@ -64,11 +66,11 @@ class Story:
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory, self.now, self.done = directory, 100.0, 0
-        patch.setattr(recorder, "Window", functools.partial(Window, clock=lambda: self.now))
+        patch.setattr(progress, "Window", functools.partial(Window, clock=lambda: self.now))
         base = config.named("demo_mlm")
         loop = dataclasses.replace(base.loop, steps=TOTAL, log_every=LOG_EVERY)
         self.run, self.watchdog = dataclasses.replace(base, loop=loop), Told()
-        self.recorder = recorder.Recorder(directory, 0, 1)
+        self.log = event_log.attached(directory)
         self.batches: Any = SimpleNamespace(wait_s=0.0)
         self.bad_in_a_row = 0
         self.progress = self.begin()
@@ -78,7 +80,7 @@ class Story:
         self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
         self.progress = Progress(
             self.run,
-            self.recorder,
+            self.log,
             Phases(self.watchdog),
             TOTAL,
             run_length.Position(),
@@ -113,7 +115,7 @@ class Story:
     def records(self) -> dict[int, dict[str, Any]]:
         """Step -> what stands in the file now."""
         path = self.directory / "metrics.jsonl"
-        return {record["step"]: record for record in recorder.read(path)} if path.exists() else {}
+        return {record["step"]: record for record in line_files.read(path)} if path.exists() else {}
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     told = Story(tmp_path, monkeypatch)
     yield told
     told.progress.close()
-    told.recorder.close()
+    told.log.close()
 
 
 @pytest.fixture
@@ -323,8 +325,8 @@ def test_a_validation_is_recorded_and_its_pictures_kept(story: Story, said: Any)
     assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in said()
     kept = [story.directory / "samples" / f"reconstruction_{step}.png" for step in (2, 4)]
     assert all(path.is_file() for path in kept)
-    assert story.progress.samples == kept
+    assert [story.directory / sample.file for sample in story.progress.samples] == kept
     story.progress.validated(6, Validation({"val/psnr": 22.0}, {"text": "a\n"}))
-    assert story.progress.samples[-1].read_text() == "a\n"
+    assert (story.directory / story.progress.samples[-1].file).read_text() == "a\n"
     assert story.progress.first == {"val/psnr": 20.0, "val/loss": 0.5}
     assert story.progress.last == {"val/psnr": 22.0, "val/loss": 0.25}

@@ -12,12 +12,11 @@ from jaxtrain.distributed.heartbeat import Peers
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, Stopped
-from jaxtrain.telemetry import timeline
-from jaxtrain.telemetry.console import Screen
-from jaxtrain.telemetry.phases import Phases
-from jaxtrain.telemetry.timeline import History
+from jaxtrain.telemetry import history
+from jaxtrain.telemetry.console import Console
+from jaxtrain.telemetry.history import History
 from jaxtrain.training import run_directory
-from jaxtrain.training.run_log import Journal
+from jaxtrain.training.run_log import RunLog
 
 
 class Told(Peers):
@@ -32,33 +31,31 @@ class Told(Peers):
 KEPT = run_directory.Before((), empty=False, named=True)
 
 
-def begin(
-    directory: Path, before: run_directory.Before = KEPT
-) -> tuple[Journal, StopSignals, Told]:
+def begin(directory: Path, before: run_directory.Before = KEPT) -> tuple[RunLog, StopSignals, Told]:
     signals = StopSignals()
     peers = Told(0, 1, None, signals)
     watchdog = Watchdog(None, peers)
-    journal = Journal(Phases(watchdog), signals, peers, watchdog)
-    journal.__enter__()
-    assert signals.before_exit == journal._leave
-    journal.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), before)
-    return journal, signals, peers
+    log = RunLog(signals, peers, watchdog)
+    log.__enter__()
+    assert signals.before_exit == log._leave
+    log.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), before)
+    return log, signals, peers
 
 
 def end(directory: Path) -> tuple[int, str]:
-    text = (directory / timeline.NAME).read_text()
+    text = (directory / history.NAME).read_text()
     last: dict[str, Any] = json.loads(text.splitlines()[-1])
     assert last["event"] == "end"
     return last["code"], last["why"]
 
 
 def test_an_error_is_in_the_log_and_in_the_history(tmp_path: Path) -> None:
-    journal, _, _ = begin(tmp_path)
+    log, _, _ = begin(tmp_path)
     error = InputError("--data.path nowhere: no such folder")
-    journal.__exit__(InputError, error, None)
-    log = (tmp_path / "log.txt").read_text()
-    assert f"run directory {tmp_path}\n" in log
-    assert log.endswith("error: --data.path nowhere: no such folder\n")
+    log.__exit__(InputError, error, None)
+    written = (tmp_path / "log.txt").read_text()
+    assert f"run directory {tmp_path}\n" in written
+    assert written.endswith("error: --data.path nowhere: no such folder\n")
     assert end(tmp_path) == (2, "--data.path nowhere: no such folder")
 
 
@@ -73,8 +70,8 @@ def test_a_directory_that_the_run_made_goes_if_nothing_came_of_it(
     directory = tmp_path / "deep" / "run"
     before = run_directory.Before.of(directory, named=named)
     directory.mkdir(parents=True)
-    journal, _, _ = begin(directory, before)
-    journal.__exit__(type(error), error, None)
+    log, _, _ = begin(directory, before)
+    log.__exit__(type(error), error, None)
     stays = named and keeps_named
     assert (directory.exists(), directory.parent.exists()) == (stays, stays)
 
@@ -88,31 +85,31 @@ def test_a_named_directory_that_was_there_stays_with_what_was_in_it(
     directory.mkdir()
     if notes:
         (directory / "log.txt").write_text("of an earlier start\n")
-    journal, _, _ = begin(directory, run_directory.Before.of(directory))
-    journal.__exit__(InputError, InputError("wrong"), None)
+    log, _, _ = begin(directory, run_directory.Before.of(directory))
+    log.__exit__(InputError, InputError("wrong"), None)
     assert [path.name for path in directory.glob("log.txt")] == ["log.txt"] * notes
     assert bool(list(directory.iterdir())) == notes
 
 
 def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path) -> None:
-    journal, signals, peers = begin(tmp_path)
+    log, signals, peers = begin(tmp_path)
     signals.before_exit(130)
     assert peers.left == 130
     words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
     assert end(tmp_path) == (130, words)
     assert (tmp_path / "log.txt").read_text().endswith(f"{words}\n")
-    journal.__exit__(None, None, None)
+    log.__exit__(None, None, None)
 
 
 def test_a_signal_before_there_is_anything_to_save_is_in_the_log(tmp_path: Path) -> None:
     """Also where a library has wrapped it into an error of its own."""
-    journal, _, _ = begin(tmp_path)
+    log, _, _ = begin(tmp_path)
     wrapped = RuntimeError("reading failed")
     wrapped.__cause__ = Stopped("SIGTERM")
-    journal.__exit__(RuntimeError, wrapped, None)
-    log = (tmp_path / "log.txt").read_text()
-    assert log.endswith("stopped by SIGTERM; there was nothing to save\n")
-    assert "Traceback" not in log
+    log.__exit__(RuntimeError, wrapped, None)
+    written = (tmp_path / "log.txt").read_text()
+    assert written.endswith("stopped by SIGTERM; there was nothing to save\n")
+    assert "Traceback" not in written
     assert end(tmp_path) == (75, "stopped by SIGTERM; there was nothing to save")
 
 
@@ -121,16 +118,16 @@ def test_the_watchdogs_last_words_are_in_the_log_and_in_the_history(
 ) -> None:
     closed: list[str] = []
 
-    def close(screen: Screen) -> None:
-        closed.append((tmp_path / timeline.NAME).read_text().splitlines()[-1])
+    def close(console: Console) -> None:
+        closed.append((tmp_path / history.NAME).read_text().splitlines()[-1])
 
-    monkeypatch.setattr(Screen, "close", close)
-    journal, _, _ = begin(tmp_path)
-    journal._watchdog._say("no step ended within 5 s")
+    monkeypatch.setattr(Console, "close", close)
+    log, _, _ = begin(tmp_path)
+    log._watchdog._say("no step ended within 5 s")
     assert json.loads(closed[0])["why"] == "no step ended within 5 s"  # the history came first
     assert (tmp_path / "log.txt").read_text().endswith("no step ended within 5 s\n")
     assert end(tmp_path) == (75, "no step ended within 5 s")
-    journal.__exit__(None, None, None)
+    log.__exit__(None, None, None)
 
 
 def test_what_ended_the_run_is_told_where_the_history_fails(
@@ -139,10 +136,10 @@ def test_what_ended_the_run_is_told_where_the_history_fails(
     def fail(*_: object, **__: object) -> None:
         raise TypeError("not JSON")
 
-    journal, _, _ = begin(tmp_path)
+    log, _, _ = begin(tmp_path)
     monkeypatch.setattr(History, "_write", fail)
-    with pytest.raises(InputError, match="the real one"), journal._stack:
+    with pytest.raises(InputError, match="the real one"), log._stack:
         raise InputError("the real one")
-    log = (tmp_path / "log.txt").read_text()
-    assert "history.jsonl does not say how the run ended: not JSON\n" in log
-    assert log.endswith("error: the real one\n")
+    written = (tmp_path / "log.txt").read_text()
+    assert "history.jsonl does not say how the run ended: not JSON\n" in written
+    assert written.endswith("error: the real one\n")

@@ -27,7 +27,7 @@ def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]
     lines: list[str] = []
     values: dict[str, Any] = {"first": {}, "last": {}, "samples": [], "stopped_early": False}
     values |= {"processes": 1, "since": 0}
-    run_summary.farewell(run, PYTHON, arguments, DIRECTORY, **(values | how), say=lines.append)
+    run_summary.print_summary(run, PYTHON, arguments, DIRECTORY, **(values | how), say=lines.append)
     return lines
 
 
@@ -68,14 +68,14 @@ def test_what_to_type_next_names_each_flag_once() -> None:
     assert own == f"train on your own data: {kept} --loop.steps 8 {blur} --data.path DIR"
     typed_again = [*TYPED, "--output-dir", "x", "--resume", "5", "--loop.steps", "9"]
     assert said(arguments=typed_again)[-2] == on
-    assert run_summary.go_on(PYTHON, typed_again, DIRECTORY) == (
+    assert run_summary.resume_command(PYTHON, typed_again, DIRECTORY) == (
         f"{kept} --loop.steps 9 {blur} {again}"
     )
 
 
 def test_the_command_that_looks_for_ways_to_fit_is_accepted_by_plan() -> None:
     typed = ["--config", "my/own.py", "--simulate-devices", "8", "--debug", "--output-dir", "x"]
-    found = run_summary.ways_to_fit("jaxtrain", [*typed, "--loop.steps=9", "--resume", "latest"])
+    found = run_summary.fit_command("jaxtrain", [*typed, "--loop.steps=9", "--resume", "latest"])
     assert found == "jaxtrain plan --config my/own.py --loop.steps 9 --fit"
     flags, rest = command_line.parse(plan._parser(), found.split()[2:])
     assert (flags.config, flags.fit, rest) == ("my/own.py", True, ["--loop.steps", "9"])
@@ -100,7 +100,7 @@ def test_whoever_has_data_needs_no_hint_and_an_early_stop_asks_for_patience() ->
 
 def reported(directory: Path) -> list[str]:
     lines: list[str] = []
-    run_summary.report(directory, lines.append)
+    run_summary.write_report(directory, lines.append)
     return lines
 
 
@@ -162,4 +162,4 @@ def test_a_run_built_in_python_is_resumed_by_its_program_and_no_command() -> Non
     assert not any("--resume" in line or "--data.path" in line for line in lines)
     (found,) = [line for line in lines if "built in Python" in line]
     assert "output_dir='/runs/my run', resume=\"latest\" and loop.steps=" in found
-    assert run_summary.ways_to_fit(PYTHON, ()) == ""
+    assert run_summary.fit_command(PYTHON, ()) == ""

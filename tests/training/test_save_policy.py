@@ -73,7 +73,7 @@ def at(step: int) -> Position:
 
 def failing(
     at_once: Container[int] = (), later: Container[int] = ()
-) -> tuple[save_policy.Saver, Checkpoints, list[str], save_policy.Meta]:
+) -> tuple[save_policy.Saver, Checkpoints, list[str], save_policy.RunMeta]:
     """A saver some of whose saves fail, what it says, and its meta."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     checkpoints, said, meta = (
@@ -106,7 +106,7 @@ def test_each_complete_save_is_reported() -> None:
     """So that output/latest is the run that saved last, also of two that run at once."""
     one, _, said, _ = failing(at_once={1}, later={2})
     one = save_policy.Saver(
-        one._run, one._checkpoints, one._meta, said.append, lambda: said.append("!")
+        one._run, one._checkpoints, one.meta, said.append, lambda: said.append("!")
     )
     for step in (10, 20, 30):
         one.save(at(step), STATE)
@@ -206,9 +206,10 @@ def test_a_best_one_that_was_not_saved_is_not_the_best(monkeypatch: pytest.Monke
     one, _, _, meta = failing(later={2})
     for step, value in ((1, 20.0), (2, 25.0)):
         one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": value}))
-    assert meta["best"]["step"] == 2
+    assert meta.best is not None
+    assert meta.best.step == 2
     one.save(at(3), STATE)
-    assert meta["best"]["step"] == 1  # the one that is on the disk
+    assert meta.best.step == 1  # the one that is on the disk
     assert one.judge(at(4), {"val/psnr": 22.0})
 
 
@@ -218,7 +219,8 @@ def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPa
     for step in (1, 2, 3, 4):
         one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": 20.0 + step}))
     one.finish(at(5), STATE)
-    assert meta["best"]["step"] == 1
+    assert meta.best is not None
+    assert meta.best.step == 1
     assert said == []
 
 
@@ -228,7 +230,8 @@ def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> Non
     one.save(at(7), STATE, best=one.judge(at(7), {"val/psnr": 20.0}))
     one.finish(at(7), STATE)
     assert checkpoints.best == [7, 7, 7]
-    assert meta["best"]["step"] == checkpoints.metas[-1]["best"]["step"] == 7
+    assert meta.best is not None
+    assert meta.best.step == checkpoints.metas[-1]["best"]["step"] == 7
 
 
 def test_another_state_of_as_many_updates_is_not_the_best() -> None:
@@ -277,8 +280,8 @@ def test_process_zero_says_whether_the_best_one_is_there(
     ("change", "named"), [({"seed": 7}, "seed 7"), ({}, "fingerprint other"), (None, None)]
 )
 def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None) -> None:
-    saved = save_policy.describe(RUN, "other" if change == {} else "same")
-    now = save_policy.describe(dataclasses.replace(RUN, **(change or {})), "same")
+    saved = save_policy.describe(RUN, "other" if change == {} else "same").to_dict()
+    now = save_policy.describe(dataclasses.replace(RUN, **(change or {})), "same").to_dict()
     if named is None:
         save_policy.check_resume(saved, now, Path("4"), print)
         return
@@ -302,7 +305,8 @@ def test_a_resume_with_other_groups_of_clips_says_which_there_were(
 ) -> None:
     """Of a checkpoint from before there were groups too."""
     run = config.load("h100_8", ["--data.clips_per_video", "6"])
-    now, saved = save_policy.describe(run, "now"), save_policy.describe(run, "then")
+    now = save_policy.describe(run, "now").to_dict()
+    saved = save_policy.describe(run, "then").to_dict()
     data = {name: value for name, value in saved["config"]["data"].items() if "group" not in name}
     saved["config"] = saved["config"] | {"data": data | {"clips_per_video": 1} | had}
     with pytest.raises(InputError, match=re.escape(named)):
@@ -310,7 +314,8 @@ def test_a_resume_with_other_groups_of_clips_says_which_there_were(
 
 
 def test_other_versions_are_said() -> None:
-    saved, now = save_policy.describe(RUN, "same"), save_policy.describe(RUN, "same")
+    saved = save_policy.describe(RUN, "same").to_dict()
+    now = save_policy.describe(RUN, "same").to_dict()
     saved["versions"] = saved["versions"] | {"grain": "0.0.1"}
     said: list[str] = []
     save_policy.check_resume(saved, now, Path("4"), said.append)

@@ -16,9 +16,20 @@ from jaxtrain.distributed.heartbeat import Peers
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, RunAgain, Stopped
-from jaxtrain.telemetry import recorder, timeline
-from jaxtrain.telemetry.phases import Phases, Piece
-from jaxtrain.telemetry.timeline import History
+from jaxtrain.telemetry import history
+from jaxtrain.telemetry.events import PhaseEnded
+from jaxtrain.telemetry.phases import Phases
+from jaxtrain.training import run_directory
+from jaxtrain.training.run_log import RunLog
+
+
+class Left(Peers):
+    """Keeps the code with which this process left."""
+
+    code: int | None = None
+
+    def leave(self, code: int) -> None:
+        self.code = code
 
 
 class Story:
@@ -27,24 +38,31 @@ class Story:
     def __init__(self, directory: Path, position: Position = Position()) -> None:  # noqa: B008
         self.now = 100.0
         self.directory = directory
-        watchdog = Watchdog(None, Peers(0, 1, None, StopSignals()))
-        self.phases = Phases(watchdog, clock=lambda: self.now)
-        self.recorder = recorder.Recorder(directory, 0, 1)
-        self.begin = lambda start_from=None: History(
-            self.recorder,
-            directory,
-            self.phases,
+        self.position = position
+        signals = StopSignals()
+        self.peers = Left(0, 1, None, signals)
+        self.watchdog = Watchdog(None, self.peers)
+        self.log = RunLog(signals, self.peers, self.watchdog)
+        self.phases = self.log.phases = Phases(self.watchdog, self.log.emit, lambda: self.now)
+        self.signals = signals
+
+    def begin(self, start_from: Path | None = None) -> RunLog:
+        """The run has its directory."""
+        self.log.open(
             config.named("demo_mlm"),
+            self.directory,
             start_from,
-            position,
+            self.position,
             ("--config", "demo_mlm"),
+            run_directory.Before((), empty=False, named=True),
         )
+        return self.log
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
 
     def records(self) -> list[dict[str, Any]]:
-        text = (self.directory / timeline.NAME).read_text()
+        text = (self.directory / history.NAME).read_text()
         return [json.loads(line) for line in text.splitlines()]
 
     def phases_told(self) -> list[tuple[str, float, int]]:
@@ -57,7 +75,7 @@ class Story:
 def story(tmp_path: Path) -> Iterator[Story]:
     told = Story(tmp_path)
     yield told
-    told.recorder.close()
+    told.log.close()
 
 
 def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
@@ -69,7 +87,7 @@ def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
     with story.phases.within("data", None):
         story.spend(2.0)
     story.spend(0.25)  # the model is built
-    assert not (story.directory / timeline.NAME).exists()
+    assert not (story.directory / history.NAME).exists()
     written.started(40)
     with story.phases.within("compile"):
         story.spend(4.0)
@@ -86,8 +104,8 @@ def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
         story.spend(128.0)
     story.phases.ending()
     story.spend(0.5)
-    written.end(0, "done: 2 of 40 updates")
-    written.end(1, "what comes later does not count")
+    written.ended(0, "done: 2 of 40 updates")
+    written.ended(1, "what comes later does not count")
 
     assert story.phases_told() == [
         ("start", 1.0, 0),
@@ -120,7 +138,7 @@ def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
 def test_a_resume_goes_on_in_the_same_file_behind_a_torn_line(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.begin().started(10)
-    with (tmp_path / timeline.NAME).open("a") as file:
+    with (tmp_path / history.NAME).open("a") as file:
         file.write('{"event": "pha')  # killed here
 
     again = Story(tmp_path, Position(4, 32))
@@ -128,7 +146,7 @@ def test_a_resume_goes_on_in_the_same_file_behind_a_torn_line(tmp_path: Path) ->
     written = again.begin(tmp_path / "checkpoints" / "4")
     written.started(10)
     again.spend(1.0)
-    written.end(75, "stopped by SIGTERM")
+    written.ended(75, "stopped by SIGTERM")
     assert [record["event"] for record in again.records()] == ["start", "start", "phase", "end"]
     resumed = again.records()[1]
     assert (resumed["step"], resumed["seen"]) == (4, 32)
@@ -164,10 +182,9 @@ def test_what_ends_a_run_is_written_also_before_its_length_is_known(
 ) -> None:
     with (
         contextlib.suppress(type(error)),
-        contextlib.ExitStack() as stack,
+        story.begin(),
         story.phases.within("data"),
     ):
-        stack.push(story.begin().failed)
         story.spend(3.0)
         raise error
     start, phase, end = story.records()
@@ -177,42 +194,41 @@ def test_what_ends_a_run_is_written_also_before_its_length_is_known(
 
 
 def test_a_process_that_is_cut_off_writes_what_it_was_in(story: Story) -> None:
-    left: list[int] = []
     written = story.begin()
     written.started(10)
     with story.phases.within("compile"):
         story.spend(7.0)
-        written.cut_off(left.append)(130)  # from the thread that hears signals
-    assert left == [130]
+        story.signals.before_exit(130)  # from the thread that hears signals
+    assert story.peers.code == 130
     assert story.phases_told() == [("compile", 7.0, 0)]
     assert story.records()[-1]["code"] == 130
 
 
-def test_the_watchdogs_last_words_are_the_end(story: Story) -> None:
-    said: list[str] = []
-    written = story.begin()
-    written.started(10)
-    written.said_last(said.append, lambda: said.append("closed"))("hung: no step ended")
-    assert said == ["hung: no step ended", "closed"]
+def test_the_watchdogs_last_words_are_the_end(
+    story: Story, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story.begin().started(10)
+    story.watchdog._say("hung: no step ended")
+    assert capsys.readouterr().out.endswith("\nhung: no step ended\n")
     assert (story.records()[-1]["code"], story.records()[-1]["why"]) == (75, "hung: no step ended")
 
 
 def test_a_full_disk_stops_nothing(
     story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with full_disk.full(monkeypatch, timeline.NAME):
+    with full_disk.full(monkeypatch, history.NAME):
         written = story.begin()
         written.started(10)
         story.spend(1.0)
         story.phases.cut()
     assert capsys.readouterr().out.count("warning: cannot write history.jsonl") == 1
-    written.end(0, "done")
+    written.ended(0, "done")
     assert [record["event"] for record in story.records()] == ["start", "phase", "end"]
 
 
 def test_a_sliver_between_two_phases_belongs_to_the_next(story: Story) -> None:
-    pieces: list[Piece] = []
-    story.phases.when_over(pieces.append)
+    pieces: list[PhaseEnded] = []
+    story.phases.emit = pieces.append
     for name in ("data", "restore"):
         story.spend(0.0004)
         with story.phases.within(name):
@@ -224,8 +240,8 @@ def test_a_sliver_between_two_phases_belongs_to_the_next(story: Story) -> None:
 
 
 def test_the_start_of_a_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    began = timeline.began()
+    began = history.began()
     assert time.time() - 24 * 3600 < began < time.time() - 0.5  # importing jax takes longer
     opened: Callable[..., Any] = lambda *_: (_ for _ in ()).throw(OSError())  # noqa: E731
     monkeypatch.setattr("builtins.open", opened)
-    assert began <= timeline.began() <= time.time()
+    assert began <= history.began() <= time.time()

@@ -3,8 +3,10 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
+import event_log
 import full_disk
 import numpy as np
 import pytest
@@ -13,7 +15,11 @@ from tensorboard_events import events, scalars
 from tensorboardX.proto.event_pb2 import SessionLog
 
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import recorder as metrics
+from jaxtrain.telemetry import line_files
+from jaxtrain.telemetry.console import console_line, duration
+from jaxtrain.telemetry.events import Metrics, Rewound, Sample
+from jaxtrain.telemetry.throughput import Window
+from jaxtrain.training.validation import weighted_means
 
 LINE = {
     "train/loss": 0.12,
@@ -27,7 +33,7 @@ LINE = {
 
 
 def test_console_line_of_the_video_model() -> None:
-    assert metrics.console_line(100, 100000, LINE, 30 * 3600 + 51 * 60) == (
+    assert console_line(100, 100000, LINE, 30 * 3600 + 51 * 60) == (
         "step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s | "
         "115 samples/s | data 1% | eta 30h51m"
     )
@@ -42,11 +48,11 @@ def test_console_line_of_a_text_model_on_a_cpu() -> None:
         "train/tokens_per_second": 2140.0,
         "train/data_wait_fraction": 0.0,
     }
-    assert metrics.console_line(1, 20, values, None) == (
+    assert console_line(1, 20, values, None) == (
         "step 1/20 | loss 9.2103 | acc 41.2% | 0.042 steps/s | 4.2 samples/s | 2.1k tokens/s | "
         "data 0%"
     )
-    assert "loss nan" in metrics.console_line(1, 20, {"train/loss": math.nan}, None)
+    assert "loss nan" in console_line(1, 20, {"train/loss": math.nan}, None)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +71,14 @@ def test_console_line_of_a_text_model_on_a_cpu() -> None:
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert metrics.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_records_keep_every_digit_and_reach_the_disk_at_once(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
+    log = event_log.attached(tmp_path, 0, 1)
     loss = float(np.float32(0.1)) / 3
-    recorder.record(1, {"train/loss": loss, "train/grad_norm": 2.5})
-    recorder.record(1, {"val/psnr": 20.0})
+    log.emit(Metrics(1, {"train/loss": loss, "train/grad_norm": 2.5}))
+    log.emit(Metrics(1, {"val/psnr": 20.0}))
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # not closed yet
     records = [json.loads(line) for line in lines]
     assert [record["step"] for record in records] == [1, 1]
@@ -83,18 +89,18 @@ def test_records_keep_every_digit_and_reach_the_disk_at_once(tmp_path: Path) -> 
         (1, "train/grad_norm", 2.5),
         (1, "val/psnr", 20.0),
     ]
-    recorder.close()
+    log.close()
 
 
 def test_what_is_not_finite_stays_readable(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
-    recorder.record(3, {"train/loss": math.nan, "train/grad_norm": math.inf, "train/psnr": 1.0})
-    recorder.close()
+    log = event_log.attached(tmp_path, 0, 1)
+    log.emit(Metrics(3, {"train/loss": math.nan, "train/grad_norm": math.inf, "train/psnr": 1.0}))
+    log.close()
     line = (tmp_path / "metrics.jsonl").read_text()
     strict = json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
     assert strict["train/loss"] is None
     assert strict["nonfinite"] == {"train/loss": "nan", "train/grad_norm": "inf"}
-    (record,) = metrics.read(tmp_path / "metrics.jsonl")
+    (record,) = line_files.read(tmp_path / "metrics.jsonl")
     assert math.isnan(record["train/loss"])
     assert record["train/grad_norm"] == math.inf
     assert record["train/psnr"] == 1.0
@@ -104,23 +110,27 @@ def test_what_is_not_finite_stays_readable(tmp_path: Path) -> None:
 def test_a_misspelt_name_raises(tmp_path: Path, name: str) -> None:
     for process in (0, 1):
         with pytest.raises(ValueError, match="is not train/NAME or val/NAME"):
-            metrics.Recorder(tmp_path, process, 2).record(1, {name: 1.0})
+            event_log.attached(tmp_path, process, 2).emit(Metrics(1, {name: 1.0}))
 
 
 def test_a_resumed_run_writes_its_later_records_again(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
+    log = event_log.attached(tmp_path, 0, 1)
     for step in (10, 20, 30):
-        recorder.record(step, {"train/loss": step})
-    recorder.close()
+        log.emit(Metrics(step, {"train/loss": step}))
+    log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "train/lo')  # killed here
 
-    assert [record["step"] for record in metrics.read(tmp_path / "metrics.jsonl")] == [10, 20, 30]
-    resumed = metrics.Recorder(tmp_path, 0, 1)
-    resumed.rewind(20, 160)
-    resumed.record(30, {"train/loss": -1.0})
+    assert [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")] == [
+        10,
+        20,
+        30,
+    ]
+    resumed = event_log.attached(tmp_path, 0, 1)
+    resumed.emit(Rewound(20, 160))
+    resumed.emit(Metrics(30, {"train/loss": -1.0}))
     resumed.close()
-    records = list(metrics.read(tmp_path / "metrics.jsonl"))
+    records = list(line_files.read(tmp_path / "metrics.jsonl"))
     assert [(record["step"], record["train/loss"]) for record in records] == [
         (10, 10.0),
         (20, 20.0),
@@ -140,22 +150,24 @@ def test_a_foreign_metrics_file_is_named(tmp_path: Path) -> None:
     ):
         (tmp_path / "metrics.jsonl").write_bytes(content)
         with pytest.raises(InputError, match=f"metrics.jsonl {said}"):
-            metrics.Recorder(tmp_path, 0, 1).rewind(0, 0)
+            event_log.attached(tmp_path, 0, 1).emit(Rewound(0, 0))
 
 
 def test_a_fresh_run_purges_nothing(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
-    recorder.rewind(0, 0)
-    recorder.record(1, {"train/loss": 1.0})
-    recorder.close()
+    log = event_log.attached(tmp_path, 0, 1)
+    log.emit(Rewound(0, 0))
+    log.emit(Metrics(1, {"train/loss": 1.0}))
+    log.close()
     assert not any(event.HasField("session_log") for event in events(tmp_path))
 
 
 def test_pictures(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
+    log = event_log.attached(tmp_path, 0, 1)
     picture = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
-    path = recorder.sample(40, "reconstruction", picture)
-    recorder.close()
+    sample = Sample(40, "reconstruction", picture)
+    log.emit(sample)
+    path = tmp_path / sample.file
+    log.close()
     assert path == tmp_path / "samples" / "reconstruction_40.png"
     np.testing.assert_array_equal(np.asarray(Image.open(path)), picture)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
@@ -163,15 +175,17 @@ def test_pictures(tmp_path: Path) -> None:
     assert (value.tag, value.image.height, value.image.width) == ("reconstruction", 6, 8)
     assert value.image.encoded_image_string == path.read_bytes()
     with pytest.raises(ValueError, match=r"picture x is float64 \[2, 2\], not uint8 \[H, W, 3\]"):
-        recorder.sample(1, "x", np.zeros((2, 2)))
+        log.emit(Sample(1, "x", np.zeros((2, 2))))
     with pytest.raises(ValueError, match="sample name"):
-        recorder.sample(1, "../x", picture)
+        log.emit(Sample(1, "../x", picture))
 
 
 def test_texts(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
-    path = recorder.sample(40, "text", "# one\n*two* größer\n")
-    recorder.close()
+    log = event_log.attached(tmp_path, 0, 1)
+    sample = Sample(40, "text", "# one\n*two* größer\n")
+    log.emit(sample)
+    path = tmp_path / sample.file
+    log.close()
     assert path == tmp_path / "samples" / "text_40.txt"
     assert path.read_text() == "# one\n*two* größer\n"
     (value,) = events(tmp_path)[-1].summary.value
@@ -184,30 +198,32 @@ def test_each_process_logs_and_only_the_first_speaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for process in (0, 2):
-        recorder = metrics.Recorder(tmp_path, process, 3)
-        recorder.say(f"one from {process}")
-        recorder.say("two")
-        recorder.record(1, {"train/loss": float(process)})
-        assert (recorder.sample(1, "x", np.zeros((2, 2, 3), np.uint8)) is None) == (process != 0)
-        recorder.rewind(0 if process else 1, 0)
-        recorder.close()
+        log = event_log.attached(tmp_path, process, 3)
+        log.say(f"one from {process}")
+        log.say("two")
+        log.emit(Metrics(1, {"train/loss": float(process)}))
+        log.emit(Sample(1, "x", np.zeros((2, 2, 3), np.uint8)))
+        assert (tmp_path / "samples" / "x_1.png").exists() == (process == 0)
+        shutil.rmtree(tmp_path / "samples", ignore_errors=True)
+        log.emit(Rewound(0 if process else 1, 0))
+        log.close()
     assert capsys.readouterr().out == "one from 0\ntwo\n"
     for name, process in (("log.txt", 0), ("log.2.txt", 2)):
         first, second = (tmp_path / name).read_text().splitlines()
         assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ one from {process}", first)
         assert second.endswith("Z two")
-    (record,) = metrics.read(tmp_path / "metrics.jsonl")
+    (record,) = line_files.read(tmp_path / "metrics.jsonl")
     assert record["train/loss"] == 0.0
 
 
 def test_a_full_disk_is_reported_once_and_stops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
+    log = event_log.attached(tmp_path, 0, 1)
     with full_disk.full(monkeypatch, "metrics.jsonl", "log.txt"):
         for step in (1, 2, 3):
-            recorder.say(f"line {step}")
-            recorder.record(step, {"train/loss": 1.0})
+            log.say(f"line {step}")
+            log.emit(Metrics(step, {"train/loss": 1.0}))
     said = capsys.readouterr().out.splitlines()
     warnings = [line for line in said if line.startswith("warning: cannot write")]
     assert [line for line in said if line.startswith("line")] == ["line 1", "line 2", "line 3"]
@@ -215,42 +231,42 @@ def test_a_full_disk_is_reported_once_and_stops_nothing(
     assert all("No space left on device" in line for line in warnings)
     assert len(scalars(tmp_path)) == 3  # what can be written is written
 
-    recorder.record(4, {"train/loss": 4.0})
-    recorder.close()
-    steps = [record["step"] for record in metrics.read(tmp_path / "metrics.jsonl")]
+    log.emit(Metrics(4, {"train/loss": 4.0}))
+    log.close()
+    steps = [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4]  # what could not be written has waited
     assert "metrics.jsonl" in capsys.readouterr().out
 
 
 def test_a_validation_that_comes_again_is_forgotten(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, 0, 1)
+    log = event_log.attached(tmp_path, 0, 1)
     for step in (4, 8):
-        recorder.record(step, {"train/loss": 1.0})
-        recorder.record(step, {"val/loss": 2.0})
+        log.emit(Metrics(step, {"train/loss": 1.0}))
+        log.emit(Metrics(step, {"val/loss": 2.0}))
     for validated, kept in ((True, [4, 4, 8, 8]), (False, [4, 4, 8])):
-        recorder.rewind(8, 64, validated=validated)
-        found = list(metrics.read(tmp_path / "metrics.jsonl"))
+        log.emit(Rewound(8, 64, validated=validated))
+        found = list(line_files.read(tmp_path / "metrics.jsonl"))
         assert [record["step"] for record in found] == kept
     assert "train/loss" in found[-1]
-    recorder.close()
+    log.close()
 
 
 def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
     import resource
 
-    recorder = metrics.Recorder(tmp_path, 0, 1)
-    recorder.record(1, {"train/loss": 1.0})
+    log = event_log.attached(tmp_path, 0, 1)
+    log.emit(Metrics(1, {"train/loss": 1.0}))
     size = (tmp_path / "metrics.jsonl").stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # room for a part of a line
     try:
-        recorder.record(2, {"train/loss": 2.0})
+        log.emit(Metrics(2, {"train/loss": 2.0}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (tmp_path / "metrics.jsonl").stat().st_size == size
-    recorder.record(3, {"train/loss": 3.0})
-    recorder.close()
-    assert [record["step"] for record in metrics.read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    log.emit(Metrics(3, {"train/loss": 3.0}))
+    log.close()
+    assert [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
 class Clock:
@@ -262,7 +278,7 @@ class Clock:
 
 def test_window() -> None:
     clock = Clock()
-    window = metrics.Window(8, 16, 1e12, 4, 10e12, clock)
+    window = Window(8, 16, 1e12, 4, 10e12, clock)
     for _ in range(5):
         clock.now += 2.0
         window.step(wait_s=0.5)
@@ -285,7 +301,7 @@ def test_window() -> None:
 
 def test_window_leaves_out_what_it_cannot_know() -> None:
     clock = Clock()
-    window = metrics.Window(8, None, 1e12, 4, None, clock)
+    window = Window(8, None, 1e12, 4, None, clock)
     clock.now += 1.0
     window.step(wait_s=0.0)
     assert set(window.close()) == {
@@ -295,12 +311,12 @@ def test_window_leaves_out_what_it_cannot_know() -> None:
     }
 
 
-def test_finish_divides_once() -> None:
+def test_weighted_means_divide_once() -> None:
     values = np.array([1.0, 2.0, 6.0])
     weights = np.array([1.0, 1.0, 0.0])  # the last row is padding
     sums = (values @ weights, weights.sum(), (values**2) @ weights)
-    found = metrics.finish({"psnr": sums, "loss": sums[:2]})
+    found = weighted_means({"psnr": sums, "loss": sums[:2]})
     assert found == pytest.approx({"psnr": 1.5, "psnr_std": 0.5, "loss": 1.5})
-    assert metrics.finish({"x": (0.3, 3.0, 0.03 - 1e-9)})["x_std"] == 0.0  # not the root of -1e-10
-    assert math.isnan(metrics.finish({"x": (0.0, 0.0)})["x"])
-    assert math.isnan(metrics.finish({"x": (math.nan, 1.0, math.nan)})["x_std"])
+    assert weighted_means({"x": (0.3, 3.0, 0.03 - 1e-9)})["x_std"] == 0.0  # not the root of -1e-10
+    assert math.isnan(weighted_means({"x": (0.0, 0.0)})["x"])
+    assert math.isnan(weighted_means({"x": (math.nan, 1.0, math.nan)})["x_std"])

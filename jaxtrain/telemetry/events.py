@@ -1,0 +1,367 @@
+"""What a run reports, as one stream of events, and what writes it down.
+
+A run emits each event once, to one :class:`EventLog`. Everything that keeps or shows what a run
+reports is a :class:`Sink` of that log, and takes the events it has a use for:
+
+==============================  ==================================================================
+:class:`Message`                console, ``log.txt``
+:class:`Metrics`                ``metrics.jsonl``, TensorBoard
+:class:`Sample`                 ``samples/``, TensorBoard
+:class:`StepExamples`           ``examples.jsonl``
+:class:`BadStep`                ``bad_steps.jsonl``
+:class:`Rewound`                all of these: later records are written again
+:class:`Started`,               ``history.jsonl``
+:class:`StepCompiled`,
+:class:`PhaseEnded`,
+:class:`Ended`
+==============================  ==================================================================
+
+A new tracker is one file with one class: ``telemetry/tensorboard.py`` shows how. It is added to
+the list in :func:`jaxtrain.training.run_log.file_sinks`.
+"""
+
+import dataclasses
+import functools
+import re
+import threading
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxtrain import errors
+from jaxtrain.distributed.signals import why
+from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.storage import addresses
+from jaxtrain.telemetry import images
+
+_METRIC_NAME = re.compile(r"(train|val)/[a-z0-9_]+")
+_SAMPLE_NAME = re.compile(r"[a-z0-9_]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """Text for a person. On the console it is one line.
+
+    Attributes:
+        text: without control characters, and with addresses as they may be recorded.
+        on_console: False for what the console has shown already.
+    """
+
+    text: str
+    on_console: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """The metrics of a logged step or of a validation.
+
+    Attributes:
+        step: completed steps.
+        values: by full name, ``train/NAME`` or ``val/NAME``.
+
+    Raises:
+        ValueError: a name has another form.
+    """
+
+    step: int
+    values: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for name in self.values:
+            if not _METRIC_NAME.fullmatch(name):
+                raise ValueError(f"metric name {name!r} is not train/NAME or val/NAME")
+        numbers = {name: float(value) for name, value in self.values.items()}
+        object.__setattr__(self, "values", numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What the model makes of the first validation batch.
+
+    Attributes:
+        step: completed steps.
+        name: lowercase letters, digits, underscores.
+        content: an image uint8 [H, W, 3], a clip uint8 [T, H, W, 3], or a text.
+
+    Raises:
+        ValueError: the name has another form.
+    """
+
+    step: int
+    name: str
+    content: np.ndarray | str
+
+    def __post_init__(self) -> None:
+        if not _SAMPLE_NAME.fullmatch(self.name):
+            raise ValueError(
+                f"sample name {self.name!r} must consist of lowercase letters, digits and _"
+            )
+
+    @functools.cached_property
+    def image(self) -> images.Encoded | None:
+        """The encoded image or clip, encoded once for all sinks; None for a text.
+
+        Raises:
+            ValueError: the array is not an image or a clip.
+        """
+        if isinstance(self.content, str):
+            return None
+        return images.encode(self.name, self.content)
+
+    @property
+    def file(self) -> Path:
+        """Where it is stored in the run's directory, such as ``samples/reconstruction_40.png``."""
+        ending = ".txt" if isinstance(self.content, str) else images.ending(self.content)
+        return Path("samples") / f"{self.name}_{self.step}{ending}"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepExamples:
+    """The examples of a step, where ``loop.record_examples`` asks for them; from each process.
+
+    Attributes:
+        step: completed steps, this one included.
+        position: examples seen before it, over all processes.
+        ids: of this process's examples in it.
+    """
+
+    step: int
+    position: int
+    ids: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class BadStep:
+    """A step that was not applied; from each process.
+
+    Attributes:
+        step: completed steps, this one not included.
+        position: examples seen before it, over all processes.
+        loss, grad_norm: as text, since JSON has no NaN.
+        ids: of this process's examples in it.
+    """
+
+    step: int
+    position: int
+    loss: str
+    grad_norm: str
+    ids: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewound:
+    """The run is back at an earlier step: everything recorded after it will be recorded again.
+
+    Attributes:
+        step: completed steps.
+        seen: examples seen.
+        validated: False where the validation after ``step`` comes again too.
+    """
+
+    step: int
+    seen: int
+    validated: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """A start of the run: what it is, and from where it continues.
+
+    Attributes:
+        step, seen: completed steps and examples seen at its beginning.
+        total: steps of the complete run; None where the run ended before that was known.
+        resumed_from: the checkpoint; None for a run from scratch.
+        config: every field of the config.
+        arguments: the command line.
+    """
+
+    step: int
+    seen: int
+    total: int | None
+    resumed_from: str | None
+    config: Mapping[str, Any]
+    arguments: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCompiled:
+    """The training step is compiled.
+
+    Attributes:
+        step: completed steps.
+        planned_bytes: of device memory, according to the compiler; None where it does not say.
+        state_bytes: of the run's state, on each device.
+        params: trained numbers of the model.
+        flops_per_step: that the model requires, by its formula, over all devices.
+    """
+
+    step: int
+    planned_bytes: int | None
+    state_bytes: float
+    params: int
+    flops_per_step: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseEnded:
+    """A span of the run's time in which one phase was open, and no other one inside it.
+
+    Attributes:
+        name: of the phase.
+        ended: seconds since 1970.
+        seconds: its length.
+        from_step: completed steps at its beginning; None before that is known.
+        step: completed steps at its end; None before that is known.
+        waited_s: the part of it that waited for input.
+    """
+
+    name: str
+    ended: float
+    seconds: float
+    from_step: int | None
+    step: int | None
+    waited_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The end of this start of the run. Nothing follows it but messages.
+
+    Attributes:
+        step: completed steps.
+        code: exit code.
+        why: in one line.
+    """
+
+    step: int | None
+    code: int
+    why: str
+
+
+Event = (
+    Message
+    | Metrics
+    | Sample
+    | StepExamples
+    | BadStep
+    | Rewound
+    | Started
+    | StepCompiled
+    | PhaseEnded
+    | Ended
+)
+
+
+class Sink(Protocol):
+    """Keeps or shows events, such as a file or a tracker.
+
+    Attributes:
+        name: what it writes, for the warning about a failed write: ``"metrics.jsonl"``.
+        takes: the types of the events that it gets.
+    """
+
+    @property
+    def name(self) -> str:
+        """See above."""
+
+    @property
+    def takes(self) -> tuple[type, ...]:
+        """See above."""
+
+    def handle(self, event: Any) -> None:
+        """Writes an event of one of these types. One thread calls it at a time.
+
+        Raises:
+            OSError: the event could not be written. The run continues; the log says so once.
+        """
+
+    def close(self) -> None:
+        """Writes what is left, and frees what is open. Does not raise."""
+
+
+class ConsoleSink(Sink, Protocol):
+    """The sink that is there before the run has a directory."""
+
+    def show(self, text: str) -> None:
+        """Prints a line, in every process."""
+
+
+class EventLog:
+    """Hands each event to all sinks. A sink whose disk fails is reported once and tried again.
+
+    Args:
+        console: shows messages from the beginning on; the other sinks follow once the run has a
+            directory (:meth:`attach`).
+    """
+
+    def __init__(self, console: ConsoleSink) -> None:
+        self._console = console
+        self._sinks: list[Sink] = [console]
+        self._early: list[Event] = []
+        self._failing: set[str] = set()
+        self._where: Path | None = None
+        # The watchdog, the signals' thread and the hardware's sampler emit events, too.
+        self._lock = threading.RLock()
+
+    def attach(self, sinks: Iterable[Sink], directory: Path) -> None:
+        """Adds the sinks of a run's directory; they get the events so far first."""
+        with self._lock:
+            self._where = directory
+            added = list(sinks)
+            early, self._early = self._early, []
+            for event in early:
+                for sink in added:
+                    self._hand_over(sink, event)
+            self._sinks += added
+
+    def emit(self, event: Event) -> None:
+        """Hands an event to all sinks."""
+        with self._lock:
+            if self._where is None:
+                self._early.append(event)
+            for sink in self._sinks:
+                self._hand_over(sink, event)
+
+    def say(self, text: str) -> None:
+        """Prints one line (process 0) and logs it (every process)."""
+        self.emit(Message(errors.one_line(addresses.scrub(text))))
+
+    def log(self, text: str) -> None:
+        """Logs text that the console has shown already, or has no room for."""
+        self.emit(Message(errors.visible(addresses.scrub(text)), on_console=False))
+
+    def log_error(self, error: BaseException) -> None:
+        """Logs an error; one that nobody expected with its traceback."""
+        if isinstance(error, InputError | RunAgain):
+            self.log(errors.one_line(f"error: {error}"))
+        elif isinstance(error, Exception):
+            self.log("".join(traceback.format_exception(error)).rstrip())
+        else:
+            self.log(why(error))
+
+    def close(self) -> None:
+        """Closes all sinks but the console, which is closed by whoever opened it."""
+        with self._lock:
+            for sink in self._sinks[1:]:
+                sink.close()
+
+    def _hand_over(self, sink: Sink, event: Event) -> None:
+        if not isinstance(event, sink.takes):
+            return
+        try:
+            sink.handle(event)
+        except OSError as error:
+            if sink.name not in self._failing:
+                self._failing.add(sink.name)
+                self._console.show(
+                    f"warning: cannot write {sink.name} in {self._where} "
+                    f"({error.strerror or error}): training continues, and records are kept in "
+                    "memory until it can be written"
+                )
+            return
+        if sink.name in self._failing:
+            self._failing.remove(sink.name)
+            self._console.show(f"{sink.name} in {self._where} is written again")

@@ -1,0 +1,136 @@
+"""What a run did with its time: ``history.jsonl``, an object a line, over all of its starts.
+
+Process 0 writes it; it only grows. Of addresses it has what :mod:`jaxtrain.storage.addresses` lets
+be recorded. Every record has ``event``, ``time`` (seconds since 1970) and ``step`` (completed
+steps then):
+
+- ``start``: what began, where it goes on, and on what it runs. ``total`` is null where the run
+  ended before its length was known.
+- ``compiled``: what the training step takes, by the compiler's account and the model's formula.
+- ``phase``: at the end of each, ``name`` and ``seconds``; a phase inside another one is not counted
+  to that too, and all of them together are the time of the run. ``training`` is cut at each logged
+  step, has its ``from_step``, and says how much of it waited for input (``waited_s``). ``start`` is
+  also what lies between two phases before the first step, ``end`` what lies behind the last one.
+- ``end``: the exit code and why. A process that was killed writes none.
+"""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxtrain import versions
+from jaxtrain.storage import addresses
+from jaxtrain.storage.atomic import Appended, drop_torn_line
+from jaxtrain.telemetry import datasheets, devices
+from jaxtrain.telemetry.events import Ended, PhaseEnded, Started, StepCompiled
+from jaxtrain.telemetry.phases import TRAINING
+
+NAME = "history.jsonl"
+
+
+class History:
+    """Writes the history of this start of a run; process 0 only.
+
+    Nothing reaches the file before the run has :class:`Started`: phases that end earlier wait.
+
+    Args:
+        directory: of the run.
+    """
+
+    name = NAME
+    takes = (Started, StepCompiled, PhaseEnded, Ended)
+
+    def __init__(self, directory: Path) -> None:
+        self._file = Appended(directory / NAME)
+        self._torn = self._file.path.is_file()  # perhaps, by an earlier start
+        self._waiting: list[PhaseEnded] = []
+        self._start: Started | None = None
+
+    def handle(self, event: Started | StepCompiled | PhaseEnded | Ended) -> None:
+        """Appends an event."""
+        if isinstance(event, Started):
+            self._start = event
+            self._write("start", time.time(), event.step, _start(event))
+            waiting, self._waiting = self._waiting, []
+            for phase in waiting:
+                self._phase_ended(phase)
+        elif isinstance(event, StepCompiled):
+            self._write("compiled", time.time(), event.step, _compiled(event))
+        elif isinstance(event, PhaseEnded):
+            self._phase_ended(event)
+        else:
+            self._write("end", time.time(), event.step, {"code": event.code, "why": event.why})
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _phase_ended(self, phase: PhaseEnded) -> None:
+        if self._start is None:
+            self._waiting.append(phase)
+            return
+        entry: dict[str, Any] = {"name": phase.name, "seconds": phase.seconds}
+        if phase.name == TRAINING:
+            entry |= {"waited_s": phase.waited_s, "from_step": phase.from_step}
+        step = self._start.step if phase.step is None else phase.step
+        self._write("phase", phase.ended, step, entry)
+
+    def _write(self, event: str, when: float, step: int | None, entry: dict[str, Any]) -> None:
+        if self._torn:
+            drop_torn_line(self._file.path)
+            self._torn = False
+        record = {"event": event, "time": when, "step": step, **addresses.scrubbed(entry)}
+        self._file.append((json.dumps(record) + "\n").encode())
+
+
+def _start(event: Started) -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "from": event.resumed_from,
+        "began": began(),
+        "seen": event.seen,
+        "total": event.total,
+        "host": socket.gethostname(),
+        "processes": jax.process_count(),
+        "devices": jax.device_count(),
+        "device_kind": device.device_kind,
+        "platform": device.platform,
+        "driver": devices.driver_version() if device.platform == "gpu" else None,
+        "versions": versions.versions(),
+        "config": event.config,
+        "arguments": list(event.arguments),
+    }
+
+
+def _compiled(event: StepCompiled) -> dict[str, Any]:
+    kind = jax.devices()[0].device_kind
+    planned = event.planned_bytes
+    return {
+        "planned_gib": planned and planned / devices.GIB,
+        "state_gib": event.state_bytes / devices.GIB,
+        "params": event.params,
+        "flops_per_step": event.flops_per_step,
+        "peak_flops": datasheets.peak_bf16_flops(kind),
+        "bandwidth": datasheets.memory_bytes_per_second(kind),
+    }
+
+
+_IMPORTED = time.time()
+
+
+def began() -> float:
+    """When this process started, seconds since 1970; where no kernel tells, when it came here."""
+    try:
+        with open("/proc/self/stat") as file:
+            # Behind the name, which may hold anything, the 20th field: ticks since the boot
+            # (proc_pid_stat(5)).
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return _IMPORTED
+    return time.time() - age_s

@@ -1,0 +1,207 @@
+"""The files of a run that grow by lines: its log, its metrics, its lists of examples.
+
+A line of ``metrics.jsonl`` is an object: ``step``, ``time`` (seconds since 1970) and the values
+under their full names, with every digit. JSON knows no NaN: a value that is not finite is
+``null``, and ``"nonfinite": {NAME: "nan" | "inf" | "-inf"}`` on the same line says which it is.
+"""
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.errors import InputError
+from jaxtrain.storage.atomic import Appended, drop_torn_line, open_own, write_whole
+from jaxtrain.telemetry.events import BadStep, Message, Metrics, Rewound, StepExamples
+
+LOG = "log.txt"  # of process 0
+METRICS = "metrics.jsonl"
+
+# Lists that each process keeps for itself: file -> the event that adds a line, and which of its
+# numbers says how far the run was.
+_LISTS: dict[str, tuple[type[StepExamples | BadStep], str]] = {
+    "examples": (StepExamples, "step"),
+    "bad_steps": (BadStep, "position"),
+}
+
+
+class LogFile:
+    """Every message, each line with the UTC time: ``log.txt``, or ``log.<process>.txt``."""
+
+    takes = (Message,)
+
+    def __init__(self, directory: Path, process: int) -> None:
+        self._file = Appended(directory / (LOG if process == 0 else f"log.{process}.txt"))
+        self.name = self._file.path.name
+
+    def handle(self, event: Message) -> None:
+        """Appends a message."""
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        lines = event.text.rstrip("\n").split("\n")
+        self._file.append("".join(f"{now} {line}\n" for line in lines).encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class MetricsFile:
+    """``metrics.jsonl``, of process 0; :func:`read` reads it.
+
+    Raises:
+        OSError: what a killed process left of a line cannot be removed.
+    """
+
+    name = METRICS
+    takes = (Metrics, Rewound)
+
+    def __init__(self, directory: Path) -> None:
+        self._file = Appended(directory / METRICS)
+        self._torn = self._file.path.is_file()  # perhaps, by an earlier start
+
+    def handle(self, event: Metrics | Rewound) -> None:
+        """Appends a record, or removes those that will be written again.
+
+        Raises:
+            InputError: a line is not a record.
+        """
+        path = self._file.path
+        if self._torn:
+            drop_torn_line(path)
+            self._torn = False
+        if isinstance(event, Metrics):
+            self._file.append(_json_line(event.step, event.values).encode())
+        elif path.is_file():
+            self._file.close()
+            _rewind(path, "step", event.step)
+            if not event.validated:
+                _forget_validation(path, event.step)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class ListFile:
+    """``examples.jsonl`` or ``bad_steps.jsonl``; ``<name>.<process>.jsonl`` of other processes.
+
+    Args:
+        directory: of the run.
+        kind: ``"examples"`` or ``"bad_steps"``.
+        process: number of this process. Process 0 also rewinds the lists of processes that the run
+            had before and does not have now.
+        process_count: processes of the run.
+    """
+
+    def __init__(self, directory: Path, kind: str, process: int, process_count: int) -> None:
+        event, self._key = _LISTS[kind]
+        self.takes: tuple[type, ...] = (event, Rewound)
+        self._kind = kind
+        self._process, self._process_count = process, process_count
+        suffix = ".jsonl" if process == 0 else f".{process}.jsonl"
+        self._file = Appended(directory / f"{kind}{suffix}")
+        self.name = self._file.path.name
+
+    def handle(self, event: StepExamples | BadStep | Rewound) -> None:
+        """Appends an entry, or removes those that will be written again.
+
+        Raises:
+            InputError: a line is not an entry.
+        """
+        if not isinstance(event, Rewound):
+            self._file.append(
+                (json.dumps(dataclasses.asdict(event), allow_nan=False) + "\n").encode()
+            )
+            return
+        self._file.close()
+        for path in (self._file.path, *self._of_processes_that_are_gone()):
+            if path.is_file():
+                _rewind(path, self._key, event.step if self._key == "step" else event.seen - 1)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _of_processes_that_are_gone(self) -> Iterator[Path]:
+        if self._process:
+            return
+        for path in self._file.path.parent.glob(f"{self._kind}.*.jsonl"):
+            number = re.fullmatch(r"\w+\.(\d+)\.jsonl", path.name)
+            if number and int(number[1]) >= self._process_count:
+                yield path
+
+
+def list_files(directory: Path, process: int, process_count: int) -> list[ListFile]:
+    """All lists of a process."""
+    return [ListFile(directory, kind, process, process_count) for kind in _LISTS]
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a ``metrics.jsonl`` in order, with NaN and infinities put back.
+
+    A last line without an end, which a live or killed run may leave, is omitted.
+    """
+    with path.open() as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            record = json.loads(line)
+            nonfinite = record.pop("nonfinite", {})
+            yield record | {name: float(text) for name, text in nonfinite.items()}
+
+
+def _rewind(path: Path, key: str, last: int) -> None:
+    drop_torn_line(path)
+    lines = _lines(path)
+    kept = [line for line in lines if _number_of(line, key, path) <= last]
+    if len(kept) < len(lines):
+        write_whole(path, "".join(kept))
+
+
+def _forget_validation(path: Path, step: int) -> None:
+    """Drops the records of validations after ``step``; those of training have other names."""
+    lines = _lines(path)
+    kept = [
+        line
+        for line in lines
+        if not (
+            json.loads(line)["step"] == step and any("val/" in name for name in json.loads(line))
+        )
+    ]
+    write_whole(path, "".join(kept))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        with open(open_own(path, os.O_RDONLY), encoding="utf-8") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 ({error.reason} at byte {error.start}): move the file away"
+        ) from error
+    return [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def _number_of(line: str, key: str, path: Path) -> int:
+    try:
+        return int(json.loads(line)[key])
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        raise InputError(
+            f"{path} contains a line that jaxtrain did not write ({line[:60].strip()!r}): fix the "
+            "line, or move the file away"
+        ) from None
+
+
+def _json_line(step: int, values: Mapping[str, float]) -> str:
+    record: dict[str, Any] = {"step": step, "time": time.time()}
+    record |= {name: value if math.isfinite(value) else None for name, value in values.items()}
+    nonfinite = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
+    if nonfinite:
+        record["nonfinite"] = nonfinite
+    return json.dumps(record, allow_nan=False) + "\n"

@@ -1,0 +1,117 @@
+"""One start of a run: its processes, its training, its end, and the exit code."""
+
+import os
+
+import jax
+
+from jaxtrain import config
+from jaxtrain.config import invocation
+from jaxtrain.data import cache
+from jaxtrain.distributed import process_group
+from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.distributed.watchdog import Watchdog
+from jaxtrain.errors import DONE, stop_inside
+from jaxtrain.ops import allocator
+from jaxtrain.training import loop, out_of_memory, run_summary
+from jaxtrain.training.preflight import Flags
+from jaxtrain.training.run_log import RunLog
+from jaxtrain.training.save_policy import patience_over
+from jaxtrain.training.setup import TrainSetup, open_training
+from jaxtrain.training.stopping import EXIT_CODES, GO_ON
+from jaxtrain.xla import options
+
+
+def start(
+    run: config.Run,
+    flags: Flags,
+    signals: StopSignals,
+    relief: out_of_memory.Relief | None = None,
+) -> int:
+    """Connects the processes, trains, and returns the exit code.
+
+    Args:
+        run: the config, by itself without problems.
+        flags: of the command line.
+        signals: entered.
+        relief: looks for a way out when device memory is full.
+
+    Raises:
+        InputError: wrong use or input.
+        RunAgain: something outside of this program is full or not there.
+    """
+    options.reserve_memory(os.environ)
+    if flags.simulate_devices or process_group.will_use_cpu(os.environ):
+        allocator.keep_freed()
+    process_group.connect(os.environ, flags.simulate_devices)
+    with (
+        process_group.peers(signals) as peers,
+        Watchdog(run.loop.hang_timeout_s, peers) as watchdog,
+    ):
+        signals.before_exit = peers.leave
+        signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
+        try:  # from here on others may wait for this process
+            process_group.check_accelerator(os.environ)
+            process_group.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
+            options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
+            code = _train(run, flags, signals, peers, watchdog, relief)
+        except BaseException as error:
+            reason = stop_inside(error) or error
+            process_group.leave(reason, peers)
+            if reason is not error:
+                raise reason from None
+            raise
+        if options.still_compiling() or (code != DONE and jax.process_count() > 1):
+            process_group.end(code, peers)
+        return code
+
+
+def _train(
+    run: config.Run,
+    flags: Flags,
+    signals: StopSignals,
+    peers: Peers,
+    watchdog: Watchdog,
+    relief: out_of_memory.Relief | None,
+) -> int:
+    with (
+        RunLog(signals, peers, watchdog) as log,
+        open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
+    ):
+        if setup is None:  # there is nothing left to train
+            return DONE
+        loop.train(setup)
+        peers.ending()
+        return _end(setup, flags)
+
+
+def _end(setup: TrainSetup, flags: Flags) -> int:
+    """Reports why the run has ended and how to continue; returns the exit code."""
+    run, log, progress, decision = setup.run, setup.log, setup.progress, setup.stopping.decision
+    stopped_early = patience_over(run.loop, setup.saver.meta)
+    ending = run_summary.ending(run, progress.done, setup.total, decision, stopped_early)
+    log.say(ending)
+    program, typed = invocation.program(), run_summary.typed(run, flags)
+    if decision != GO_ON:
+        again = run_summary.resume_command(program, typed, setup.directory)
+        each = run_summary.in_each(jax.process_count())
+        log.say(f"go on{each} with: {again}" if typed else again)
+    else:
+        run_summary.print_summary(
+            run,
+            program,
+            typed,
+            setup.directory,
+            first=progress.first,
+            last=progress.last,
+            samples=[setup.directory / sample.file for sample in progress.samples],
+            since=progress.began,
+            stopped_early=stopped_early,
+            processes=jax.process_count(),
+            say=log.say,
+        )
+    log.ended(EXIT_CODES[decision], ending)
+    if decision == GO_ON and jax.process_index() == 0:
+        with log.phases.within("report"):  # which takes a minute where a run has many records
+            run_summary.write_report(setup.directory, log.say)
+    return EXIT_CODES[decision]

@@ -1,0 +1,23 @@
+"""A run's event log with the sinks of its directory, and a console that prints plain lines."""
+
+from pathlib import Path
+
+from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.signals import StopSignals
+from jaxtrain.distributed.watchdog import Watchdog
+from jaxtrain.telemetry.console import Console
+from jaxtrain.telemetry.events import EventLog
+from jaxtrain.telemetry.phases import Phases
+from jaxtrain.training.run_log import file_sinks
+
+
+def phases() -> Phases:
+    """Of a run of one process whose watchdog ends nothing."""
+    return Phases(Watchdog(None, Peers(0, 1, None, StopSignals())))
+
+
+def attached(directory: Path, process: int = 0, process_count: int = 1) -> EventLog:
+    """The log of a process as it is once the run has its directory."""
+    log = EventLog(Console(phases(), process))
+    log.attach(file_sinks(directory, process, process_count), directory)
+    return log
