@@ -46,8 +46,13 @@ def main(arguments: list[str]) -> int:
     else:
         count = weights.save(flags.target, found.model, found.params)
     own = sum(array.size for array in found.params.values())
-    more = f" ({count - own:+,} that the other program's form needs)" if count != own else ""
-    terminal.out(f"{found.source}: {own:,} parameters of {type(found.model).__module__}{more}")
+    more = ""
+    if count > own:
+        more = f" ({count - own:+,} that the other program's form needs)"
+    elif count < own:  # such as those of a discriminator
+        more = f" ({own - count:,} more are for training only and are not exported)"
+    shown = min(own, count)
+    terminal.out(f"{found.source}: {shown:,} parameters of {type(found.model).__module__}{more}")
     terminal.out(f"written to {flags.target}")
     return 0
 

@@ -81,7 +81,7 @@ def search(
         one = compiled(_changes(run, kind, parts))
         if one is None:
             return False
-        if not one.fits:
+        if one.spare < 0:  # where that is no more than an estimate, the search follows it
             too_large.append((kind, parts))
             return False
         if (

@@ -19,7 +19,10 @@ class SampleFiles:
         """Writes a sample."""
         path = self._directory / event.file
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, event.content if event.image is None else event.image.file)
+        if isinstance(event.content, str):
+            write_whole(path, event.content)
+        elif event.image is not None:
+            write_whole(path, event.image.file)
 
     def close(self) -> None:
         """Does nothing: each file is complete."""

@@ -69,7 +69,9 @@ def test_clips_then_latents_then_training(
     start = ("--model.init_from", teacher, "--optim.peak_lr", 1e-12, "--optim.average.rule", "ema")
     run = (*data, *taught, *start, "--output-dir", tmp_path / "run")
     assert _main(*run) == 2
-    assert " prepare latents --teacher SPEC" in capsys.readouterr().err
+    complaint = capsys.readouterr().err
+    assert " prepare latents` makes them; it takes this run's --config" in complaint
+    assert "and --teacher SPEC" in complaint
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
     said = capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The search for a way that fits: every candidate is tried, and few are."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -50,6 +51,19 @@ def test_those_that_fit_come_first_and_the_fastest_of_them_first() -> None:
     times = [one.best for one in found if one.fits]
     assert times == sorted(times)
     assert () in [one.overrides for one in found]
+
+
+@pytest.mark.parametrize("room", [55, 1000])
+def test_an_estimate_is_searched_as_if_it_were_exact(room: float) -> None:
+    """What cannot be said to fit is not taken for too large: few candidates are compiled."""
+
+    def estimate(changes: fit.Overrides, _: float) -> fit.Tried:
+        return dataclasses.replace(tried(changes, room=room), exact=False)
+
+    known, _ = fit.search(RUN, lambda changes, _: tried(changes, room=room), 1e9)
+    estimated, _ = fit.search(RUN, estimate, 1e9)
+    assert {one.overrides for one in estimated} == {one.overrides for one in known}
+    assert all(one.fits is None for one in estimated)
 
 
 def test_the_search_ends_with_its_budget() -> None:
