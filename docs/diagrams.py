@@ -91,7 +91,7 @@ FLOW = (
     (("training/loop.py", "validate and save when due, stop when told"),),
     (
         ("checkpoint/saver.py", "state, examples seen, manifest"),
-        ("telemetry/recorder.py", "console, log, metrics, curves"),
+        ("telemetry/events.py", "to console, log, metrics, curves"),
     ),
 )
 

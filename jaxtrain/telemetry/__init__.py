@@ -1,1 +1,1 @@
-"""What a run reports: one stream of events (``events.py``), its sinks, and the hardware's state."""
+"""What a run reports: one stream of events, the sinks that keep it, and the hardware's state."""
