@@ -56,8 +56,8 @@ def _examine(request: dict[str, Any], write: Write) -> None:
     # jax's threads of a GPU are to leave its memory to others; a run reserves it, this does not.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, versions
+    from jaxtrain.distributed.key_value import KeyValueStore
     from jaxtrain.doctor import nvidia
-    from jaxtrain.doctor.exchange import Exchange
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
     from jaxtrain.training import run_directory
@@ -79,7 +79,7 @@ def _examine(request: dict[str, Any], write: Write) -> None:
         environment=os.environ,
         temporary=Path(request["temporary"]),
         scratch=lambda folder: write({"scratch": str(folder)}),
-        exchange=Exchange(0, 1, None),
+        store=KeyValueStore(),
     )
     own: list[Finding] = []
 
@@ -127,7 +127,7 @@ def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any
     def others() -> dict[str, Check]:
         from jaxtrain.doctor import hosts
 
-        return {"findings": lambda: hosts.others(subject.exchange, own)}
+        return {"findings": lambda: hosts.others(subject.store, own)}
 
     return {
         "processes": processes,

@@ -18,8 +18,8 @@ from jaxtrain.checkpoint import saver as checkpoint
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
 from jaxtrain.data.quarantine import Quarantine
-from jaxtrain.distributed import process_group
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed import key_value, process_group
+from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, stop_inside
@@ -62,35 +62,35 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
         allocator.keep_freed()
     process_group.connect(os.environ, flags.simulate_devices)
     with (
-        process_group.peers(signals) as peers,
-        Watchdog(run.loop.hang_timeout_s, peers) as watchdog,
+        Heartbeat(key_value.of_run(), signals) as heartbeat,
+        Watchdog(run.loop.hang_timeout_s, heartbeat) as watchdog,
     ):
-        signals.before_exit = peers.leave
+        signals.before_exit = heartbeat.leave
         signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         try:  # from here on others may wait for this process
             process_group.check_accelerator(os.environ)
             process_group.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            code = train(run, flags, signals, peers, watchdog)
+            code = train(run, flags, signals, heartbeat, watchdog)
         except BaseException as error:
             told = stop_inside(error) or error
-            process_group.leave(told, peers)
+            process_group.leave(told, heartbeat)
             if told is not error:
                 raise told from None
             raise
         if options.still_compiling() or (code != DONE and jax.process_count() > 1):
-            process_group.end(code, peers)
+            process_group.end(code, heartbeat)
         return code
 
 
 def train(
-    run: config.Run, flags: Flags, signals: StopSignals, peers: Peers, watchdog: Watchdog
+    run: config.Run, flags: Flags, signals: StopSignals, heartbeat: Heartbeat, watchdog: Watchdog
 ) -> int:
     """One run from start to end."""
     damage: list[str] = []
     phases = Phases(watchdog)
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(Journal(phases, signals, peers, watchdog))
+        journal = stack.enter_context(Journal(phases, signals, heartbeat, watchdog))
         with phases.within("start"):  # which may read a whole checkpoint
             preflight.check(run, resumes=flags.resume is not None)
             mesh = meshes.make(run.mesh)
@@ -221,7 +221,7 @@ def train(
             batches.close()
             with progress.interrupted("save"):
                 saver.finish(progress.position(), state)
-            peers.ending()
+            heartbeat.ending()
         stopped_early = patience_over(run.loop, meta)
         ending = _ending(run, progress.done, total, stopping.decision, stopped_early)
         say(ending)

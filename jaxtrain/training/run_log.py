@@ -13,7 +13,7 @@ import jax
 
 from jaxtrain import config, versions
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError
@@ -30,7 +30,7 @@ class Journal:
     Args:
         phases: where the run is.
         signals: may end the process in the midst of a call.
-        peers: the other processes, which are told of an end.
+        heartbeat: tells the other processes of an end.
         watchdog: may end the process, too.
 
     Attributes:
@@ -42,11 +42,11 @@ class Journal:
     history: History
 
     def __init__(
-        self, phases: Phases, signals: StopSignals, peers: Peers, watchdog: Watchdog
+        self, phases: Phases, signals: StopSignals, heartbeat: Heartbeat, watchdog: Watchdog
     ) -> None:
         self._phases = phases
         self._signals = signals
-        self._peers = peers
+        self._heartbeat = heartbeat
         self._watchdog = watchdog
         self._screen = Screen(phases, jax.process_index())
         self._stack = contextlib.ExitStack()
@@ -108,4 +108,4 @@ class Journal:
 
     def _leave(self, code: int) -> None:
         self._screen.close()
-        self._peers.leave(code)
+        self._heartbeat.leave(code)

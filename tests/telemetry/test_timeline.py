@@ -12,7 +12,8 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, RunAgain, Stopped
@@ -27,7 +28,7 @@ class Story:
     def __init__(self, directory: Path, position: Position = Position()) -> None:  # noqa: B008
         self.now = 100.0
         self.directory = directory
-        watchdog = Watchdog(None, Peers(0, 1, None, StopSignals()))
+        watchdog = Watchdog(None, Heartbeat(KeyValueStore(), StopSignals()))
         self.phases = Phases(watchdog, clock=lambda: self.now)
         self.recorder = recorder.Recorder(directory, 0, 1)
         self.begin = lambda start_from=None: History(

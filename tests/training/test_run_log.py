@@ -8,7 +8,8 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, Stopped
@@ -20,8 +21,8 @@ from jaxtrain.training import run_directory
 from jaxtrain.training.run_log import Journal
 
 
-class Told(Peers):
-    """Peers that keep the code with which this process left."""
+class Left(Heartbeat):
+    """Keeps the code with which this process left."""
 
     left: int | None = None
 
@@ -34,15 +35,15 @@ KEPT = run_directory.Before((), empty=False, named=True)
 
 def begin(
     directory: Path, before: run_directory.Before = KEPT
-) -> tuple[Journal, StopSignals, Told]:
+) -> tuple[Journal, StopSignals, Left]:
     signals = StopSignals()
-    peers = Told(0, 1, None, signals)
-    watchdog = Watchdog(None, peers)
-    journal = Journal(Phases(watchdog), signals, peers, watchdog)
+    heartbeat = Left(KeyValueStore(), signals)
+    watchdog = Watchdog(None, heartbeat)
+    journal = Journal(Phases(watchdog), signals, heartbeat, watchdog)
     journal.__enter__()
     assert signals.before_exit == journal._leave
     journal.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), before)
-    return journal, signals, peers
+    return journal, signals, heartbeat
 
 
 def end(directory: Path) -> tuple[int, str]:
@@ -95,9 +96,9 @@ def test_a_named_directory_that_was_there_stays_with_what_was_in_it(
 
 
 def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path) -> None:
-    journal, signals, peers = begin(tmp_path)
+    journal, signals, heartbeat = begin(tmp_path)
     signals.before_exit(130)
-    assert peers.left == 130
+    assert heartbeat.left == 130
     words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
     assert end(tmp_path) == (130, words)
     assert (tmp_path / "log.txt").read_text().endswith(f"{words}\n")
