@@ -7,7 +7,7 @@ from jaxtrain import config, terminal
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, fit, plan, report
-from jaxtrain.planning.request import Request, compile_step
+from jaxtrain.planning.request import PlanRequest, compile_step
 
 _GPUS_PER_NODE = 8
 _TIMEOUT_S = 1800.0
@@ -72,7 +72,7 @@ class Planner:
             InputError: the step could not be compiled.
         """
         settings = self._all(changes)
-        request = Request(
+        request = PlanRequest(
             config=self._name, overrides=settings, gpu=self._short, gpus_per_node=self._per_node
         )
         findings = compile_step(request, timeout_s)

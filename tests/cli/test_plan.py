@@ -102,9 +102,9 @@ def test_a_batch_is_checked_on_the_devices_that_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """24 devices divide 120, the config's own 16 do not."""
-    asked: list[request.Request] = []
+    asked: list[request.PlanRequest] = []
 
-    def refuse(one: request.Request, _: float) -> dict[str, str]:
+    def refuse(one: request.PlanRequest, _: float) -> dict[str, str]:
         asked.append(one)
         return {"failure": "enough"}
 
@@ -120,7 +120,7 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
 ) -> None:
     """And ways to make it fit, each with overrides that are whole."""
 
-    def compile_step(one: request.Request, _: float) -> dict[str, object]:
+    def compile_step(one: request.PlanRequest, _: float) -> dict[str, object]:
         parts = int(dict(zip(one.overrides, one.overrides[1:], strict=False))["--optim.accumulate"])
         return findings(4e11 / parts)
 
