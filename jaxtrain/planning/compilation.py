@@ -29,7 +29,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     """Compiles the step that a request names.
 
     Args:
-        request: :class:`jaxtrain.planning.request.PlanRequest` as a dict, ``dump``, the folder of
+        request: :class:`jaxtrain.planning.planner.PlanRequest` as a dict, ``dump``, the folder of
             the compiler's dump, and ``estimate``: whether to compile for virtual CPU devices.
 
     Returns:
