@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.telemetry.console import Console
@@ -13,7 +14,7 @@ from jaxtrain.training.run_log import file_sinks
 
 def phases() -> Phases:
     """Of a run of one process whose watchdog ends nothing."""
-    return Phases(Watchdog(None, Peers(0, 1, None, StopSignals())))
+    return Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())))
 
 
 def attached(directory: Path, process: int = 0, process_count: int = 1) -> EventLog:

@@ -11,8 +11,8 @@ from program import TINY_MLM
 
 from jaxtrain import config
 from jaxtrain.cli import doctor
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import examination
-from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.doctor.subject import Subject
@@ -37,7 +37,7 @@ def subject(place: Path, run: config.Run | None = None, **changes: Any) -> Subje
         "environment": {},
         "temporary": temporary,
         "scratch": lambda folder: None,
-        "exchange": Exchange(0, 1, None),
+        "store": KeyValueStore(),
     }
     short = cards.card_of_config(settings["run"].name)
     settings["card"] = None if short is None else cards.card(short)

@@ -21,7 +21,8 @@ import pytest
 
 from jaxtrain import errors, main, terminal
 from jaxtrain.distributed import process_group
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import BadExample, InputError, RunAgain
@@ -38,13 +39,14 @@ from pathlib import Path
 from jaxtrain.telemetry import console
 from jaxtrain import terminal
 from jaxtrain.telemetry import progress_bar
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 
 console._DRAW_EVERY_S = 0.05
-phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())))
+phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())))
 """
 
 
@@ -185,7 +187,7 @@ def test_a_long_piece_of_work_is_a_bar_in_the_same_line(on_terminal: Any) -> Non
 
 def test_how_long_a_step_takes_of_late() -> None:
     clock = Clock()
-    phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock=clock)
+    phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())), clock=clock)
     phases.training()
 
     def step(number: int, seconds: float) -> float | None:
@@ -215,7 +217,7 @@ def test_elsewhere_a_long_phase_says_that_it_is_there(
 ) -> None:
     monkeypatch.setattr(console, "_LOOK_EVERY_S", 0.01)
     clock = Clock()
-    phases = Phases(Watchdog(None, Peers(0, 1, None, StopSignals())), clock=clock)
+    phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())), clock=clock)
     with Console(phases, 0, {}) as shown, contextlib.closing(EventLog(shown)) as log:
         log.attach(file_sinks(tmp_path, 0, 1), tmp_path)
         shown.note_in(log)
@@ -248,7 +250,7 @@ def test_the_other_processes_stay_dark(
 ) -> None:
     monkeypatch.setattr(terminal, "lively", lambda *_: pytest.fail("it may not even look"))
     clock = Clock()
-    phases = Phases(Watchdog(None, Peers(1, 2, None, StopSignals())), clock=clock)
+    phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(1, 2), StopSignals())), clock=clock)
     with Console(phases, 1), phases.within("compile"):
         clock.now += 100.0
         time.sleep(0.1)
@@ -387,11 +389,11 @@ def test_errors_and_tracebacks_write_it_out(
     assert main.main(["--config", "\x1b[2J\x07"]) == 2
     assert "\\x1b[2J" in (found := capsys.readouterr().err)
     assert "\x1b" not in found
-    monkeypatch.setattr(process_group, "members", lambda: process_group.Members(0, 2, None))
-    monkeypatch.setattr(process_group, "end", lambda code, peers: None)
-    peers = Peers(0, 2, None, StopSignals())
+    monkeypatch.setattr(process_group.key_value, "of_run", lambda: KeyValueStore(0, 2))
+    monkeypatch.setattr(process_group, "end", lambda code, heartbeat: None)
+    heartbeat = Heartbeat(KeyValueStore(0, 2), StopSignals())
     for error in (InputError("\x1b[2J"), RunAgain("\x1b[2J"), ValueError("\x1b[2J")):
-        process_group.leave(error, peers)
+        process_group.leave(error, heartbeat)
         assert "\\x1b[2J" in (found := capsys.readouterr().err)
         assert "\x1b" not in found
 

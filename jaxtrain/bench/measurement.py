@@ -26,6 +26,7 @@ from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
+from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.errors import InputError
 from jaxtrain.ops import allocator
 from jaxtrain.telemetry import datasheets, devices
@@ -42,16 +43,16 @@ _FIRST_STEPS = 2
 Rows = dict[str, Any]
 
 
-def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]], None]) -> None:
+def measure(request: dict[str, Any], send: Send) -> None:
     """Measures a start, then what ``request["parts"]`` names; a part that fails is noted.
 
     Args:
-        request: made by :class:`jaxtrain.bench.request.Request`.
-        rows: of the start so far, s.
-        keep: takes all findings after each part: ``rows`` (name -> number or
+        request: made by :class:`jaxtrain.bench.request.BenchRequest`.
+        send: takes all findings after each part: ``rows`` (name -> number or
             :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part -> why it was
             left out).
     """
+    rows: Rows = {f"start/{name}": seconds for name, seconds in request["start"].items()}
     laps = _Laps(rows)
     run = config.load(request["config"], request["overrides"])
     options.reserve_memory(os.environ)
@@ -75,7 +76,7 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
     rows["start/total"] = sum(rows[name] for name in rows if name.startswith("start/"))
 
     found: dict[str, Any] = {"rows": rows, "notes": {}, "operations": [], "device": _device(mesh)}
-    keep(found)
+    send(found)
     session = _Session(built, step, state, batch, request["seconds"])
     measured: dict[str, Callable[[], Rows]] = {
         "steps": lambda: _steps(session),
@@ -90,7 +91,7 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
         except Exception as error:
             # What was found before is worth more than what this part would have added.
             found["notes"][part] = f"{type(error).__name__}: {error}".splitlines()[0]
-        keep(found)
+        send(found)
 
 
 def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:

@@ -43,7 +43,8 @@ from jaxtrain.checkpoint.layout import (
 from jaxtrain.checkpoint.orbax_noise import quiet_orbax
 from jaxtrain.checkpoint.restore import named, restore, shapes_of
 from jaxtrain.checkpoint.resume import find
-from jaxtrain.distributed.agreement import FailedElsewhere, Votes
+from jaxtrain.distributed import key_value
+from jaxtrain.distributed.key_value import FailedElsewhere, Votes
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage.disks import cure_of, disk_trouble, reason
 
@@ -143,7 +144,7 @@ class Checkpoints:
         except OSError as error:
             raise disk_trouble(error, f"{directory} cannot be read", "make it readable") from error
         self._args = ocp.args
-        self._votes = Votes.of_run(SAVE_TIMEOUT_S)
+        self._votes = Votes(key_value.of_run(), SAVE_TIMEOUT_S)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
                 STATE,

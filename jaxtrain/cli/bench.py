@@ -8,9 +8,9 @@ from typing import Any
 
 from jaxtrain import config, terminal
 from jaxtrain.bench import report, sweep
-from jaxtrain.bench.request import PARTS, Request
+from jaxtrain.bench.request import PARTS, BenchRequest
 from jaxtrain.cli import command_line
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, atomic
 
 _TIMEOUT_S = 3600.0
@@ -72,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _request(
     flags: argparse.Namespace, overrides: list[str], compiled: str, parts: tuple[str, ...]
-) -> Request:
-    return Request(
+) -> BenchRequest:
+    return BenchRequest(
         config=flags.config,
         overrides=tuple(overrides),
         simulate_devices=flags.simulate_devices,
@@ -88,7 +88,7 @@ def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as compiled:
         try:
             return _request(flags, overrides, compiled, ("steps",)).findings()
-        except InputError as error:
+        except (InputError, RunAgain) as error:
             return {"failure": str(error), "detail": ""}
 
 

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
-    request = examination.Request(
+    request = examination.DoctorRequest(
         config=flags.config,
         overrides=tuple(overrides),
         output_dir=flags.output_dir,

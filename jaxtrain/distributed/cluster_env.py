@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from jaxtrain.distributed import waiting
+from jaxtrain.distributed.key_value import announced
 from jaxtrain.errors import InputError
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -156,7 +156,7 @@ def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
     """
     wait_s = _NAME_APPEARS_S if "KUBERNETES_SERVICE_HOST" in environment else _NAME_IS_THERE_S
     deadline = time.monotonic() + min(wait_s, patience(environment))
-    with waiting.announced(lambda: f"an address of the coordinator's host {cluster.host!r}"):
+    with announced(lambda: f"an address of the coordinator's host {cluster.host!r}"):
         while True:
             try:
                 found = socket.getaddrinfo(cluster.host, cluster.port, type=socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
 """Whether all processes of a run are about to do the same: config, code and packages.
 
 Processes that compile different programs wait for each other in a collective that never ends, or
-train something that nobody asked for. So they compare before the first compilation, over jax's
-coordination service, which needs no device.
+train something that nobody asked for. So they compare before the first compilation, in the
+key-value store, which needs no device.
 """
 
 import functools
@@ -12,12 +12,13 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from jaxtrain import config, versions
-from jaxtrain.errors import InputError, RunAgain, first_line
+from jaxtrain.distributed.key_value import KeyValueStore
+from jaxtrain.errors import InputError
 
 # What each host may have its own way. The data itself is compared by its fingerprint.
 PER_HOST = (
@@ -29,7 +30,7 @@ PER_HOST = (
     "data.prefetch",
 )
 
-_KEYS = "jaxtrain/same_run/"
+_TOPIC = "config and versions"
 _PATIENCE_S = 120.0
 _FIELDS_TO_NAME = 5
 _CURES = {
@@ -37,16 +38,6 @@ _CURES = {
     "code": "install the same jaxtrain on every host",
     "package": "install the same packages on every host",
 }
-
-
-class Store(Protocol):
-    """The part of the client of jax's coordination service that is used here."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
-        """Sets a key for all processes."""
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """A key's value, once it has one."""
 
 
 def facts(run: config.Run, flags: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -94,35 +85,26 @@ def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
     )
 
 
-def check(own: Mapping[str, Any], process: int, processes: int, store: Store) -> None:
-    """Process 0 hears all and tells all.
+def check(own: Mapping[str, Any], store: KeyValueStore) -> None:
+    """Process 0 compares the facts of all processes.
 
     Args:
         own: what :func:`facts` gave in this process.
-        process: number of this process.
-        processes: of the run.
-        store: shared by all of them.
+        store: of the run.
 
     Raises:
         InputError: in all processes alike; names what differs.
-        RunAgain: a process did not say anything.
+        RunAgain: a process has published nothing.
     """
-    timeout_ms = int(_PATIENCE_S * 1000)
-    store.key_value_set(f"{_KEYS}{process}", json.dumps(own), allow_overwrite=True)
-    try:
-        if process == 0:
-            said = [
-                json.loads(store.blocking_key_value_get(f"{_KEYS}{number}", timeout_ms))
-                for number in range(processes)
-            ]
-            store.key_value_set(f"{_KEYS}verdict", compare(said), allow_overwrite=True)
-        verdict = store.blocking_key_value_get(f"{_KEYS}verdict", timeout_ms)
-    except RuntimeError as error:  # jax's own is one
-        raise RunAgain(
-            f"a process has gone before the run began ({first_line(error)}): see what it said"
-        ) from error
-    if verdict:
-        raise InputError(verdict)
+
+    def decide() -> str:
+        different = compare([json.loads(text) for text in store.collect(_TOPIC, _PATIENCE_S)])
+        if different:
+            raise InputError(different)
+        return ""
+
+    store.publish(_TOPIC, json.dumps(own))
+    store.decide("same run", decide, _PATIENCE_S)
 
 
 def _code(run: config.Run) -> str:

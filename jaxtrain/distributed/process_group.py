@@ -1,7 +1,5 @@
 """The processes of a run: how they find each other, and how they decide together."""
 
-import dataclasses
-import itertools
 import math
 import os
 import sys
@@ -12,53 +10,23 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxtrain import config, terminal, versions
 from jaxtrain import sharding as meshes
-from jaxtrain.distributed import cluster_env, consistency, rendezvous, waiting
-from jaxtrain.distributed.heartbeat import Peers
-from jaxtrain.distributed.signals import StopSignals, exit_code
-from jaxtrain.errors import InputError, RunAgain, first_line
+from jaxtrain.distributed import cluster_env, consistency, key_value, rendezvous
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.signals import exit_code
+from jaxtrain.errors import InputError, RunAgain
 
 T = TypeVar("T")
 
 # Where one process works and the others have nothing to do; one that is gone ends them before.
 _LONGEST_WAIT_S = 24 * 3600
-_told = itertools.count()  # alike in all processes
 
-# After the roll call all are there: only the service itself has to start.
+# After the rendezvous all are there: only the service itself has to start.
 _CONNECT_S = 120
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-
-
-@dataclasses.dataclass(frozen=True)
-class Members:
-    """The processes of a run, as one of them sees them.
-
-    Attributes:
-        index: of this one.
-        count: of all.
-        service: client of jax's coordination service; None where there is only one process.
-    """
-
-    index: int
-    count: int
-    service: Any
-
-
-def members() -> Members:
-    """Who has joined; call it after :func:`connect`.
-
-    ``jax.process_count()`` would start the devices, and wait for those of all processes.
-    """
-    from jax._src import distributed  # jax has no public way to its coordination service
-
-    joined = distributed.global_state
-    if joined.client is None:
-        return Members(0, 1, None)
-    return Members(joined.process_id, joined.num_processes, joined.client)
 
 
 def connect(environment: Mapping[str, str], simulate_devices: int | None) -> None:
@@ -86,13 +54,13 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
     if cluster is None:
         return
     cluster_env.check_address(cluster, environment)
-    rendezvous.hold(cluster, environment)
+    rendezvous.join(cluster, environment)
     # jax would put a handler of its own over that of StopSignals.
     jax.config.update("jax_enable_preemption_service", False)
     if environment.get("JAX_PLATFORMS", "") == "cpu" or simulate_devices is not None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        with waiting.announced(lambda: f"jax's service at {cluster.coordinator}"):
+        with key_value.announced(lambda: f"jax's service at {cluster.coordinator}"):
             jax.distributed.initialize(
                 cluster.coordinator,
                 cluster.count,
@@ -119,11 +87,9 @@ def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
         InputError: in all processes alike; names each difference, its values and processes.
         RunAgain: a process is gone.
     """
-    if jax.process_count() == 1:
-        return
-    own = consistency.facts(run, flags)
-    with waiting.announced(lambda: "the configs and versions of all processes"):
-        consistency.check(own, jax.process_index(), jax.process_count(), members().service)
+    store = key_value.of_run()
+    if store.count > 1:
+        consistency.check(consistency.facts(run, flags), store)
 
 
 def check_accelerator(environment: Mapping[str, str]) -> None:
@@ -154,29 +120,23 @@ def _asked_for_cpu(environment: Mapping[str, str]) -> bool:
     return "cpu" in environment.get("JAX_PLATFORMS", "").split(",")
 
 
-def peers(signals: StopSignals) -> Peers:
-    """What this process knows of the others; call it after :func:`connect`."""
-    joined = members()
-    return Peers(joined.index, joined.count, joined.service, signals)
-
-
-def leave(error: BaseException, peers: Peers) -> None:
+def leave(error: BaseException, heartbeat: Heartbeat) -> None:
     """Ends this process at once over an error, if there are others; returns in a run of one.
 
     An ordinary exit waits for all processes, and those wait for this one in a collective.
     """
-    if members().count == 1:
+    if key_value.of_run().count == 1:
         return
     if isinstance(error, InputError | RunAgain):
         terminal.fail(error)
     elif exit_code(error) == 1:
         terminal.show_error(type(error), error, error.__traceback__)
-    end(exit_code(error), peers)
+    end(exit_code(error), heartbeat)
 
 
-def end(code: int, peers: Peers) -> NoReturn:
+def end(code: int, heartbeat: Heartbeat) -> NoReturn:
     """Ends this process without waiting for anything that still runs in it."""
-    peers.leave(code)
+    heartbeat.leave(code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -184,9 +144,7 @@ def end(code: int, peers: Peers) -> NoReturn:
 
 def process_zero_first(action: Callable[[], T], name: str) -> T:
     """Runs ``action`` in process 0, then in the others: they find its caches made."""
-    if jax.process_count() == 1:
-        return action()
-    if jax.process_index() == 0:
+    if key_value.of_run().index == 0:
         try:
             return action()
         finally:  # also where it fails: the others then meet the same error, and none waits
@@ -196,16 +154,29 @@ def process_zero_first(action: Callable[[], T], name: str) -> T:
 
 
 def wait_for_all(event: str, timeout_s: float) -> None:
-    """Returns when all processes have come here; by the service and not by a collective, which may
-    have a short limit of its own (30 s between CPUs).
+    """Returns when all processes have come here.
 
     Args:
-        event: unlike that of any other call.
-        timeout_s: after it the runtime's own error is raised.
+        event: what they have done by then, for messages.
+        timeout_s: longest wait.
+
+    Raises:
+        RunAgain: a process did not come in this time.
     """
-    if jax.process_count() > 1:
-        with waiting.announced(lambda: f"the other processes ({event})"):
-            members().service.wait_at_barrier(f"jaxtrain/{event}", int(timeout_s * 1000))
+    key_value.of_run().barrier(event, timeout_s)
+
+
+def gather(what: str, text: str) -> list[str]:
+    """A text of each process, known to all of them.
+
+    Args:
+        what: the text is, for messages.
+        text: of this process.
+
+    Raises:
+        RunAgain: a process gave none.
+    """
+    return key_value.of_run().gather(what, text, _LONGEST_WAIT_S)
 
 
 def check_same(what: str, value: str, cure: str) -> None:
@@ -214,11 +185,9 @@ def check_same(what: str, value: str, cure: str) -> None:
     Raises:
         InputError: in all processes alike; names the values.
     """
-    if jax.process_count() == 1:
-        return
-    values = gather(value)
+    values = gather(what, value)
     if len(set(values)) > 1:
-        listing = ", ".join(f"process {number}: {one}" for number, one in enumerate(values))
+        listing = ", ".join(f"process {process}: {own}" for process, own in enumerate(values))
         raise InputError(f"the processes see different {what} ({listing}): {cure}")
 
 
@@ -230,39 +199,7 @@ def told_by_process_zero(decide: Callable[[], str]) -> str:
     Raises:
         RunAgain: in the others, after that.
     """
-    if jax.process_count() == 1:
-        return decide()
-    key, store = f"jaxtrain/told/{next(_told)}", members().service
-    if jax.process_index() == 0:
-        try:
-            message = "=" + decide()
-        except (InputError, RunAgain) as error:
-            message = ("!" if isinstance(error, InputError) else "?") + str(error)
-        store.key_value_set(key, message)
-    else:
-        try:
-            with waiting.announced(lambda: "process 0, which has not decided yet"):
-                message = store.blocking_key_value_get(key, _LONGEST_WAIT_S * 1000)
-        except RuntimeError as error:  # jax's own is one
-            raise RunAgain(
-                f"process 0 said nothing for {_LONGEST_WAIT_S / 3600:.0f} h ({first_line(error)})"
-            ) from error
-    if message.startswith("!"):
-        raise InputError(message[1:])
-    if message.startswith("?"):
-        raise RunAgain(message[1:])
-    return message[1:]
-
-
-def gather(text: str) -> list[str]:
-    """A short text (up to 128 bytes of it) of each process, known to all of them."""
-    if jax.process_count() == 1:
-        return [text]
-    padded = np.frombuffer(text.encode().ljust(128, b"\0")[:128], np.uint8)
-    return [
-        bytes(row).rstrip(b"\0").decode(errors="ignore")
-        for row in multihost_utils.process_allgather(padded)
-    ]
+    return key_value.of_run().decide("decision", decide, _LONGEST_WAIT_S)
 
 
 class Agreement:

@@ -39,8 +39,9 @@ from typing import Any, TypeGuard
 import psutil
 
 from jaxtrain import terminal
-from jaxtrain.distributed import cluster_env, waiting
+from jaxtrain.distributed import cluster_env
 from jaxtrain.distributed.cluster_env import TOKEN, Cluster
+from jaxtrain.distributed.key_value import announced
 from jaxtrain.errors import InputError, RunAgain
 
 # Something else answers at the address, such as the end of the last run: wait this long for it.
@@ -57,7 +58,7 @@ _LINE_S = 10.0
 _CALLER_BYTES, _ANSWER_BYTES = 4096, 65536
 # Connections that have proved nothing yet. Above this number those older than _GRACE_S are closed
 # to make room: a flood delays the processes of the run, but does not keep them out.
-_STRANGERS = 256
+_MOST_UNVERIFIED = 256
 _GRACE_S = 0.5
 _SHOWN = 120  # characters of what a caller says about itself
 _LISTED = 32  # callers in a message
@@ -76,7 +77,7 @@ class _Caller:
 
 
 @dataclasses.dataclass
-class _Stranger:
+class _Unverified:
     """A connection that has proved nothing yet."""
 
     address: str
@@ -87,7 +88,7 @@ class _Stranger:
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """How the roll call ended for one process.
+    """How the rendezvous ended for one process.
 
     Attributes:
         message: what is wrong; empty if all are there.
@@ -100,7 +101,7 @@ class _Answer:
     heard: bool
 
 
-def hold(cluster: Cluster, environment: Mapping[str, str]) -> None:
+def join(cluster: Cluster, environment: Mapping[str, str]) -> None:
     """Returns when every process of the run is there.
 
     Args:
@@ -120,7 +121,7 @@ def hold(cluster: Cluster, environment: Mapping[str, str]) -> None:
             "start of this run: set the same random text on all hosts"
         )
     answer: _Answer | None = None
-    with waiting.announced(lambda: call.waits_for):
+    with announced(lambda: call.waits_for):
         while answer is None:
             # A second process 0 on this host cannot listen, so it calls the first one.
             listener = _listen(cluster, environment) if cluster.index == 0 else None
@@ -260,14 +261,14 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
         while not (own or call.ended.is_set()):
             own.extend(filter(None, [call.attempt()]))
 
-    door = _Door(listener, call.key, cluster.count)
+    acceptor = _Acceptor(listener, call.key, cluster.count)
     threading.Thread(target=call_myself, daemon=True).start()
     picture, since = (False, ""), time.monotonic()
     said: _Answer | None = None
     try:
         while said is None:
-            door.attend(_LOOK_EVERY_S)
-            callers = door.callers
+            acceptor.serve(_LOOK_EVERY_S)
+            callers = acceptor.callers
             complaint = _complaint(cluster, callers)
             missing = sorted(set(range(cluster.count)) - {one.index for one in callers})
             complete = not missing
@@ -289,14 +290,14 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
             elif own and own[0].message and own[0].heard:
                 said = own[0]  # the address leads to another process 0, and that one complains
             elif now > call.deadline:
-                said = _Answer(_absent(cluster, door, call), again=True, heard=False)
+                said = _Answer(_absent(cluster, acceptor, call), again=True, heard=False)
     finally:  # also when a signal ends this process: then they hear nothing, and call again
         call.ended.set()
-        door.close(said)
+        acceptor.close(said)
     return said
 
 
-class _Door:
+class _Acceptor:
     """Where process 0 listens, in one thread: lets in those who know the run's token.
 
     Whatever comes from the others is dropped, and reported once. They may be a port scan, a health
@@ -313,12 +314,12 @@ class _Door:
         self.without_token: dict[str, None] = {}  # addresses that callers came from
         self._key, self._count = key, count
         self._reported: set[str] = set()
-        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._unverified: dict[socket.socket, _Unverified] = {}
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._listener, self._listens = listener, False
 
-    def attend(self, seconds: float) -> None:
+    def serve(self, seconds: float) -> None:
         """Hears whoever comes; after that time ``callers`` are those who still wait."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -332,7 +333,7 @@ class _Door:
 
     def close(self, said: _Answer | None) -> None:
         """Answers the callers, if there is an answer, and frees the port: jax needs it."""
-        for connection in list(self._strangers):
+        for connection in list(self._unverified):
             self._drop(connection)
         self._selector.close()
         self._listener.close()
@@ -344,13 +345,13 @@ class _Door:
             one.connection.close()
 
     def _make_room(self) -> None:
-        full = len(self._strangers) >= _STRANGERS
+        full = len(self._unverified) >= _MOST_UNVERIFIED
         latest = time.monotonic() - (_GRACE_S if full else _LINE_S)
-        for connection, stranger in list(self._strangers.items()):
-            if stranger.since > latest:
+        for connection, unverified in list(self._unverified.items()):
+            if unverified.since > latest:
                 break  # they are in the order of their arrival
             self._reject(connection, "stranger")
-        wanted = len(self._strangers) < _STRANGERS
+        wanted = len(self._unverified) < _MOST_UNVERIFIED
         if wanted != self._listens:
             self._listens = wanted
             if wanted:
@@ -363,23 +364,23 @@ class _Door:
             connection, address = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # this process has no free descriptor
-                for connection in list(self._strangers):
+                for connection in list(self._unverified):
                     self._drop(connection)
                 time.sleep(_LOOK_EVERY_S)
             return
         connection.setblocking(False)
         host = str(address[0]).removeprefix("::ffff:")
-        stranger = _Stranger(host, time.monotonic(), secrets.token_hex(16))
-        self._strangers[connection] = stranger
+        unverified = _Unverified(host, time.monotonic(), secrets.token_hex(16))
+        self._unverified[connection] = unverified
         self._selector.register(connection, selectors.EVENT_READ)
         try:
-            connection.sendall(_line({"jaxtrain": "who", "nonce": stranger.nonce}))
+            connection.sendall(_line({"jaxtrain": "who", "nonce": unverified.nonce}))
         except OSError:
             self._drop(connection)
 
     def _hear(self, connection: socket.socket) -> None:
-        stranger = self._strangers.get(connection)
-        if stranger is None:  # dropped just now
+        unverified = self._unverified.get(connection)
+        if unverified is None:  # dropped just now
             return
         try:
             piece = connection.recv(4096)
@@ -387,39 +388,39 @@ class _Door:
             return
         except OSError:
             piece = b""
-        stranger.heard += piece
-        if not stranger.heard:  # it only looked whether the port is open, or was ended
+        unverified.heard += piece
+        if not unverified.heard:  # it only looked whether the port is open, or was ended
             self._drop(connection)
-        elif not piece or b"\n" in stranger.heard or len(stranger.heard) > _CALLER_BYTES:
-            self._judge(connection, stranger)
+        elif not piece or b"\n" in unverified.heard or len(unverified.heard) > _CALLER_BYTES:
+            self._verify(connection, unverified)
 
-    def _judge(self, connection: socket.socket, stranger: _Stranger) -> None:
-        said = _parsed(stranger.heard)
+    def _verify(self, connection: socket.socket, unverified: _Unverified) -> None:
+        said = _parsed(unverified.heard)
         if said.get("jaxtrain") != "here":
             self._reject(connection, "stranger")
             return
-        nonces = [stranger.nonce, str(said.get("nonce"))]
+        nonces = [unverified.nonce, str(said.get("nonce"))]
         if not _is_signed(self._key, "caller", nonces, said):
             with contextlib.suppress(OSError):
                 connection.sendall(_line({"jaxtrain": "unproven"}))
             if len(self.without_token) < _LISTED:
-                self.without_token[stranger.address] = None
+                self.without_token[unverified.address] = None
             self._reject(connection, "token")
             return
         index, count = said.get("index"), said.get("count")
         # Without a token anyone may call in any number.
         if not (_is_number(index) and _is_number(count)) or len(self.callers) >= (
-            self._count + _STRANGERS
+            self._count + _MOST_UNVERIFIED
         ):
             self._reject(connection, "stranger")
             return
-        del self._strangers[connection]
+        del self._unverified[connection]
         self._selector.unregister(connection)
         where, call = _shown(str(said.get("where")), _SHOWN), str(said.get("call"))
         self.callers.append(_Caller(index, count, where, call, nonces, connection))
 
     def _reject(self, connection: socket.socket, kind: str) -> None:
-        address = self._strangers[connection].address
+        address = self._unverified[connection].address
         self._drop(connection)
         if kind in self._reported:
             return
@@ -434,7 +435,7 @@ class _Door:
             _warn(f"a connection from {address} is not a process of this run and is ignored")
 
     def _drop(self, connection: socket.socket) -> None:
-        del self._strangers[connection]
+        del self._unverified[connection]
         self._selector.unregister(connection)
         connection.close()
 
@@ -462,9 +463,9 @@ def _complaint(cluster: Cluster, callers: list[_Caller]) -> str:
     return ""
 
 
-def _absent(cluster: Cluster, door: _Door, call: _Call) -> str:
-    here = {one.index: one.where for one in door.callers}
-    if not any(one.call == call.id for one in door.callers):
+def _absent(cluster: Cluster, acceptor: _Acceptor, call: _Call) -> str:
+    here = {one.index: one.where for one in acceptor.callers}
+    if not any(one.call == call.id for one in acceptor.callers):
         return (
             f"process 0 runs on {socket.gethostname()}, but {cluster.coordinator} (from "
             f"{cluster.source}) does not lead there: give the address of process 0's host"
@@ -476,9 +477,9 @@ def _absent(cluster: Cluster, door: _Door, call: _Call) -> str:
         f"{call.patience_s:.0f} s: {_listed(missing, ', ')} (there are {_listed(there, '; ')}): "
         "look at their output, and whether they can reach that address"
     )
-    if door.without_token:
+    if acceptor.without_token:
         message += (
-            f"; callers from {', '.join(door.without_token)} did not know this run's token "
+            f"; callers from {', '.join(acceptor.without_token)} did not know this run's token "
             f"({TOKEN} is {_set_or_not(call.key)} here): set the same one on all hosts"
         )
     return message

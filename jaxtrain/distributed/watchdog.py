@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from jaxtrain import terminal
-from jaxtrain.distributed.heartbeat import OVERSLEPT_S, Peers
+from jaxtrain.distributed.heartbeat import OVERSLEPT_S, Heartbeat
 from jaxtrain.errors import RUN_AGAIN
 from jaxtrain.storage import atomic
 
@@ -37,14 +37,14 @@ class Watchdog:
 
     Args:
         timeout_s: longest time between two beats; None: only :meth:`end_within` sets a limit.
-        peers: told where this process is, and asked where the others are.
+        heartbeat: publishes where this process is, and knows where the others are.
     """
 
-    def __init__(self, timeout_s: float | None, peers: Peers) -> None:
+    def __init__(self, timeout_s: float | None, heartbeat: Heartbeat) -> None:
         self._timeout_s = timeout_s
         self._directory: Path | None = None
         self._say: Callable[[str], None] = terminal.warn
-        self._peers = peers
+        self._heartbeat = heartbeat
         self._changed = threading.Condition()
         self._pauses: list[tuple[str, float | None]] = []  # name and limit of each open phase
         self._stopped_s = 0.0  # how long the process was stopped itself, in all
@@ -55,7 +55,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
-        self._peers.when_lost(self.end)
+        self._heartbeat.when_lost(self.end)
         self.beat()
         self._thread.start()
         return self
@@ -97,7 +97,7 @@ class Watchdog:
         last_words = threading.Thread(target=self._last_words, args=(reason,), daemon=True)
         last_words.start()
         last_words.join(LAST_WORDS_S)
-        self._peers.leave(RUN_AGAIN)
+        self._heartbeat.leave(RUN_AGAIN)
         os._exit(RUN_AGAIN)  # sys.exit would only end this thread
 
     @contextlib.contextmanager
@@ -127,7 +127,7 @@ class Watchdog:
     def _tell(self) -> None:
         with self._changed:
             phase = self._pauses[-1][0] if self._pauses else "training"
-            self._peers.tell(phase, self._step)
+            self._heartbeat.update(phase, self._step)
 
     def _now(self) -> float:
         """Seconds on a clock that stands still while the process is stopped (SIGSTOP)."""
@@ -163,7 +163,7 @@ class Watchdog:
 
     def _overdue(self) -> str | None:
         after = "" if self._step is None else f" after update {self._step}"
-        where = f"{after} in process {self._peers.process}"
+        where = f"{after} in process {self._heartbeat.process}"
         if self._end_at is not None and self._now() >= self._end_at:
             return f"the run did not end within loop.stop_timeout_s of the signal{where}"
         name, limit_s = self._limit()
@@ -173,12 +173,12 @@ class Watchdog:
         return f"hung: {what} within {limit_s:g} s{where}"
 
     def _last_words(self, reason: str) -> None:
-        head = "\n".join((reason, *self._peers.table(), "", ""))
+        head = "\n".join((reason, *self._heartbeat.table(), "", ""))
         where = "stacks of all threads above"
         if self._directory is None:
             _dump(head, sys.stderr)
         else:
-            path = self._directory / f"hang-{self._peers.process}.txt"
+            path = self._directory / f"hang-{self._heartbeat.process}.txt"
             where = f"stacks of all threads in {path}"
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

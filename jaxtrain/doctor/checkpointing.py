@@ -60,16 +60,16 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
                 f"a checkpoint could not be written at {subject.base}: {error.why}",
                 "free space there (quotas count too), or give another --output-dir",
             )
-        subject.exchange.meet("checkpoint read", ANSWER_S)
+        subject.store.barrier("checkpoint read", ANSWER_S)
     finally:
-        if subject.exchange.index == 0:
+        if subject.store.index == 0:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _agreed_folder(subject: Subject) -> Path:
     """The same new name in all processes, beside what it is to stand for."""
     own = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
-    return Path(subject.exchange.all_say("checkpoint folder", str(own), ANSWER_S)[0])
+    return Path(subject.store.gather("checkpoint folder", str(own), ANSWER_S)[0])
 
 
 def _make(folder: Path) -> None:
@@ -84,7 +84,7 @@ def _make(folder: Path) -> None:
 
 def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     own = min(largest, free_bytes(folder) // 3)  # two are there at a time
-    most = min(map(int, subject.exchange.all_say("checkpoint size", str(own), ANSWER_S)))
+    most = min(map(int, subject.store.gather("checkpoint size", str(own), ANSWER_S)))
     target, part = _part(subject.built.target, most)
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
@@ -96,7 +96,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
             checkpoints.save(state, meta | {"step": step})
             checkpoints.wait()
             write_s = time.perf_counter() - began
-    subject.exchange.meet("checkpoint written", ANSWER_S)
+    subject.store.barrier("checkpoint written", ANSWER_S)
     newest = saver.latest_in(folder / saver.CHECKPOINTS)
     if newest is None or newest.name != "1":
         yield problem(f"a checkpoint written at {subject.base} is not there", _DO_NOT_TRUST)

@@ -25,7 +25,7 @@ Build = Callable[[jax.sharding.Mesh], Reduce]
 
 def checks(subject: Subject) -> dict[str, Check]:
     """The group "collective"."""
-    return {"all-reduce": lambda: all_reduce(jax.devices(), subject.exchange.count)}
+    return {"all-reduce": lambda: all_reduce(jax.devices(), subject.store.count)}
 
 
 def summing(mesh: jax.sharding.Mesh) -> Reduce:

@@ -102,7 +102,7 @@ def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
         )
         return
     if here != wanted:
-        apart = "" if subject.exchange.count == 1 else f" in {subject.exchange.count} processes"
+        apart = "" if subject.store.count == 1 else f" in {subject.store.count} processes"
         yield problem(
             f"{here} devices of {wanted}: {run.name} wants {wanted} ({mesh}), jax sees {kinds}"
             f"{apart}",

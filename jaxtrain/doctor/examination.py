@@ -4,24 +4,17 @@ A dead mount or a hanging NCCL stops that process and not the doctor: it is ende
 is a finding, and the groups that follow go on in a new one.
 """
 
+import contextlib
 import dataclasses
-import json
-import os
-import queue
-import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal
-from jaxtrain.config import invocation
+from jaxtrain.distributed.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 from jaxtrain.doctor.finding import Finding, problem
-from jaxtrain.errors import InputError
 
 GROUPS = ("processes", "devices", "system", "collective", "data", "checkpoint", "others")
 LIMITS_S: Mapping[str, float] = {
@@ -34,8 +27,8 @@ LIMITS_S: Mapping[str, float] = {
     "others": 90.0,  # slower hosts
 }
 _START_S = 60.0
-_GRACE_S = 5.0
 _REMOVE_S = 10.0
+_FUNCTION = "jaxtrain.doctor.worker:examine"
 _CURES = {
     "processes": "start all processes at the same time; open the coordinator's port between the "
     "hosts",
@@ -49,6 +42,7 @@ _CURES = {
     "others": "see what the other processes printed",
 }
 
+_CRASH_CURE = "see dmesg (out of memory, Xid errors of a GPU); of NCCL, NCCL_DEBUG=INFO says more"
 _HANGS = {
     "start": "the examining process has not started",
     "processes": "the processes of the run have not all met",
@@ -60,7 +54,7 @@ _HANGS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
+class DoctorRequest:
     """What is to be examined.
 
     Attributes:
@@ -81,7 +75,7 @@ class Request:
 Event = dict[str, Any] | Finding
 
 
-def examine(request: Request, limits: Mapping[str, float] = LIMITS_S) -> Iterator[Event]:
+def examine(request: DoctorRequest, limits: Mapping[str, float] = LIMITS_S) -> Iterator[Event]:
     """What is seen, as it is seen: findings, and the messages of :mod:`jaxtrain.doctor.worker`.
 
     Args:
@@ -95,31 +89,35 @@ def examine(request: Request, limits: Mapping[str, float] = LIMITS_S) -> Iterato
     connect = True
     about = False
     while left:
-        stopped_in: str | None = None
-        with _Worker(request, left, connect) as worker:
-            group, limit = "start", _START_S
+        group, limit, began = "start", _START_S, time.monotonic()
+        scratch: list[str] = []
+        with _worker(request, left, connect, scratch) as worker:
             while True:
-                message = worker.next(limit)
-                if message is None:  # it hangs, or has ended
-                    stopped_in = group
-                    yield _stopped(group, limit, worker.ended())
+                try:
+                    message = worker.receive(began + limit - time.monotonic())
+                except TimeoutError:
+                    late = _HANGS.get(group, f"'{group}' has not been examined")
+                    cure = _CURES.get(group, "see whether this host is overloaded: uptime, free")
+                    yield _stopped(group, f"{late} within {limit:.0f} s", cure)
                     break
-                if "wrong" in message:
-                    raise InputError(message["wrong"])
-                if message.get("done"):
+                except WorkerFailed as failed:
+                    yield _stopped(group, f"what examines '{group}' {failed}", _CRASH_CURE)
+                    break
+                if message is None or "done" in message:
                     return
+                if "scratch" in message:
+                    scratch.append(message["scratch"])
                 if "group" in message:
                     group = message["group"]
-                    limit = limits[group]
-                    worker.begin()
+                    limit, began = limits[group], time.monotonic()
                 if "finding" in message:
                     yield Finding(**message["finding"])
                 elif "group" in message or ("about" in message and not about):
                     about = about or "about" in message
                     yield message
-        if stopped_in not in left:  # before the first group: a new process would do no better
+        if group not in left:  # before the first group: a new process would do no better
             return
-        left = left[left.index(stopped_in) + 1 :]
+        left = left[left.index(group) + 1 :]
         # The other processes still wait for the one that was ended: what follows is examined alone.
         connect = False
         left = [name for name in left if name != "others"]
@@ -127,114 +125,36 @@ def examine(request: Request, limits: Mapping[str, float] = LIMITS_S) -> Iterato
             left = ["processes", *left] if left[0] != "processes" else left
 
 
-class _Worker:
-    """A process that examines, and its messages."""
+@contextlib.contextmanager
+def _worker(
+    request: DoctorRequest, groups: list[str], connect: bool, scratch: list[str]
+) -> Iterator[SubprocessWorker]:
+    """A process that examines; in the end nothing is left of it, nor of what it made.
 
-    def __init__(self, request: Request, groups: list[str], connect: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="jaxtrain-doctor-")
-        self._said = Path(self._folder.name) / "said.txt"
-        self._scratch: list[str] = []
-        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        reading, writing = os.pipe()
-        path = Path(self._folder.name) / "request.json"
-        temporary = Path(self._folder.name) / "temporary"
-        temporary.mkdir()
+    Args:
+        request: what to examine.
+        groups: of checks.
+        connect: False where an earlier process has hung: this one is alone.
+        scratch: folders that it made elsewhere, as far as its messages were received.
+    """
+    with tempfile.TemporaryDirectory(prefix="jaxtrain-doctor-") as temporary:
         asked = dataclasses.asdict(request) | {
             "groups": groups,
             "connect": connect,
-            "pipe": writing,
-            "temporary": str(temporary),
+            "temporary": temporary,
         }
-        path.write_text(json.dumps(asked))
-        with self._said.open("wb") as said:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "jaxtrain.doctor.worker", str(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                env=_environment(os.environ),
-                pass_fds=(writing,),
-            )
-        os.close(writing)
-        self._thread = threading.Thread(target=self._listen, args=(reading,), daemon=True)
-        self._thread.start()
-        self.begin()
-
-    def __enter__(self) -> "_Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-        for folder in self._scratch:
-            _remove(folder)
-        self._folder.cleanup()
-
-    def begin(self) -> None:
-        """The time of a group starts."""
-        self._began = time.monotonic()
-
-    def next(self, limit_s: float) -> dict[str, Any] | None:
-        """The next message; None where none comes in what is left of a group's time."""
-        left_s = max(0.0, self._began + limit_s - time.monotonic())
+        worker = SubprocessWorker(_FUNCTION, asked, environment())
         try:
-            return self._messages.get(timeout=left_s)
-        except queue.Empty:
-            return None
-
-    def ended(self) -> str:
-        """How it ended, in words; empty while it runs."""
-        try:
-            code = self._process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            return ""
-        last = self._said.read_text(errors="replace").strip().splitlines()
-        words = f": {last[-1][:300]}" if last else ""
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return f"was ended {how}{words}"
-
-    def _listen(self, reading: int) -> None:
-        with open(reading, encoding="utf-8") as lines:
-            for line in lines:
-                message = json.loads(line)
-                if "scratch" in message:
-                    self._scratch.append(message["scratch"])
-                else:
-                    self._messages.put(message)
-        self._messages.put(None)
-
-    def _end(self) -> None:
-        """First in a way that lets it tidy up."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            try:
-                self._process.wait(timeout=_GRACE_S)
-            except subprocess.TimeoutExpired:
-                return  # the kernel waits for a disk; its pipe stays open
-        self._thread.join(timeout=_GRACE_S)
+            with worker:
+                yield worker
+        finally:
+            scratch += [message["scratch"] for message in worker.unread() if "scratch" in message]
+            for folder in scratch:
+                _remove(folder)
 
 
-def _stopped(group: str, limit_s: float, ended: str) -> Finding:
-    late = _HANGS.get(group, f"'{group}' has not been examined")
-    seen = f"what examines '{group}' {ended}" if ended else f"{late} within {limit_s:.0f} s"
-    cure = (
-        "see dmesg (out of memory, Xid errors of a GPU); of NCCL, NCCL_DEBUG=INFO says more"
-        if ended
-        else _CURES.get(group, "see whether this host is overloaded: uptime, free")
-    )
-    found = problem(seen, cure)
-    return dataclasses.replace(found, group=group, check="time")
-
-
-def _environment(outside: Mapping[str, str]) -> dict[str, str]:
-    """The worker has to find this jaxtrain, installed or not."""
-    checkout = str(Path(__file__).resolve().parents[2])
-    paths = [checkout, *filter(None, [outside.get("PYTHONPATH")])]
-    return {**outside, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"} | {
-        invocation.PROGRAM: invocation.program(outside)
-    }
+def _stopped(group: str, seen: str, cure: str) -> Finding:
+    return dataclasses.replace(problem(seen, cure), group=group, check="time")
 
 
 def _remove(folder: str) -> None:

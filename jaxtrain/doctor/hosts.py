@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jax
 
-from jaxtrain.distributed import cluster_env, consistency, process_group
-from jaxtrain.doctor.exchange import Exchange, Silent
+from jaxtrain.distributed import cluster_env, consistency, key_value, process_group
+from jaxtrain.distributed.key_value import KeyValueStore, NoAnswer
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.errors import InputError, RunAgain
@@ -26,7 +26,7 @@ def checks(subject: Subject, connect: bool) -> dict[str, Check]:
     """The group "processes"; the first of them connects.
 
     Args:
-        subject: whose ``exchange`` and ``processes`` are found.
+        subject: whose ``store`` and ``processes`` are found.
         connect: False where an earlier attempt has hung: this process then goes on alone.
     """
     if not connect:
@@ -39,8 +39,8 @@ def checks(subject: Subject, connect: bool) -> dict[str, Check]:
         return {}
     return {
         "coordinator": lambda: coordinator(subject),
-        "clocks": lambda: clocks(subject.exchange),
-        "same run": lambda: same(subject.exchange, consistency.facts(subject.run, {})),
+        "clocks": lambda: clocks(subject.store),
+        "same run": lambda: same(subject.store, consistency.facts(subject.run, {})),
     }
 
 
@@ -60,9 +60,9 @@ def coordinator(subject: Subject) -> Iterator[Finding]:
     if cluster is None:
         yield ok("one process: there is nobody to meet")
         return
-    subject.exchange = Exchange.of_run()
-    subject.exchange.meet("start", ANSWER_S)
-    names = subject.exchange.all_say("host", socket.gethostname(), ANSWER_S)
+    subject.store = key_value.of_run()
+    subject.store.barrier("start", ANSWER_S)
+    names = subject.store.gather("host", socket.gethostname(), ANSWER_S)
     hosts = len(set(names))
     yield ok(
         f"{cluster.count} processes on {hosts} host{'s' if hosts > 1 else ''} have met at "
@@ -70,20 +70,20 @@ def coordinator(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def clocks(exchange: Exchange, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
+def clocks(store: KeyValueStore, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
     """How far the hosts' clocks are apart: each reads its own when all leave a barrier.
 
     Several times, of which the least difference counts: a process may be late out of the barrier.
     """
-    if exchange.count == 1:
+    if store.count == 1:
         return
-    apart = [float("inf")] * exchange.count
-    for number in range(_ROUNDS):
-        exchange.meet(f"clock/{number}", ANSWER_S)
-        read = [float(t) for t in exchange.all_say(f"clock/{number}", repr(clock()), ANSWER_S)]
+    apart = [float("inf")] * store.count
+    for _ in range(_ROUNDS):
+        store.barrier("clock", ANSWER_S)
+        read = [float(t) for t in store.gather("clock", repr(clock()), ANSWER_S)]
         for process, t in enumerate(read):
             apart[process] = min(apart[process], t - read[0], key=abs)
-    worst = max(range(exchange.count), key=lambda process: abs(apart[process]))
+    worst = max(range(store.count), key=lambda process: abs(apart[process]))
     skew = abs(apart[worst])
     if skew <= WARN_SKEW_S:
         yield ok(f"clocks are at most {skew:.3f} s apart")
@@ -94,16 +94,16 @@ def clocks(exchange: Exchange, clock: Callable[[], float] = time.time) -> Iterat
     yield (problem if skew > WORST_SKEW_S else warning)(seen, cure)
 
 
-def same(exchange: Exchange, own: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+def same(store: KeyValueStore, own: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     """Whether all processes have the same config, code and packages.
 
     Args:
-        exchange: with the others.
+        store: of the run.
         own: what :func:`jaxtrain.distributed.consistency.facts` gave here.
     """
-    if exchange.count == 1:
+    if store.count == 1:
         return
-    said = [json.loads(text) for text in exchange.all_say("facts", json.dumps(own), ANSWER_S)]
+    said = [json.loads(text) for text in store.gather("facts", json.dumps(own), ANSWER_S)]
     different = consistency.compare(said)
     if different:  # a line that names the cure itself
         yield Finding(level="problem", seen=different)
@@ -112,36 +112,33 @@ def same(exchange: Exchange, own: Mapping[str, Mapping[str, str]]) -> Iterator[F
 
 
 def shared_storage(subject: Subject) -> Iterator[Finding]:
-    """Whether all processes see one another's files at the output directory.
-
-    They tell each other over the devices, so it comes after those have been tried.
-    """
-    exchange = subject.exchange
-    if exchange.count == 1:
+    """Whether all processes see one another's files at the output directory."""
+    store = subject.store
+    if store.count == 1:
         return
     subject.shared = False
     # Of process 0, as a run's directory is; and those who come later from their data are awaited.
-    base = Path(exchange.all_say("output directory", str(subject.base), 3 * ANSWER_S)[0])
+    base = Path(store.gather("output directory", str(subject.base), 3 * ANSWER_S)[0])
     run_directory.check_shared(base)
     subject.shared = True
     yield ok(f"every process reads what the others write at {base}")
 
 
-def others(exchange: Exchange, own: list[Finding]) -> Iterator[Finding]:
+def others(store: KeyValueStore, own: list[Finding]) -> Iterator[Finding]:
     """What the other processes found amiss, said by process 0; what all found is said once."""
-    if exchange.count == 1:
+    if store.count == 1:
         return
     known = {(one.check, one.seen) for one in own}
     amiss = [one.as_dict() for one in own if one.level != "ok"]
-    exchange.say("findings", json.dumps({"host": socket.gethostname(), "amiss": amiss}))
-    if exchange.index:
+    store.publish("findings", json.dumps({"host": socket.gethostname(), "amiss": amiss}))
+    if store.index:
         yield ok("process 0 says what all have found")
         return
     count = 0
-    for process in range(1, exchange.count):
+    for process in range(1, store.count):
         try:
-            said = json.loads(exchange.hear("findings", process, ANSWER_S))
-        except Silent:
+            said = json.loads(store.wait_for("findings", process, ANSWER_S))
+        except NoAnswer:
             yield problem(
                 f"process {process} has not ended its own checks after {ANSWER_S:.0f} s",
                 "see what it printed; start all processes at the same time",

@@ -14,7 +14,7 @@ from jaxtrain.config import invocation
 from jaxtrain.data import pipeline, sampler
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
-from jaxtrain.doctor.exchange import Exchange
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S
 from jaxtrain.doctor.subject import Subject, cores, counted
@@ -72,7 +72,7 @@ def checks(subject: Subject) -> dict[str, Check]:
         "inputs": lambda: inputs(subject),
         "open": lambda: opening(subject, opened),
         "broken files": lambda: broken(subject, opened),
-        "same data": lambda: same(opened, subject.exchange),
+        "same data": lambda: same(opened, subject.store),
         "loader": lambda: trial(subject, opened),
     }
 
@@ -130,12 +130,12 @@ def broken(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
             )
 
 
-def same(opened: list[Sources], exchange: Exchange) -> Iterator[Finding]:
+def same(opened: list[Sources], store: KeyValueStore) -> Iterator[Finding]:
     """Whether all processes see the same examples."""
-    if exchange.count == 1:
+    if store.count == 1:
         return
     own = opened[0].train.fingerprint if opened else "none"
-    said = exchange.all_say("fingerprint", own, 3 * ANSWER_S)
+    said = store.gather("fingerprint", own, 3 * ANSWER_S)
     other = next((process for process, one in enumerate(said) if one != said[0]), None)
     if other is not None:
         yield problem(
@@ -150,7 +150,7 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
     """A short run of the real pipeline with the config's workers, against what the step takes."""
     for sources in opened:
         data = subject.run.data
-        quarantine = Quarantine.open(subject.temporary, subject.exchange.index)
+        quarantine = Quarantine.open(subject.temporary, subject.store.index)
         found = measured(
             sources.train,
             subject.one_device,

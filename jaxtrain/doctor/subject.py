@@ -11,7 +11,7 @@ import jax
 
 from jaxtrain import config
 from jaxtrain import sharding as meshes
-from jaxtrain.doctor.exchange import Exchange
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.planning.cards import Card
 from jaxtrain.training import setup
@@ -31,7 +31,7 @@ class Subject:
         environment: ``os.environ``.
         temporary: a folder that whoever started this removes.
         scratch: takes each folder that is made elsewhere, to be removed should this process die.
-        exchange: with the other processes; with nobody where they have not met.
+        store: shared with the other processes; of this process alone where they have not met.
         processes: of the run, met or not; None if the environment does not tell.
         resumes: whether a run would find a checkpoint to go on from.
         shared: whether all processes see the output directory's storage; None if it is not known.
@@ -45,7 +45,7 @@ class Subject:
     environment: Mapping[str, str]
     temporary: Path
     scratch: Callable[[Path], None]
-    exchange: Exchange
+    store: KeyValueStore
     processes: int | None = 1
     resumes: bool = False
     shared: bool | None = None
@@ -53,7 +53,7 @@ class Subject:
     @property
     def met(self) -> bool:
         """Whether all processes of the run are there; otherwise this one is examined alone."""
-        return self.exchange.count == self.processes
+        return self.store.count == self.processes
 
     @functools.cached_property
     def base(self) -> Path:

@@ -1,63 +1,47 @@
-"""Looks at one thing after the other, and tells whoever started it, a JSON object a line.
+"""Looks at one thing after the other, and sends each finding as it is made.
 
-    python -m jaxtrain.doctor.worker REQUEST.json
-
-Started by :mod:`jaxtrain.doctor.examination`, which ends it where it hangs.
+Runs in a process of its own, which :mod:`jaxtrain.doctor.examination` ends where it hangs.
 """
 
 import functools
-import json
 import os
-import signal
 import socket
-import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jaxtrain.distributed import subprocess_worker
+from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.doctor.finding import Check, Finding, run_checks
-from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
 
-Write = Callable[[dict[str, Any]], None]
 
+def examine(request: dict[str, Any], send: Send) -> None:
+    """Examines what a request names.
 
-def main(path: str) -> int:
-    """Reads a request and examines what it names.
+    Args:
+        request: :class:`jaxtrain.doctor.examination.DoctorRequest` as a dict, ``groups``,
+            ``connect`` and ``temporary``, a folder that is removed afterwards.
+        send: takes {"about": ...} once, {"group": name} as each group begins, {"finding": ...},
+            {"scratch": folder} for a folder to be removed should this process die, and
+            {"done": true}.
 
-    Tells {"wrong": ...} where the config is wrong; else {"about": ...} once, {"group": name} as
-    each group begins, {"finding": ...}, {"scratch": folder} for a folder to be removed should this
-    process die, and {"done": true}.
+    Raises:
+        InputError: the config is wrong.
     """
-    _mind_signals()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    request = json.loads(Path(path).read_text())
-    os.set_inheritable(request["pipe"], False)
-    with open(request["pipe"], "w", encoding="utf-8") as pipe:
-
-        def write(message: dict[str, Any]) -> None:
-            pipe.write(json.dumps(message) + "\n")
-            pipe.flush()
-
-        try:
-            _examine(request, write)
-        except InputError as error:
-            write({"wrong": str(error)})
-        write({"done": True})
+    _examine(request, send)
+    send({"done": True})
     from jaxtrain.doctor import hosts
 
     hosts.leave()
-    return 0
 
 
-def _examine(request: dict[str, Any], write: Write) -> None:
+def _examine(request: dict[str, Any], send: Send) -> None:
     # jax's threads of a GPU are to leave its memory to others; a run reserves it, this does not.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, versions
+    from jaxtrain.distributed.key_value import KeyValueStore
     from jaxtrain.doctor import nvidia
-    from jaxtrain.doctor.exchange import Exchange
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
     from jaxtrain.training import run_directory
@@ -66,9 +50,7 @@ def _examine(request: dict[str, Any], write: Write) -> None:
     short = cards.card_of_config(run.name)
     given = request["output_dir"]
     output = expanded(given) if given else run_directory.ROOT / run.name
-    write(
-        {"about": {"config": run.name, "host": socket.gethostname(), "versions": versions.line()}}
-    )
+    send({"about": {"config": run.name, "host": socket.gethostname(), "versions": versions.line()}})
     subject = Subject(
         run=run,
         card=None if short is None else cards.card(short),
@@ -78,21 +60,21 @@ def _examine(request: dict[str, Any], write: Write) -> None:
         driver=nvidia.read(),
         environment=os.environ,
         temporary=Path(request["temporary"]),
-        scratch=lambda folder: write({"scratch": str(folder)}),
-        exchange=Exchange(0, 1, None),
+        scratch=lambda folder: send({"scratch": str(folder)}),
+        store=KeyValueStore(),
     )
     own: list[Finding] = []
 
     def tell(found: Finding) -> None:
         own.append(found)
-        write({"finding": found.as_dict()})
+        send({"finding": found.as_dict()})
 
     groups = _groups(subject, own, connect=request["connect"])
     for name in request["groups"]:
-        write({"group": name})
+        send({"group": name})
         run_checks(name, _checks(groups[name]), tell)
         if name == "processes":
-            _mind_signals()  # jax.distributed puts a handler of its own over ours
+            subprocess_worker.own_signals()  # jax.distributed puts a handler of its own over ours
 
 
 def _resumes(resume: str | None, output: Path | None) -> bool:
@@ -127,7 +109,7 @@ def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any
     def others() -> dict[str, Check]:
         from jaxtrain.doctor import hosts
 
-        return {"findings": lambda: hosts.others(subject.exchange, own)}
+        return {"findings": lambda: hosts.others(subject.store, own)}
 
     return {
         "processes": processes,
@@ -151,20 +133,3 @@ def _checks(make: Callable[[], dict[str, Check]]) -> dict[str, Check]:
             raise failure
 
         return {"start": fail}
-
-
-def _mind_signals() -> None:
-    """Ctrl-C is for whoever started this, and then ends it by SIGTERM: through finally clauses."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-
-def _end_with(parent: int) -> None:
-    """Whoever started this may be killed; nobody reads what it tells then."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

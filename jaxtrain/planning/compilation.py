@@ -11,6 +11,7 @@ from jax.experimental import topologies
 
 from jaxtrain import config
 from jaxtrain import sharding as meshes
+from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.planning import buffers, cards, traffic, work
 from jaxtrain.training import setup
 from jaxtrain.training import state as states
@@ -19,11 +20,16 @@ from jaxtrain.xla import hlo, target
 _LARGEST = 5
 
 
+def run(request: dict[str, Any], send: Send) -> None:
+    """Sends what :func:`compile_step` finds; runs in the process that compiles."""
+    send(compile_step(request))
+
+
 def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     """Compiles the step that a request names.
 
     Args:
-        request: :class:`jaxtrain.planning.request.Request` as a dict, and ``dump``, the folder of
+        request: :class:`jaxtrain.planning.planner.PlanRequest` as a dict, ``dump``, the folder of
             the compiler's dump, and ``estimate``: whether to compile for virtual CPU devices.
 
     Returns:

@@ -154,7 +154,7 @@ def check_shared(directory: Path) -> None:
     """
     if jax.process_count() == 1:
         return
-    tokens = process_group.gather(secrets.token_hex(8))
+    tokens = process_group.gather("shared storage", secrets.token_hex(8))
     files = [directory / f".shared-{token}" for token in tokens]
     own = files[jax.process_index()]
     trouble = ""
@@ -164,12 +164,13 @@ def check_shared(directory: Path) -> None:
                 os.fsync(file.fileno())
         except OSError as error:
             trouble = f"cannot write there ({error.strerror})"
-        process_group.gather("")  # all have written
+        process_group.gather("shared storage", "")  # all have written
         if not trouble:
             wanted = range(len(files)) if jax.process_index() == 0 else (0,)
             trouble = _unseen(files, wanted)
         host = socket.gethostname()[:40]
-        said = process_group.gather(f"(on {host}) {trouble}" if trouble else "")  # all have read
+        trouble = trouble and f"(on {host}) {trouble}"
+        said = process_group.gather("shared storage", trouble)  # all have read
     finally:
         with contextlib.suppress(OSError):
             own.unlink()

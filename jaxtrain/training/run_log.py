@@ -14,7 +14,7 @@ import jax
 
 from jaxtrain import config, versions
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import RUN_AGAIN, InputError, stop_inside
@@ -68,7 +68,7 @@ class RunLog(events.EventLog):
         phases: which phase of the run is open.
     """
 
-    def __init__(self, signals: StopSignals, heartbeat: Peers, watchdog: Watchdog) -> None:
+    def __init__(self, signals: StopSignals, heartbeat: Heartbeat, watchdog: Watchdog) -> None:
         self._signals = signals
         self._heartbeat = heartbeat
         self._watchdog = watchdog

@@ -7,8 +7,8 @@ import jax
 from jaxtrain import config
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
-from jaxtrain.distributed import process_group
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed import key_value, process_group
+from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, stop_inside
@@ -45,24 +45,24 @@ def start(
         allocator.keep_freed()
     process_group.connect(os.environ, flags.simulate_devices)
     with (
-        process_group.peers(signals) as peers,
-        Watchdog(run.loop.hang_timeout_s, peers) as watchdog,
+        Heartbeat(key_value.of_run(), signals) as heartbeat,
+        Watchdog(run.loop.hang_timeout_s, heartbeat) as watchdog,
     ):
-        signals.before_exit = peers.leave
+        signals.before_exit = heartbeat.leave
         signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         try:  # from here on others may wait for this process
             process_group.check_accelerator(os.environ)
             process_group.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            code = _train(run, flags, signals, peers, watchdog, relief)
+            code = _train(run, flags, signals, heartbeat, watchdog, relief)
         except BaseException as error:
             reason = stop_inside(error) or error
-            process_group.leave(reason, peers)
+            process_group.leave(reason, heartbeat)
             if reason is not error:
                 raise reason from None
             raise
         if options.still_compiling() or (code != DONE and jax.process_count() > 1):
-            process_group.end(code, peers)
+            process_group.end(code, heartbeat)
         return code
 
 
@@ -70,18 +70,18 @@ def _train(
     run: config.Run,
     flags: Flags,
     signals: StopSignals,
-    peers: Peers,
+    heartbeat: Heartbeat,
     watchdog: Watchdog,
     relief: out_of_memory.Relief | None,
 ) -> int:
     with (
-        RunLog(signals, peers, watchdog) as log,
+        RunLog(signals, heartbeat, watchdog) as log,
         open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
     ):
         if setup is None:  # there is nothing left to train
             return DONE
         loop.train(setup)
-        peers.ending()
+        heartbeat.ending()
         return _end(setup, flags)
 
 

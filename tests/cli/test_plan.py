@@ -12,14 +12,14 @@ from program import TINY_MLM
 
 from jaxtrain import main
 from jaxtrain.cli import plan
-from jaxtrain.planning import request
+from jaxtrain.planning import planner
 
 TINY = ["plan", *TINY_MLM, "--loop.steps", "50", "--devices", "2x2"]
 
 
 @pytest.fixture(autouse=True)
 def no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "gpu_compiler", lambda: False)
+    monkeypatch.setattr(planner, "gpu_compiler", lambda: False)
 
 
 @pytest.mark.slow
@@ -102,9 +102,9 @@ def test_a_batch_is_checked_on_the_devices_that_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """24 devices divide 120, the config's own 16 do not."""
-    asked: list[request.Request] = []
+    asked: list[planner.PlanRequest] = []
 
-    def refuse(one: request.Request, _: float) -> dict[str, str]:
+    def refuse(one: planner.PlanRequest, _: float) -> dict[str, str]:
         asked.append(one)
         return {"failure": "enough"}
 
@@ -120,7 +120,7 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
 ) -> None:
     """And ways to make it fit, each with overrides that are whole."""
 
-    def compile_step(one: request.Request, _: float) -> dict[str, object]:
+    def compile_step(one: planner.PlanRequest, _: float) -> dict[str, object]:
         parts = int(dict(zip(one.overrides, one.overrides[1:], strict=False))["--optim.accumulate"])
         return findings(4e11 / parts)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.distributed import cluster_env, waiting
+from jaxtrain.distributed import cluster_env, key_value
 from jaxtrain.errors import InputError
 
 ADDRESS, COUNT, INDEX = cluster_env.ADDRESS, cluster_env.COUNT, cluster_env.INDEX
@@ -229,7 +229,7 @@ def test_whoever_waits_for_a_name_says_so(
     one = cluster_env.find(ALL)
     assert one is not None
     resolving(monkeypatch)
-    monkeypatch.setattr(waiting, "SILENCE_S", 0.01)
+    monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.01)
     monkeypatch.setattr(cluster_env, "_LOOK_EVERY_S", 0.1)
     with pytest.raises(InputError, match="has no address"):
         cluster_env.check_address(

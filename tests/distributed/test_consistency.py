@@ -2,53 +2,31 @@
 
 import dataclasses
 import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fake_key_value import FakeClient
 
 from jaxtrain import config
 from jaxtrain.distributed import consistency
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.errors import InputError, RunAgain
-
-
-class Shared:
-    """The coordination service's keys, for threads."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-        self.changed = threading.Condition()
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
-                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}\nstack")
-            return self.values[key]
 
 
 def checked(every: list[dict[str, dict[str, str]]]) -> list[str]:
     """The error of each process; empty where there is none."""
-    store, errors = Shared(), ["?"] * len(every)
 
-    def one(number: int) -> None:
+    def error(own: dict[str, dict[str, str]], store: KeyValueStore) -> str:
         try:
-            consistency.check(every[number], number, len(every), store)
-            errors[number] = ""
+            consistency.check(own, store)
         except InputError as error:
-            errors[number] = str(error)
+            return str(error)
+        return ""
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(every))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return errors
+    with ThreadPoolExecutor(len(every)) as pool:
+        return list(pool.map(error, every, FakeClient(len(every)).stores()))
 
 
 def facts(**changes: object) -> dict[str, dict[str, str]]:
@@ -135,7 +113,7 @@ def test_many_differences_are_counted() -> None:
 def test_a_process_that_is_gone_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consistency, "_PATIENCE_S", 0.1)
     with pytest.raises(RunAgain, match="DEADLINE_EXCEEDED") as error:
-        consistency.check(facts(), 0, 2, Shared())
+        consistency.check(facts(), FakeClient().stores()[0])
     assert "\n" not in str(error.value)
 
 

@@ -1,13 +1,13 @@
 """How processes find each other and agree, as far as one process can show it."""
 
-import functools
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import toy
 from distributed.test_rendezvous import listeners
+from fake_key_value import FakeClient
 
 from jaxtrain.distributed import process_group
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.errors import InputError, RunAgain
 
 ALL = {
@@ -39,11 +41,11 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ) -> None:
         calls.append((*args, local_device_ids, coordinator_bind_address))
 
-    def hold(cluster: Any, environment: Any) -> None:
-        calls.append(f"roll call of process {cluster.index}")
+    def join(cluster: Any, environment: Any) -> None:
+        calls.append(f"rendezvous of process {cluster.index}")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(process_group.rendezvous, "hold", hold)
+    monkeypatch.setattr(process_group.rendezvous, "join", join)
     reachable = lambda cluster, environment: None  # noqa: E731
     monkeypatch.setattr(process_group.cluster_env, "check_address", reachable)
     return calls
@@ -57,11 +59,11 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_processes_join_after_the_roll_call(joined: list[Any]) -> None:
+def test_processes_join_after_the_rendezvous(joined: list[Any]) -> None:
     process_group.connect({}, None)
     assert not joined
     process_group.connect(ALL | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, None)
-    assert joined == ["roll call of process 0", ("host:1234", 3, 0, [0, 1], "[::]:1234")]
+    assert joined == ["rendezvous of process 0", ("host:1234", 3, 0, [0, 1], "[::]:1234")]
     process_group.connect(ALL | {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1234"}, None)
     assert joined[-1] == ("127.0.0.1:1234", 3, 0, [], "127.0.0.1:1234")
     process_group.connect(ALL | {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.1:99"}, None)
@@ -105,7 +107,8 @@ def test_simulated_devices_are_divided_among_the_processes(
 
 CONNECTS = """
 import os, sys
-from jaxtrain.distributed import process_group as processes
+from jaxtrain.distributed import key_value, process_group as processes
+from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.errors import InputError, RunAgain
 try:
     processes.connect(os.environ, None)
@@ -113,7 +116,7 @@ except (InputError, RunAgain) as error:
     sys.exit(f"{type(error).__name__}: {error}")
 print("met", flush=True)
 sys.stdin.read()
-processes.end(0, processes.peers(None))
+processes.end(0, Heartbeat(key_value.of_run(), None))
 """
 
 
@@ -236,22 +239,39 @@ def test_numbers_of_several_processes_are_made_into_one_each_in_one_collective(
     assert exchange({}) == {}
 
 
-def test_one_process_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("process_allgather", "sync_global_devices"):
-        monkeypatch.setattr(process_group.multihost_utils, name, pytest.fail)
+def test_one_process_waits_for_nobody() -> None:
     process_group.check_same("data", "abc", "give every process the same")
     assert process_group.process_zero_first(lambda: "made", "data") == "made"
 
 
-def test_different_values_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gathered(row: np.ndarray) -> np.ndarray:
-        return np.stack([row, np.where(row == ord("a"), ord("b"), row).astype(np.uint8)])
+def of_two(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> list[Any]:
+    """What the function returns in each of two processes, which are threads here."""
+    here = threading.local()
 
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(process_group.multihost_utils, "process_allgather", gathered)
-    with pytest.raises(InputError, match=r"different data \(process 0: a1, process 1: b1\): do so"):
-        process_group.check_same("data", "a1", "do so")
-    process_group.check_same("data", "c1", "do so")
+    def run(store: KeyValueStore) -> Any:
+        here.store = store
+        return work()
+
+    monkeypatch.setattr(process_group.key_value, "of_run", lambda: here.store)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, FakeClient().stores()))
+
+
+def test_different_values_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> str:
+        process = process_group.key_value.of_run().index
+        process_group.check_same("data", "c1", "do so")
+        with pytest.raises(InputError) as caught:
+            process_group.check_same("data", "ab"[process] + "1", "do so")
+        return str(caught.value)
+
+    said = "the processes see different data (process 0: a1, process 1: b1): do so"
+    assert of_two(monkeypatch, check) == [said, said]
+
+
+def test_long_values_are_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = of_two(monkeypatch, lambda: process_group.gather("words", "é" * 100_000))
+    assert own == [["é" * 100_000] * 2] * 2
 
 
 @pytest.mark.parametrize(("process", "order"), [(0, ["action", "waits"]), (1, ["waits", "action"])])
@@ -267,8 +287,7 @@ def test_process_zero_acts_first_and_keeps_nobody_waiting(
             raise error
         return "made"
 
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(process_group.key_value, "of_run", lambda: KeyValueStore(process, 2))
     monkeypatch.setattr(
         process_group, "wait_for_all", lambda name, timeout_s: events.append("waits")
     )
@@ -280,40 +299,13 @@ def test_process_zero_acts_first_and_keeps_nobody_waiting(
     assert events == order
 
 
-def _fail(error: Exception) -> str:
-    raise error
+def test_every_process_is_told_what_process_zero_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide() -> str:
+        assert process_group.key_value.of_run().index == 0
+        return "a folder"
 
-
-@pytest.mark.parametrize(
-    ("decide", "raised"),
-    [
-        (lambda: "a folder", None),
-        (lambda: "", None),
-        (functools.partial(_fail, InputError("wrong")), InputError),
-        (functools.partial(_fail, RunAgain("a full disk")), RunAgain),
-    ],
-)
-def test_every_process_is_told_what_process_zero_decides(
-    decide: Any, raised: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its text, or its error."""
-    said: dict[str, str] = {}
-    store = SimpleNamespace(
-        key_value_set=said.__setitem__, blocking_key_value_get=lambda key, wait_ms: said[key]
-    )
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(process_group, "members", lambda: SimpleNamespace(service=store))
-    told = []
-    for process in (0, 1):
-        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        monkeypatch.setattr(process_group, "_told", iter([7]))
-        own = decide if process == 0 else pytest.fail
-        try:
-            told.append(process_group.told_by_process_zero(own))
-        except (InputError, RunAgain) as error:
-            told.append((type(error), str(error)))
-    assert told[0] == told[1]
-    assert told[0] == decide() if raised is None else told[0][0] is raised
+    told = of_two(monkeypatch, lambda: process_group.told_by_process_zero(decide))
+    assert told == ["a folder"] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The roll call before jax connects, over real sockets; most processes are threads here."""
+"""The rendezvous before jax connects, over real sockets; most processes are threads here."""
 
 import contextlib
 import gc
@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.distributed import cluster_env, rendezvous
-from jaxtrain.distributed import waiting as waits
+from jaxtrain.distributed import cluster_env, key_value, rendezvous
 from jaxtrain.distributed.cluster_env import Cluster
 from jaxtrain.errors import InputError, RunAgain
 
@@ -48,7 +47,7 @@ SECRET = "c2d5b54b8f4f6e2a"
 def outcomes(
     members: list[Cluster], patience_s: float = 60.0, token: str | list[str] = SECRET
 ) -> list[Exception | None]:
-    """What each of them gets out of the roll call that all hold at the same time.
+    """What each of them gets out of a rendezvous that all join at the same time.
 
     Args:
         members: of the run.
@@ -58,15 +57,15 @@ def outcomes(
     tokens = [token] * len(members) if isinstance(token, str) else token
     results: list[Exception | None] = [AssertionError("it never came back")] * len(members)
 
-    def hold(number: int) -> None:
+    def join(number: int) -> None:
         try:
             variables = {cluster_env.PATIENCE: str(patience_s), cluster_env.TOKEN: tokens[number]}
-            rendezvous.hold(members[number], variables)
+            rendezvous.join(members[number], variables)
             results[number] = None
         except Exception as error:
             results[number] = error
 
-    threads = [threading.Thread(target=hold, args=(number,)) for number in range(len(members))]
+    threads = [threading.Thread(target=join, args=(number,)) for number in range(len(members))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -139,7 +138,7 @@ def test_who_does_not_come_is_named_to_all() -> None:
 def test_a_missing_process_is_named_while_the_others_wait(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(waits, "SILENCE_S", 0.7)
+    monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.7)
     port = free_port()
     outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
     said = capsys.readouterr().err.splitlines()
@@ -152,7 +151,7 @@ def test_the_program_that_holds_the_port_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It accepts, and says nothing."""
-    monkeypatch.setattr(waits, "SILENCE_S", 3.0)
+    monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 3.0)
     code = "import socket, time; s = socket.create_server(('127.0.0.1', 0))"
     code += "; print(s.getsockname()[1], flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
@@ -338,11 +337,11 @@ def test_an_endless_line_is_not_kept() -> None:
 
 PROCESS = """
 import os, resource, sys, threading
-from jaxtrain.distributed import cluster_env as clusters, rendezvous as rollcall
+from jaxtrain.distributed import cluster_env, rendezvous
 from jaxtrain.errors import InputError, RunAgain
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
 try:
-    rollcall.hold(clusters.find(os.environ), os.environ)
+    rendezvous.join(cluster_env.find(os.environ), os.environ)
     print("met")
 except (InputError, RunAgain) as error:
     print(f"{type(error).__name__}: {error}")
@@ -578,9 +577,9 @@ def test_the_user_may_name_the_address_to_listen_at() -> None:
     port = free_port()
     variables = {cluster_env.PATIENCE: "1", cluster_env.BIND: f"127.0.0.2:{port}"}
     with pytest.raises(RunAgain, match="does not lead there"):
-        rendezvous.hold(member(0, 2, port), variables)
+        rendezvous.join(member(0, 2, port), variables)
     with pytest.raises(InputError, match=r"cannot listen at 127\.0\.0\.1:99999"):
-        rendezvous.hold(member(0, 2, port), {cluster_env.BIND: "127.0.0.1:99999"})
+        rendezvous.join(member(0, 2, port), {cluster_env.BIND: "127.0.0.1:99999"})
     gc.collect()  # a socket that is left open is a warning, which fails the test
 
 
@@ -603,4 +602,4 @@ def test_a_run_of_several_hosts_without_a_token_is_warned_once(
 
 def test_patience_is_a_number() -> None:
     with pytest.raises(InputError, match="JAXTRAIN_CONNECT_S is 'long'"):
-        rendezvous.hold(member(0, 2, free_port()), {cluster_env.PATIENCE: "long"})
+        rendezvous.join(member(0, 2, free_port()), {cluster_env.PATIENCE: "long"})

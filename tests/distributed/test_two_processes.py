@@ -106,7 +106,7 @@ def test_a_process_that_stands_still_does_not_hold_the_other(place: Path) -> Non
         assert "hung: no step ended within 20 s after update" in output
     words = (place / "stuck" / "hang-0.txt").read_text()
     # What it told last, every other second.
-    assert re.search(r"process 1: [a-z]+, (no update|update \d+) done, heard of \d+ s ago", words)
+    assert re.search(r"process 1: [a-z]+, (no step|step \d+) done, heartbeat \d+ s ago", words)
     assert "Thread 0x" in words
 
 

@@ -7,7 +7,8 @@ import textwrap
 import time
 from pathlib import Path
 
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import RUN_AGAIN
@@ -17,7 +18,7 @@ class Harmless(Watchdog):
     """Ends nothing: it would be the process of the tests."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        super().__init__(timeout_s, Peers(0, 1, None, StopSignals()))
+        super().__init__(timeout_s, Heartbeat(KeyValueStore(), StopSignals()))
         self.reasons: list[str] = []
 
     def end(self, reason: str) -> None:
@@ -28,16 +29,17 @@ def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
     program = f"""
     import threading, time
     from pathlib import Path
-    from jaxtrain.distributed.heartbeat import Peers
+    from jaxtrain.distributed.heartbeat import Heartbeat
+    from jaxtrain.distributed.key_value import KeyValueStore
     from jaxtrain.distributed.signals import StopSignals
     from jaxtrain.distributed.watchdog import Watchdog
 
     def stuck_here():
         threading.Event().wait(300)
 
-    peers = Peers(0, 1, None, StopSignals())
+    heartbeat = Heartbeat(KeyValueStore(), StopSignals())
     say = lambda text: print(text, flush=True)
-    watchdog = Watchdog(0.5, peers)
+    watchdog = Watchdog(0.5, heartbeat)
     directory = Path({str(tmp_path)!r})
     watchdog.report_to(directory, say)
     """
@@ -54,7 +56,7 @@ def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         """
-        patient = Watchdog(2.0, peers)
+        patient = Watchdog(2.0, heartbeat)
         patient.report_to(directory, say)
         with patient as watchdog:
             for step in range(5):
@@ -71,7 +73,7 @@ def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
     assert "no step ended within 2 s after update 4 in process 0" in lines[1]
     words = (tmp_path / "hang-0.txt").read_text()
     assert "stuck_here" in words
-    assert "process 0: training, update 4 done" in words
+    assert "process 0: training, step 4 done" in words
 
 
 def test_a_hang_ends_it_although_nothing_can_be_said(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ def test_before_there_is_a_directory_the_stacks_go_to_stderr(tmp_path: Path) -> 
     ended = run(
         tmp_path,
         """
-        with Watchdog(0.5, peers) as watchdog:
+        with Watchdog(0.5, heartbeat) as watchdog:
             stuck_here()
         """,
     )
@@ -154,12 +156,13 @@ def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) ->
                 """
                 import time
                 from pathlib import Path
-                from jaxtrain.distributed.heartbeat import Peers
+                from jaxtrain.distributed.heartbeat import Heartbeat
+                from jaxtrain.distributed.key_value import KeyValueStore
                 from jaxtrain.distributed.signals import StopSignals
                 from jaxtrain.distributed.watchdog import Watchdog
 
-                peers = Peers(0, 1, None, StopSignals())
-                with Watchdog(3.0, peers) as watchdog:
+                heartbeat = Heartbeat(KeyValueStore(), StopSignals())
+                with Watchdog(3.0, heartbeat) as watchdog:
                     print("watching", flush=True)
                     time.sleep(1.5)
                     watchdog.beat(1)
@@ -182,7 +185,7 @@ def test_a_stop_has_a_limit_whatever_the_run_does(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         """
-        with Watchdog(None, peers) as watchdog:
+        with Watchdog(None, heartbeat) as watchdog:
             watchdog.report_to(directory, say)
             with watchdog.pause("save", allowance_s=60):
                 watchdog.end_within(0.3)

@@ -12,7 +12,7 @@ from examined import judged
 from program import TINY_MLM
 
 from jaxtrain.doctor import examination
-from jaxtrain.doctor.examination import GROUPS, LIMITS_S, Request
+from jaxtrain.doctor.examination import GROUPS, LIMITS_S, DoctorRequest
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.errors import InputError
 
@@ -33,8 +33,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
-def request(place: Path, *overrides: str) -> Request:
-    return Request(
+def request(place: Path, *overrides: str) -> DoctorRequest:
+    return DoctorRequest(
         config="demo_mlm",
         overrides=(*TINY_MLM[2:], *overrides),
         output_dir=str(place),
@@ -46,7 +46,7 @@ def request(place: Path, *overrides: str) -> Request:
 def worker() -> int:
     """The examining process, of this one's children the only one of that name."""
     listed = subprocess.run(
-        ["pgrep", "-P", str(os.getpid()), "-f", "jaxtrain.doctor.worker"],
+        ["pgrep", "-P", str(os.getpid()), "-f", "jaxtrain.doctor.worker:examine"],
         capture_output=True,
         text=True,
         check=True,

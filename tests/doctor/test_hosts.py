@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import pytest
 from examined import all_ok, only_problem, only_warning, subject, tiny
+from fake_key_value import FakeClient
 from program import CHECKOUT, environment
 
 from jaxtrain.distributed import cluster_env, process_group
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import devices, examination, hosts
-from jaxtrain.doctor.exchange import Exchange
 from jaxtrain.doctor.finding import Finding, ok
 
 
@@ -42,7 +43,7 @@ def test_one_process_has_nobody_to_meet(tmp_path: Path) -> None:
     found = [one for check in checks.values() for one in check()]
     assert all_ok(found) == "one process: there is nobody to meet"
     assert not hosts.checks(subject(tmp_path), connect=False)
-    assert not list(hosts.others(Exchange(0, 1, None), []))
+    assert not list(hosts.others(KeyValueStore(), []))
 
 
 def test_a_coordinator_that_nobody_has_started_leaves_this_process_alone(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_a_coordinator_that_nobody_has_started_leaves_this_process_alone(tmp_pat
     assert "process 1 on " in found.seen
     assert "found no process 0 at 127.0.0.1:" in found.seen
     assert "whether a firewall lets port" in found.seen
-    assert (examined.exchange.count, examined.processes, examined.met) == (1, 2, False)
+    assert (examined.store.count, examined.processes, examined.met) == (1, 2, False)
     assert examined.rows == 8  # of 16
     # Eight devices are here and sixteen are wanted, but those of the other process do not count.
     said = all_ok(devices.count(examined, jax.devices()))
@@ -83,7 +84,7 @@ def test_variables_that_cannot_be(variables: dict[str, str], said: str, tmp_path
     assert not examined.met
 
 
-def test_the_sentence_of_the_roll_call_comes_before_the_groups_time_is_over(
+def test_the_sentence_of_the_rendezvous_comes_before_the_groups_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[float] = []
@@ -100,41 +101,29 @@ def test_the_sentence_of_the_roll_call_comes_before_the_groups_time_is_over(
     assert 2 * heard[0] < examination.LIMITS_S["processes"]
 
 
-class Heard:
-    """A coordination service in which the others have spoken already."""
-
-    def __init__(self, said: dict[str, str]) -> None:
-        self.said = said
-
-    def key_value_set(self, key: str, value: str) -> None:
-        self.said[key] = value
-
-    def blocking_key_value_get(self, key: str, timeout_ms: int) -> str:
-        return self.said[key]
-
-
 def test_what_the_others_found_is_said_once() -> None:
     own = [ok("fine"), Finding(level="problem", seen="both", cure="c", group="g", check="x")]
     theirs = [own[1], Finding(level="warning", seen="mine", cure="d", group="system", check="y")]
     told = json.dumps({"host": "node1", "amiss": [one.as_dict() for one in theirs]})
-    client = Heard({"jaxtrain/doctor/findings/1": f"={told}"})
-    found = only_warning(hosts.others(Exchange(0, 2, client), own))
+    client = FakeClient()
+    client.values["jaxtrain/findings/1"] = f"={told}"
+    found = only_warning(hosts.others(client.stores()[0], own))
     assert (found.seen, found.cure) == ("process 1 (node1), system: mine", "d")
-    assert "both" in client.said["jaxtrain/doctor/findings/0"]
-    assert "fine" not in client.said["jaxtrain/doctor/findings/0"]
-    assert "process 0 says" in all_ok(hosts.others(Exchange(1, 2, client), own))
+    assert "both" in client.values["jaxtrain/findings/0"]
+    assert "fine" not in client.values["jaxtrain/findings/0"]
+    del client.values["jaxtrain/findings/1"]
+    assert "process 0 says" in all_ok(hosts.others(client.stores()[1], own))
 
 
 # One of two real processes, connected as a run's are; prints its findings as JSON.
 TWO = """
 import json, os, sys, time, types
 from pathlib import Path
-from jaxtrain.distributed import process_group as processes
+from jaxtrain.distributed import key_value, process_group
 from jaxtrain.doctor import finding, hosts
-from jaxtrain.doctor.exchange import Exchange
 
-processes.connect(os.environ, 2)
-everyone = Exchange.of_run()
+process_group.connect(os.environ, 2)
+everyone = key_value.of_run()
 hosts.ANSWER_S = 20.0
 apart, together = Path(sys.argv[1]), Path(sys.argv[2])
 second = everyone.index == 1
@@ -143,24 +132,10 @@ found = []
 def late(seconds):
     return lambda: time.time() + seconds * second
 
-def named(name):
-    return Exchange(everyone.index, everyone.count, Renamed(everyone.service, name))
-
 def shared(folder):
-    subject = types.SimpleNamespace(exchange=named(folder.name), base=folder)
+    subject = types.SimpleNamespace(store=everyone, base=folder)
     yield from hosts.shared_storage(subject)
     assert subject.shared
-
-class Renamed:
-    "The same service, asked about the same again under other names."
-    def __init__(self, service, name):
-        self.service, self.name = service, name
-    def key_value_set(self, key, value):
-        self.service.key_value_set(f"{self.name}/{key}", value)
-    def blocking_key_value_get(self, key, timeout_ms):
-        return self.service.blocking_key_value_get(f"{self.name}/{key}", timeout_ms)
-    def wait_at_barrier(self, name, timeout_ms):
-        return self.service.wait_at_barrier(f"{self.name}/{name}", timeout_ms)
 
 def facts(one):
     return {
@@ -171,22 +146,22 @@ def facts(one):
 
 def silent():
     if not second:
-        everyone.all_say("word", "here", 0.2)
+        everyone.gather("word", "here", 0.2)
     yield finding.ok("not asked")
 
 finding.run_checks("processes", {
-    "level": lambda: hosts.clocks(named("level"), late(0.0)),
-    "behind": lambda: hosts.clocks(named("behind"), late(-5.0)),
-    "far": lambda: hosts.clocks(named("far"), late(100.0)),
-    "same": lambda: hosts.same(named("same"), facts(1)),
-    "other": lambda: hosts.same(named("other"), facts(2 if second else 1)),
+    "level": lambda: hosts.clocks(everyone, late(0.0)),
+    "behind": lambda: hosts.clocks(everyone, late(-5.0)),
+    "far": lambda: hosts.clocks(everyone, late(100.0)),
+    "same": lambda: hosts.same(everyone, facts(1)),
+    "other": lambda: hosts.same(everyone, facts(2 if second else 1)),
     "apart": lambda: shared(apart),
     "together": lambda: shared(together),
     "silent": silent,
 }, found.append)
 found += list(hosts.others(everyone, [finding.warning("mine", "c")] if second else []))
 print(json.dumps([one.as_dict() for one in found]))
-everyone.meet("end", 60)
+everyone.barrier("end", 60)
 hosts.leave()
 """
 
@@ -276,7 +251,7 @@ def test_two_processes_see_storage_that_is_not_shared(two: list[dict[str, Any]])
 @pytest.mark.slow
 def test_a_process_that_says_nothing_is_named(two: list[dict[str, Any]]) -> None:
     silent = only_problem([of(two[0]["silent"])])
-    assert "process 1 did not say its word within 0 s" in silent.seen
+    assert "process 1 did not publish its word within 0 s" in silent.seen
     assert two[1]["silent"]["level"] == "ok"
 
 
@@ -299,7 +274,7 @@ examined = subject(Path(sys.argv[1]), tiny("--mesh.fsdp", "2"), environment=os.e
 found = []
 finding.run_checks("processes", hosts.checks(examined, connect=True), found.append)
 found += list(devices.count(examined, jax.devices()))
-found += list(hosts.others(examined.exchange, found))
+found += list(hosts.others(examined.store, found))
 hosts.leave()
 print(*[f"{one.level}: {one.seen}" for one in found], sep="\\n")
 """

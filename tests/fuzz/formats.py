@@ -32,13 +32,13 @@ STRANGE_NAMES = (
 )
 
 
-_RUN = {"command": ["sh", "-c", "touch ran"], "timeout_s": 5}
+_RUN = {"args": ["sh", "-c", "touch ran"], "timeout": 5}
 # Nothing of a file may choose what is called, alone or as a field of a model.
 _CALLS: tuple[dict[str, Any], ...] = (
-    {"class": "jaxtrain.bench.request._run", **_RUN},
+    {"class": "subprocess.run", **_RUN},
     {
         "class": "jaxtrain.models.gpt.Config",
-        "muon": {"class": "jaxtrain.bench.request._run", **_RUN},
+        "muon": {"class": "subprocess.run", **_RUN},
     },
     {"class": "gpt", "depth": {"class": "jaxtrain.config.named", "name": "in/a.py"}},
     {"class": "jaxtrain.config.named", "name_or_path": "in/a.py"},

@@ -124,7 +124,7 @@ def strange_value(rng: random.Random) -> Any:
             *("C:\\x", "a\0b", "\x1b[2J\x1b]0;title\x07", "\u202egpj.exe", "\x9b31m", "a\nb\rc"),
             *(
                 "os.system",
-                "jaxtrain.bench.request._run",
+                "jaxtrain.doctor.examination._remove",
                 "jaxtrain.models.gpt.Config",
                 "builtins.eval",
             ),
@@ -171,9 +171,9 @@ def strange_value(rng: random.Random) -> Any:
             ),
             *([number], [text], {text[:50]: number}, [[1, 2], [3]], ["x"] * 10_000, [number] * 70),
             {
-                "class": "jaxtrain.bench.request._run",
-                "command": ["sh", "-c", "touch ran"],
-                "timeout_s": 5,
+                "class": "subprocess.run",
+                "args": ["sh", "-c", "touch ran"],
+                "timeout": 5,
             },
             {"class": rng.choice(("gpt", "llama", "mlm", "video_ae"))},
             Raw("[" * deep + "]" * deep),

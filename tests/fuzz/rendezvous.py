@@ -37,7 +37,7 @@ def main() -> int:
         port: int = probe.getsockname()[1]
     found: dict[int, Exception | None] = {}
 
-    def hold(index: int) -> None:
+    def join(index: int) -> None:
         cluster = Cluster(
             scheme="test",
             coordinator=f"127.0.0.1:{port}",
@@ -48,12 +48,12 @@ def main() -> int:
             devices=[],
         )
         try:
-            rendezvous.hold(cluster, environment)
+            rendezvous.join(cluster, environment)
             found[index] = None
         except (InputError, RunAgain) as error:
             found[index] = error
 
-    processes = [threading.Thread(target=hold, args=(index,), daemon=True) for index in range(2)]
+    processes = [threading.Thread(target=join, args=(index,), daemon=True) for index in range(2)]
     processes[0].start()
     strangers = [_connected(port) for _ in _lines(data)]
     for stranger, line in zip(strangers, _lines(data), strict=True):

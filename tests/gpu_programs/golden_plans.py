@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.planning import request
-from jaxtrain.planning.planner import Planner
+from jaxtrain.planning.planner import Planner, gpu_compiler
 from jaxtrain.telemetry.devices import GIB
 
 
@@ -80,7 +79,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]
 
 def test_the_plan_is_that_of_a_gpu(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     found, golden = pair
-    assert request.gpu_compiler()
+    assert gpu_compiler()
     assert not found["estimate"]
     assert found["jax"] == golden["jax"], "a golden plan holds for one jax: make it anew"
 

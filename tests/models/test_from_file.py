@@ -40,9 +40,9 @@ OLDER = {
 def attack(marker: Path) -> dict[str, dict[str, Any]]:
     """What a stranger's file may say; each ran a command, a function or a traceback once."""
     shell = {
-        "class": "jaxtrain.bench.request._run",
-        "command": ["sh", "-c", f"touch {marker}"],
-        "timeout_s": 5,
+        "class": "subprocess.run",
+        "args": ["sh", "-c", f"touch {marker}"],
+        "timeout": 5,
     }
     tiny = config.to_dict(gpt.Config.tiny())
     return {

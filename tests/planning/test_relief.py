@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from compiled_step import findings
 
-from jaxtrain.planning import cards, relief, request
+from jaxtrain.planning import cards, planner, relief
 
 H100 = cards.CARDS["h100"]
 TYPED = ["--data.path", "clips"]
 
 
-def compile_step(one: request.Request, _: float, *, estimate: bool = False) -> dict[str, Any]:
+def compile_step(one: planner.PlanRequest, _: float, *, estimate: bool = False) -> dict[str, Any]:
     """A step whose temporaries are 40 GiB at four examples at a time, without rematerialization."""
     settings = dict(zip(one.overrides, one.overrides[1:], strict=False))
     parts = int(settings.get("--optim.accumulate", 2))
@@ -21,9 +21,9 @@ def compile_step(one: request.Request, _: float, *, estimate: bool = False) -> d
 
 def found(monkeypatch: pytest.MonkeyPatch, kind: str, limit: int, **how: Any) -> Any:
     said: list[str] = []
-    asked: list[request.Request] = []
+    asked: list[planner.PlanRequest] = []
 
-    def compiled(one: request.Request, timeout_s: float) -> dict[str, Any]:
+    def compiled(one: planner.PlanRequest, timeout_s: float) -> dict[str, Any]:
         asked.append(one)
         return compile_step(one, timeout_s, **how)
 

@@ -12,7 +12,8 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, RunAgain, Stopped
@@ -23,7 +24,7 @@ from jaxtrain.training import run_directory
 from jaxtrain.training.run_log import RunLog
 
 
-class Left(Peers):
+class Left(Heartbeat):
     """Keeps the code with which this process left."""
 
     code: int | None = None
@@ -40,9 +41,9 @@ class Story:
         self.directory = directory
         self.position = position
         signals = StopSignals()
-        self.peers = Left(0, 1, None, signals)
-        self.watchdog = Watchdog(None, self.peers)
-        self.log = RunLog(signals, self.peers, self.watchdog)
+        self.heartbeat = Left(KeyValueStore(), signals)
+        self.watchdog = Watchdog(None, self.heartbeat)
+        self.log = RunLog(signals, self.heartbeat, self.watchdog)
         self.phases = self.log.phases = Phases(self.watchdog, self.log.emit, lambda: self.now)
         self.signals = signals
 
@@ -199,7 +200,7 @@ def test_a_process_that_is_cut_off_writes_what_it_was_in(story: Story) -> None:
     with story.phases.within("compile"):
         story.spend(7.0)
         story.signals.before_exit(130)  # from the thread that hears signals
-    assert story.peers.code == 130
+    assert story.heartbeat.code == 130
     assert story.phases_told() == [("compile", 7.0, 0)]
     assert story.records()[-1]["code"] == 130
 

@@ -18,7 +18,8 @@ import toy
 from jaxtrain import config
 from jaxtrain.config import run_length
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed import heartbeat
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError
@@ -37,7 +38,7 @@ class Told(Watchdog):
     """Ends nothing; remembers what it was told."""
 
     def __init__(self) -> None:
-        super().__init__(None, heartbeat.Peers(0, 1, None, StopSignals()))
+        super().__init__(None, Heartbeat(KeyValueStore(), StopSignals()))
         self.heard: list[Any] = []
 
     def beat(self, step: int | None = None) -> None:

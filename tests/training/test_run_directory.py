@@ -221,7 +221,7 @@ def test_a_disk_that_cannot_be_read_is_one_line(
 def shared_by_two(monkeypatch: pytest.MonkeyPatch, folder: Path, other_says: str = "") -> None:
     """``check_shared`` in process 0 of two; the other one is played here."""
 
-    def gather(value: str) -> list[str]:
+    def gather(what: str, value: str) -> list[str]:
         if len(value) != 16:  # what this process has to say, or nothing
             return [value, other_says]
         (folder / ".shared-other").touch()

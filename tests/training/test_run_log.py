@@ -8,7 +8,8 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.heartbeat import Peers
+from jaxtrain.distributed.heartbeat import Heartbeat
+from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import InputError, Stopped
@@ -19,8 +20,8 @@ from jaxtrain.training import run_directory
 from jaxtrain.training.run_log import RunLog
 
 
-class Told(Peers):
-    """Peers that keep the code with which this process left."""
+class Left(Heartbeat):
+    """Keeps the code with which this process left."""
 
     left: int | None = None
 
@@ -31,15 +32,15 @@ class Told(Peers):
 KEPT = run_directory.Before((), empty=False, named=True)
 
 
-def begin(directory: Path, before: run_directory.Before = KEPT) -> tuple[RunLog, StopSignals, Told]:
+def begin(directory: Path, before: run_directory.Before = KEPT) -> tuple[RunLog, StopSignals, Left]:
     signals = StopSignals()
-    peers = Told(0, 1, None, signals)
-    watchdog = Watchdog(None, peers)
-    log = RunLog(signals, peers, watchdog)
+    heartbeat = Left(KeyValueStore(), signals)
+    watchdog = Watchdog(None, heartbeat)
+    log = RunLog(signals, heartbeat, watchdog)
     log.__enter__()
     assert signals.before_exit == log._leave
     log.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), before)
-    return log, signals, peers
+    return log, signals, heartbeat
 
 
 def end(directory: Path) -> tuple[int, str]:
@@ -92,9 +93,9 @@ def test_a_named_directory_that_was_there_stays_with_what_was_in_it(
 
 
 def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path) -> None:
-    log, signals, peers = begin(tmp_path)
+    log, signals, heartbeat = begin(tmp_path)
     signals.before_exit(130)
-    assert peers.left == 130
+    assert heartbeat.left == 130
     words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
     assert end(tmp_path) == (130, words)
     assert (tmp_path / "log.txt").read_text().endswith(f"{words}\n")

@@ -1,0 +1,137 @@
+"""A function in a process of its own: its messages, its errors and its end, all for real."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain.config import invocation
+from jaxtrain.distributed.subprocess_worker import SubprocessWorker, WorkerFailed, environment
+from jaxtrain.errors import InputError, RunAgain
+
+TESTS = str(Path(__file__).parents[1])
+
+
+def worker(name: str, *, grace_s: float = 5.0, **request: Any) -> SubprocessWorker:
+    variables = environment({**os.environ, "PYTHONPATH": TESTS})
+    return SubprocessWorker(f"worker_functions:{name}", request, variables, grace_s)
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_messages_come_in_their_order() -> None:
+    with worker("count", to=3) as running:
+        received = list(running.messages(60))
+    assert [one["number"] for one in received] == [0, 1, 2]
+    assert received[0]["é"] == "\n"
+    assert received[0]["start"] == ["imports", "interpreter"]
+    assert not alive(running.pid)
+
+
+@pytest.mark.parametrize(
+    ("again", "kind", "args"),
+    [(True, RunAgain, ("the disk is full",)), (False, InputError, ("a is 1", "b is 2"))],
+)
+def test_an_error_for_the_user_is_raised_here(
+    again: bool, kind: type[Exception], args: tuple[str, ...]
+) -> None:
+    with worker("refuse", again=again) as running:
+        assert running.receive(60) == {"before": True}
+        with pytest.raises(kind) as caught:
+            running.receive(60)
+    assert caught.value.args == args
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fail", "ended with exit code 1: ValueError: odd"),
+        ("kill_itself", "was ended by SIGKILL (out of host memory?)"),
+        ("leave", "ended with exit code 3: line 8"),
+        ("nowhere", "ended with exit code 1: AttributeError: module 'worker_functions' has no "),
+    ],
+)
+def test_another_end_is_described(name: str, said: str) -> None:
+    with worker(name) as running, pytest.raises(WorkerFailed) as caught:
+        list(running.messages(60))
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    assert caught.value.killed_by == ("SIGKILL" if name == "kill_itself" else "")
+    if name == "leave":
+        assert caught.value.last_lines == [f"line {number}" for number in range(4, 9)]
+
+
+def test_a_program_that_does_not_start_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with worker("count", to=1) as running, pytest.raises(WorkerFailed, match=r"^ended with exit"):
+        running.receive(60)
+
+
+@pytest.mark.parametrize("grace_s", [30.0, 0.0])
+def test_one_that_takes_too_long_is_ended(grace_s: float, tmp_path: Path) -> None:
+    """With time to tidy up, or at once."""
+    tidied = tmp_path / "tidied"
+    with worker("sleep", grace_s=grace_s, tidied=str(tidied)) as running:
+        assert running.receive(60) == {"pid": running.pid, "ignores": True}
+        with pytest.raises(TimeoutError):
+            running.receive(0.1)
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+    assert not alive(running.pid)
+    assert tidied.exists() is (grace_s > 0)
+
+
+def test_what_was_not_received_can_still_be_read() -> None:
+    with worker("count", to=3) as running:
+        running.receive(60)
+        deadline = time.monotonic() + 60
+        while alive(running.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert [one["number"] for one in running.unread()] == [1, 2]
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    """Even a killed one, which can end nobody."""
+    starter = (
+        "import time\n"
+        "from distributed.test_subprocess_worker import worker\n"
+        f"running = worker('sleep', tidied={str(tmp_path / 'tidied')!r})\n"
+        "print(running.receive(60)['pid'], flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", starter],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment({**os.environ, "PYTHONPATH": TESTS}),
+    )
+    assert parent.stdout is not None
+    process = int(parent.stdout.readline())
+    assert alive(process)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    ends = time.monotonic() + 20
+    while alive(process) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not alive(process)
+
+
+def test_the_environment_is_that_of_the_parent_with_changes() -> None:
+    outside = {"A": "1", "B": "2", "PYTHONPATH": "/x", invocation.PROGRAM: "jaxtrain"}
+    inside = environment(outside, without=("A",), C="3")
+    assert inside["PYTHONPATH"].endswith(f"{os.pathsep}/x")
+    assert (Path(inside.pop("PYTHONPATH").split(os.pathsep)[0]) / "jaxtrain").is_dir()
+    level = {"TF_CPP_MIN_LOG_LEVEL": "2", invocation.PROGRAM: "jaxtrain"}
+    assert inside == {"B": "2", "C": "3", **level}
