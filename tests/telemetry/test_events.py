@@ -1,10 +1,11 @@
-"""Console line, records, pictures, throughput."""
+"""What a run reports, and the sinks that keep it; the console's line; throughput."""
 
 import json
 import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import event_log
 import full_disk
@@ -16,8 +17,8 @@ from tensorboardX.proto.event_pb2 import SessionLog
 
 from jaxtrain.errors import InputError
 from jaxtrain.telemetry import line_files
-from jaxtrain.telemetry.console import console_line, duration
-from jaxtrain.telemetry.events import Metrics, Rewound, Sample
+from jaxtrain.telemetry.console import Console, console_line, duration
+from jaxtrain.telemetry.events import EventLog, Metrics, Rewound, Sample
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.validation import weighted_means
 
@@ -320,3 +321,49 @@ def test_weighted_means_divide_once() -> None:
     assert weighted_means({"x": (0.3, 3.0, 0.03 - 1e-9)})["x_std"] == 0.0  # not the root of -1e-10
     assert math.isnan(weighted_means({"x": (0.0, 0.0)})["x"])
     assert math.isnan(weighted_means({"x": (math.nan, 1.0, math.nan)})["x_std"])
+
+
+class Tracker:
+    """A sink of somebody else's: keeps what it gets, and fails while ``down``."""
+
+    name = "tracker"
+    takes = (Metrics, Rewound)
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.down = False
+        self.closed = False
+
+    def handle(self, event: Metrics | Rewound) -> None:
+        if self.down:
+            raise ConnectionError(111, "Connection refused")
+        self.got.append(event)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_tracker_is_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It gets what it takes, also what was emitted before it was attached, and may fail."""
+    log, tracker = EventLog(Console(event_log.phases(), 0)), Tracker()
+    log.emit(Metrics(1, {"train/loss": 2.0}))
+    log.say("too early for the run's files")
+    log.attach([tracker], tmp_path)
+    log.emit(Rewound(0, 0))
+    assert tracker.got == [Metrics(1, {"train/loss": 2.0}), Rewound(0, 0)]
+
+    tracker.down = True
+    for step in (1, 2):
+        log.emit(Metrics(step, {"train/loss": 1.0}))
+    tracker.down = False
+    log.emit(Metrics(3, {"train/loss": 1.0}))
+    log.close()
+    assert [event.step for event in tracker.got] == [1, 0, 3]
+    assert tracker.closed
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "too early for the run's files",
+        f"warning: cannot write tracker in {tmp_path} (Connection refused): training continues, "
+        "and records are kept in memory until it can be written",
+        f"tracker in {tmp_path} is written again",
+    ]
