@@ -35,6 +35,13 @@ def kill_itself(request: dict[str, Any], send: Send) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def break_off(request: dict[str, Any], send: Send) -> None:
+    """Dies in the middle of a message."""
+    pipe = int(sys.argv[2])
+    os.write(pipe, b'["message", {"half": ')
+    os._exit(4)
+
+
 def leave(request: dict[str, Any], send: Send) -> None:
     """Ends without a word to the parent, but with some lines."""
     for number in range(9):

@@ -3,13 +3,12 @@
 import argparse
 import json
 import os
-import signal
-import sys
 from typing import Any
 
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
 from jaxtrain.distributed import cluster_env
+from jaxtrain.distributed.subprocess_worker import exit_on_sigterm
 from jaxtrain.doctor import examination, page
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.errors import InputError
@@ -32,11 +31,8 @@ def main(arguments: list[str]) -> int:
     if flags.simulate_devices is not None and flags.simulate_devices < 1:
         raise InputError(f"--simulate-devices {flags.simulate_devices}: set it to one or more")
     atomic.check_writable("--json", flags.json)
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
+    with exit_on_sigterm():
         return _examine(flags, overrides)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
@@ -84,11 +80,6 @@ def _writes_the_file() -> bool:
     except InputError:  # which is among the findings
         return True
     return cluster is None or cluster.index == 0
-
-
-def _leave(number: int, _: Any) -> None:
-    """Leaves through the finally clauses, which end the examining process and tidy up."""
-    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

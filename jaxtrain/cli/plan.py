@@ -4,13 +4,12 @@ import argparse
 import dataclasses
 import json
 import math
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
+from jaxtrain.distributed.subprocess_worker import exit_on_sigterm
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, plan, report
 from jaxtrain.planning.planner import Planner
@@ -35,11 +34,8 @@ def main(arguments: list[str]) -> int:
     flags, typed = command_line.parse(parser, arguments)
     _check_numbers(flags)
     atomic.check_writable("--json", flags.json)
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
+    with exit_on_sigterm():
         return _plan(flags, typed)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
@@ -92,11 +88,6 @@ def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> No
 def _write(found: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         atomic.write_whole(path, json.dumps(found, indent=1).encode() + b"\n")
-
-
-def _leave(number: int, _: Any) -> None:
-    """Leaves through the finally clauses, which end the compiling process."""
-    sys.exit(128 + number)
 
 
 def _check_numbers(flags: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from jaxtrain.errors import InputError, RunAgain, first_line
 
@@ -168,7 +168,7 @@ class SubprocessWorker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_S)
         code = self._process.returncode
-        raise WorkerFailed(content, 0 if code is None else code, self._last_lines())
+        raise WorkerFailed(content, 1 if code is None else code, self._last_lines())
 
     def unread(self) -> list[Message]:
         """Messages that nobody has received; complete after the context."""
@@ -178,13 +178,15 @@ class SubprocessWorker:
     def _listen(self, reading: int) -> None:
         with open(reading, encoding="utf-8") as lines:
             for line in lines:
-                kind, content = json.loads(line)
-                self._lines.put((kind, content))
+                if line.endswith("\n"):  # else it was killed while it wrote
+                    kind, content = json.loads(line)
+                    self._lines.put((kind, content))
         self._lines.put(None)
 
     def _last_lines(self) -> list[str]:
-        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        text = self._output.read().decode(errors="replace")
+        output = self._output.fileno()  # not by a seek: the process writes at the same offset
+        begin = max(0, os.fstat(output).st_size - _TAIL_BYTES)
+        text = os.pread(output, _TAIL_BYTES, begin).decode(errors="replace")
         return text.strip().splitlines()[-_LAST_LINES:]
 
     def _ends_within(self, seconds: float) -> bool:
@@ -223,7 +225,21 @@ def own_signals() -> None:
     For the process itself; to be called again after a library has set handlers of its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _exit)
+
+
+@contextlib.contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM leaves through finally clauses, which end the processes that this one started."""
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def main(function: str, pipe: str, parent: str) -> int:

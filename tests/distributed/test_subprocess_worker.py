@@ -59,6 +59,7 @@ def test_an_error_for_the_user_is_raised_here(
         ("fail", "ended with exit code 1: ValueError: odd"),
         ("kill_itself", "was ended by SIGKILL (out of host memory?)"),
         ("leave", "ended with exit code 3: line 8"),
+        ("break_off", "ended with exit code 4"),
         ("nowhere", "ended with exit code 1: AttributeError: module 'worker_functions' has no "),
     ],
 )
