@@ -64,7 +64,7 @@ def _newest_run() -> Path:
     """
     for run in (run_directory.ROOT / "latest", *resume.newest_runs(run_directory.ROOT)):
         with contextlib.suppress(InputError):  # of another program or version: not meant here
-            if getattr(weights.model_at(run), "TRY", "").startswith("generate"):
+            if getattr(weights.model_at(run), "usage", "").startswith("generate"):
                 return run
     raise InputError(
         f"SOURCE is missing, and no run in {run_directory.ROOT} holds a causal language model: "

@@ -25,8 +25,8 @@ module here, such as ``gpt``.
   ``optim.muon`` does with the others.
 - ``formulas() -> [line]``, optional: what the config derives from its fields, each number with its
   formula, for the start of a run.
-- ``TRY``, optional: the command that uses a trained model, for the end of a run; ``{run}`` in it is
-  the run's directory.
+- ``usage``, optional: the command that uses a trained model, for the end of a run; ``{run}`` in it
+  is the run's directory.
 - ``problems() -> [message]``, optional: what keeps the config from being trained on this machine,
   such as files that are not there. Cheap: it opens nothing.
 - ``frozen() -> {dotted path: array}``, optional: values of state that is no parameter and comes
@@ -34,9 +34,9 @@ module here, such as ``gpt``.
 - ``to_weights(params) -> {name: array}`` and ``from_weights(tensors, source) -> params``, optional:
   the parameters under the names of the program that the model comes from, and the way back, which
   raises ``InputError`` for every array that is missing, extra or misshapen. With them
-  ``guess(tensors, source) -> Config``, a class method: what such a file asks for; and ``UNSEEN``,
-  pairs (field, attribute that holds what it comes to) of what no array's shape tells: a run starts
-  and goes on only from parameters trained with the same.
+  ``guess(tensors, source) -> Config``, a class method: what such a file asks for; and
+  ``not_in_weights``, pairs (field, attribute that holds what it comes to) of what no array's shape
+  tells: a run starts and resumes only from parameters trained with the same.
 - ``to_settings() -> dict`` and ``from_settings(dict, source) -> Config``, a class method, optional:
   the config.json of transformers (:mod:`jaxtrain.interop.huggingface`), and the way back. Where
   transformers has other names than ``to_weights``: ``to_transformers(params)``; ``from_weights``

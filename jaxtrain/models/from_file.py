@@ -7,6 +7,7 @@ needs no entry anywhere. What older files hold, module paths, goes through a fix
 (:data:`jaxtrain.config.OLDER_CLASSES`).
 """
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -14,6 +15,7 @@ import math
 import pkgutil
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, errors, models
@@ -139,3 +141,28 @@ def _is_sane(number: float) -> bool:
     if isinstance(number, int):
         return abs(number) < _LARGEST
     return math.isfinite(number)
+
+
+def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
+    """Refuses parameters that were trained with another value of what no array's shape tells.
+
+    Args:
+        model: this run's config, with ``not_in_weights`` (:mod:`jaxtrain.models`).
+        theirs: fields of the model that the parameters belong to, those that are known.
+        source: of the parameters, for messages.
+
+    Raises:
+        InputError: names the first field that differs.
+    """
+    for field, attribute in getattr(model, "not_in_weights", ()):
+        if field not in theirs:
+            continue
+        ours, there = getattr(model, attribute), theirs[field]
+        with contextlib.suppress(InputError, ArithmeticError, TypeError, ValueError):
+            # Where it does not fit the other fields, it differs from ours anyway.
+            there = getattr(dataclasses.replace(model, **{field: there}), attribute)
+        if ours != there:
+            raise InputError(
+                f"{source} was trained with model.{field}={there}, and this model has {ours}: set "
+                f"--model.{field} {there}"
+            )

@@ -45,8 +45,8 @@ Sums = dict[str, tuple[jax.Array, ...]]
 class Config:
     """The masked language model."""
 
-    TRY = 'fill {run} "Paris is the [MASK] of France."'
-    UNSEEN = (("heads", "heads"),)  # what no array's shape tells (:mod:`jaxtrain.interop.weights`)
+    usage = 'fill {run} "Paris is the [MASK] of France."'
+    not_in_weights = (("heads", "heads"),)  # no array's shape tells them
 
     vocab_size: int
     """Words, with the five special ones (rows of the embedding)."""

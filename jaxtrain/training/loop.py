@@ -14,6 +14,7 @@ import jax
 
 from jaxtrain import config
 from jaxtrain import sharding as meshes
+from jaxtrain.checkpoint import layout
 from jaxtrain.checkpoint import saver as checkpoint
 from jaxtrain.config import invocation
 from jaxtrain.data import cache
@@ -100,7 +101,7 @@ def train(
                 flags.resume,
                 flags.output_dir,
                 say=damage.append,
-                little=run.checkpoint.every,
+                max_lost_updates=run.checkpoint.every,
             )
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = preparation.position(start_from)
@@ -147,7 +148,7 @@ def train(
             train_step = preparation.compiled_step(built, flags.debug, say, history)
 
         checkpoints = checkpoint.Checkpoints(
-            directory / checkpoint.CHECKPOINTS,
+            directory / layout.CHECKPOINTS,
             run.checkpoint.keep,
             say,
             run.checkpoint.every,

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain.checkpoint import layout, saver
+from jaxtrain.checkpoint import layout, resume
+from jaxtrain.checkpoint.restore import restore
 from jaxtrain.config import run_length
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
@@ -21,7 +22,7 @@ from jaxtrain.telemetry.timeline import History
 from jaxtrain.training import debugging
 from jaxtrain.training import state as states
 from jaxtrain.training import step as steps
-from jaxtrain.training.save_policy import Meta, carried_best, check_best_metric, check_resume
+from jaxtrain.training.save_policy import Meta, check_best_metric
 from jaxtrain.training.setup import Built, Say
 from jaxtrain.training.validation import Evaluator
 
@@ -30,7 +31,7 @@ def position(start_from: Path | None) -> run_length.Position:
     """Where a run goes on: at a checkpoint, or at its beginning."""
     if start_from is None:
         return run_length.Position()
-    return run_length.Position.of_checkpoint(saver.read_meta(start_from))
+    return run_length.Position.of_checkpoint(layout.read_meta(start_from))
 
 
 def first_state(
@@ -40,10 +41,17 @@ def first_state(
     if start_from is None:
         return _first_values(built, say)
     saved = layout.read_run_meta(start_from)
-    check_resume(saved, meta, start_from, say)
-    weights.check_unseen(built.run.model, saved["config"]["model"], start_from)
-    state = saver.restore(start_from, built.target, verified=True)
-    meta["best"] = carried_best(saved["best"], built.run.checkpoint, start_from, directory)
+    resume.check_same_run(
+        start_from,
+        saved,
+        model=built.run.model,
+        fingerprint=meta["fingerprint"],
+        settings=meta["config"],
+        versions=meta["versions"],
+        say=say,
+    )
+    state = restore(start_from, built.target, verified=True)
+    meta["best"] = resume.best_so_far(saved["best"], built.run.checkpoint, start_from, directory)
     meta["evaluation_due"] = saved["evaluation_due"] and built.run.loop.eval_every is not None
     done = run_length.Position.of_checkpoint(saved).done
     say(

@@ -133,7 +133,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("export", ours, tmp_path / "o.onnx"), "weights files end with one of"),
         (("export", ours, tmp_path / "no" / "o.safetensors"), "does not exist: create it"),
         (("export", tmp_path / "gone", out), "gone: nothing is there"),
-        (("export", tmp_path, out), "is no checkpoint, and no run's directory with one"),
+        (("export", tmp_path, out), "is not a checkpoint, and not a run's directory with one"),
         (("export", ours, out, "--format", "hf"), "is a file of weights, which has no tokenizer"),
     ):
         assert words in error(capsys, *arguments)

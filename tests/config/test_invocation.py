@@ -91,9 +91,7 @@ def _no_checkpoint(run: Path) -> str:
 
 def _none_whole(run: Path) -> str:
     (run / "checkpoints/9").mkdir(parents=True)
-    return _refused(
-        lambda: resume._refuse_if_much_is_lost(run, {run / "checkpoints/9": "torn"}, little=1)
-    )
+    return _refused(lambda: resume.choose("latest", run, run.parent, max_lost_updates=1))
 
 
 def _flags_help(_: Path) -> str:

@@ -73,7 +73,7 @@ def test_a_model_with_losses_teaches_without_them(made: tuple[Path, Any], tmp_pa
 def test_what_is_no_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--teacher .*gone: no such file or folder; name a"):
         _load(tmp_path / "gone")
-    with pytest.raises(InputError, match=r"is no checkpoint"):
+    with pytest.raises(InputError, match=r"is not a checkpoint"):
         _load(tmp_path)
     with pytest.raises(InputError, match=r"--teacher-sample 1: .* without a distribution"):
         _load(made[0], sample_seed=1)
