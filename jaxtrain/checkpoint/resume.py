@@ -34,6 +34,7 @@ A command that uses a trained model asks :func:`of_source`; a rollback asks :fun
 
 import dataclasses
 import datetime
+import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -311,7 +312,7 @@ def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:
     if resume is None or resume == "latest":
         return
     places = [output_dir / folder for folder in (CHECKPOINTS, BEST)] if output_dir else []
-    if not any(path.exists() for path in (places if _is_step(resume) else [expanded(resume)])):
+    if not any(map(os.path.exists, places if _is_step(resume) else [expanded(resume)])):
         try:
             choose(resume, output_dir, Path())
         except InputError as error:

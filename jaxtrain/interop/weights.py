@@ -8,7 +8,7 @@ that this program writes as ``.safetensors`` also say which config they belong t
 import dataclasses
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,41 +70,38 @@ class Weights:
         return {name: self.params[name] for name in expected}
 
 
-def load(source: Path, family: type[Any] | None) -> Weights:
-    """Reads the parameters of a model that nobody has described.
+def load(source: Path, guess: Callable[[], str | None] = lambda: None) -> Weights:
+    """Reads the parameters of a model, and which model it is.
 
     Args:
         source: a checkpoint, a run's directory (its best checkpoint, or else its newest), a folder
             of transformers, or a weights file.
-        family: the model's ``Config`` class; guesses from a file that does not say. None takes any
-            model, from what says which it is.
+        guess: gives the short name of the model for a file that does not say which it is of; None:
+            there is none to take it for.
 
     Raises:
-        InputError: nothing there, damaged, or another model's.
+        InputError: nothing there, damaged, or of no known model.
     """
     check_there(source)
     if huggingface.is_one(source):
         model = huggingface.model(source)
-        _check_family(model, family, str(source))
         params = model.from_weights(huggingface.tensors(source), str(source))
         return Weights(model, params, str(source))
     if source.is_dir():
         path = resume.of_source(source)
         model = from_file.make(_described(path), str(path))
-        _check_family(model, family, str(path))
         return Weights(model, _of_checkpoint(path), str(path))
     tensors, about = tensor_files.read(source)
     if ABOUT in about:
         model = from_file.make(from_file.parse(about[ABOUT], str(source)), str(source))
-        _check_family(model, family, str(source))
-    elif family is None:
-        raise InputError(
-            f"{source} does not say which model it is of: {invocation.program()} import "
-            f"{shlex.quote(str(source))} "
-            "OUT.safetensors makes a file that does"
-        )
     else:
-        model = family.guess(tensors, str(source))
+        kind = from_file.config_class(guess() or "")
+        if kind is None or not hasattr(kind, "guess"):
+            raise InputError(
+                f"{source} does not say which model it is of: {invocation.program()} import "
+                f"{shlex.quote(str(source))} OUT.safetensors makes a file that does"
+            )
+        model = kind.guess(tensors, str(source))
     return Weights(model, model.from_weights(tensors, str(source)), str(source))
 
 
@@ -158,7 +155,11 @@ def params_for(
     notes: list[str] = []
     if huggingface.is_one(source):
         theirs = huggingface.model(source)
-        _check_family(model, type(theirs), str(source))
+        if getattr(model, "model_type", None) != theirs.model_type:
+            raise InputError(
+                f"{source} holds the model {from_file.name_of(theirs)}, and this run's model is "
+                f"{from_file.name_of(model)}: take a source of that model"
+            )
         from_file.check_not_in_weights(model, vars(theirs), source)
         path, found = source, model.from_weights(huggingface.tensors(source), str(source))
     elif source.is_dir():
@@ -233,14 +234,6 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
         for field, held in getattr(model, "not_in_weights", ())
         if field not in known
     ]
-
-
-def _check_family(model: Any, family: type[Any] | None, source: str) -> None:
-    if family is not None and not isinstance(model, family):
-        raise InputError(
-            f"{source} holds a model of {type(model).__module__}, and this needs one of "
-            f"{family.__module__}: name a run of such a model"
-        )
 
 
 def _described(path: Path) -> Mapping[str, Any]:

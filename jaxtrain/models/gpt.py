@@ -62,6 +62,7 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory or a weights
     file."""
 
+    model_type = "nanochat"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
     not_in_weights = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
 

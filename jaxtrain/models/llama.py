@@ -65,6 +65,7 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
     transformers' LlamaForCausalLM."""
 
+    model_type = "llama"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
     not_in_weights = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
 

@@ -86,7 +86,7 @@ def _refused(call: Callable[[], object]) -> str:
 
 
 def _no_checkpoint(run: Path) -> str:
-    return _refused(lambda: weights.load(run, None))
+    return _refused(lambda: weights.load(run))
 
 
 def _none_whole(run: Path) -> str:

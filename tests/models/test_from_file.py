@@ -170,7 +170,7 @@ def test_json_that_describes_no_model(text: str, tmp_path: Path) -> None:
     about = {weights.ABOUT: text.encode("utf-8", "replace").decode()}
     tensor_files.write(tmp_path / "x.safetensors", {"a": np.ones(2, np.float32)}, about)
     with pytest.raises(InputError, match=r"^.*x\.safetensors does not (describe|name) its model"):
-        weights.load(tmp_path / "x.safetensors", None)
+        weights.load(tmp_path / "x.safetensors")
 
 
 def test_what_is_wrong_is_named() -> None:
