@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.checkpoint import saver
+from jaxtrain.checkpoint import layout
+from jaxtrain.checkpoint.restore import restore
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -180,14 +181,14 @@ def example_ids(run_directory: Path) -> dict[int, tuple[int, list[int]]]:
 
 def arrays(run_directory: Path) -> dict[str, np.ndarray]:
     """Every array of a run's newest checkpoint, by its dotted name."""
-    newest = saver.latest_in(run_directory / saver.CHECKPOINTS)
+    newest = layout.latest_in(run_directory / layout.CHECKPOINTS)
     assert newest is not None
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-        for name, array in saver.read_shapes(newest).items()
+        for name, array in layout.read_shapes(newest).items()
     }
-    restored = saver.restore(newest, wanted)
+    restored = restore(newest, wanted)
     return {name: np.asarray(array) for name, array in restored.items()}
 
 

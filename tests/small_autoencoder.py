@@ -40,7 +40,7 @@ def save(path: Path, seed: int = 0, **fields: Any) -> Path:
 
 
 def module(path: Path) -> video_ae.VideoAutoencoder:
-    found = weights.load(path, video_ae.Config)
+    found = weights.load(path)
     arrays = {name: jnp.asarray(array) for name, array in found.params.items()}
     return state.Definition(found.model.build).module(arrays, {})
 

@@ -170,8 +170,8 @@ CHOSEN = {
     "config/overrides.py _with": "fields that the command line named and apply() found",
     "config/overrides.py leaves": _FIELDS,
     "training/step.py build_eval_step.eval_step": "names in its callers",
-    "interop/weights.py _check_guess": "UNSEEN of the model's class",
-    "interop/weights.py check_unseen": "UNSEEN of the model's class",
+    "interop/weights.py _check_guess": "not_in_weights of the model's class",
+    "models/from_file.py check_not_in_weights": "not_in_weights of the model's class",
 }
 CHOOSERS = {"getattr", "attrgetter", "methodcaller"}
 RUNNERS = {

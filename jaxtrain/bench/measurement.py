@@ -21,7 +21,7 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain import sharding as meshes
 from jaxtrain.bench import ceilings, timing
-from jaxtrain.checkpoint import saver
+from jaxtrain.checkpoint import layout, saver
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
@@ -286,7 +286,7 @@ def _save(session: _Session) -> Rows:
     """Twice, of which the second counts: the first one also starts Orbax."""
     state, meta = session.state, save_policy.describe(session.built.run, "bench").to_dict()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = saver.Checkpoints(Path(folder) / saver.CHECKPOINTS, 1, _silent)
+        checkpoints = saver.Checkpoints(Path(folder) / layout.CHECKPOINTS, 1, _silent)
         for number in range(2):
             numbered = dataclasses.replace(state, step=state.step + number)
             began = time.perf_counter()

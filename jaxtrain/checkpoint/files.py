@@ -155,6 +155,12 @@ def give_back(folder: Path) -> None:
         _replaced(target).rename(target)
 
 
+def before_give_back(target: Path) -> Path:
+    """Where that checkpoint is now that :func:`give_back` would leave as ``target``."""
+    aside = _replaced(target)
+    return aside if aside.exists() and not is_complete(target) else target
+
+
 def replaced(folder: Path) -> list[int]:
     """Steps whose old checkpoint still waits, ascending."""
     if not folder.is_dir():

@@ -16,7 +16,6 @@ from jaxtrain.checkpoint.layout import (
     read_shapes,
     steps,
 )
-from jaxtrain.checkpoint.orbax_noise import quiet_orbax
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.disks import cure_of, disk_trouble, reason
 
@@ -60,7 +59,7 @@ def restore(
         abstract_state: pytree of ``jax.ShapeDtypeStruct``, each with its target sharding.
         subset: allow the checkpoint to hold more arrays than asked for (they are not read), as for
             parameters without an optimizer.
-        verified: process 0 has just verified it, as :func:`jaxtrain.checkpoint.resume.find` does.
+        verified: process 0 has just verified it, as :func:`jaxtrain.checkpoint.resume.choose` does.
             Otherwise each process does that first.
 
     Raises:
@@ -68,7 +67,9 @@ def restore(
             the files are damaged.
         RunAgain: their disk does not answer.
     """
-    import orbax.checkpoint as ocp
+    import orbax.checkpoint as ocp  # takes a second: not for those who only look
+
+    from jaxtrain.checkpoint.orbax_compat import quiet_orbax
 
     try:
         wrong = "" if verified else manifest.verify(path)

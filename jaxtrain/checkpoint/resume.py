@@ -1,17 +1,46 @@
-"""Which checkpoint ``--resume`` means: one whose every byte was verified, or none.
+"""Decides which checkpoint a run or a command starts from. Everything else asks this module.
 
-``latest`` falls back: what is damaged is moved to ``<run>/damaged/checkpoints/<step>/`` with a
-``reason.txt``, and the one before it is tried. A step or a path that was named is taken or refused.
-What cannot be read now may be whole: that is an ``OSError``, and nothing is moved. Where all are
-damaged and much would be lost, nothing is moved either, and ``latest`` is refused.
+A run asks :func:`choose`, in process 0, once its directory is locked:
+
+1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
+2. ``--resume latest``: the newest checkpoint in ``checkpoints/`` of ``--output-dir``, or without
+   one, of the run below ``output/NAME`` that saved last. Where a save of the same step again never
+   finished, the old checkpoint of that step counts.
+3. The newest is damaged: the newest intact one, and where all of ``checkpoints/`` are damaged, the
+   one in ``best/``. What is damaged moves to ``damaged/`` with a ``reason.txt``; so does a damaged
+   one in ``best/`` in any case, as nothing should be compared with it.
+4. None is intact, but none was saved after more than ``max_lost_updates``: none, a fresh start.
+5. None is intact, and more would be lost: refused, and nothing moves. Without ``--output-dir``, the
+   run that saved before that one is tried first, with a warning.
+6. The run has never saved: none, a fresh start.
+7. ``--resume STEP``: that step of ``--output-dir``, in ``checkpoints/`` or else in ``best/``;
+   refused where it is missing or damaged.
+8. ``--resume PATH``: that checkpoint, or the newest in that run's directory, which may be another
+   run's; refused where it is missing or damaged.
+9. A file cannot be read now: refused or worth another try, and nothing moves. It may be intact.
+
+Then, for the checkpoint of 2, 3, 7 or 8:
+
+10. :func:`check_directory`: refused where the directory that the run writes to already holds
+    checkpoints, and this is not one of them. Without ``--resume`` too.
+11. :func:`check_same_run`: refused where it is of other data, another seed, or parameters that mean
+    something else in this model.
+12. :func:`best_so_far`: its best validation counts only in the same run's directory, with the same
+    metric, while that checkpoint is there.
+
+A command that uses a trained model asks :func:`of_source`; a rollback asks :func:`to_roll_back_to`.
+"Intact" means that every byte was verified (:func:`jaxtrain.checkpoint.manifest.verify`).
 """
 
+import dataclasses
 import datetime
+import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from jaxtrain import terminal
+from jaxtrain import config, terminal
 from jaxtrain.checkpoint import files, manifest
 from jaxtrain.checkpoint.layout import (
     BEST,
@@ -20,149 +49,178 @@ from jaxtrain.checkpoint.layout import (
     META,
     STATE,
     committed,
+    is_complete,
+    latest_in,
     listed,
     numbered,
     steps,
 )
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
+from jaxtrain.models import from_file
+from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded, write_whole
+from jaxtrain.storage.disks import disk_trouble
 
 REASON = "reason.txt"  # beside a damaged checkpoint's own files
 
 Say = Callable[[str], None]
+Verify = Callable[[Path], str]
 
 
-class NoneWhole(InputError):
-    """A run has saved, and nothing of that is whole."""
-
-
-def find(
-    resume: str,
+def choose(
+    resume: str | None,
     output_dir: Path | None,
     runs_root: Path,
     say: Say = terminal.out,
     hold: Callable[[Path], None] = lambda run: None,
-    little: int = 0,
+    max_lost_updates: int = 0,
 ) -> Path | None:
-    """The checkpoint that ``--resume`` means, verified.
+    """The checkpoint to start from, verified; None for a fresh start. Cases 1 to 9 above.
 
     Args:
-        resume: ``"latest"``: the newest of ``output_dir``, or without one, of the run below
-            ``runs_root`` that saved last. A number: that step of ``output_dir``, among the newest
-            or the best. A path: of a checkpoint, or of a run's directory (its newest).
+        resume: the flag's value: ``"latest"``, a step, or a path; None without the flag.
         output_dir: the run's directory, if it was given.
         runs_root: ``output/NAME``.
         say: takes a line for each damaged checkpoint that ``"latest"`` passes over.
         hold: takes the run's directory before anything in it is moved; keeps other runs out.
-        little: so many updates may be lost where nothing is whole (:func:`starts_anew`).
-
-    Returns:
-        The folder of a checkpoint; None only for ``"latest"`` where there is none.
+        max_lost_updates: ``"latest"`` starts fresh where no checkpoint is intact, if no more than
+            this is lost.
 
     Raises:
-        InputError: a step or path that names no checkpoint, or a damaged one; ``"latest"`` where
-            all are damaged and more than ``little`` would be lost.
-        OSError: a disk does not tell now.
+        InputError: refused (5, 7, 8); the message says what is there.
+        RunAgain: a disk does not answer now.
     """
-    if resume == "latest":
-        refused: NoneWhole | None = None
-        for run in [output_dir] if output_dir is not None else _runs(runs_root):
-            hold(run)
-            try:
-                found = newest_verified(run, say, little)
-            except NoneWhole as error:
-                refused = refused or error
-                continue
-            if found is not None:
-                if refused:
-                    say(f"warning: passed over a later run: {refused}")
-                return found
-        if refused:
-            raise refused
-        return None
-    if resume.isascii() and resume.isdigit():
-        if output_dir is not None:
-            hold(output_dir)
-        return _find_step(int(resume), output_dir)
-    return _find_path(expanded(resume))
+    try:
+        if resume is None:
+            return None
+        if resume == "latest":
+            runs = _runs(runs_root) if output_dir is None else [output_dir]
+            return _latest(runs, say, hold, max_lost_updates)
+        if _is_step(resume):
+            if output_dir is not None:
+                hold(output_dir)
+            return _step(int(resume), output_dir)
+        return _path(expanded(resume))
+    except OSError as error:  # of the disk: what is there may be intact
+        raise disk_trouble(
+            error,
+            f"--resume {resume}: {error.filename} cannot be read",
+            "make it readable, or give another --output-dir",
+        ) from error
 
 
-def newest_verified(run: Path, say: Say, little: int = 0) -> Path | None:
-    """The newest checkpoint of a run that is what was saved; moves aside those that are not.
+@dataclasses.dataclass(frozen=True)
+class Latest:
+    """What ``--resume latest`` means for one run, before anything in it is moved.
 
-    Where none of ``checkpoints/`` is, the best one is better than to start anew. A damaged best one
-    is moved aside in any case: nothing should be compared with it.
+    Attributes:
+        start: the checkpoint; None: there is none to start from.
+        damaged: checkpoints to move aside -> what is wrong with them.
+        refused: why the run must not start fresh; "" if it may, or need not.
+    """
+
+    start: Path | None
+    damaged: dict[Path, str]
+    refused: str
+
+
+def latest_of(run: Path, max_lost_updates: int, verify: Verify = manifest.verify) -> Latest:
+    """Decides cases 2 to 6 for one run; changes nothing.
 
     Args:
         run: the run's directory.
-        say: takes a line for each one that is not.
-        little: so many updates may be lost where nothing is whole.
+        max_lost_updates: see :func:`choose`.
+        verify: a checkpoint's folder -> what is wrong with it; "" if it is intact.
 
     Raises:
-        NoneWhole: it has saved later than that, and all is damaged.
-        OSError: the disk does not tell now; nothing was moved.
+        OSError: the disk does not answer now.
     """
-    for folder in (CHECKPOINTS, BEST):
-        files.give_back(run / folder)
-    found, damaged = first_verified(run / CHECKPOINTS, numbered(run / CHECKPOINTS))
-    best, damaged_best = first_verified(run / BEST, numbered(run / BEST))
-    if found is None and best is None:
-        _refuse_if_much_is_lost(run, damaged | damaged_best, little)
-    for path, wrong in damaged.items():
-        set_aside(path, wrong, say)
-    if found is not None and damaged:
-        say(f"warning: going on from {found}, the newest checkpoint that is whole")
-    for path, wrong in damaged_best.items():
-        set_aside(path, wrong, say)
-    if found is None and best is not None:
-        say(f"warning: no whole checkpoint in {run / CHECKPOINTS}: going on from {best}")
-    elif found is None and damaged | damaged_best:
-        say(f"warning: no whole checkpoint is left in {run}")
-    return found or best
+
+    def newest_intact(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+        on_disk = {*numbered(folder), *files.replaced(folder)}
+        return first_intact(folder, on_disk, lambda path: verify(files.before_give_back(path)))
+
+    start, damaged = newest_intact(run / CHECKPOINTS)
+    best, damaged_best = newest_intact(run / BEST)
+    damaged |= damaged_best
+    start = start or best
+    if start is not None or _last_saved(run) <= max_lost_updates:
+        return Latest(start, damaged, "")
+    return Latest(None, damaged, _too_much_lost(run, damaged, max_lost_updates))
 
 
-def starts_anew(run: Path, little: int) -> bool:
-    """Whether a run of which no checkpoint is whole may begin again.
+def _last_saved(run: Path) -> int:
+    """The last step that a run saved, also of what was found damaged before; 0 if it saved none.
 
-    It may where little is lost: where no later step was ever saved, also of what was found damaged
-    before. Otherwise something else is wrong, such as a disk or a copy, and somebody should look
-    before all is trained again.
-
-    Args:
-        run: the run's directory.
-        little: updates; a first save that never ended, or was damaged, loses no more.
+    Something else than a first save is wrong where no checkpoint of a long run is intact, such as a
+    disk or a copy, and somebody should look before all of it is trained again.
     """
     places = [run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST)]
-    saved = [step for place in places for step in numbered(place)]
-    saved += [step for place in places for step in files.replaced(place)]
-    return max(saved, default=0) <= little
+    saved = [step for place in places for step in (*numbered(place), *files.replaced(place))]
+    return max(saved, default=0)
 
 
-def _refuse_if_much_is_lost(run: Path, damaged: dict[Path, str], little: int) -> None:
-    if starts_anew(run, little):
-        return
+def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_updates: int) -> str:
     which = [f"{path.relative_to(run)}: {wrong}" for path, wrong in damaged.items()]
     more = f", and {len(which) - 1} more" if len(which) > 1 else ""
-    raise NoneWhole(
-        f"--resume latest: no checkpoint of {run} is whole ("
+    return (
+        f"--resume latest: no checkpoint of {run} is intact ("
         f"{which[0] if which else 'all are in ' + DAMAGED}{more}; "
         f"{invocation.program()} checkpoints {shlex.quote(str(run))} lists "
-        f"them), and more than {little} updates would be trained again: to start anew give another "
-        "--output-dir, or move this directory away"
+        f"them), and more than {max_lost_updates} updates would be trained again: to start from "
+        "scratch give another --output-dir, or move this directory away"
     )
 
 
-def first_verified(folder: Path, steps: Iterable[int]) -> tuple[Path | None, dict[Path, str]]:
-    """The newest of these checkpoints that is what was saved, and why newer ones are not.
+def _latest(
+    runs: Iterable[Path], say: Say, hold: Callable[[Path], None], max_lost_updates: int
+) -> Path | None:
+    refused = ""
+    for run in runs:
+        hold(run)
+        for folder in (CHECKPOINTS, BEST):
+            files.give_back(run / folder)
+        latest = latest_of(run, max_lost_updates)
+        if latest.refused:
+            refused = refused or latest.refused
+            continue
+        for path, wrong in latest.damaged.items():
+            set_aside(path, wrong, say)
+        _explain(run, latest, say)
+        if latest.start is not None:
+            if refused:
+                say(f"warning: passed over a later run: {refused}")
+            return latest.start
+    if refused:
+        raise InputError(refused)
+    return None
+
+
+def _explain(run: Path, latest: Latest, say: Say) -> None:
+    """Says which checkpoint takes the place of damaged ones."""
+    if not latest.damaged:
+        return
+    if latest.start is None:
+        say(f"warning: no intact checkpoint is left in {run}")
+    elif latest.start.parent.name == BEST:
+        say(f"warning: no intact checkpoint in {run / CHECKPOINTS}: resuming from {latest.start}")
+    elif any(path.parent.name == CHECKPOINTS for path in latest.damaged):
+        say(f"warning: resuming from {latest.start}, the newest intact checkpoint")
+
+
+def first_intact(
+    folder: Path, steps: Iterable[int], verify: Verify = manifest.verify
+) -> tuple[Path | None, dict[Path, str]]:
+    """The newest of these checkpoints that is intact, and what is wrong with newer ones.
 
     Raises:
-        OSError: the disk does not tell now.
+        OSError: the disk does not answer now.
     """
     damaged: dict[Path, str] = {}
     for step in sorted(steps, reverse=True):
         path = folder / str(step)
-        wrong = manifest.verify(path)
+        wrong = verify(path)
         if not wrong:
             return path, damaged
         damaged[path] = wrong
@@ -171,7 +229,7 @@ def first_verified(folder: Path, steps: Iterable[int]) -> tuple[Path | None, dic
 
 def set_aside(path: Path, wrong: str, say: Say) -> None:
     """Moves a damaged checkpoint out of the way; a disk that refuses that stops nobody."""
-    found = f"warning: checkpoint {path} is damaged ({wrong})"
+    damage = f"warning: checkpoint {path} is damaged ({wrong})"
     place = path.parent.parent / DAMAGED / path.parent.name
     aside, number = place / path.name, 1
     try:
@@ -181,14 +239,101 @@ def set_aside(path: Path, wrong: str, say: Say) -> None:
         place.mkdir(parents=True, exist_ok=True)
         path.rename(aside)
     except OSError as error:
-        say(f"{found}, cannot be moved to {aside} ({error.strerror}), and is passed over")
+        say(f"{damage}, cannot be moved to {aside} ({error.strerror}), and is passed over")
         return
-    say(f"{found}: moved to {aside}")
+    say(f"{damage}: moved to {aside}")
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     try:
         write_whole(aside / REASON, f"{now} moved from {path}\n{wrong}\n")
     except OSError as error:
         say(f"warning: {aside / REASON} cannot be written ({error.strerror})")
+
+
+def _is_step(resume: str) -> bool:
+    return resume.isascii() and resume.isdigit()
+
+
+def _step(step: int, output_dir: Path | None) -> Path:
+    if output_dir is None:
+        raise InputError(f"--resume {step} needs --output-dir, the run that holds this step")
+    damaged = ""
+    for folder in (output_dir / CHECKPOINTS, output_dir / BEST):
+        files.give_back(folder)
+        path = folder / str(step)
+        if path.is_dir():
+            wrong = manifest.verify(path)
+            if not wrong:
+                return path
+            damaged = damaged or f" ({wrong})"
+    kept, best = (
+        [other for other in steps(output_dir / folder) if other != step]
+        for folder in (CHECKPOINTS, BEST)
+    )
+    there = f"complete ones are {listed(kept)}" if kept else "it holds no complete one"
+    if best:
+        there += f", and {listed(best)} as the best"
+    raise InputError(
+        f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}: {there}"
+    )
+
+
+def _path(path: Path) -> Path:
+    if not path.exists():
+        raise InputError(
+            f"--resume {path}: there is no such folder; give latest, a step, or the path of a "
+            "checkpoint or of a run's directory"
+        )
+    inside = (manifest.NAME, f"{STATE}/_METADATA", f"{META}/metadata")
+    checkpoint: Path | None = path
+    if not path.name.isdigit() and not any((path / name).exists() for name in inside):
+        folders = (path / CHECKPOINTS, path)
+        checkpoint = next(
+            (folder / str(max(there)) for folder in folders if (there := numbered(folder))), None
+        )
+    if checkpoint is None:
+        raise InputError(f"--resume {path} holds no complete checkpoint")
+    wrong = manifest.verify(checkpoint)
+    if wrong:
+        beside = [step for step in steps(checkpoint.parent) if str(step) != checkpoint.name]
+        raise InputError(
+            f"--resume {path}: {checkpoint} is not a complete checkpoint ({wrong}); beside it are "
+            f"{listed(beside)}"
+        )
+    return checkpoint
+
+
+def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:
+    """What is wrong with ``--resume`` at first sight. No checkpoint is read: that takes minutes.
+
+    Args:
+        resume: the flag's value; None without the flag.
+        output_dir: the run's directory, if it was given.
+    """
+    if resume is None or resume == "latest":
+        return
+    places = [output_dir / folder for folder in (CHECKPOINTS, BEST)] if output_dir else []
+    if not any(map(os.path.exists, places if _is_step(resume) else [expanded(resume)])):
+        try:
+            choose(resume, output_dir, Path())
+        except InputError as error:
+            yield from error.messages
+
+
+def is_expected(resume: str | None, output_dir: Path | None, root: Path) -> bool:
+    """Whether a run will start from a checkpoint, as far as can be told without reading one.
+
+    Args:
+        resume: the flag's value; None without the flag.
+        output_dir: the run's directory, if it was given.
+        root: ``output``.
+    """
+    if resume is None:
+        return False
+    if resume != "latest":
+        return True  # or a mistake, which the run itself reports
+    if output_dir is None:
+        return bool(newest_runs(root))
+    return any(latest_in(output_dir / folder) for folder in (CHECKPOINTS, BEST))
 
 
 def newest_runs(root: Path) -> list[Path]:
@@ -219,49 +364,204 @@ def _last_save(run: Path) -> int:
     return last
 
 
-def _find_step(step: int, output_dir: Path | None) -> Path:
-    if output_dir is None:
-        raise InputError(f"--resume {step} needs --output-dir, the run that holds this step")
-    damaged = ""
-    for folder in (output_dir / CHECKPOINTS, output_dir / BEST):
-        files.give_back(folder)
-        path = folder / str(step)
-        if path.is_dir():
-            wrong = manifest.verify(path)
-            if not wrong:
-                return path
-            damaged = damaged or f" ({wrong})"
-    kept, best = (
-        [one for one in steps(output_dir / folder) if one != step] for folder in (CHECKPOINTS, BEST)
-    )
-    there = f"complete ones are {listed(kept)}" if kept else "it holds no complete one"
-    if best:
-        there += f", and {listed(best)} as the best"
+def check_directory(directory: Path, resume: str | None, start_from: Path | None) -> None:
+    """Case 10: two histories in one directory would overwrite one another.
+
+    Args:
+        directory: that the run will write to.
+        resume: the flag's value; None without the flag.
+        start_from: what :func:`choose` gave.
+
+    Raises:
+        InputError: the directory holds checkpoints of another history.
+        RunAgain: its disk does not answer.
+    """
+    try:
+        newest = latest_in(directory / CHECKPOINTS)
+    except OSError as error:
+        raise disk_trouble(
+            error, f"{directory} cannot be read", "make it readable, or give another --output-dir"
+        ) from error
+    if newest is None or _is_of(directory, start_from):
+        return
+    if resume is None:
+        raise InputError(
+            f"--output-dir {directory} already holds checkpoints (newest: {newest.name}): resume "
+            "it with --resume latest, or give another directory"
+        )
     raise InputError(
-        f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}: {there}"
+        f"--output-dir {directory} already holds checkpoints of its own (newest: {newest.name}), "
+        f"and --resume {resume} is another run: use --resume latest, or give another directory"
     )
 
 
-def _find_path(path: Path) -> Path:
-    if not path.exists():
+def _is_of(directory: Path, start_from: Path | None) -> bool:
+    """Whether a checkpoint is in a run's directory."""
+    return start_from is not None and directory.resolve() in start_from.resolve().parents
+
+
+def check_same_run(
+    start_from: Path,
+    saved: Mapping[str, Any],
+    *,
+    model: Any,
+    fingerprint: str,
+    settings: Mapping[str, Any],
+    versions: Mapping[str, str],
+    say: Say,
+) -> None:
+    """Case 11: the checkpoint must continue this run's data order; prints whatever else differs.
+
+    What older versions saved may hold addresses with their query, which is not printed.
+
+    Args:
+        start_from: the checkpoint.
+        saved: what it says (:func:`jaxtrain.checkpoint.layout.read_run_meta`).
+        model: this run's model config.
+        fingerprint: of this run's data.
+        settings: this run's config, as :func:`jaxtrain.config.to_dict` writes it.
+        versions: of this program and the packages that it uses.
+        say: takes a line for each difference.
+
+    Raises:
+        InputError: other data, another seed, or a model whose parameters mean something else.
+    """
+    saved = addresses.scrubbed(dict(saved))
+    old = saved["config"]
+    if saved["fingerprint"] != fingerprint:
         raise InputError(
-            f"--resume {path}: there is no such folder; give latest, a step, or the path of a "
-            "checkpoint or of a run's directory"
+            f"{start_from} was trained on other data ({_data_of(old, saved['fingerprint'])}) than "
+            f"this run's ({_data_of(settings, fingerprint)}): the order of examples would differ; "
+            f"give the same --config and --data.path{_same_groups(old['data'], settings['data'])}, "
+            "or start a new run"
         )
-    inside = (manifest.NAME, f"{STATE}/_METADATA", f"{META}/metadata")
-    found: Path | None = path
-    if not path.name.isdigit() and not any((path / name).exists() for name in inside):
-        folders = (path / CHECKPOINTS, path)
-        found = next(
-            (folder / str(max(there)) for folder in folders if (there := numbered(folder))), None
-        )
-    if found is None:
-        raise InputError(f"--resume {path} holds no complete checkpoint")
-    wrong = manifest.verify(found)
-    if wrong:
-        beside = [step for step in steps(found.parent) if str(step) != found.name]
+    if old["seed"] != settings["seed"]:
         raise InputError(
-            f"--resume {path}: {found} is not a complete checkpoint ({wrong}); beside it are "
-            f"{listed(beside)}"
+            f"{start_from} was trained with seed {old['seed']}, this run has seed "
+            f"{settings['seed']}: the order of examples would differ; omit --seed"
         )
-    return found
+    for difference in config.differences(old, settings):
+        say(f"differs from the checkpoint: {difference}")
+    for difference in config.differences(saved["versions"], versions):
+        say(f"version differs from the checkpoint: {difference}")
+    from_file.check_not_in_weights(model, old["model"], start_from)
+
+
+def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
+    path = settings["data"].get("path")
+    return f"--config {settings['name']} --data.path {path}, fingerprint {fingerprint[:8]}"
+
+
+def _same_groups(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Where clips of a video are grouped in another way: the settings that the checkpoint had."""
+    if "clips_per_video" not in old or "clips_per_group" not in new:
+        return ""
+    had = {"clips_per_video": old["clips_per_video"]}
+    if had["clips_per_video"] > 1:
+        had["clips_per_group"] = old.get("clips_per_group", 1)  # there were none before
+    if had["clips_per_video"] > 1 and old["batch_size"] != new["batch_size"]:
+        had["group_spread"] = old.get("group_spread") or old["batch_size"]
+    flags = [f"--data.{name} {value}" for name, value in had.items() if value != new[name]]
+    return f" and {' '.join(flags)}" if flags else ""
+
+
+def best_so_far(
+    best: dict[str, Any] | None, settings: config.Checkpoint, start_from: Path, directory: Path
+) -> dict[str, Any] | None:
+    """Case 12: the best validation that a resumed run starts with; None: the next one is the first.
+
+    Process 0 looks: what other hosts see of a network disk can be old, and early stopping must be
+    the same in all processes.
+
+    Args:
+        best: what the checkpoint says, such as its ``step``, ``metric`` and ``mode``.
+        settings: of this run.
+        start_from: the checkpoint.
+        directory: of this run.
+
+    Raises:
+        InputError, RunAgain: in all processes alike, if the disk does not answer.
+    """
+    from jaxtrain.distributed import process_group  # it imports jax: not for those who only look
+
+    if best is None or not _is_of(directory, start_from):
+        return None
+    if not process_group.told_by_process_zero(
+        lambda: "there" if _has_best(directory, best["step"], start_from) else ""
+    ):
+        return None
+    same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
+    return best if same else None
+
+
+def _has_best(directory: Path, step: int, start_from: Path) -> bool:
+    """Whether the best checkpoint is there; where only its second name is missing, it gets that."""
+    path = directory / BEST / str(step)
+    try:
+        if not is_complete(path) and start_from.name == str(step):
+            path.parent.mkdir(exist_ok=True)
+            files.link(start_from, path)  # a kill came between both names
+            files.delete_oldest(path.parent, 1)
+        return is_complete(path)
+    except OSError as error:
+        raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
+
+
+def of_source(source: Path) -> Path:
+    """The checkpoint that a path stands for, for a command that uses a trained model.
+
+    It is the path itself; or of a run's directory, the best checkpoint, or else the newest: intact
+    ones only. Nothing is moved.
+
+    Raises:
+        InputError: it is neither a checkpoint nor a run's directory with an intact one.
+        OSError: the disk does not answer now.
+    """
+    if is_complete(source):
+        return source
+    for folder in (source / BEST, source / CHECKPOINTS):
+        path, _ = first_intact(folder, steps(folder))
+        if path is not None:
+            return path
+    raise InputError(
+        f"{source} is not a checkpoint, and not a run's directory with one; "
+        f"{invocation.program()} checkpoints {shlex.quote(str(source))} lists what is there"
+    )
+
+
+def complete_of_source(source: Path) -> Iterator[Path]:
+    """The complete checkpoints that :func:`of_source` may choose first; reads no array."""
+    if is_complete(source):
+        yield source
+    for folder in (source / BEST, source / CHECKPOINTS):
+        path = latest_in(folder)
+        if path is not None:
+            yield path
+
+
+def to_roll_back_to(run: Path, done: int, every: int, say: Say) -> Path | None:
+    """The newest intact checkpoint that a run can go back to; None if there is none.
+
+    One at cadence, if there is any: those that a stop signal left behind depend on when it came,
+    and a run that was stopped should continue as one that was not.
+
+    Args:
+        run: the run's directory.
+        done: updates that the run has completed: later checkpoints are of an abandoned future.
+        every: updates between checkpoints.
+        say: takes a line for each damaged one, which is moved aside.
+
+    Raises:
+        InputError, RunAgain: the disk does not answer.
+    """
+    folder = run / CHECKPOINTS
+    try:
+        earlier = [step for step in numbered(folder) if step <= done]
+        at_cadence = [step for step in earlier if step % every == 0]
+        path, damaged = first_intact(folder, at_cadence or earlier)
+    except OSError as error:
+        raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
+    if path is not None:
+        for other, wrong in damaged.items():  # or it would prevent the save of its own step
+            set_aside(other, wrong, say)
+    return path

@@ -1,4 +1,4 @@
-"""Checkpoints: saved in the background, kept, found again, restored. Orbax stays behind this door.
+"""Saves checkpoints in the background and keeps the newest and the best.
 
 In a run's directory::
 
@@ -29,40 +29,12 @@ import jax
 
 from jaxtrain import terminal
 from jaxtrain.checkpoint import files as checkpoint_files
-from jaxtrain.checkpoint.layout import (
-    BEST,
-    CHECKPOINTS,
-    META,
-    STATE,
-    is_complete,
-    latest_in,
-    read_meta,
-    read_shapes,
-    steps,
-)
-from jaxtrain.checkpoint.orbax_noise import quiet_orbax
-from jaxtrain.checkpoint.restore import named, restore, shapes_of
-from jaxtrain.checkpoint.resume import find
+from jaxtrain.checkpoint.layout import BEST, META, STATE, latest_in
+from jaxtrain.checkpoint.restore import named, shapes_of
 from jaxtrain.distributed import key_value
 from jaxtrain.distributed.key_value import FailedElsewhere, Votes
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage.disks import cure_of, disk_trouble, reason
-
-__all__ = [
-    "BEST",
-    "CHECKPOINTS",
-    "BestNotKept",
-    "Checkpoints",
-    "SaveFailed",
-    "find",
-    "is_complete",
-    "latest_in",
-    "named",
-    "read_meta",
-    "read_shapes",
-    "restore",
-    "steps",
-]
 
 # Time for all processes to write their part; after it the save counts as failed.
 SAVE_TIMEOUT_S = 1200
@@ -123,7 +95,7 @@ class Checkpoints:
     ) -> None:
         import orbax.checkpoint as ocp  # takes a second: not for those who only look
 
-        from jaxtrain.checkpoint.orbax_paths import TemporaryPath
+        from jaxtrain.checkpoint.orbax_compat import TemporaryPath, quiet_orbax
 
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one checkpoint must stay")

@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,6 @@ from jaxtrain.checkpoint.layout import (
     META,
     SUPERSEDED,
     committed,
-    is_complete,
 )
 from jaxtrain.config import invocation
 from jaxtrain.errors import InputError
@@ -28,7 +27,6 @@ from jaxtrain.storage.disks import disk_trouble
 
 _MIB = 2**20
 _REASON_BYTES = 2**16
-_WAITING = ".replaced"  # beside the checkpoint of the same step that is to take its place
 
 # "unknown": it cannot be read now, or another version wrote it. "saving": by a run at work.
 Verdict = Literal["verified", "damaged", "unknown", "saving"]
@@ -142,40 +140,36 @@ def _run_of(given: Path) -> Path:
     return run
 
 
-def _resume(run: Path, found: dict[str, Finding]) -> tuple[Path | None, str]:
+def _resume(run: Path, findings: Mapping[str, Finding]) -> tuple[Path | None, str]:
     """What ``--resume latest`` would take, and that in words.
 
     Raises:
-        OSError: the disk does not tell now.
+        OSError: the disk does not answer now.
     """
-    taken: list[Path] = []
-    for folder in (CHECKPOINTS, BEST):  # of both, as a damaged best one is moved aside too
-        steps = {
-            one.step
-            for path, one in found.items()
-            if path.removesuffix(_WAITING) == f"{folder}/{one.step}"
-        }
-        for step in sorted(steps, reverse=True):
-            one, path = _given_back(run, found, f"{folder}/{step}"), run / folder / str(step)
-            if one.verdict == "unknown":
-                return None, f"--resume latest would stop: {one.path}: {one.why}"
-            if one.verdict == "verified":
-                taken.append(path)
-                break
-    if taken:
-        return taken[0], f"--resume latest would take {taken[0]}"
-    anew = resume.starts_anew(run, _every(run))
-    then = "the run would start anew" if anew else "it would be refused"
+
+    def verify(path: Path) -> str:
+        finding = findings.get(path.relative_to(run).as_posix()) or _finding(run, path)
+        if finding.verdict == "unknown":
+            raise _Unknown(finding)
+        return finding.why
+
+    try:
+        latest = resume.latest_of(run, _every(run), verify)
+    except _Unknown as unknown:
+        finding = unknown.finding
+        return None, f"--resume latest would stop: {finding.path}: {finding.why}"
+    if latest.start is not None:
+        return latest.start, f"--resume latest would take {latest.start}"
+    then = "it would be refused" if latest.refused else "the run would start from scratch"
     return None, f"--resume latest would take none: {then}"
 
 
-def _given_back(run: Path, found: dict[str, Finding], path: str) -> Finding:
-    """What a resume finds there: the old one, where the new one was never completed."""
-    new, old = found.get(path), found.get(path + _WAITING)
-    if new is None or (old is not None and not is_complete(run / path)):
-        assert old is not None, "each step was found as one of both"
-        return old
-    return new
+class _Unknown(Exception):
+    """A checkpoint that cannot be verified now."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.path)
+        self.finding = finding
 
 
 def _findings(run: Path, folder: Path, at_work: bool) -> Iterator[Finding]:

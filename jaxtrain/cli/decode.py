@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     video_flags.check_crf(flags.crf)
     shape, about, rows = tensor_stream.read(flags.latents, encode.ARRAY)
     told = _told(about, flags.latents)
-    model = video.Autoencoder(flags.source, flags.precision)
+    model = video.Autoencoder(flags.source, flags.precision, command="decode")
     _check(model, shape, told, flags.latents)
     timing = model.model.timing
     wanted = timing.shown(told["frames"])

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"{flags.target}: latents are written as .safetensors")
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
-    model = autoencoding.Autoencoder(flags.source, flags.precision)
+    model = autoencoding.Autoencoder(flags.source, flags.precision, command="encode")
     with command_line.cleaning_up():
         _encode(model, video, flags)
     return 0

@@ -10,24 +10,29 @@ Where SOURCE is a language model, it is measured on a text instead: jaxtrain eva
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line, evaluate_text, video_flags
 from jaxtrain.data.video import fixed_clips
 from jaxtrain.errors import InputError
-from jaxtrain.inference import compare, video
+from jaxtrain.inference import compare, load, video
 from jaxtrain.inference.compare import Comparison, Measure
 from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.intervals import Difference, Estimate
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import weights
-from jaxtrain.models import mlm, video_ae
 from jaxtrain.models.video_ae import lpips
 from jaxtrain.storage import addresses, atomic
-from jaxtrain.training import state
 
+# Optional methods of a model's module that evaluate can use (jaxtrain.models).
+_OF_TEXT: dict[str, type[MaskedModel] | type[CausalModel]] = {
+    "logits_at": MaskedModel,
+    "continued": CausalModel,
+}
+_OF_VIDEO = "decode"
 _MOST_SOURCES = 3
 _LETTERS = "ABC"
 _DIGITS = {"psnr": 3}
@@ -41,16 +46,12 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or nothing that can be measured.
     """
-    for model in _models(arguments):
-        if isinstance(model, mlm.Config):
-            return evaluate_text.main(arguments, MaskedModel)
-        if state.Definition(model.build).has("continued"):
-            return evaluate_text.main(arguments, CausalModel)
-        if not isinstance(model, video_ae.Config):
-            raise InputError(
-                "evaluate measures video autoencoders and language models, not one of "
-                f"{type(model).__module__}: look at val/ in its run's metrics.jsonl"
-            )
+    for source, model in _models(arguments):
+        for method, kind in _OF_TEXT.items():
+            if load.has(model, method):
+                return evaluate_text.main(arguments, kind)
+        if not load.has(model, _OF_VIDEO):
+            raise load.cannot(model, "evaluate", *_OF_TEXT, _OF_VIDEO, source=source)
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
         return 0
@@ -68,7 +69,9 @@ def main(arguments: list[str]) -> int:
         clips=flags.clips,
         say=_say,
     )
-    models = [video.Autoencoder(source, flags.precision) for source in flags.sources]
+    models = [
+        video.Autoencoder(source, flags.precision, command="evaluate") for source in flags.sources
+    ]
     meter = compare.Meter(
         models, measures, frames=flags.frames, height=flags.height, width=flags.width
     )
@@ -100,10 +103,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _models(arguments: list[str]) -> list[Any]:
+def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:
     """The models among the arguments."""
     paths = [command_line.named_file(text) for text in arguments if not text.startswith("-")]
-    return [model for model in map(weights.model_at, paths) if model is not None]
+    for path in paths:
+        model = weights.model_at(path)
+        if model is not None:
+            yield path, model
 
 
 def _check(flags: argparse.Namespace) -> None:

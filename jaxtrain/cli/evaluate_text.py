@@ -45,7 +45,7 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
             raise InputError(f"--{name.replace('_', '-')} {value}: use at least 1")
     atomic.check_writable("--json", flags.json)
     _check_readable(flags.data)
-    model = kind(flags.source, flags.precision)
+    model = kind(flags.source, flags.precision, command="evaluate")
     text = _text(flags.data, model, flags.max_tokens)
     try:
         found = model.score(text, rows=flags.rows, max_tokens=flags.max_tokens, each=_teller())

@@ -13,6 +13,7 @@ from jaxtrain.cli import command_line
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface, weights
+from jaxtrain.models import from_file
 from jaxtrain.storage import atomic, tensor_files
 
 
@@ -33,12 +34,14 @@ def main(arguments: list[str]) -> int:
         atomic.check_writable("OUT", flags.target)
         if flags.target.suffix != tensor_files.SAFETENSORS:
             tensor_files.check_pytorch(flags.target)  # before a large checkpoint is read
-    found = weights.load(flags.source, None)
+    found = weights.load(flags.source)
+    name = from_file.name_of(found.model)
     needed = "to_settings" if flags.format == "hf" else "to_weights"
     if not hasattr(found.model, needed):
+        able = [name for name, kind in from_file.configs() if hasattr(kind, needed)]
         raise InputError(
-            f"{found.source} holds a model of {type(found.model).__module__}, which has no names "
-            f"in another program ({needed}): there is nothing to export it to"
+            f"{found.source} holds the model {name}, which has no names in another program "
+            f"({needed}), and so export cannot write it; it can write {', '.join(sorted(able))}"
         )
     if flags.format == "hf":
         words = tokenizer.of_source(Path(found.source))
@@ -52,7 +55,7 @@ def main(arguments: list[str]) -> int:
     elif count < own:  # such as those of a discriminator
         more = f" ({own - count:,} more are for training only and are not exported)"
     shown = min(own, count)
-    terminal.out(f"{found.source}: {shown:,} parameters of {type(found.model).__module__}{more}")
+    terminal.out(f"{found.source}: {shown:,} parameters of {name}{more}")
     terminal.out(f"written to {flags.target}")
     return 0
 

@@ -18,6 +18,7 @@ from jaxtrain import errors, terminal
 from jaxtrain.checkpoint import resume
 from jaxtrain.cli import command_line
 from jaxtrain.errors import InputError
+from jaxtrain.inference import load
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.interop import weights
 from jaxtrain.ops.sampling import Choice
@@ -64,7 +65,8 @@ def _newest_run() -> Path:
     """
     for run in (run_directory.ROOT / "latest", *resume.newest_runs(run_directory.ROOT)):
         with contextlib.suppress(InputError):  # of another program or version: not meant here
-            if getattr(weights.model_at(run), "TRY", "").startswith("generate"):
+            model = weights.model_at(run)
+            if model is not None and load.has(model, "continued"):
                 return run
     raise InputError(
         f"SOURCE is missing, and no run in {run_directory.ROOT} holds a causal language model: "

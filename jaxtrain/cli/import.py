@@ -17,6 +17,7 @@ from jaxtrain.cli import command_line
 from jaxtrain.config import invocation
 from jaxtrain.data.text import tokenizer
 from jaxtrain.errors import InputError
+from jaxtrain.inference import load
 from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import network
@@ -47,7 +48,9 @@ def main(arguments: list[str]) -> int:
     atomic.check_writable("OUT", flags.target)
     tensors, about = tensor_files.read(flags.source)
     if weights.ABOUT in about:
-        model = weights.load(flags.source, video_ae.Config).model
+        model = weights.load(flags.source).model
+        if not load.has(model, "decode"):
+            raise load.cannot(model, "import", "decode", source=flags.source)
     else:
         model = video_ae.Config.guess(tensors, str(flags.source))
     model = _changed(model, flags)
@@ -67,7 +70,7 @@ def _folder(flags: argparse.Namespace) -> int:
         )
     if flags.target.exists() and flags.target.samefile(flags.source):
         raise InputError(f"OUT {flags.target} is IN itself: name another folder")
-    found = weights.load(flags.source, None)
+    found = weights.load(flags.source)
     words = tokenizer.of_source(flags.source)
     huggingface.check_target(flags.target)
     huggingface.write(flags.target, found.model, found.params, words)

@@ -63,7 +63,6 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     process_group.check_accelerator(os.environ)
     teacher = teachers.load(
         flags.teacher,
-        type(run.model),
         scaling=flags.teacher_scaling,
         sample_seed=flags.teacher_sample,
         say=say,

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.checkpoint import manifest, saver
+from jaxtrain.checkpoint import layout, manifest, saver
+from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.hosts import ANSWER_S, shared_storage
 from jaxtrain.doctor.subject import Subject, size
@@ -88,7 +89,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     target, part = _part(subject.built.target, most)
     state = _random(target)
     meta = save_policy.describe(subject.run, "doctor").to_dict()
-    checkpoints = saver.Checkpoints(folder / saver.CHECKPOINTS, 1, lambda line: None)
+    checkpoints = saver.Checkpoints(folder / layout.CHECKPOINTS, 1, lambda line: None)
     with contextlib.closing(checkpoints):
         for step in range(2):  # the second one counts: the first also starts Orbax
             state = dataclasses.replace(state, step=jnp.full_like(state.step, step))
@@ -97,7 +98,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
             checkpoints.wait()
             write_s = time.perf_counter() - began
     subject.store.barrier("checkpoint written", ANSWER_S)
-    newest = saver.latest_in(folder / saver.CHECKPOINTS)
+    newest = layout.latest_in(folder / layout.CHECKPOINTS)
     if newest is None or newest.name != "1":
         yield problem(f"a checkpoint written at {subject.base} is not there", _DO_NOT_TRUST)
         return
@@ -107,7 +108,7 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
         yield problem(f"a checkpoint written at {subject.base} fails: {wrong}", _DO_NOT_TRUST)
         return
     began = time.perf_counter()
-    restored = saver.restore(newest, target)
+    restored = restore(newest, target)
     jax.block_until_ready(restored)
     read_s = time.perf_counter() - began
     different = _different(state, restored)
@@ -196,7 +197,7 @@ def _forget(folder: Path) -> None:
 
 def _different(written: states.State, restored: states.State) -> list[str]:
     """Names of arrays whose bytes on this process's devices are not the same."""
-    here, there = saver.named(written), saver.named(restored)
+    here, there = named(written), named(restored)
     return [
         name
         for name, array in here.items()

@@ -40,6 +40,7 @@ def _examine(request: dict[str, Any], send: Send) -> None:
     # jax's threads of a GPU are to leave its memory to others; a run reserves it, this does not.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, versions
+    from jaxtrain.checkpoint import resume
     from jaxtrain.distributed.key_value import KeyValueStore
     from jaxtrain.doctor import nvidia
     from jaxtrain.doctor.subject import Subject
@@ -55,7 +56,9 @@ def _examine(request: dict[str, Any], send: Send) -> None:
         run=run,
         card=None if short is None else cards.card(short),
         output=output.absolute(),
-        resumes=_resumes(request["resume"], output if given else None),
+        resumes=resume.is_expected(
+            request["resume"], output if given else None, run_directory.ROOT
+        ),
         simulate_devices=request["simulate_devices"],
         driver=nvidia.read(),
         environment=os.environ,
@@ -75,21 +78,6 @@ def _examine(request: dict[str, Any], send: Send) -> None:
         run_checks(name, _checks(groups[name]), tell)
         if name == "processes":
             subprocess_worker.own_signals()  # jax.distributed puts a handler of its own over ours
-
-
-def _resumes(resume: str | None, output: Path | None) -> bool:
-    """Whether a run with this ``--resume`` finds a checkpoint, and so needs no ``init_from``."""
-    from jaxtrain.checkpoint import layout, saver
-    from jaxtrain.checkpoint.resume import newest_runs
-    from jaxtrain.training import run_directory
-
-    if resume is None:
-        return False
-    if resume != "latest":
-        return True  # another checkpoint, or a mistake that the run itself names
-    if output is None:
-        return bool(newest_runs(run_directory.ROOT))
-    return layout.latest_in(output / saver.CHECKPOINTS) is not None
 
 
 def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any]:

@@ -5,22 +5,16 @@ Shapes: R rows at a time, S tokens of a row, V words.
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.data import cache
 from jaxtrain.data.text import specials, tokenizer, tokenizer_file
-from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
-from jaxtrain.interop import weights
-from jaxtrain.models import mlm
+from jaxtrain.inference import load
 from jaxtrain.training import state
-from jaxtrain.xla import options
 
 _MASKS = ("[MASK]", "<mask>")
 
@@ -66,34 +60,30 @@ class MaskedModel:
     Args:
         source: a checkpoint, a run's directory, or a folder of transformers.
         precision: of the computation.
+        command: that uses it, for messages.
 
     Raises:
         InputError: there is none, or of another kind; or jax does not see the GPU.
     """
 
-    def __init__(self, source: Path, precision: str = "float32") -> None:
-        process_group.check_accelerator(os.environ)
-        options.use_cache(os.environ, cache.root(None) / "compiled")
+    def __init__(self, source: Path, precision: str = "float32", *, command: str = "fill") -> None:
+        load.prepare_device()
         tokenizer.check_travels(source)
-        found = weights.load(source, mlm.Config)
-        self.model: mlm.Config = found.model
-        self.source = found.source
-        self.tokenizer = tokenizer.of_source(Path(found.source))  # of these weights, not of others
-        tokenizer.check_size(self.tokenizer, self.model.vocab_size, found.source)
-        self.special = specials.find(self.tokenizer, found.source)
-        specials.check_padding(self.special, self.model.pad_id, found.source)
-        self._plain = specials.plain(tokenizer.of_source(Path(found.source)))
-        definition = state.Definition(self.model.build)
-        self.params = state.parameter_count(definition.params)
-        self._arrays = {
-            name: jnp.asarray(array, jnp.dtype(precision))
-            for name, array in found.exactly(definition.params).items()
-        }
+        trained = load.load(source, command, "logits_at")
+        self.model, self.source = trained.config, trained.source
+        folder = Path(self.source)  # of these weights, not of others
+        self.tokenizer = tokenizer.of_source(folder)
+        tokenizer.check_size(self.tokenizer, self.model.vocab_size, self.source)
+        self.special = specials.find(self.tokenizer, self.source)
+        specials.check_padding(self.special, self.model.pad_id, self.source)
+        self._plain = specials.plain(tokenizer.of_source(folder))
+        self._arrays = trained.on_device(precision)
 
         def chances(
             arrays: state.Arrays, tokens_RS: jax.Array, position_R1: jax.Array
         ) -> jax.Array:
-            logits = definition.module(arrays, {}).logits(tokens_RS, position_R1)
+            module = trained.definition.module(arrays, {})
+            logits = module.logits_at(tokens_RS, position_R1)
             return jax.nn.log_softmax(logits[:, 0])
 
         self._chances: Callable[..., jax.Array] = jax.jit(chances)
@@ -101,7 +91,7 @@ class MaskedModel:
     @property
     def longest(self) -> int:
         """Tokens of a text that the model takes at once, without [CLS] and [SEP]."""
-        return self.model.sequence_length - 2
+        return int(self.model.sequence_length) - 2
 
     def log_chances(self, tokens_RS: np.ndarray, position_R: np.ndarray) -> np.ndarray:
         """Logarithms of the probabilities of all words at one position a row, float32 [R, V]."""

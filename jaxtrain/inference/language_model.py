@@ -6,7 +6,6 @@ Shapes: B texts at a time, P tokens of a prompt, N tokens of a window, R windows
 import codecs
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.config import invocation
-from jaxtrain.data import cache
 from jaxtrain.data.text import byte_level, specials, tokenizer, tokenizer_file
-from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
-from jaxtrain.interop import weights
-from jaxtrain.models import mlm
+from jaxtrain.inference import load
 from jaxtrain.ops import attention, generation
 from jaxtrain.ops.sampling import Choice
 from jaxtrain.training import state
@@ -62,36 +57,27 @@ class CausalModel:
     Args:
         source: a checkpoint, a run's directory, or a folder with weights and a ``tokenizer.json``.
         precision: of the computation.
+        command: that uses it, for messages.
 
     Raises:
         InputError: there is none, or of another kind; or jax does not see the GPU.
     """
 
-    def __init__(self, source: Path, precision: str = "float32") -> None:
-        process_group.check_accelerator(os.environ)
-        compiling.use_cache(os.environ, cache.root(None) / "compiled")
+    def __init__(
+        self, source: Path, precision: str = "float32", *, command: str = "generate"
+    ) -> None:
+        load.prepare_device()
         tokenizer.check_travels(source)
-        found = weights.load(source, None)
-        self.source = found.source
-        self.model = found.model
-        definition = state.Definition(self.model.build)
-        if not definition.has("continued"):
-            masked = isinstance(self.model, mlm.Config)
-            cure = f"; {invocation.program()} fill finds its [MASK]s" if masked else ""
-            raise InputError(
-                f"{self.source} holds a model of {type(self.model).__module__}, which cannot go on "
-                f"with a text: name a run or a checkpoint of a causal language model{cure}"
-            )
-        words = tokenizer.of_source(Path(found.source))  # of these weights, not of others
-        tokenizer.check_size(words, self.model.vocab_size, found.source)
-        byte_level.check(words, found.source)
-        self.begin = specials.begin(words, found.source)
+        trained = load.load(source, command, "continued")
+        self.model, self.source = trained.config, trained.source
+        definition = trained.definition
+        words = tokenizer.of_source(Path(self.source))  # of these weights, not of others
+        tokenizer.check_size(words, self.model.vocab_size, self.source)
+        byte_level.check(words, self.source)
+        self.begin = specials.begin(words, self.source)
         self.tokenizer = specials.plain(words)
         self.bytes_of: list[bytes | None] = byte_level.as_bytes(self.tokenizer)
-        self._arrays = {
-            name: jnp.asarray(array, jnp.dtype(precision))
-            for name, array in found.exactly(definition.params).items()
-        }
+        self._arrays = trained.on_device(precision)
         special = specials.marked(self.tokenizer)
         known_V = np.zeros(self.model.vocab_size, bool)
         known_V[[i for i, one in enumerate(self.bytes_of) if one is not None or i in special]] = 1

@@ -20,9 +20,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtrain import versions
 from jaxtrain.data.video.latents import Teacher
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.interop import weights
+from jaxtrain.inference import load as models
 from jaxtrain.storage.atomic import expanded, read_json
-from jaxtrain.training import state as states
 
 _DIGITS = 12  # of a digest in a teacher's name
 _ENCODER = "encoder."
@@ -31,7 +30,6 @@ _TIME_FACTOR = 4  # AutoencoderKLWan: one frame, then so many for each further l
 
 def load(
     spec: str,
-    family: type[Any],
     *,
     scaling: float | None,
     sample_seed: int | None,
@@ -41,7 +39,6 @@ def load(
 
     Args:
         spec: the path.
-        family: class of the config that is to learn from it; a teacher of this program has it too.
         scaling: latents are times this; None is what the teacher's folder says, 1 for our own.
         sample_seed: draws latents of diffusers' distribution with this seed; None takes its mode.
         say: takes messages for the console.
@@ -63,7 +60,7 @@ def load(
                 f"--teacher-sample {sample_seed}: {spec} is an autoencoder without a distribution "
                 "to draw from; leave it out"
             )
-        teacher = Own(path, family, 1.0 if scaling is None else scaling)
+        teacher = Own(path, 1.0 if scaling is None else scaling)
     say(f"teacher {teacher.name}: {teacher.about}")
     return teacher
 
@@ -71,17 +68,15 @@ def load(
 class Own:
     """A checkpoint or weights file of this program, on all devices at hand."""
 
-    def __init__(self, path: Path, family: type[Any], scaling: float) -> None:
-        found = weights.load(path, family)
-        model = found.model.bare()
-        definition = states.Definition(model.build)
-        params = found.exactly(definition.params)
+    def __init__(self, path: Path, scaling: float) -> None:
+        trained = models.load(path, "prepare latents", "decode")
+        definition, params = trained.definition, trained.params
         encoder = {name: array for name, array in params.items() if name.startswith(_ENCODER)}
-        parts = [json.dumps([scaling, model.patch_size]).encode()]
+        parts = [json.dumps([scaling, trained.config.patch_size]).encode()]
         for name in sorted(encoder):
             parts += [f"{name} {encoder[name].shape}".encode(), encoder[name].tobytes()]
         self.name = _name(path, parts)
-        self.about = f"encoder of {found.source}, latents times {scaling:g}"
+        self.about = f"encoder of {trained.source}, latents times {scaling:g}"
         devices = jax.devices()
         mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,))
         self._rows = NamedSharding(mesh, PartitionSpec("data"))

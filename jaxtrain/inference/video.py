@@ -9,26 +9,21 @@ Shapes: H, W of a picture, h, w of a latent, C channels; n frames of a latent.
 
 import collections
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.data import cache
-from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
-from jaxtrain.interop import weights
-from jaxtrain.models import video_ae
+from jaxtrain.inference import load
+from jaxtrain.inference.load import Precision
 from jaxtrain.models.video_ae import streaming
-from jaxtrain.training import state
-from jaxtrain.xla import options
+from jaxtrain.models.video_ae.timing import TIME_FACTOR
 
-Precision = Literal["float32", "bfloat16"]
 _AHEAD = 2  # results that the device may be ahead of the host
 
 
@@ -61,6 +56,7 @@ class Autoencoder:
     Args:
         source: a checkpoint, a run's directory or a weights file.
         precision: of the computation.
+        command: that uses it, for messages.
 
     Attributes:
         model: its config.
@@ -71,27 +67,20 @@ class Autoencoder:
         InputError: there are none, or not of a video autoencoder; or jax does not see the GPU.
     """
 
-    def __init__(self, source: Path, precision: Precision = "float32") -> None:
-        process_group.check_accelerator(os.environ)
-        options.use_cache(os.environ, cache.root(None) / "compiled")
-        found = weights.load(source, video_ae.Config)
-        self.model: video_ae.Config = found.model.bare()
-        self.source = found.source
-        definition = state.Definition(self.model.build)
-        self.params = state.parameter_count(definition.params)
-        arrays = {
-            name: jnp.asarray(array, jnp.dtype(precision))
-            for name, array in found.exactly(definition.params).items()
-        }
-        self.module = definition.module(arrays, {})
+    def __init__(
+        self, source: Path, precision: Precision = "float32", *, command: str = "reconstruct"
+    ) -> None:
+        load.prepare_device()
+        trained = load.load(source, command, "decode")
+        self.model, self.source = trained.config, trained.source
+        self.module = trained.definition.module(trained.on_device(precision), {})
 
     @property
     def whole(self) -> bool:
         """Whether decoded videos are as large and long as those that were encoded."""
         timing = self.model.timing
-        return self.module.space_up == self.module.space_factor and (
-            timing.growth == video_ae.timing.TIME_FACTOR
-        )
+        same_size = self.module.space_up == self.module.space_factor
+        return bool(same_size and timing.growth == TIME_FACTOR)
 
     def require_whole(self) -> None:
         """Refuses a decoder that gives fewer or smaller frames.

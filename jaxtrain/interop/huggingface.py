@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxtrain import errors
 from jaxtrain.errors import InputError, first_line
+from jaxtrain.models import from_file
 from jaxtrain.storage import atomic, tensor_files
 
 SETTINGS = "config.json"
@@ -22,7 +23,6 @@ _ARRAYS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PYTORCH = "pytorch_model.bin"
 _WRITTEN = {SETTINGS, _DESCRIBED, _TOKENS, _ARRAYS, "tokenizer.json"}
-_KINDS = ("bert", "llama", "nanochat")
 _CAUSAL = "ForCausalLM"  # how architectures end whose tokenizers mark beginnings alone
 
 
@@ -48,23 +48,12 @@ def model(folder: Path) -> Any:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {first_line(error)}") from error
     kind = content.get("model_type")
-    source = str(path)
-    # The modules are named here: what a file says must not choose what is imported.
-    match kind:
-        case "bert":
-            from jaxtrain.models import mlm
-
-            return mlm.Config.from_settings(content, source)
-        case "llama":
-            from jaxtrain.models import llama
-
-            return llama.Config.from_settings(content, source)
-        case "nanochat":
-            from jaxtrain.models import gpt
-
-            return gpt.Config.from_settings(content, source)
-    shown = errors.shown(kind)
-    raise InputError(f"{path}: model_type is {shown}; known are: {', '.join(_KINDS)}")
+    # The name is only compared with those of our own models: it chooses no module to import.
+    known = {one.model_type: one for _, one in from_file.configs() if hasattr(one, "model_type")}
+    if not isinstance(kind, str) or kind not in known:
+        shown = errors.shown(kind)
+        raise InputError(f"{path}: model_type is {shown}; known are: {', '.join(sorted(known))}")
+    return known[kind].from_settings(content, str(path))
 
 
 def tensors(folder: Path) -> tensor_files.Tensors:

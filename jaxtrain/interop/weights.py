@@ -5,11 +5,10 @@ a model's config knows them (``to_weights`` and ``from_weights``, :mod:`jaxtrain
 that this program writes as ``.safetensors`` also say which config they belong to.
 """
 
-import contextlib
 import dataclasses
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import jax
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain.checkpoint import layout, resume, saver
+from jaxtrain.checkpoint import layout, resume
+from jaxtrain.checkpoint.restore import restore
 from jaxtrain.config import invocation
 from jaxtrain.config import param_groups as parameter_groups
 from jaxtrain.errors import InputError
@@ -70,41 +70,38 @@ class Weights:
         return {name: self.params[name] for name in expected}
 
 
-def load(source: Path, family: type[Any] | None) -> Weights:
-    """Reads the parameters of a model that nobody has described.
+def load(source: Path, guess: Callable[[], str | None] = lambda: None) -> Weights:
+    """Reads the parameters of a model, and which model it is.
 
     Args:
         source: a checkpoint, a run's directory (its best checkpoint, or else its newest), a folder
             of transformers, or a weights file.
-        family: the model's ``Config`` class; guesses from a file that does not say. None takes any
-            model, from what says which it is.
+        guess: gives the short name of the model for a file that does not say which it is of; None:
+            there is none to take it for.
 
     Raises:
-        InputError: nothing there, damaged, or another model's.
+        InputError: nothing there, damaged, or of no known model.
     """
     check_there(source)
     if huggingface.is_one(source):
         model = huggingface.model(source)
-        _check_family(model, family, str(source))
         params = model.from_weights(huggingface.tensors(source), str(source))
         return Weights(model, params, str(source))
     if source.is_dir():
-        path = _checkpoint(source)
+        path = resume.of_source(source)
         model = from_file.make(_described(path), str(path))
-        _check_family(model, family, str(path))
         return Weights(model, _of_checkpoint(path), str(path))
     tensors, about = tensor_files.read(source)
     if ABOUT in about:
         model = from_file.make(from_file.parse(about[ABOUT], str(source)), str(source))
-        _check_family(model, family, str(source))
-    elif family is None:
-        raise InputError(
-            f"{source} does not say which model it is of: {invocation.program()} import "
-            f"{shlex.quote(str(source))} "
-            "OUT.safetensors makes a file that does"
-        )
     else:
-        model = family.guess(tensors, str(source))
+        kind = from_file.config_class(guess() or "")
+        if kind is None or not hasattr(kind, "guess"):
+            raise InputError(
+                f"{source} does not say which model it is of: {invocation.program()} import "
+                f"{shlex.quote(str(source))} OUT.safetensors makes a file that does"
+            )
+        model = kind.guess(tensors, str(source))
     return Weights(model, model.from_weights(tensors, str(source)), str(source))
 
 
@@ -118,12 +115,8 @@ def model_at(source: Path) -> Any | None:
     """
     if huggingface.is_one(source):
         return huggingface.model(source)
-    folders = (saver.BEST, saver.CHECKPOINTS)
-    paths = (source, *(layout.latest_in(source / folder) for folder in folders))
-    for path in paths:
-        if path is not None and saver.is_complete(path):
-            return from_file.make(_described(path), str(path))
-    return None
+    path = next(resume.complete_of_source(source), None)
+    return None if path is None else from_file.make(_described(path), str(path))
 
 
 def check_there(source: Path) -> None:
@@ -162,13 +155,17 @@ def params_for(
     notes: list[str] = []
     if huggingface.is_one(source):
         theirs = huggingface.model(source)
-        _check_family(model, type(theirs), str(source))
-        check_unseen(model, vars(theirs), source)
+        if getattr(model, "model_type", None) != theirs.model_type:
+            raise InputError(
+                f"{source} holds the model {from_file.name_of(theirs)}, and this run's model is "
+                f"{from_file.name_of(model)}: take a source of that model"
+            )
+        from_file.check_not_in_weights(model, vars(theirs), source)
         path, found = source, model.from_weights(huggingface.tensors(source), str(source))
     elif source.is_dir():
-        path = _checkpoint(source)
+        path = resume.of_source(source)
         found = _of_checkpoint(path)
-        check_unseen(model, _described(path), path)
+        from_file.check_not_in_weights(model, _described(path), path)
     elif not hasattr(model, "from_weights"):
         raise InputError(
             f"{source}: this model starts from checkpoints and runs' directories only, not from "
@@ -178,7 +175,7 @@ def params_for(
         path, (tensors, about) = source, tensor_files.read(source)
         found = model.from_weights(tensors, str(source))
         if ABOUT in about:
-            check_unseen(model, from_file.parse(about[ABOUT], str(source)), path)
+            from_file.check_not_in_weights(model, from_file.parse(about[ABOUT], str(source)), path)
         else:
             notes += _check_guess(model, model.guess(tensors, str(path)), path)
     groups = model.optimizer_groups() if hasattr(model, "optimizer_groups") else {}
@@ -220,31 +217,6 @@ def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:
     return sum(tensor.size for tensor in tensors.values())
 
 
-def check_unseen(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
-    """Holds that what no array's shape tells is as the parameters were trained with.
-
-    Args:
-        model: this run's config, with ``UNSEEN`` (:mod:`jaxtrain.models`).
-        theirs: fields of the model that the parameters belong to, those that are known.
-        source: of the parameters, for messages.
-
-    Raises:
-        InputError: names the first field that differs.
-    """
-    for field, held in getattr(model, "UNSEEN", ()):
-        if field not in theirs:
-            continue
-        ours, there = getattr(model, held), theirs[field]
-        with contextlib.suppress(InputError, ArithmeticError, TypeError, ValueError):
-            # Where it does not fit the other fields, it differs from ours anyway.
-            there = getattr(dataclasses.replace(model, **{field: there}), held)
-        if ours != there:
-            raise InputError(
-                f"{source} was trained with model.{field}={there}, and this model has {ours}: set "
-                f"--model.{field} {there}"
-            )
-
-
 def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
     """The same for weights that nobody has described; says what they do not tell.
 
@@ -253,28 +225,20 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
     defaults = {field.name: field.default for field in dataclasses.fields(guess)}
     known = {
         field: getattr(guess, field)
-        for field, _ in getattr(model, "UNSEEN", ())
+        for field, _ in getattr(model, "not_in_weights", ())
         if getattr(guess, field) != defaults[field]
     }
-    check_unseen(model, known, source)
+    from_file.check_not_in_weights(model, known, source)
     return [
         f"it does not tell model.{field}, {getattr(model, held)} is taken"
-        for field, held in getattr(model, "UNSEEN", ())
+        for field, held in getattr(model, "not_in_weights", ())
         if field not in known
     ]
 
 
-def _check_family(model: Any, family: type[Any] | None, source: str) -> None:
-    if family is not None and not isinstance(model, family):
-        raise InputError(
-            f"{source} holds a model of {type(model).__module__}, and this needs one of "
-            f"{family.__module__}: name a run of such a model"
-        )
-
-
 def _described(path: Path) -> Mapping[str, Any]:
     """What a checkpoint says of its model, in :func:`jaxtrain.config.to_dict` form."""
-    held: Any = saver.read_meta(path)
+    held: Any = layout.read_meta(path)
     for name in ("config", "model"):
         held = held.get(name) if isinstance(held, Mapping) else None
     if not isinstance(held, Mapping):
@@ -282,22 +246,8 @@ def _described(path: Path) -> Mapping[str, Any]:
     return held
 
 
-def _checkpoint(source: Path) -> Path:
-    """A checkpoint itself, or that of a run."""
-    if saver.is_complete(source):
-        return source
-    for folder in (saver.BEST, saver.CHECKPOINTS):
-        path, _ = resume.first_verified(source / folder, reversed(saver.steps(source / folder)))
-        if path is not None:
-            return path
-    raise InputError(
-        f"{source} is no checkpoint, and no run's directory with one; "
-        f"{invocation.program()} checkpoints {shlex.quote(str(source))} lists what is there"
-    )
-
-
 def _of_checkpoint(path: Path) -> Params:
-    shapes = saver.read_shapes(path)
+    shapes = layout.read_shapes(path)
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     own = {name.removeprefix(_PARAMS): name for name in shapes if name.startswith(_PARAMS)}
     own |= ema.names(shapes)  # what a validation saw
@@ -305,5 +255,5 @@ def _of_checkpoint(path: Path) -> Params:
         name: jax.ShapeDtypeStruct(shapes[name].shape, shapes[name].dtype, sharding=here)
         for name in own.values()
     }
-    arrays = saver.restore(path, wanted, subset=True)
+    arrays = restore(path, wanted, subset=True)
     return {name: np.asarray(arrays[stored]) for name, stored in own.items()}

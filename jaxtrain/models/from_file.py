@@ -7,13 +7,15 @@ needs no entry anywhere. What older files hold, module paths, goes through a fix
 (:data:`jaxtrain.config.OLDER_CLASSES`).
 """
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import math
 import pkgutil
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxtrain import config, errors, models
@@ -25,7 +27,20 @@ _LARGEST = 2**63  # of a whole number: no size or count comes near
 
 def names() -> list[str]:
     """Short names of the models there are, sorted. Imports all of them."""
-    return sorted(name for name in _modules() if _config_class(name) is not None)
+    return sorted(name for name, _ in configs())
+
+
+def configs() -> Iterator[tuple[str, type[Any]]]:
+    """Short name and ``Config`` class of each model there is; imports one after the other."""
+    for name in _modules():
+        kind = config_class(name)
+        if kind is not None:
+            yield name, kind
+
+
+def name_of(model: Any) -> str:
+    """The short name of a model's config, such as ``gpt``."""
+    return str(config.to_dict(model)["class"])
 
 
 def make(saved: Any, source: str) -> Any:
@@ -42,7 +57,7 @@ def make(saved: Any, source: str) -> Any:
     if not isinstance(said, str):
         raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
     name = config.OLDER_CLASSES.get(said, said)
-    made = _config_class(name)
+    made = config_class(name)
     if made is None:
         raise InputError(
             f"{source} names the model {errors.shown(name)}, which is unknown; there are: "
@@ -75,7 +90,7 @@ def _modules() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(models.__path__)]
 
 
-def _config_class(name: str) -> type[Any] | None:
+def config_class(name: str) -> type[Any] | None:
     """The ``Config`` of the model with this name; None where no module here has one."""
     for own in _modules():
         if own == name:
@@ -139,3 +154,28 @@ def _is_sane(number: float) -> bool:
     if isinstance(number, int):
         return abs(number) < _LARGEST
     return math.isfinite(number)
+
+
+def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
+    """Refuses parameters that were trained with another value of what no array's shape tells.
+
+    Args:
+        model: this run's config, with ``not_in_weights`` (:mod:`jaxtrain.models`).
+        theirs: fields of the model that the parameters belong to, those that are known.
+        source: of the parameters, for messages.
+
+    Raises:
+        InputError: names the first field that differs.
+    """
+    for field, attribute in getattr(model, "not_in_weights", ()):
+        if field not in theirs:
+            continue
+        ours, there = getattr(model, attribute), theirs[field]
+        with contextlib.suppress(InputError, ArithmeticError, TypeError, ValueError):
+            # Where it does not fit the other fields, it differs from ours anyway.
+            there = getattr(dataclasses.replace(model, **{field: there}), attribute)
+        if ours != there:
+            raise InputError(
+                f"{source} was trained with model.{field}={there}, and this model has {ours}: set "
+                f"--model.{field} {there}"
+            )

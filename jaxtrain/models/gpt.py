@@ -62,8 +62,9 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory or a weights
     file."""
 
-    TRY = 'generate {run} "Once upon a time"'
-    UNSEEN = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
+    model_type = "nanochat"  # in transformers' config.json
+    usage = 'generate {run} "Once upon a time"'
+    not_in_weights = (("heads", "query_heads"), ("norm_eps", "norm_eps"))
 
     def __post_init__(self) -> None:
         bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)

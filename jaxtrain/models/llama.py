@@ -65,8 +65,9 @@ class Config:
     """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
     transformers' LlamaForCausalLM."""
 
-    TRY = 'generate {run} "Once upon a time"'
-    UNSEEN = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
+    model_type = "llama"  # in transformers' config.json
+    usage = 'generate {run} "Once upon a time"'
+    not_in_weights = tuple((name, name) for name in ("heads", "norm_eps", "rotary_base"))
 
     def __post_init__(self) -> None:
         bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)

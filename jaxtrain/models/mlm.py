@@ -45,8 +45,9 @@ Sums = dict[str, tuple[jax.Array, ...]]
 class Config:
     """The masked language model."""
 
-    TRY = 'fill {run} "Paris is the [MASK] of France."'
-    UNSEEN = (("heads", "heads"),)  # what no array's shape tells (:mod:`jaxtrain.interop.weights`)
+    model_type = "bert"  # in transformers' config.json
+    usage = 'fill {run} "Paris is the [MASK] of France."'
+    not_in_weights = (("heads", "heads"),)  # no array's shape tells them
 
     vocab_size: int
     """Words, with the five special ones (rows of the embedding)."""
@@ -351,7 +352,7 @@ class MaskedLanguageModel(nnx.Module):
             x_BSD = layer_of(layer, x_BSD, attended_BQS, of_layer)
         return x_BSD
 
-    def logits(
+    def logits_at(
         self,
         tokens_BS: jax.Array,
         positions_BM: jax.Array,
@@ -379,7 +380,7 @@ class MaskedLanguageModel(nnx.Module):
             return {"pseudo_perplexity": float(np.exp(np.float64(means["loss"])))}
 
     def _loss(self, batch: Batch, keys_B: jax.Array | None) -> tuple[jax.Array, jax.Array, Sums]:
-        logits_BMV = self.logits(
+        logits_BMV = self.logits_at(
             batch["tokens"],
             batch["positions"],
             keys_B,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxtrain import config
 from jaxtrain import sharding as meshes
-from jaxtrain.checkpoint import saver
+from jaxtrain.checkpoint import resume
 from jaxtrain.config import overrides
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError
@@ -102,16 +102,8 @@ def _places(flags: Flags) -> Iterator[str]:
     """The folders that flags name. No checkpoint is read: that may take minutes."""
     if flags.output_dir is not None:
         yield from run_directory.problems(flags.output_dir, flags.resume)
-    if flags.resume is None or flags.resume == "latest":
-        return
-    is_step = flags.resume.isascii() and flags.resume.isdigit()
-    run = None if flags.output_dir is None else expanded(flags.output_dir)
-    places = [run / folder for folder in (saver.CHECKPOINTS, saver.BEST)] if run else []
-    if not any(map(os.path.exists, places if is_step else [expanded(flags.resume)])):
-        try:
-            saver.find(flags.resume, run, run_directory.ROOT)
-        except InputError as error:
-            yield from error.messages
+    output_dir = None if flags.output_dir is None else expanded(flags.output_dir)
+    yield from resume.problems(flags.resume, output_dir)
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jaxtrain.checkpoint import resume, saver
-from jaxtrain.checkpoint.layout import numbered
+from jaxtrain.checkpoint import layout, resume
+from jaxtrain.checkpoint.restore import restore
 from jaxtrain.config.run_length import Position
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
-from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.training.state import State
 
 # So often without a new checkpoint between: then it is the run that is wrong, not some examples.
@@ -20,9 +19,6 @@ _MOST = 3
 
 class Rollback:
     """Restores a run's newest checkpoint; examples seen since then are not seen again.
-
-    One at cadence, if there is any: those that a stop signal left behind depend on when it came,
-    and a run that was stopped should go the same way as one that was not.
 
     Args:
         directory: of the run.
@@ -34,7 +30,7 @@ class Rollback:
     def __init__(
         self, directory: Path, every: int, target: State, say: Callable[[str], None]
     ) -> None:
-        self._folder = directory / saver.CHECKPOINTS
+        self._directory = directory
         self._every = every
         self._target = target
         self._say = say
@@ -52,7 +48,7 @@ class Rollback:
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.guard["bad_in_a_row"])
         trouble = f"{bad} updates in a row after update {done} are bad (bad_steps.jsonl)"
-        told = process_group.told_by_process_zero(lambda: self._newest(done))
+        told = process_group.told_by_process_zero(lambda: self._choose(done))
         if not told:
             raise InputError(
                 f"{trouble}, and there is no checkpoint to go back to: lower --optim.peak_lr, or "
@@ -70,25 +66,14 @@ class Rollback:
             f"{trouble}: back to checkpoint {back_to}, and on behind these examples (from example "
             f"{seen} on)"
         )
-        path = self._folder / told
-        restored: State = saver.restore(path, self._target, verified=True)
+        path = self._directory / layout.CHECKPOINTS / told
+        restored: State = restore(path, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
         guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
         state = dataclasses.replace(restored, examples_seen=placed, guard=guarding)
-        return state, Position.of_checkpoint(saver.read_meta(path))
+        return state, Position.of_checkpoint(layout.read_meta(path))
 
-    def _newest(self, done: int) -> str:
+    def _choose(self, done: int) -> str:
         """The step to go back to; "" if there is none. Process 0 decides."""
-        try:
-            steps = [step for step in numbered(self._folder) if step <= done]
-            at_cadence = [step for step in steps if step % self._every == 0]
-            found, damaged = resume.first_verified(self._folder, at_cadence or steps)
-        except OSError as error:
-            raise disk_trouble(
-                error, f"{error.filename} cannot be read", "make it readable"
-            ) from error
-        if found is None:
-            return ""
-        for path, wrong in damaged.items():  # or it would stand in the way of its own step's save
-            resume.set_aside(path, wrong, self._say)
-        return found.name
+        path = resume.to_roll_back_to(self._directory, done, self._every, self._say)
+        return "" if path is None else path.name

@@ -17,7 +17,7 @@ from typing import Any, Self
 import jax
 
 from jaxtrain import config, terminal
-from jaxtrain.checkpoint import saver
+from jaxtrain.checkpoint import resume as checkpoint_resume
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import lock
@@ -36,9 +36,9 @@ def start_from(
     output_dir: str | None,
     root: Path = ROOT,
     say: Callable[[str], None] | None = None,
-    little: int = 0,
+    max_lost_updates: int = 0,
 ) -> Path | None:
-    """The checkpoint to start from, verified and decided by process 0; None to start anew.
+    """The checkpoint to start from, as :mod:`jaxtrain.checkpoint.resume` decides in process 0.
 
     Args:
         name: of the config.
@@ -46,12 +46,12 @@ def start_from(
         output_dir: the flag's value.
         root: holds ``NAME/<UTC time>/``.
         say: takes what process 0 also prints to stderr at once: which checkpoints are damaged.
-        little: so many updates may be lost where no checkpoint is whole.
+        max_lost_updates: see :func:`jaxtrain.checkpoint.resume.choose`.
 
     Raises:
-        InputError: in every process, if the flag names no complete checkpoint, or the run's
-            directory contains symbolic links.
-        RunAgain: in every process, if the disk does not tell now, or another run is at work there.
+        InputError: in every process, if the checkpoint is refused, or the run's directory contains
+            symbolic links.
+        RunAgain: in every process, if the disk does not answer, or another run is at work there.
     """
     if resume is None:
         return None
@@ -62,23 +62,15 @@ def start_from(
             say(line)
 
     def decide() -> str:
-        given = None if output_dir is None else _absolute(output_dir)
-        try:
-            found = saver.find(
-                resume,
-                given,
-                root.absolute() / name,
-                warn,
-                lambda run: _take(run, warn),
-                little,
-            )
-        except OSError as error:  # of the disk: what is there may be whole
-            raise disk_trouble(
-                error,
-                f"--resume {resume}: {error.filename} cannot be read",
-                "make it readable, or give another --output-dir",
-            ) from error
-        return "" if found is None else str(found.absolute())
+        chosen = checkpoint_resume.choose(
+            resume,
+            None if output_dir is None else _absolute(output_dir),
+            root.absolute() / name,
+            warn,
+            lambda run: _take(run, warn),
+            max_lost_updates,
+        )
+        return "" if chosen is None else str(chosen.absolute())
 
     told = process_group.told_by_process_zero(decide)
     return Path(told) if told else None
@@ -124,7 +116,7 @@ def prepare(
                     "its disk mounted?"
                 )
             _take(directory, terminal.warn)
-            _refuse_foreign(directory, resume, start_from)
+            checkpoint_resume.check_directory(directory, resume, start_from)
         elif resume == "latest" and start_from is not None:
             directory = start_from.parent.parent
             _make(directory)
@@ -339,7 +331,7 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
         _make(directory)
         _refuse_links(directory)
         if resume is None:
-            _refuse_foreign(directory, resume, None)
+            checkpoint_resume.check_directory(directory, resume, None)
     except InputError as error:
         yield from error.messages
     except RunAgain:  # a full disk is not wrong input: the start itself reports it
@@ -396,29 +388,6 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError:
         return []
-
-
-def _refuse_foreign(directory: Path, resume: str | None, start_from: Path | None) -> None:
-    """Two histories in one directory would overwrite one another."""
-    try:
-        newest = saver.latest_in(directory / saver.CHECKPOINTS)
-    except OSError as error:
-        raise disk_trouble(
-            error, f"{directory} cannot be read", "make it readable, or give another --output-dir"
-        ) from error
-    if newest is None:
-        return
-    if resume is None:
-        raise InputError(
-            f"--output-dir {directory} already holds checkpoints (newest: {newest.name}): go on "
-            "with --resume latest, or give another directory"
-        )
-    if start_from is None or directory.resolve() not in start_from.resolve().parents:
-        raise InputError(
-            f"--output-dir {directory} already holds checkpoints of its own (newest: "
-            f"{newest.name}), and --resume {resume} is another run: go on with --resume latest, or "
-            "give another directory"
-        )
 
 
 def link_latest(

@@ -111,8 +111,8 @@ def print_summary(
     say(f"checkpoints: {directory / 'checkpoints'}")
     logs = shlex.quote(str(directory / "tensorboard"))
     say(f"curves: tensorboard --logdir {logs} (pip install tensorboard)")
-    if hasattr(run.model, "TRY"):
-        say(f"use it: {program} {run.model.TRY.format(run=shlex.quote(str(directory)))}")
+    if hasattr(run.model, "usage"):
+        say(f"use it: {program} {run.model.usage.format(run=shlex.quote(str(directory)))}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
     say(f"train on{each}: {resume_command(program, arguments, directory, longer)}")

@@ -1,4 +1,4 @@
-"""What is saved when, what is said beside the state, and what a resume refuses.
+"""What is saved when, and what is said beside the state.
 
 Beside a state stands what says which run it belongs to: the fingerprint of the data, the config,
 the versions, the step, the examples seen, and the best validation so far.
@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxtrain import config, terminal, versions
-from jaxtrain.checkpoint import files, saver
+from jaxtrain.checkpoint import saver
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.storage import addresses
-from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.training import state as states
-
-Meta = Mapping[str, Any]
 
 # A run that cannot save is stopped before it loses more than this many times checkpoint.every.
 FAILURES_IN_A_ROW = 3
@@ -239,49 +234,6 @@ def _given_up(what: str, failure: saver.SaveFailed) -> RunAgain:
     return RunAgain(f"{what}: {failure}; then go on with --resume latest")
 
 
-def check_resume(saved: Meta, meta: Meta, start_from: Path, say: Callable[[str], None]) -> None:
-    """Refuses another seed or other data; prints whatever else differs.
-
-    What older versions saved may hold addresses with their query, which is not printed.
-    """
-    saved = addresses.scrubbed(saved)
-    if saved["fingerprint"] != meta["fingerprint"]:
-        raise InputError(
-            f"{start_from} was trained on other data ({_data_of(saved)}) than this run's "
-            f"({_data_of(meta)}): the order of examples would be another; give the same --config "
-            f"and --data.path{_same_groups(saved, meta)}, or start a new run"
-        )
-    if saved["config"]["seed"] != meta["config"]["seed"]:
-        raise InputError(
-            f"{start_from} was trained with seed {saved['config']['seed']}, this run has seed "
-            f"{meta['config']['seed']}: the order of examples would be another; leave --seed out"
-        )
-    for difference in config.differences(saved["config"], meta["config"]):
-        say(f"differs from the checkpoint: {difference}")
-    for difference in config.differences(saved["versions"], meta["versions"]):
-        say(f"version differs from the checkpoint: {difference}")
-
-
-def _data_of(meta: Meta) -> str:
-    settings = meta["config"]
-    path, fingerprint = settings["data"].get("path"), meta["fingerprint"][:8]
-    return f"--config {settings['name']} --data.path {path}, fingerprint {fingerprint}"
-
-
-def _same_groups(saved: Meta, meta: Meta) -> str:
-    """Where clips of a video are grouped in another way: the settings that the checkpoint had."""
-    old, new = saved["config"]["data"], meta["config"]["data"]
-    if "clips_per_video" not in old or "clips_per_group" not in new:
-        return ""
-    had = {"clips_per_video": old["clips_per_video"]}
-    if had["clips_per_video"] > 1:
-        had["clips_per_group"] = old.get("clips_per_group", 1)  # there were none before
-    if had["clips_per_video"] > 1 and old["batch_size"] != new["batch_size"]:
-        had["group_spread"] = old.get("group_spread") or old["batch_size"]
-    wanted = [f"--data.{name} {value}" for name, value in had.items() if value != new[name]]
-    return f" and {' '.join(wanted)}" if wanted else ""
-
-
 def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None:
     """The metric that says which checkpoint is best has to be one of the validation's.
 
@@ -293,37 +245,3 @@ def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None
             f"checkpoint.best_metric is {settings.best_metric!r}, the model's validation gives "
             f"{', '.join(sorted(names))}: set --checkpoint.best_metric to one of these"
         )
-
-
-def _there(directory: Path, step: int, start_from: Path) -> str:
-    """ "there" if the best checkpoint is; where only its second name is missing, it gets that."""
-    path = directory / saver.BEST / str(step)
-    try:
-        if not saver.is_complete(path) and start_from.name == str(step):
-            path.parent.mkdir(exist_ok=True)
-            files.link(start_from, path)  # a kill came between both names
-            files.delete_oldest(path.parent, 1)
-        return "there" if saver.is_complete(path) else ""
-    except OSError as error:
-        raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
-
-
-def carried_best(
-    best: Meta | None, settings: config.Checkpoint, start_from: Path, directory: Path
-) -> Meta | None:
-    """The best validation that a resumed run starts with.
-
-    That of another metric cannot be compared, and the checkpoint of another run's best does not lie
-    in this run's directory (nor does one that was lost): then the next validation is the first.
-    Process 0 looks: what other hosts see of a network disk can be old, and early stopping must be
-    the same in all processes.
-
-    Raises:
-        InputError, RunAgain: in all processes alike, if the disk does not tell.
-    """
-    if best is None or directory.resolve() not in start_from.resolve().parents:
-        return None
-    if not process_group.told_by_process_zero(lambda: _there(directory, best["step"], start_from)):
-        return None
-    same = (best["metric"], best["mode"]) == (settings.best_metric, settings.best_mode)
-    return best if same else None

@@ -19,8 +19,9 @@ import optax
 
 from jaxtrain import config
 from jaxtrain import sharding as meshes
-from jaxtrain.checkpoint import layout
-from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint import layout, resume
+from jaxtrain.checkpoint.restore import restore
+from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.config import invocation, param_groups, run_length
 from jaxtrain.config.run_length import Position
 from jaxtrain.data import pipeline
@@ -52,9 +53,7 @@ from jaxtrain.training.save_policy import (
     Best,
     RunMeta,
     Saver,
-    carried_best,
     check_best_metric,
-    check_resume,
     describe,
 )
 from jaxtrain.training.stopping import Stopping
@@ -277,7 +276,7 @@ def open_training(
                 flags.resume,
                 flags.output_dir,
                 say=log.log,  # the console has it already
-                little=run.checkpoint.every,
+                max_lost_updates=run.checkpoint.every,
             )
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
             position = _position(start_from)
@@ -327,8 +326,8 @@ def open_training(
         evaluator = _evaluator(step_setup, sources, quarantine)
         with phases.within("compile"), explained():
             step = compiled_step(step_setup, flags.debug, log)
-        checkpoints = checkpoint.Checkpoints(
-            directory / checkpoint.CHECKPOINTS,
+        checkpoints = Checkpoints(
+            directory / layout.CHECKPOINTS,
             run.checkpoint.keep,
             say,
             run.checkpoint.every,
@@ -383,7 +382,7 @@ def _position(start_from: Path | None) -> Position:
     """Where a run continues: at a checkpoint, or at its beginning."""
     if start_from is None:
         return Position()
-    return Position.of_checkpoint(checkpoint.read_meta(start_from))
+    return Position.of_checkpoint(layout.read_meta(start_from))
 
 
 def _first_state(
@@ -393,10 +392,17 @@ def _first_state(
     if start_from is None:
         return _first_values(setup, say)
     saved = layout.read_run_meta(start_from)
-    check_resume(saved, meta.to_dict(), start_from, say)
-    weights.check_unseen(setup.run.model, saved["config"]["model"], start_from)
-    state = checkpoint.restore(start_from, setup.target, verified=True)
-    best = carried_best(saved["best"], setup.run.checkpoint, start_from, directory)
+    resume.check_same_run(
+        start_from,
+        saved,
+        model=setup.run.model,
+        fingerprint=meta.fingerprint,
+        settings=meta.config,
+        versions=meta.versions,
+        say=say,
+    )
+    state = restore(start_from, setup.target, verified=True)
+    best = resume.best_so_far(saved["best"], setup.run.checkpoint, start_from, directory)
     meta.best = None if best is None else Best.of(best)
     meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
     done = Position.of_checkpoint(saved).done

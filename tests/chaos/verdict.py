@@ -82,15 +82,16 @@ def _arrays(checkpoint: Path) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from jaxtrain.checkpoint import saver as checkpoints
+    from jaxtrain.checkpoint import layout
+    from jaxtrain.checkpoint.restore import restore
 
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-        for name, array in checkpoints.read_shapes(checkpoint).items()
+        for name, array in layout.read_shapes(checkpoint).items()
     }
-    arrays = checkpoints.restore(checkpoint, shapes)
-    meta = checkpoints.read_meta(checkpoint)
+    arrays = restore(checkpoint, shapes)
+    meta = layout.read_meta(checkpoint)
     found: dict[str, Any] = {name: np.asarray(array).tobytes() for name, array in arrays.items()}
     return found | {name: meta[name] for name in ("step", "examples_seen", "fingerprint")}
 

@@ -9,9 +9,8 @@ import pytest
 from small_state import make_state, meta_of, save
 
 from jaxtrain import config
-from jaxtrain.checkpoint import manifest
+from jaxtrain.checkpoint import layout, manifest, resume
 from jaxtrain.checkpoint import saver as checkpoint
-from jaxtrain.training.save_policy import carried_best
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_a_best_one_whose_second_name_a_kill_has_prevented_gets_it(
     saver.close()
     settings = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
     best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 0}
-    assert carried_best(best, settings, run / "checkpoints" / "3", run) == best
+    assert resume.best_so_far(best, settings, run / "checkpoints" / "3", run) == best
     assert [path.name for path in (run / "best").iterdir()] == ["3"]
     assert manifest.verify(run / "best" / "3") == ""
 
@@ -73,8 +72,8 @@ def test_a_save_of_a_step_again_keeps_the_old_one_until_the_new_one_is_whole(
         other = run.with_name("killed")
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(run, other)
-        found = checkpoint.find("latest", other, run.parent, lambda line: None)
-        return found == other / "checkpoints" / "4" and checkpoint.is_complete(other / "best" / "4")
+        found = resume.choose("latest", other, run.parent, lambda line: None)
+        return found == other / "checkpoints" / "4" and layout.is_complete(other / "best" / "4")
 
     written, looked = threading.Event(), threading.Event()
 

@@ -9,7 +9,8 @@ import orbax.checkpoint as ocp
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, target_of
 
-from jaxtrain.checkpoint import files, manifest, saver
+from jaxtrain.checkpoint import files, layout, manifest, saver
+from jaxtrain.checkpoint.restore import restore
 from jaxtrain.errors import InputError, RunAgain, Stopped
 from jaxtrain.training.rollback import Rollback
 
@@ -34,8 +35,8 @@ def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
         f"warning: the best checkpoint could not be kept as {run / 'best' / '4'} (No space left on "
         "device): the one before it stays the best"
     ]
-    assert saver.steps(run / "checkpoints") == [4]
-    assert saver.steps(run / "best") == [2]
+    assert layout.steps(run / "checkpoints") == [4]
+    assert layout.steps(run / "best") == [2]
     checkpoints.close()
 
 
@@ -82,7 +83,7 @@ def test_what_passes_is_worth_another_start(
     with monkeypatch.context() as patched:
         patched.setattr(manifest, "verify", refuse)
         with pytest.raises(kind, match="cannot be read"):
-            saver.restore(place / "2", None)
+            restore(place / "2", None)
 
 
 def test_a_host_whose_disk_is_away_is_worth_another_start(
@@ -98,7 +99,7 @@ def test_a_host_whose_disk_is_away_is_worth_another_start(
     monkeypatch.setattr(ocp.Checkpointer, "restore", away)
     target = target_of(make_state(2), mesh_of(8))
     with pytest.raises(RunAgain, match=r"\(Input/output error\): bring the disk back"):
-        saver.restore(tmp_path / "checkpoints" / "2", target, verified=True)
+        restore(tmp_path / "checkpoints" / "2", target, verified=True)
 
 
 def test_a_stop_signal_in_a_restore_is_no_damage(
@@ -118,7 +119,7 @@ def test_a_stop_signal_in_a_restore_is_no_damage(
     monkeypatch.setattr(ocp.Checkpointer, "restore", stopped)
     target = target_of(make_state(2), mesh_of(8))
     with pytest.raises(Stopped):
-        saver.restore(tmp_path / "checkpoints" / "2", target, verified=True)
+        restore(tmp_path / "checkpoints" / "2", target, verified=True)
 
 
 def test_the_newest_checkpoint_at_cadence_always_stays(tmp_path: Path) -> None:
@@ -128,8 +129,8 @@ def test_the_newest_checkpoint_at_cadence_always_stays(tmp_path: Path) -> None:
     for step in (10, 20, 23, 24, 27, 30, 31):
         checkpoints.save(make_state(step), meta_of(step), best=True)
         checkpoints.wait()
-        there.append(saver.steps(tmp_path / "checkpoints"))
-        assert saver.steps(tmp_path / "best") == [step]
+        there.append(layout.steps(tmp_path / "checkpoints"))
+        assert layout.steps(tmp_path / "best") == [step]
     checkpoints.close()
     assert there == [[10], [10, 20], [20, 23], [20, 23, 24], [20, 24, 27], [27, 30], [30, 31]]
 
@@ -142,7 +143,7 @@ def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
     (run / "checkpoints" / "4" / "meta" / "metadata").write_text("{}")
     rollback = Rollback(run, 2, target_of(state, mesh_of(8)), said.append)  # type: ignore[arg-type]
     assert rollback._newest(4) == "2"
-    assert saver.steps(run / "checkpoints") == [2]
+    assert layout.steps(run / "checkpoints") == [2]
     assert (run / "damaged" / "checkpoints" / "4" / "reason.txt").exists()
     assert "is damaged (meta/metadata has 2 bytes" in said[0]
     checkpoints.forget_after(2)
@@ -182,6 +183,6 @@ def test_files_travel_with_each_checkpoint_under_its_manifest(tmp_path: Path) ->
     for folder in (run / "checkpoints" / "2", run / "best" / "2"):
         assert (folder / "tokenizer.json").read_bytes() == b"{}"
         assert manifest.verify(folder) == ""
-        assert saver.restore(folder, target_of(make_state(2), mesh_of(8))) is not None
+        assert restore(folder, target_of(make_state(2), mesh_of(8))) is not None
     (run / "checkpoints" / "2" / "tokenizer.json").unlink()
     assert manifest.verify(run / "checkpoints" / "2") == "tokenizer.json is missing"

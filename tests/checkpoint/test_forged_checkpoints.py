@@ -78,7 +78,7 @@ def attempt(one: Path) -> dict[str, str]:
     resign(one)
     said = {}
     reads: dict[str, Callable[[], object]] = {
-        "load": lambda: weights.load(one, None),
+        "load": lambda: weights.load(one),
         "model_at": lambda: weights.model_at(one),
         "meta": lambda: layout.read_run_meta(one),
         "shapes": lambda: layout.read_shapes(one),
@@ -208,7 +208,7 @@ def test_a_value_that_orbax_knows_as_something_else_is_no_array(one: Path, kind:
     entry["value_metadata"]["value_type"] = kind
     path.write_text(json.dumps(content))
     if not attempt(one)["load"]:
-        params = weights.load(one, None).params
+        params = weights.load(one).params
         assert params["wte.table"].dtype == np.float32
 
 

@@ -1,5 +1,6 @@
 """Which checkpoint a resume takes: no damage is missed, and what is whole is found."""
 
+import dataclasses
 import errno
 import os
 import random
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, target_of
 
-from jaxtrain.checkpoint import resume as resuming
-from jaxtrain.checkpoint import saver
+from jaxtrain import config, versions
+from jaxtrain.checkpoint import layout, saver
+from jaxtrain.checkpoint import resume as resume
+from jaxtrain.checkpoint.restore import restore
+from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.training import run_directory
 
@@ -45,47 +49,47 @@ def test_an_incomplete_folder_is_never_taken(saved: Path, tmp_path: Path, loss: 
     (run / "checkpoints" / "9" / loss).unlink()
     (run / "checkpoints" / "12.orbax-checkpoint-tmp").mkdir()
     (run / "checkpoints" / "13").mkdir()
-    assert saver.steps(run / "checkpoints") == [4]
+    assert layout.steps(run / "checkpoints") == [4]
     with pytest.raises(InputError, match=r"no complete checkpoint 9 \(.*\): complete ones are 4"):
-        saver.find("9", run, tmp_path)
+        resume.choose("9", run, tmp_path)
     with pytest.raises(InputError, match=r"not a complete checkpoint .*beside it are 4"):
-        saver.find(str(run / "checkpoints" / "9"), None, tmp_path)
+        resume.choose(str(run / "checkpoints" / "9"), None, tmp_path)
     with pytest.raises(InputError, match="not a complete checkpoint"):
-        saver.read_meta(run / "checkpoints" / "9")
+        layout.read_meta(run / "checkpoints" / "9")
     said: list[str] = []
-    assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
+    assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
     assert [line.partition(" is damaged")[0] for line in said[:-1]] == [
         f"warning: checkpoint {run / 'checkpoints' / step}" for step in ("13", "9")
     ]
 
 
 def test_find_latest(saved: Path, tmp_path: Path) -> None:
-    assert saver.find("latest", tmp_path / "nothing", tmp_path) is None
-    assert saver.find("latest", None, tmp_path / "nothing") is None
+    assert resume.choose("latest", tmp_path / "nothing", tmp_path) is None
+    assert resume.choose("latest", None, tmp_path / "nothing") is None
     runs = tmp_path / "runs"
     for name, step in (("2026-01-02", "9"), ("2026-01-03", "4")):
         shutil.copytree(saved / "checkpoints" / step, runs / name / "checkpoints" / step)
     (runs / "2026-01-04" / "checkpoints").mkdir(parents=True)
     # 4 was saved before 9, though its folder sorts after: the run that saved last is the newest.
-    assert saver.find("latest", None, runs) == runs / "2026-01-02" / "checkpoints" / "9"
+    assert resume.choose("latest", None, runs) == runs / "2026-01-02" / "checkpoints" / "9"
     shutil.copytree(runs / "2026-01-02", runs / "2026-01-05")
-    assert saver.find("latest", None, runs) == runs / "2026-01-05" / "checkpoints" / "9"
+    assert resume.choose("latest", None, runs) == runs / "2026-01-05" / "checkpoints" / "9"
 
 
 def test_find_step_and_path(saved: Path, tmp_path: Path) -> None:
     kept = saved / "checkpoints"
-    assert saver.find("4", saved, tmp_path) == kept / "4"
-    assert saver.find(str(kept / "4"), None, tmp_path) == kept / "4"
-    assert saver.find(str(saved), tmp_path / "other", tmp_path) == kept / "9"
-    assert saver.find(str(saved / "best"), None, tmp_path) == saved / "best" / "4"
+    assert resume.choose("4", saved, tmp_path) == kept / "4"
+    assert resume.choose(str(kept / "4"), None, tmp_path) == kept / "4"
+    assert resume.choose(str(saved), tmp_path / "other", tmp_path) == kept / "9"
+    assert resume.choose(str(saved / "best"), None, tmp_path) == saved / "best" / "4"
     with pytest.raises(InputError, match=r"complete ones are 4, 9, and 4 as the best"):
-        saver.find("5", saved, tmp_path)
+        resume.choose("5", saved, tmp_path)
     with pytest.raises(InputError, match="needs --output-dir"):
-        saver.find("5", None, tmp_path)
+        resume.choose("5", None, tmp_path)
     with pytest.raises(InputError, match=r"nowhere: there is no such folder"):
-        saver.find(str(tmp_path / "nowhere"), None, tmp_path)
+        resume.choose(str(tmp_path / "nowhere"), None, tmp_path)
     with pytest.raises(InputError, match="holds no complete checkpoint"):
-        saver.find(str(tmp_path), None, tmp_path)
+        resume.choose(str(tmp_path), None, tmp_path)
 
 
 def files_of(path: Path) -> list[str]:
@@ -138,7 +142,7 @@ def test_no_damage_to_any_file_is_missed(
             assert damage is exchange  # the two steps have this file in common
             continue
         said: list[str] = []
-        assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
+        assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
         aside = run / "damaged" / "checkpoints" / "9"
         when, wrong = (aside / "reason.txt").read_text().splitlines()
         assert when.endswith(f"moved from {run / 'checkpoints' / '9'}")
@@ -146,8 +150,7 @@ def test_no_damage_to_any_file_is_missed(
         assert said == [
             f"warning: checkpoint {run / 'checkpoints' / '9'} is damaged ({wrong}): moved to "
             f"{aside}",
-            f"warning: going on from {run / 'checkpoints' / '4'}, the newest checkpoint that is "
-            "whole",
+            f"warning: resuming from {run / 'checkpoints' / '4'}, the newest intact checkpoint",
         ]
         assert set(files_of(aside)) - {"reason.txt", name} == set(names) - {name} | {
             one for one in files_of(saved / "checkpoints" / "9") if one not in names
@@ -164,9 +167,9 @@ def test_falls_back_as_far_as_it_must(saved: Path, tmp_path: Path) -> None:
     spoil(run / "checkpoints" / "9")
     spoil(run / "checkpoints" / "4")
     said: list[str] = []
-    assert saver.find("latest", run, tmp_path, said.append) == run / "best" / "4"
+    assert resume.choose("latest", run, tmp_path, said.append) == run / "best" / "4"
     assert len(said) == 3
-    assert said[-1].endswith(f"going on from {run / 'best' / '4'}")
+    assert said[-1].endswith(f"resuming from {run / 'best' / '4'}")
     assert [path.name for path in (run / "damaged").iterdir()] == ["checkpoints"]
 
 
@@ -178,12 +181,12 @@ def test_nothing_starts_anew_beside_damaged_checkpoints(saved: Path, tmp_path: P
     before = files_of(run)
     for _ in range(2):  # nothing is moved, or the second try would start anew
         with pytest.raises(InputError) as caught:
-            saver.find("latest", run, tmp_path)
+            resume.choose("latest", run, tmp_path)
         assert "\n" not in str(caught.value)
         assert re.fullmatch(
-            rf"--resume latest: no checkpoint of {run} is whole \(checkpoints/9: state/_METADATA "
+            rf"--resume latest: no checkpoint of {run} is intact \(checkpoints/9: state/_METADATA "
             r"has other bytes .*, and 2 more; .*, and more than 0 updates would be trained again: "
-            r"to start anew give another --output-dir, or move .*",
+            r"to start from scratch give another --output-dir, or move .*",
             str(caught.value),
         )
     assert files_of(run) == before
@@ -194,8 +197,8 @@ def test_a_first_save_that_did_not_end_starts_anew(saved: Path, tmp_path: Path) 
     shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
     (run / "checkpoints" / "9" / "manifest.json").unlink()
     said: list[str] = []
-    assert saver.find("latest", run, tmp_path, said.append, little=9) is None
-    assert said[-1] == f"warning: no whole checkpoint is left in {run}"
+    assert resume.choose("latest", run, tmp_path, said.append, max_lost_updates=9) is None
+    assert said[-1] == f"warning: no intact checkpoint is left in {run}"
 
 
 def test_where_little_is_lost_the_run_begins_again(saved: Path, tmp_path: Path) -> None:
@@ -204,8 +207,8 @@ def test_where_little_is_lost_the_run_begins_again(saved: Path, tmp_path: Path) 
         shutil.copytree(saved / "checkpoints" / "9", run / folder / "9")
         spoil(run / folder / "9")
     said: list[str] = []
-    assert saver.find("latest", run, tmp_path, said.append, little=9) is None
-    assert said[-1] == f"warning: no whole checkpoint is left in {run}"
+    assert resume.choose("latest", run, tmp_path, said.append, max_lost_updates=9) is None
+    assert said[-1] == f"warning: no intact checkpoint is left in {run}"
     assert (run / "damaged" / "checkpoints" / "9" / "reason.txt").exists()
 
 
@@ -228,7 +231,7 @@ def test_a_long_run_never_begins_again_by_itself(saved: Path, tmp_path: Path, ho
     before = files_of(run)
     for _ in range(2):
         with pytest.raises(InputError, match=r"more than 8 updates would be trained again"):
-            saver.find("latest", run, tmp_path, little=8)
+            resume.choose("latest", run, tmp_path, max_lost_updates=8)
     assert files_of(run) == before
 
 
@@ -249,9 +252,9 @@ def test_what_cannot_be_read_now_is_not_moved(
 
     monkeypatch.setattr(Path, "open", refuse)
     kind = InputError if number == errno.EACCES else RunAgain
-    for resume in ("latest", "4"):
+    for flag in ("latest", "4"):
         with pytest.raises(kind, match=rf"metadata cannot be read \({os.strerror(number)}\): "):
-            run_directory.start_from("demo", resume, str(run), tmp_path)
+            run_directory.start_from("demo", flag, str(run), tmp_path)
     assert files_of(run) == [".lock", *before]
 
 
@@ -259,9 +262,9 @@ def test_a_damaged_best_one_is_moved_though_it_is_not_taken(saved: Path, tmp_pat
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     spoil(run / "best" / "4")
-    assert saver.find("latest", run, tmp_path) == run / "checkpoints" / "9"
+    assert resume.choose("latest", run, tmp_path) == run / "checkpoints" / "9"
     assert (run / "damaged" / "best" / "4" / "reason.txt").exists()
-    assert saver.steps(run / "best") == []
+    assert layout.steps(run / "best") == []
 
 
 def test_two_damaged_ones_of_a_step_do_not_collide(saved: Path, tmp_path: Path) -> None:
@@ -269,7 +272,7 @@ def test_two_damaged_ones_of_a_step_do_not_collide(saved: Path, tmp_path: Path) 
     for _ in range(3):
         shutil.copytree(saved / "checkpoints", run / "checkpoints", dirs_exist_ok=True)
         spoil(run / "checkpoints" / "9")
-        assert saver.find("latest", run, tmp_path) == run / "checkpoints" / "4"
+        assert resume.choose("latest", run, tmp_path) == run / "checkpoints" / "4"
     aside = run / "damaged" / "checkpoints"
     assert sorted(path.name for path in aside.iterdir()) == ["9", "9.2", "9.3"]
 
@@ -280,7 +283,7 @@ def test_what_cannot_be_moved_is_passed_over(saved: Path, tmp_path: Path) -> Non
     spoil(run / "checkpoints" / "9")
     (run / "damaged").write_text("in the way: not even root makes a folder in it")
     said: list[str] = []
-    assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
+    assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
     assert "cannot be moved to" in said[0]
     assert said[0].endswith("and is passed over")
     assert (run / "checkpoints" / "9").is_dir()
@@ -292,7 +295,7 @@ def test_a_link_in_the_place_of_the_reason_is_not_followed(saved: Path, tmp_path
     (run / "checkpoints" / "9" / "meta" / "metadata").unlink()
     (tmp_path / "mine").write_text("kept")
     (run / "checkpoints" / "9" / "reason.txt").symlink_to(tmp_path / "mine")
-    assert saver.find("latest", run, tmp_path, lambda line: None) == run / "checkpoints" / "4"
+    assert resume.choose("latest", run, tmp_path, lambda line: None) == run / "checkpoints" / "4"
     assert (tmp_path / "mine").read_text() == "kept"
     assert "moved from" in (run / "damaged" / "checkpoints" / "9" / "reason.txt").read_text()
 
@@ -307,9 +310,9 @@ def test_a_reason_that_cannot_be_written_stops_nobody(
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(resuming, "write_whole", full)
+    monkeypatch.setattr(resume, "write_whole", full)
     said: list[str] = []
-    assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
+    assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
     assert "reason.txt cannot be written (No space left on device)" in said[1]
 
 
@@ -320,14 +323,14 @@ def test_an_explicit_wish_is_refused_and_nothing_moves(saved: Path, tmp_path: Pa
     before = files_of(run)
     for wish in ("9", str(run / "checkpoints" / "9"), str(run), str(run / "checkpoints")):
         with pytest.raises(InputError) as caught:
-            saver.find(wish, run, tmp_path)
+            resume.choose(wish, run, tmp_path)
         message = str(caught.value)
         assert "state/_METADATA has other bytes than were saved" in message
         assert "4" in message.rpartition(": ")[2] + message.rpartition(";")[2]
         assert "\n" not in message
     assert files_of(run) == before
     spoil(run / "checkpoints" / "4")
-    assert saver.find("4", run, tmp_path) == run / "best" / "4"  # the same state
+    assert resume.choose("4", run, tmp_path) == run / "best" / "4"  # the same state
 
 
 def test_the_run_that_saved_last_falls_back_within_itself(saved: Path, tmp_path: Path) -> None:
@@ -336,12 +339,12 @@ def test_the_run_that_saved_last_falls_back_within_itself(saved: Path, tmp_path:
         shutil.copytree(saved / "checkpoints", runs / name / "checkpoints")
     shutil.rmtree(runs / "old" / "checkpoints" / "9")
     spoil(runs / "new" / "checkpoints" / "9")
-    assert saver.find("latest", None, runs) == runs / "new" / "checkpoints" / "4"
+    assert resume.choose("latest", None, runs) == runs / "new" / "checkpoints" / "4"
     shutil.copytree(saved / "checkpoints", runs / "new" / "checkpoints", dirs_exist_ok=True)
     for step in ("4", "9"):
         spoil(runs / "new" / "checkpoints" / step)
     said: list[str] = []
-    assert saver.find("latest", None, runs, said.append) == runs / "old" / "checkpoints" / "4"
+    assert resume.choose("latest", None, runs, said.append) == runs / "old" / "checkpoints" / "4"
     assert f"passed over a later run: --resume latest: no checkpoint of {runs / 'new'}" in said[0]
 
 
@@ -351,7 +354,7 @@ def test_leftovers_of_an_interrupted_save_are_no_damage(saved: Path, tmp_path: P
     for name in ("12.orbax-checkpoint-tmp", "3.deleted", "15.partial"):
         (run / "checkpoints" / name).mkdir()
     said: list[str] = []
-    assert saver.find("latest", run, tmp_path, said.append) == run / "checkpoints" / "9"
+    assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints" / "9"
     assert said == []
     assert not (run / "damaged").exists()
 
@@ -363,4 +366,118 @@ def test_a_restore_verifies_by_itself(saved: Path, tmp_path: Path) -> None:
     flip(data, random.Random(1))
     target = target_of(make_state(9), mesh_of(8))
     with pytest.raises(InputError, match=r"is damaged \(state/.* its checksum is wrong\)"):
-        saver.restore(path, target)
+        restore(path, target)
+
+
+def test_a_checkpoint_is_expected_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "output"
+    assert not resume.is_expected(None, tmp_path, root)
+    assert not resume.is_expected("latest", tmp_path, root)
+    assert not resume.is_expected("latest", None, root)
+    assert resume.is_expected("200", tmp_path, root)
+    monkeypatch.setattr(layout, "is_complete", lambda path: True)
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    assert resume.is_expected("latest", tmp_path, root)
+
+
+RUN = config.named("demo_mlm")
+SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
+
+
+def described(run: config.Run, fingerprint: str) -> dict[str, Any]:
+    """What a checkpoint of this run says, as far as :func:`resume.check_same_run` reads it."""
+    return {
+        "fingerprint": fingerprint,
+        "config": config.to_dict(run),
+        "versions": versions.versions(),
+    }
+
+
+def check_same_run(saved: dict[str, Any], now: dict[str, Any], say: Callable[[str], None]) -> None:
+    resume.check_same_run(
+        Path("4"),
+        saved,
+        model=RUN.model,
+        fingerprint=now["fingerprint"],
+        settings=now["config"],
+        versions=now["versions"],
+        say=say,
+    )
+
+
+def test_a_resumed_run_goes_on_with_its_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {tmp_path / "run" / "best" / "3"}
+    monkeypatch.setattr(resume, "is_complete", there.__contains__)
+    best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
+    start = tmp_path / "run/checkpoints/4"
+    assert resume.best_so_far(best, SETTINGS, start, tmp_path / "run") == best
+    assert resume.best_so_far(best, SETTINGS, start, tmp_path / "other") is None
+    for other in ({"best_metric": "val/ssim"}, {"best_mode": "min"}, {"best_metric": None}):
+        settings = dataclasses.replace(SETTINGS, **other)
+        assert resume.best_so_far(best, settings, start, tmp_path / "run") is None
+    assert resume.best_so_far(None, SETTINGS, start, tmp_path / "run") is None
+    there.clear()  # the folder is lost
+    assert resume.best_so_far(best, SETTINGS, start, tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_process_zero_says_whether_the_best_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(resume, "is_complete", lambda path: not there)  # seen by this process
+    monkeypatch.setattr(
+        process_group, "told_by_process_zero", lambda decide: "there" if there else ""
+    )
+    best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
+    found = resume.best_so_far(best, SETTINGS, tmp_path / "checkpoints/4", tmp_path)
+    assert found == (best if there else None)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"seed": 7}, "seed 7"), ({}, "fingerprint other"), (None, None)]
+)
+def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None) -> None:
+    saved = described(RUN, "other" if change == {} else "same")
+    now = described(dataclasses.replace(RUN, **(change or {})), "same")
+    if named is None:
+        check_same_run(saved, now, print)
+        return
+    with pytest.raises(InputError, match=named):
+        check_same_run(saved, now, print)
+
+
+@pytest.mark.parametrize(
+    ("had", "named"),
+    [
+        ({}, "give the same --config and --data.path and --data.clips_per_video 1, or"),
+        (
+            {"clips_per_video": 6, "clips_per_group": None, "batch_size": 64},
+            "give the same --config and --data.path and --data.group_spread 64, or",
+        ),
+        ({"clips_per_video": 6}, "--data.path and --data.clips_per_group 1, or"),
+    ],
+)
+def test_a_resume_with_other_groups_of_clips_says_which_there_were(
+    had: dict[str, Any], named: str
+) -> None:
+    """Of a checkpoint from before there were groups too."""
+    run = config.load("h100_8", ["--data.clips_per_video", "6"])
+    now, saved = described(run, "now"), described(run, "then")
+    data = {name: value for name, value in saved["config"]["data"].items() if "group" not in name}
+    saved["config"] = saved["config"] | {"data": data | {"clips_per_video": 1} | had}
+    with pytest.raises(InputError, match=re.escape(named)):
+        check_same_run(saved, now, print)
+
+
+def test_other_versions_are_said() -> None:
+    saved, now = described(RUN, "same"), described(RUN, "same")
+    saved["versions"] = saved["versions"] | {"grain": "0.0.1"}
+    said: list[str] = []
+    check_same_run(saved, now, said.append)
+    assert [line.partition(" -> ")[0] for line in said] == [
+        "version differs from the checkpoint: grain: 0.0.1"
+    ]

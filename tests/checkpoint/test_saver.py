@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, sharding, target_of
 
-from jaxtrain.checkpoint import manifest
+from jaxtrain.checkpoint import layout, manifest
 from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint.restore import named, restore
 from jaxtrain.errors import InputError, RunAgain
 
 
 def same(left: Any, right: Any) -> None:
     structures: list[Any] = [jax.tree.structure(tree) for tree in (left, right)]
     assert structures[0] == structures[1]
-    for name, one in checkpoint.named(left).items():
-        other = checkpoint.named(right)[name]
+    for name, one in named(left).items():
+        other = named(right)[name]
         assert one.dtype == other.dtype, name
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
 
@@ -56,14 +57,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("devices", [8, 4, 1])
 def test_restores_bit_for_bit_on_another_mesh(saved: Path, devices: int) -> None:
     state, mesh = make_state(9), mesh_of(devices)
-    restored = checkpoint.restore(saved / "checkpoints" / "9", target_of(state, mesh))
+    restored = restore(saved / "checkpoints" / "9", target_of(state, mesh))
     same(restored, state)
-    for name, leaf in checkpoint.named(restored).items():
+    for name, leaf in named(restored).items():
         assert leaf.sharding == sharding(leaf, mesh), name
     kernel = restored.params["encoder.0.kernel"]
     assert kernel.addressable_shards[0].data.shape == (16 // devices, 8)
     assert restored.extras == {}
-    assert checkpoint.read_meta(saved / "checkpoints" / "9") == meta_of(9)
+    assert layout.read_meta(saved / "checkpoints" / "9") == meta_of(9)
 
 
 def test_special_bits_survive(saver: checkpoint.Checkpoints) -> None:
@@ -82,7 +83,7 @@ def test_special_bits_survive(saver: checkpoint.Checkpoints) -> None:
     saver.wait()
     latest = saver.latest()
     assert latest is not None
-    same(checkpoint.restore(latest, target_of(state, mesh_of(4))), state)
+    same(restore(latest, target_of(state, mesh_of(4))), state)
 
 
 def test_the_next_step_does_not_reach_into_a_save(saver: checkpoint.Checkpoints) -> None:
@@ -101,16 +102,16 @@ def test_the_next_step_does_not_reach_into_a_save(saver: checkpoint.Checkpoints)
     saver.wait()
     latest = saver.latest()
     assert latest is not None
-    same(checkpoint.restore(latest, target_of(before, mesh_of(8))), before)
+    same(restore(latest, target_of(before, mesh_of(8))), before)
 
 
 def test_reads_a_part(saved: Path) -> None:
     state = make_state(9)
     only_params = {"params": target_of(state, mesh_of(4)).params}
-    restored = checkpoint.restore(saved / "checkpoints" / "9", only_params, subset=True)
+    restored = restore(saved / "checkpoints" / "9", only_params, subset=True)
     same(restored, {"params": state.params})
     with pytest.raises(InputError, match="only in the checkpoint"):
-        checkpoint.restore(saved / "checkpoints" / "9", only_params)
+        restore(saved / "checkpoints" / "9", only_params)
 
 
 def test_another_shape_is_named_before_anything_is_read(saved: Path, tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_another_shape_is_named_before_anything_is_read(saved: Path, tmp_path: P
     for data in (path / "state" / "d").iterdir():
         data.write_bytes(bytes(data.stat().st_size))  # whoever reads an array now fails
     with pytest.raises(InputError) as caught:
-        checkpoint.restore(path, target_of(make_state(9, width=4), mesh_of(8)), verified=True)
+        restore(path, target_of(make_state(9, width=4), mesh_of(8)), verified=True)
     message = str(caught.value)
     assert (
         "params.encoder.0.kernel is float32 [16, 8] in the checkpoint and float32 [16, 4] in this "
@@ -129,11 +130,11 @@ def test_another_shape_is_named_before_anything_is_read(saved: Path, tmp_path: P
     assert "\n" not in message
     one = {"step": target_of(make_state(9), mesh_of(1)).step}
     with pytest.raises(InputError, match=r"cannot be read .*resume from another one"):
-        checkpoint.restore(path, one, subset=True, verified=True)
+        restore(path, one, subset=True, verified=True)
     with pytest.raises(
         InputError, match=r"is damaged .*checksum is wrong\): resume from another one"
     ):
-        checkpoint.restore(path, one, subset=True)
+        restore(path, one, subset=True)
 
 
 def test_another_dtype_is_not_cast(saved: Path) -> None:
@@ -143,7 +144,7 @@ def test_another_dtype_is_not_cast(saved: Path) -> None:
         bias.shape, jnp.bfloat16, sharding=bias.sharding
     )
     with pytest.raises(InputError, match=r"encoder\.0\.bias is float32 \[8\].*bfloat16 \[8\]"):
-        checkpoint.restore(saved / "checkpoints" / "9", target)
+        restore(saved / "checkpoints" / "9", target)
 
 
 def test_keeps_the_newest_and_one_best(run: Path) -> None:
@@ -155,7 +156,7 @@ def test_keeps_the_newest_and_one_best(run: Path) -> None:
     checkpoints.close()
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "6"]
     assert [path.name for path in (run / "best").iterdir()] == ["4"]
-    assert checkpoint.latest_in(run / "checkpoints") == run / "checkpoints" / "6"
+    assert layout.latest_in(run / "checkpoints") == run / "checkpoints" / "6"
 
 
 def test_the_best_of_the_checkpoints_is_written_once(run: Path) -> None:
@@ -167,10 +168,10 @@ def test_the_best_of_the_checkpoints_is_written_once(run: Path) -> None:
             names = [(run / folder / "4" / "state/_METADATA") for folder in ("checkpoints", "best")]
             assert names[0].samefile(names[1])
     checkpoints.close()
-    assert checkpoint.steps(run / "checkpoints") == [6]
-    assert checkpoint.steps(run / "best") == [4]  # it outlives its other name
+    assert layout.steps(run / "checkpoints") == [6]
+    assert layout.steps(run / "best") == [4]  # it outlives its other name
     state = make_state(4)
-    restored = checkpoint.restore(run / "best" / "4", target_of(state, mesh_of(1)))
+    restored = restore(run / "best" / "4", target_of(state, mesh_of(1)))
     np.testing.assert_array_equal(
         restored.params["encoder.0.kernel"], state.params["encoder.0.kernel"]
     )
@@ -183,8 +184,8 @@ def test_a_later_best_is_superseded_too(run: Path) -> None:
     resumed = checkpoint.Checkpoints(run / "checkpoints", 2, lambda line: None)
     resumed.save(make_state(6), meta_of(6), best=True)
     resumed.close()
-    assert checkpoint.steps(run / "best") == [6]
-    assert checkpoint.is_complete(run / "superseded" / "best" / "8")
+    assert layout.steps(run / "best") == [6]
+    assert layout.is_complete(run / "superseded" / "best" / "8")
 
 
 def test_the_same_step_twice_is_one_save(saver: checkpoint.Checkpoints, run: Path) -> None:
@@ -200,12 +201,12 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
     save(saver, 4, 8)
     said: list[str] = []
     resumed = checkpoint.Checkpoints(run / "checkpoints", 2, said.append)
-    assert checkpoint.steps(run / "checkpoints") == [4, 8]  # nothing moves before there is more
+    assert layout.steps(run / "checkpoints") == [4, 8]  # nothing moves before there is more
     resumed.save(make_state(6), meta_of(6))
     resumed.close()
-    assert checkpoint.steps(run / "checkpoints") == [4, 6]
+    assert layout.steps(run / "checkpoints") == [4, 6]
     assert resumed.latest() == run / "checkpoints" / "6"
-    assert checkpoint.is_complete(run / "superseded" / "checkpoints" / "8")
+    assert layout.is_complete(run / "superseded" / "checkpoints" / "8")
     assert len(said) == 1
     assert "superseded" in said[0]
 
@@ -227,7 +228,7 @@ def test_nothing_is_written_where_a_lost_disk_was(saver: checkpoint.Checkpoints,
     folder.rmdir()
     away.rename(folder)
     save(saver, 4)
-    assert checkpoint.steps(folder) == [2, 4]
+    assert layout.steps(folder) == [2, 4]
 
 
 FULL_DISK = """
@@ -337,7 +338,7 @@ def test_a_checkpoint_that_was_not_closed_is_incomplete(saved: Path, tmp_path: P
     shutil.copytree(saved / "checkpoints" / "9", tmp_path / "9")
     marker = tmp_path / "9" / "_CHECKPOINT_METADATA"
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"commit_timestamp_nsecs": None}))
-    assert not checkpoint.is_complete(tmp_path / "9")
+    assert not layout.is_complete(tmp_path / "9")
 
 
 def test_leftovers_are_swept(saved: Path, tmp_path: Path) -> None:

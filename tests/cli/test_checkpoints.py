@@ -15,9 +15,9 @@ import pytest
 from small_state import make_state, meta_of, save
 
 from jaxtrain import main
-from jaxtrain.checkpoint import manifest, saver
+from jaxtrain.checkpoint import manifest, resume, saver
 from jaxtrain.cli import checkpoints as command
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, RunAgain
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_names_what_is_damaged_and_what_a_resume_would_take(
     assert [one["step"] for one in found["checkpoints"]] == [4, 9, 4, 12]
     assert [one["examples_seen"] for one in found["checkpoints"]] == [12, 27, None, 36]
     # A resume takes just that, and says afterwards what it has moved.
-    assert saver.find("latest", run, tmp_path, lambda line: None) == taken
+    assert resume.choose("latest", run, tmp_path, lambda line: None) == taken
     assert command.main([str(run)]) == 0  # all that a run would use is whole
     moved = {row[0]: row[-1] for row in table(capsys.readouterr().out)}
     for name in ("checkpoints/9", "best/4"):
@@ -108,12 +108,12 @@ def test_a_run_without_a_whole_one_would_not_start_anew(
     assert command.main([str(run)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "--resume latest would take none: it would be refused"
-    with pytest.raises(InputError, match="is whole"):
-        saver.find("latest", run, tmp_path, lambda line: None)
+    with pytest.raises(InputError, match="is intact"):
+        resume.choose("latest", run, tmp_path, lambda line: None)
     (run / "config.json").write_text('{"checkpoint": {"every": 9}}')  # the first save of a run
     assert command.main([str(run)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "--resume latest would take none: the run would start anew"
+    assert last == "--resume latest would take none: the run would start from scratch"
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
     shutil.rmtree(run / "best")
@@ -167,8 +167,8 @@ def last_line(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[
 def resumed(run: Path) -> str:
     """What a real resume takes, inside the run; or the name of its error."""
     try:
-        found = saver.find("latest", run, run.parent, lambda line: None)
-    except (OSError, InputError) as error:
+        found = resume.choose("latest", run, run.parent, lambda line: None)
+    except (RunAgain, InputError) as error:
         return type(error).__name__
     return "none" if found is None else found.relative_to(run).as_posix()
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_read_now_is_no_damage(
     why = f"{run / folder / 'meta' / 'metadata'} cannot be read now (Input/output error)"
     assert (code, rows[folder]) == (1, f"UNKNOWN: {why}")
     assert last == f"--resume latest would stop: {folder}: {why}"
-    assert resumed(run) == "OSError"
+    assert resumed(run) == "RunAgain"
 
 
 def test_another_versions_format_is_no_damage(

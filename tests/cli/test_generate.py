@@ -253,7 +253,8 @@ def test_without_a_source_it_takes_the_latest_run(
         (["nowhere", "a"], "nowhere: nothing is there"),
         (
             ["MASKED", "a"],
-            "cannot go on with a text: name a run or a checkpoint of a causal language model",
+            "holds the model mlm, which generate cannot use: it needs one of gpt, llama; to use "
+            "this one: ",
         ),
         (["BARE", "a"], "no tokenizer.json in it"),
         ([__file__, "a"], "is a file of weights, which has no tokenizer"),

@@ -59,7 +59,7 @@ def masked(folder: Path) -> fill_mask.MaskedModel:
 
 
 def test_a_folder_gives_back_what_was_written(folder: Path) -> None:
-    found = weights.load(folder, mlm.Config)
+    found = weights.load(folder)
     wanted = dataclasses.replace(mlm.Config.tiny(), vocab_size=len(WORDS), ff=24)
     assert found.model == wanted
     params = params_of(wanted)
@@ -121,7 +121,7 @@ def test_what_a_masked_lm_has_no_use_for_is_left_out(folder: Path, tmp_path: Pat
             f"{norm}.gamma": theirs[f"{norm}.weight"],
         },
     )
-    found, before = weights.load(other, None).params, weights.load(folder, None).params
+    found, before = weights.load(other).params, weights.load(folder).params
     position = "embeddings.position"
     np.testing.assert_allclose(found[position], before[position] + 0.5)
     for name in before.keys() - {position}:
@@ -136,7 +136,7 @@ def test_what_a_masked_lm_has_no_use_for_is_left_out(folder: Path, tmp_path: Pat
 
 def test_a_warm_start_takes_the_same_number_of_heads(folder: Path, tmp_path: Path) -> None:
     """No array tells it: of a folder, and of a weights file that says its model."""
-    theirs = weights.load(folder, mlm.Config)
+    theirs = weights.load(folder)
     weights.save(tmp_path / "x.safetensors", theirs.model, theirs.params)
     other = dataclasses.replace(theirs.model, heads=4)
     for source in (folder, tmp_path / "x.safetensors"):
@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     other = changed(folder, tmp_path / "other", settings, **arrays)
     with pytest.raises(InputError, match=message):
-        weights.load(other, None)
+        weights.load(other)
     assert run("import", other, tmp_path / "out") == 2
     assert not (tmp_path / "out").exists()
 
@@ -224,7 +224,7 @@ def test_padding_of_another_id_is_refused(folder: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=message):
         fill_mask.MaskedModel(other)
-    found = weights.load(other, mlm.Config)
+    found = weights.load(other)
     with pytest.raises(InputError, match=message):
         huggingface.write(tmp_path / "out", found.model, found.params, tokenizer.of_source(other))
     null = changed(folder, tmp_path / "null", {"pad_token_id": None})
@@ -237,7 +237,7 @@ def test_an_export_over_another_one_leaves_nothing_of_it(
     out = tmp_path / "out"
     shutil.copytree(folder, out)
     huggingface.check_target(out)
-    found, words = weights.load(folder, mlm.Config), tokenizer.of_source(folder)
+    found, words = weights.load(folder), tokenizer.of_source(folder)
 
     def full(*_: object) -> None:
         raise OSError("no room")
@@ -260,7 +260,7 @@ def test_tokenizer_and_weights_are_of_one_checkpoint(
 ) -> None:
     """Of a run, one that is damaged may have been passed over."""
     (tmp_path / "tokenizer.json").write_text("{")
-    found = weights.load(folder, mlm.Config)
+    found = weights.load(folder)
     monkeypatch.setattr(fill_mask.weights, "load", lambda source, family: found)
     assert fill_mask.MaskedModel(tmp_path).fill("[MASK]", 1)
 

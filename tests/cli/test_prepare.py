@@ -88,7 +88,7 @@ def test_clips_then_latents_then_training(
     assert "encoder_loss" in (tmp_path / "run/metrics.jsonl").read_text()
 
     assert f"parameters from {teacher}" in said
-    found = weights.load(tmp_path / "run", video_ae.Config).params
+    found = weights.load(tmp_path / "run").params
     for name, array in params.items():
         np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
 

@@ -64,15 +64,15 @@ def test_the_file_name_tells_the_rule_or_a_flag_does(
     target = tmp_path / "ours.safetensors"
     assert run("import", tmp_path / "taecvx.safetensors", target) == 0
     assert "first frames kept where latents are even (CogVideoX)" in capsys.readouterr().out
-    assert weights.load(target, video_ae.Config).model.trim == "odd_latents"
+    assert weights.load(target).model.trim == "odd_latents"
     assert run("import", tmp_path / "taecvx.safetensors", target, "--trim", "always") == 0
-    assert weights.load(target, video_ae.Config).model.trim == "always"
+    assert weights.load(target).model.trim == "always"
 
 
 def test_our_own_file_keeps_its_model(tmp_path: Path) -> None:
     source = small_autoencoder.save(tmp_path / "a.safetensors", patch_size=2)
     assert run("import", source, tmp_path / "b.safetensors", "--trim", "odd_latents") == 0
-    model = weights.load(tmp_path / "b.safetensors", video_ae.Config).model
+    model = weights.load(tmp_path / "b.safetensors").model
     assert model == small_autoencoder.config(patch_size=2, trim="odd_latents")
 
 
@@ -84,7 +84,7 @@ def test_the_arrays_tell_every_width(tmp_path: Path) -> None:
         theirs, back = tmp_path / "theirs.safetensors", tmp_path / f"{number}-back.safetensors"
         safetensors.numpy.save_file(safetensors.numpy.load_file(ours), theirs)
         assert run("import", theirs, back) == 0
-        before, after = (weights.load(path, video_ae.Config) for path in (ours, back))
+        before, after = (weights.load(path) for path in (ours, back))
         assert after.model.widths == before.model.widths
         for name, array in before.params.items():
             np.testing.assert_array_equal(array, after.params[name], err_msg=name)
@@ -133,7 +133,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("export", ours, tmp_path / "o.onnx"), "weights files end with one of"),
         (("export", ours, tmp_path / "no" / "o.safetensors"), "does not exist: create it"),
         (("export", tmp_path / "gone", out), "gone: nothing is there"),
-        (("export", tmp_path, out), "is no checkpoint, and no run's directory with one"),
+        (("export", tmp_path, out), "is not a checkpoint, and not a run's directory with one"),
         (("export", ours, out, "--format", "hf"), "is a file of weights, which has no tokenizer"),
     ):
         assert words in error(capsys, *arguments)
@@ -173,7 +173,7 @@ def test_a_run_and_its_checkpoint_are_exported(tmp_path: Path) -> None:
     run_ = saved(tmp_path / "run", model, {k: jnp.asarray(v) for k, v in params.items()})
     for source in (run_, run_ / "checkpoints" / "3"):
         assert run("export", source, tmp_path / "out.safetensors") == 0
-        found = weights.load(tmp_path / "out.safetensors", video_ae.Config)
+        found = weights.load(tmp_path / "out.safetensors")
         assert found.model == model
         assert found.params.keys() == params.keys()
         for name, array in params.items():
@@ -186,7 +186,8 @@ def test_a_model_without_names_elsewhere_is_refused(
     monkeypatch.delattr(mlm.Config, "to_weights")
     run_ = saved(tmp_path / "run", mlm.Config.tiny(), make_state(3).params)
     said = error(capsys, "export", run_, tmp_path / "out.safetensors")
-    assert "holds a model of jaxtrain.models.mlm, which has no names in another program" in said
+    assert "holds the model mlm, which has no names in another program (to_weights)" in said
+    assert "it can write gpt, llama, video_ae" in said
     said = error(capsys, "reconstruct", run_, "clip.mp4", tmp_path / "out.mp4")
     assert "clip.mp4: No such file" in said
 
@@ -202,9 +203,8 @@ def test_tools_take_a_model_that_was_trained_with_an_adversary(tmp_path: Path) -
     )
     one, other = (video.Autoencoder(path) for path in (bare, trained))
     assert other.model.adversary is other.model.teacher is None
-    assert one.params == other.params
     names = [
-        [".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(made.module))]
+        [(path, leaf.get_value().shape) for path, leaf in nnx.to_flat_state(nnx.state(made.module))]
         for made in (one, other)
     ]
     assert names[0] == names[1]

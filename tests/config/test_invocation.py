@@ -86,14 +86,12 @@ def _refused(call: Callable[[], object]) -> str:
 
 
 def _no_checkpoint(run: Path) -> str:
-    return _refused(lambda: weights.load(run, None))
+    return _refused(lambda: weights.load(run))
 
 
 def _none_whole(run: Path) -> str:
     (run / "checkpoints/9").mkdir(parents=True)
-    return _refused(
-        lambda: resume._refuse_if_much_is_lost(run, {run / "checkpoints/9": "torn"}, little=1)
-    )
+    return _refused(lambda: resume.choose("latest", run, run.parent, max_lost_updates=1))
 
 
 def _flags_help(_: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from program import TINY_MLM, losses, records, train, two_processes, write_corpus
 
-from jaxtrain.checkpoint import manifest, saver
+from jaxtrain.checkpoint import layout, manifest
 
 pytestmark = pytest.mark.slow
 
@@ -155,12 +155,12 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int
     folder, log = run / "checkpoints", run / ("log.txt" if number else "log.1.txt")
     failed = f"could not be written (process {number}: File too large)"
     with two(place, "--output-dir", run, *OFTEN) as started:
-        wait_for(started, lambda: bool(saver.steps(folder)))
+        wait_for(started, lambda: bool(layout.steps(folder)))
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
         wait_for(started, lambda: failed in log.read_text())  # the other one's
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, UNLIMITED)
-        newest = max(saver.steps(folder))
-        wait_for(started, lambda: max(saver.steps(folder), default=0) > newest)
+        newest = max(layout.steps(folder))
+        wait_for(started, lambda: max(layout.steps(folder), default=0) > newest)
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
         outputs = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [75, 75], "\n".join(outputs)
@@ -170,7 +170,7 @@ def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int
         assert last[0].startswith("error: 3 saves in a row have failed: ")
         assert failed in last[0]
         assert "Traceback" not in output
-    kept = saver.steps(folder)
+    kept = layout.steps(folder)
     assert kept[-1] > newest
     assert [manifest.verify(folder / str(step)) for step in kept] == [""] * len(kept)
     assert {path.name for path in folder.iterdir()} == {str(step) for step in kept}
@@ -190,7 +190,7 @@ def test_both_fall_back_to_the_same_checkpoint(place: Path) -> None:
     for log in ("log.txt", "log.1.txt"):
         assert "resumed from" in (place / "spoilt" / log).read_text()
         assert "checkpoints/3: 24 examples seen" in (place / "spoilt" / log).read_text()
-    assert saver.steps(place / "spoilt" / "checkpoints") == [3, 6]
+    assert layout.steps(place / "spoilt" / "checkpoints") == [3, 6]
     assert (place / "spoilt/damaged/checkpoints/6/reason.txt").exists()
 
 

@@ -6,7 +6,6 @@ import jax
 import pytest
 from examined import all_ok, only_problem, only_warning, small_disk, subject, tiny
 
-from jaxtrain.checkpoint import saver
 from jaxtrain.doctor import checkpointing
 from jaxtrain.doctor.finding import Finding, run_checks
 
@@ -57,15 +56,15 @@ def test_a_byte_that_flips_between_writing_and_reading(
 
 
 def test_arrays_that_come_back_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = saver.restore
+    real = checkpointing.restore
 
-    def restore(path: Path, target: object) -> object:
+    def changed(path: Path, target: object) -> object:
         state = real(path, target)
         name = max(state.params, key=lambda one: state.params[one].size)
         state.params[name] = state.params[name].at[0].add(1.0)
         return state
 
-    monkeypatch.setattr(saver, "restore", restore)
+    monkeypatch.setattr(checkpointing, "restore", changed)
     found = only_problem(checkpointing.written_and_read(subject(tmp_path)))
     assert "is not what was written: params." in found.seen
     assert "do not save there" in found.cure

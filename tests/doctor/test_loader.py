@@ -13,10 +13,9 @@ from examined import all_ok, judged, only_problem, only_warning, subject, tiny
 from program import write_corpus
 
 from jaxtrain import config
-from jaxtrain.checkpoint import layout
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
-from jaxtrain.doctor import loader, worker
+from jaxtrain.doctor import loader
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.loader import Rate, Wanted
 from jaxtrain.doctor.subject import Subject, cores
@@ -179,19 +178,6 @@ def test_a_run_that_resumes_needs_no_other_parameters(tmp_path: Path) -> None:
     assert "gone.safetensors" in only_problem(begins()).seen
     resumes = dict(loader.checks(subject(tmp_path, run, resumes=True)))["inputs"]
     assert list(resumes()) == []
-
-
-def test_a_resume_is_one_where_there_is_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert not worker._resumes(None, tmp_path)
-    assert not worker._resumes("latest", tmp_path)
-    assert not worker._resumes("latest", None)
-    assert worker._resumes("200", tmp_path)
-    monkeypatch.setattr(layout, "is_complete", lambda path: True)
-    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
-    assert worker._resumes("latest", tmp_path)
 
 
 def test_weights_that_do_not_fit_are_found(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _load(folder: Path, **more: Any) -> Any:
     settings = {"scaling": None, "sample_seed": None, "say": lambda line: None, **more}
-    return teachers.load(str(folder), video_ae.Config, **settings)
+    return teachers.load(str(folder), **settings)
 
 
 def _video(frames: int) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from jaxtrain.errors import InputError
 from jaxtrain.interop import huggingface, weights
-from jaxtrain.models import gpt, llama, mlm
+from jaxtrain.models import from_file, gpt, llama, mlm
 from jaxtrain.storage import tensor_files
 
 MODELS: dict[str, Any] = {
@@ -97,12 +98,20 @@ def test_only_known_kinds_are_models_and_nothing_is_imported(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     assert huggingface.is_one(tmp_path)
-    monkeypatch.setattr(importlib, "import_module", None)
+    imported: list[str] = []
+    real = importlib.import_module
+
+    def recorded(name: str) -> ModuleType:
+        imported.append(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", recorded)
     with pytest.raises(InputError, match="known are: bert, llama, nanochat") as caught:
         huggingface.model(tmp_path)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 400
+    assert set(imported) == {f"jaxtrain.models.{name}" for name in from_file._modules()}
 
 
 @pytest.mark.parametrize(
@@ -182,7 +191,7 @@ def test_whole_numbers_are_no_weights(kind: str, tmp_path: Path) -> None:
     quantized = {name: np.ones(shape, np.int8) for name, shape in shapes.items()}
     tensor_files.write(tmp_path / "model.safetensors", quantized, {})
     with pytest.raises(InputError, match=r"holds whole numbers \(int8\), not weights"):
-        weights.load(tmp_path, None)
+        weights.load(tmp_path)
 
 
 def weight_shapes(model: Any) -> dict[str, tuple[int, ...]]:

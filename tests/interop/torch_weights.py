@@ -211,7 +211,7 @@ def test_what_pytorch_saves_is_imported(
     torch.save(saved, tmp_path / name)
     assert command("import", tmp_path / name, tmp_path / "ours.safetensors") == 0
     assert f"{config.latent_channels} latent channels" in capsys.readouterr().out
-    found = weights.load(tmp_path / "ours.safetensors", video_ae.Config).model
+    found = weights.load(tmp_path / "ours.safetensors").model
     for field in ("patch_size", "latent_channels", "decoder", "trim"):
         assert getattr(found, field) == getattr(config, field)
     both_ways(config, small_autoencoder.module(tmp_path / "ours.safetensors"), model)
@@ -222,7 +222,7 @@ def test_half_precision_is_widened(tmp_path: Path) -> None:
     model = Network(config).to(torch.bfloat16)
     torch.save(model.state_dict(), tmp_path / "half.pth")
     assert command("import", tmp_path / "half.pth", tmp_path / "ours.safetensors") == 0
-    found = weights.load(tmp_path / "ours.safetensors", video_ae.Config).params
+    found = weights.load(tmp_path / "ours.safetensors").params
     assert {str(array.dtype) for array in found.values()} == {"float32"}
     head = model.encoder[0].weight.detach().float().numpy().transpose(2, 3, 1, 0)
     np.testing.assert_array_equal(found["encoder.head.kernel"], head)

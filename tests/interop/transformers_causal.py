@@ -102,7 +102,7 @@ def computed(kind: str) -> dict[str, np.ndarray]:
 
 
 def ours_of(folder: Path, ids: np.ndarray) -> np.ndarray:
-    found = weights.load(folder, None)
+    found = weights.load(folder)
     module = state.Definition(found.model.build).module(found.params, {})
     return np.asarray(jax.jit(type(module).logits)(module, ids))
 
@@ -179,7 +179,7 @@ def test_what_transformers_saves_is_read(kind: str, shard: str, tmp_path: Path) 
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         auto.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "again")
     assert main.main(["import", str(tmp_path / "again"), str(tmp_path / "in")]) == 0
-    found = weights.load(tmp_path / "in", None)
+    found = weights.load(tmp_path / "in")
     wanted = dataclasses.replace(ours, dropout=0.0) if kind == "llama" else ours
     assert found.model == wanted
     for name, array in params.items():
@@ -208,7 +208,7 @@ def test_training_goes_on_from_what_transformers_saved(tmp_path: Path) -> None:
     assert "tokenizer of model.init_from: hf/tokenizer.json" in said
     out = str(tmp_path / "out")
     assert main.main(["export", str(tmp_path / "run"), out, "--format", "hf"]) == 0
-    before, after = (weights.load(tmp_path / name, None) for name in ("hf", "out"))
+    before, after = (weights.load(tmp_path / name) for name in ("hf", "out"))
     for name, array in before.params.items():
         assert 0 < np.abs(after.params[name] - array).max() < 1e-4, name
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -98,7 +98,7 @@ def test_what_transformers_saves_is_read(tmp_path: Path, family: str, shard: str
     assert (tmp_path / "hf/model.safetensors.index.json").exists() == (shard == "20KB")
     tokenizer_of("wordpiece").save(str(tmp_path / "hf/tokenizer.json"))
     assert main.main(["import", str(tmp_path / "hf"), str(tmp_path / "ours")]) == 0
-    found = weights.load(tmp_path / "ours", mlm.Config).model
+    found = weights.load(tmp_path / "ours").model
     assert (found.layers, found.heads, found.ff) == (2, 4, None)
     ids = np.array([[2, 9, 4, 17, 250, 3]])
     again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
@@ -123,7 +123,7 @@ def test_an_imported_model_goes_on_training(tmp_path: Path) -> None:
     assert "tokenizer of model.init_from: hf/tokenizer.json" in said
     out = str(tmp_path / "out")
     assert main.main(["export", str(tmp_path / "run"), out, "--format", "hf"]) == 0
-    before, after = (weights.load(tmp_path / name, None) for name in ("hf", "out"))
+    before, after = (weights.load(tmp_path / name) for name in ("hf", "out"))
     for name, array in before.params.items():
         assert 0 < np.abs(after.params[name] - array).max() < 1e-4, name
     wanted = json.loads((tmp_path / "hf/tokenizer.json").read_text())

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from jaxtrain import config
-from jaxtrain.checkpoint import saver
+from jaxtrain.checkpoint.restore import named
 from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import adversary
@@ -166,7 +166,7 @@ def test_its_group_has_a_rate_and_a_clip_of_its_own() -> None:
     assert float(updates[other].max()) == pytest.approx(-(1e-3 * 1.01), rel=1e-3)
     assert sum(leaf.size for leaf in jax.tree.leaves(moments)) == pytest.approx(2 * 27, abs=8)
     # The first moment is a tenth of the clipped gradient: clipped together it would be ~1e-10.
-    first = saver.named(moments)
+    first = named(moments)
     (name,) = [name for name in first if name.endswith(f"mu.{other}")]
     np.testing.assert_allclose(first[name], 1e-4, rtol=1e-3)
     (name,) = [name for name in first if name.endswith(f"mu.{kernel}")]

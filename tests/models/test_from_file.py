@@ -16,6 +16,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import from_file, gpt, llama, mlm, video_ae
 from jaxtrain.storage import tensor_files
+from jaxtrain.training import state as states
 
 MODELS = {"gpt": gpt, "llama": llama, "mlm": mlm, "video_ae": video_ae}
 FULL = video_ae.Config(
@@ -169,7 +170,7 @@ def test_json_that_describes_no_model(text: str, tmp_path: Path) -> None:
     about = {weights.ABOUT: text.encode("utf-8", "replace").decode()}
     tensor_files.write(tmp_path / "x.safetensors", {"a": np.ones(2, np.float32)}, about)
     with pytest.raises(InputError, match=r"^.*x\.safetensors does not (describe|name) its model"):
-        weights.load(tmp_path / "x.safetensors", None)
+        weights.load(tmp_path / "x.safetensors")
 
 
 def test_what_is_wrong_is_named() -> None:
@@ -186,3 +187,13 @@ def test_what_is_wrong_is_named() -> None:
         from_file.make({**OLDER, "teacher": {"class": "os.system"}}, "x")
     with pytest.raises(InputError, match=r"x: model.frames is missing"):
         from_file.make({key: value for key, value in OLDER.items() if key != "frames"}, "x")
+
+
+def test_heads_that_do_not_go_with_the_rest_are_refused_too() -> None:
+    """4 heads of 12 with 2 groups have the shapes of 6 heads of 8 with 3."""
+    four = dataclasses.replace(gpt.Config.tiny(), width=48, heads=4, kv_heads=2)
+    six = dataclasses.replace(four, heads=6, kv_heads=3)
+    left, right = (states.Definition(one.build).params for one in (four, six))
+    assert {n: a.shape for n, a in left.items()} == {n: a.shape for n, a in right.items()}
+    with pytest.raises(InputError, match=r"with model.heads=4, and this model has 6"):
+        from_file.check_not_in_weights(six, vars(four), Path("there"))

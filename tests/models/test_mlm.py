@@ -260,7 +260,7 @@ def bert_logits(values: dict[str, np.ndarray], tokens: np.ndarray, heads: int) -
 def test_the_numbers_are_berts(parts: tuple[Any, Any], evaluate: Any) -> None:
     module, whole = nnx.merge(*parts), batch()
     values = bert_state_dict(module)
-    logits = jax.jit(lambda p, *b: nnx.merge(parts[0], p).logits(*b))
+    logits = jax.jit(lambda p, *b: nnx.merge(parts[0], p).logits_at(*b))
     found = np.asarray(logits(parts[1], whole["tokens"], whole["positions"]))
     assert found.shape == (4, TINY.predicted, TINY.vocab_size)
     cost, right = 0.0, 0.0

@@ -11,7 +11,7 @@ import pytest
 import toy
 
 from jaxtrain import config
-from jaxtrain.checkpoint import saver
+from jaxtrain.checkpoint.restore import named
 from jaxtrain.errors import InputError
 from jaxtrain.optim import build, ema
 
@@ -86,7 +86,7 @@ def test_what_is_used_in_place_of_the_parameters(others: dict[str, config.Group]
         assert np.all(np.asarray(used[name]) > np.asarray(now[name])), name  # it comes after
     apart = np.array_equal(used["other.kernel"], now["other.kernel"])
     assert apart == bool(others)  # a discriminator has no average
-    stored = saver.named({"params": now, "opt": state})
+    stored = named({"params": now, "opt": state})
     where = ema.names(stored)
     assert set(where) == {"a.kernel", "a.bias"} | (set() if others else {"other.kernel"})
     for name, stored_name in where.items():
@@ -97,7 +97,7 @@ def test_without_an_average_the_parameters_are_used() -> None:
     optimizer = build.make(toy.OPTIM, 20, params())
     state = optimizer.init(params())
     assert ema.of(params(), state).keys() == params().keys()
-    assert ema.names(saver.named({"opt": state})) == {}
+    assert ema.names(named({"opt": state})) == {}
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:

@@ -17,7 +17,7 @@ import program
 import pytest
 from program import TINY_MLM, command, environment, losses, train, write_corpus
 
-from jaxtrain.checkpoint import manifest, saver
+from jaxtrain.checkpoint import layout, manifest
 
 pytestmark = pytest.mark.slow
 
@@ -119,8 +119,8 @@ def said(place: Path) -> str:
 
 def whole(run: Path) -> list[int]:
     """The steps whose checkpoints are what was saved; there is nothing else."""
-    folder = run / saver.CHECKPOINTS
-    found = saver.steps(folder)
+    folder = run / layout.CHECKPOINTS
+    found = layout.steps(folder)
     assert [manifest.verify(folder / str(step)) for step in found] == [""] * len(found)
     return found
 
@@ -137,7 +137,7 @@ def same_losses(place: Path, run: Path, *, lost: bool = False) -> None:
 def test_three_failures_end_the_run_and_it_goes_on_later(place: Path, disk: Disk) -> None:
     run = disk.path / "run"
     with running(place, run) as process:
-        until(process, lambda: bool(saver.steps(run / "checkpoints")))
+        until(process, lambda: bool(layout.steps(run / "checkpoints")))
         disk.fill(process)
         assert process.wait(120) == 75, said(place)
         *_, last = said(place).splitlines()
@@ -165,7 +165,7 @@ def resumed(run: Path, steps: int) -> list[object]:
 def test_a_run_survives_a_failed_save(place: Path, disk: Disk) -> None:
     run = disk.path / "run"
     with running(place, run) as process:
-        until(process, lambda: bool(saver.steps(run / "checkpoints")))
+        until(process, lambda: bool(layout.steps(run / "checkpoints")))
         disk.fill(process)
         until(process, lambda: FAILED in said(place))
         disk.free(process)
@@ -179,7 +179,7 @@ def test_a_run_survives_a_failed_save(place: Path, disk: Disk) -> None:
 
 
 def whole_steps_after(run: Path, step: int) -> bool:
-    return any(one > step for one in saver.steps(run / "checkpoints"))
+    return any(one > step for one in layout.steps(run / "checkpoints"))
 
 
 @pytest.mark.parametrize("freed", [True, False])
@@ -204,7 +204,7 @@ def test_a_directory_that_goes_away_and_comes_back(place: Path, tmp_path: Path) 
     """As a network disk does; nothing is written in its place meanwhile."""
     run, away = tmp_path / "run", tmp_path / "away"
     with running(place, run) as process:
-        until(process, lambda: bool(saver.steps(run / "checkpoints")))
+        until(process, lambda: bool(layout.steps(run / "checkpoints")))
         run.rename(away)
         until(process, lambda: FAILED in said(place))
         assert not (run / "checkpoints").exists()
@@ -222,7 +222,7 @@ def test_a_directory_that_stays_away_ends_the_run(place: Path, tmp_path: Path) -
     run, away = tmp_path / "run", tmp_path / "away"
     with running(place, run) as process:
         # The program knows the first of two; the second may be whole a moment before it does.
-        until(process, lambda: len(saver.steps(run / "checkpoints")) >= 2)
+        until(process, lambda: len(layout.steps(run / "checkpoints")) >= 2)
         run.rename(away)
         assert process.wait(120) == 75
     last = said(place).splitlines()[-1]
@@ -236,7 +236,7 @@ def test_a_directory_that_stays_away_ends_the_run(place: Path, tmp_path: Path) -
 def test_a_directory_that_cannot_be_written_ends_the_run(place: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with running(place, run) as process:
-        until(process, lambda: bool(saver.steps(run / "checkpoints")))
+        until(process, lambda: bool(layout.steps(run / "checkpoints")))
         with unwritable(run / "checkpoints"):
             assert process.wait(120) == 75
     assert whole(run)

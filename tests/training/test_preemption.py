@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from program import TINY_MLM, command, environment, losses, records, run, train, write_corpus
 
-from jaxtrain.checkpoint import saver
+from jaxtrain.checkpoint import layout
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +102,7 @@ def test_sigterm_saves_what_is_done_and_the_run_goes_on(place: Path) -> None:
         started = Start(place, "stopped", cache if moment in COLD else {})
         stop_when(started, reached, moment)
         folder, last = place / "stopped" / "checkpoints", done(place / "stopped")
-        assert saver.steps(folder)[-1:] == ([last] if last else []), moment
+        assert layout.steps(folder)[-1:] == ([last] if last else []), moment
         assert not [path for path in folder.glob("*") if not path.name.isdigit()], moment
     train(place, *ARGUMENTS, "--output-dir", "stopped", "--resume", "latest")
     assert losses(place / "stopped") == losses(place / "undisturbed")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.checkpoint import manifest, saver
+from jaxtrain.checkpoint import manifest, resume
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.training import run_directory
 
@@ -168,7 +168,7 @@ def test_a_directory_that_does_not_answer_is_worth_another_start(
     def stale(folder: Path) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(saver, "latest_in", stale)
+    monkeypatch.setattr(resume, "latest_in", stale)
     with pytest.raises(RunAgain, match=r"cannot be read \(Stale file handle\): bring the disk"):
         run_directory.prepare("demo", str(tmp_path / "run"), None, None, root)
 

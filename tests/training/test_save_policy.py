@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 import time
 from collections.abc import Container
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 from jaxtrain import config
 from jaxtrain.checkpoint import saver as checkpoint
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed import process_group
-from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.errors import RunAgain
 from jaxtrain.training import save_policy
 
 RUN = config.named("demo_mlm")
@@ -244,81 +242,3 @@ def test_another_state_of_as_many_updates_is_not_the_best() -> None:
     assert checkpoints.best == [20]
     assert checkpoints.metas[-1]["best"]["value"] == 25.0
     assert checkpoints.metas[-1]["examples_left_out"] == 8 * 7
-
-
-def test_a_resumed_run_goes_on_with_its_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = {tmp_path / "run" / "best" / "3"}
-    monkeypatch.setattr(checkpoint, "is_complete", there.__contains__)
-    best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
-    start = tmp_path / "run/checkpoints/4"
-    assert save_policy.carried_best(best, SETTINGS, start, tmp_path / "run") == best
-    assert save_policy.carried_best(best, SETTINGS, start, tmp_path / "other") is None
-    for other in ({"best_metric": "val/ssim"}, {"best_mode": "min"}, {"best_metric": None}):
-        settings = dataclasses.replace(SETTINGS, **other)
-        assert save_policy.carried_best(best, settings, start, tmp_path / "run") is None
-    assert save_policy.carried_best(None, SETTINGS, start, tmp_path / "run") is None
-    there.clear()  # the folder is lost
-    assert save_policy.carried_best(best, SETTINGS, start, tmp_path / "run") is None
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_process_zero_says_whether_the_best_one_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
-    monkeypatch.setattr(checkpoint, "is_complete", lambda path: not there)  # seen by this process
-    monkeypatch.setattr(
-        process_group, "told_by_process_zero", lambda decide: "there" if there else ""
-    )
-    best = {"metric": "val/psnr", "mode": "max", "value": 25.0, "step": 3, "validations_since": 1}
-    found = save_policy.carried_best(best, SETTINGS, tmp_path / "checkpoints/4", tmp_path)
-    assert found == (best if there else None)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"), [({"seed": 7}, "seed 7"), ({}, "fingerprint other"), (None, None)]
-)
-def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None) -> None:
-    saved = save_policy.describe(RUN, "other" if change == {} else "same").to_dict()
-    now = save_policy.describe(dataclasses.replace(RUN, **(change or {})), "same").to_dict()
-    if named is None:
-        save_policy.check_resume(saved, now, Path("4"), print)
-        return
-    with pytest.raises(InputError, match=named):
-        save_policy.check_resume(saved, now, Path("4"), print)
-
-
-@pytest.mark.parametrize(
-    ("had", "named"),
-    [
-        ({}, "give the same --config and --data.path and --data.clips_per_video 1, or"),
-        (
-            {"clips_per_video": 6, "clips_per_group": None, "batch_size": 64},
-            "give the same --config and --data.path and --data.group_spread 64, or",
-        ),
-        ({"clips_per_video": 6}, "--data.path and --data.clips_per_group 1, or"),
-    ],
-)
-def test_a_resume_with_other_groups_of_clips_says_which_there_were(
-    had: dict[str, Any], named: str
-) -> None:
-    """Of a checkpoint from before there were groups too."""
-    run = config.load("h100_8", ["--data.clips_per_video", "6"])
-    now = save_policy.describe(run, "now").to_dict()
-    saved = save_policy.describe(run, "then").to_dict()
-    data = {name: value for name, value in saved["config"]["data"].items() if "group" not in name}
-    saved["config"] = saved["config"] | {"data": data | {"clips_per_video": 1} | had}
-    with pytest.raises(InputError, match=re.escape(named)):
-        save_policy.check_resume(saved, now, Path("4"), print)
-
-
-def test_other_versions_are_said() -> None:
-    saved = save_policy.describe(RUN, "same").to_dict()
-    now = save_policy.describe(RUN, "same").to_dict()
-    saved["versions"] = saved["versions"] | {"grain": "0.0.1"}
-    said: list[str] = []
-    save_policy.check_resume(saved, now, Path("4"), said.append)
-    assert [line.partition(" -> ")[0] for line in said] == [
-        "version differs from the checkpoint: grain: 0.0.1"
-    ]

@@ -14,7 +14,6 @@ import small_autoencoder
 from program import arrays, command, environment, losses, records, train
 
 from jaxtrain.interop import weights
-from jaxtrain.models import video_ae
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -121,7 +120,7 @@ def test_a_run_that_is_killed_goes_on_bit_by_bit(place: Path) -> None:
 def test_tools_take_its_checkpoints(place: Path) -> None:
     """What is exported is the average, without the discriminator."""
     said = train(place, "export", "straight", "out.safetensors")
-    found = weights.load(place / "out.safetensors", video_ae.Config)
+    found = weights.load(place / "out.safetensors")
     assert f"{sum(array.size for array in found.params.values()):,} parameters" in said
     whole = arrays(place / "straight")
     for name, array in found.params.items():

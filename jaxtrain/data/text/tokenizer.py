@@ -289,13 +289,9 @@ def beside(source: Path) -> Path:
     Raises:
         InputError: there is none.
     """
-    from jaxtrain.checkpoint import layout  # here: worker processes need none of it
+    from jaxtrain.checkpoint import resume  # here: worker processes need none of it
 
-    folders = [source]
-    for kind in (layout.BEST, layout.CHECKPOINTS):
-        newest = layout.latest_in(source / kind)
-        folders += [newest] if newest else []
-    for folder in folders:
+    for folder in (source, *resume.complete_of_source(source)):
         if (folder / NAME).is_file():
             return folder / NAME
     raise InputError(

@@ -46,8 +46,8 @@ _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
 class Config:
     """The video autoencoder."""
 
-    TRY = "reconstruct {run} IN.mp4 OUT.mp4 --side-by-side"
-    UNSEEN = (("trim", "trim"),)  # what no array's shape tells (:mod:`jaxtrain.interop.weights`)
+    usage = "reconstruct {run} IN.mp4 OUT.mp4 --side-by-side"
+    not_in_weights = (("trim", "trim"),)  # no array's shape tells them
 
     frames: int
     """Frames of a clip."""
