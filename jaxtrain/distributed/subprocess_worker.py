@@ -154,7 +154,8 @@ class SubprocessWorker:
             line = self._lines.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             raise TimeoutError(f"no message within {timeout_s:.0f} s") from None
-        kind, content = line or ("died", "")
+        died: tuple[str, Any] = ("died", "")
+        kind, content = line or died
         if kind == "message":
             message: Message = content
             return message
