@@ -21,7 +21,7 @@ from jaxtrain.doctor.subject import Subject, cores, counted
 from jaxtrain.errors import BadExample
 from jaxtrain.interop import weights
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.telemetry.datasheets import peak_bf16_flops
+from jaxtrain.telemetry.hardware import peak_bf16_flops
 from jaxtrain.training import preflight
 
 _TRIAL_S = 3.0

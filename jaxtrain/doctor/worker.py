@@ -56,10 +56,10 @@ def _examine(request: dict[str, Any], write: Write) -> None:
     # jax's threads of a GPU are to leave its memory to others; a run reserves it, this does not.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, versions
-    from jaxtrain.doctor import nvidia
     from jaxtrain.doctor.exchange import Exchange
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
+    from jaxtrain.telemetry import hardware
     from jaxtrain.training import run_directory
 
     run = config.load(request["config"], request["overrides"])
@@ -75,7 +75,7 @@ def _examine(request: dict[str, Any], write: Write) -> None:
         output=output.absolute(),
         resumes=_resumes(request["resume"], output if given else None),
         simulate_devices=request["simulate_devices"],
-        driver=nvidia.read(),
+        driver=hardware.driver(),
         environment=os.environ,
         temporary=Path(request["temporary"]),
         scratch=lambda folder: write({"scratch": str(folder)}),

@@ -31,7 +31,7 @@ from jaxtrain.distributed.signals import exit_code, why
 from jaxtrain.errors import RUN_AGAIN, stop_inside
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import Appended, drop_torn_line
-from jaxtrain.telemetry import datasheets, devices
+from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry import recorder as metrics
 from jaxtrain.telemetry.phases import TRAINING, Phases, Piece
 
@@ -99,7 +99,7 @@ class History:
             devices=jax.device_count(),
             device_kind=device.device_kind,
             platform=device.platform,
-            driver=devices.driver_version() if device.platform == "gpu" else None,
+            driver=hardware.driver().version if device.platform == "gpu" else None,
             versions=versions.versions(),
             config=config.to_dict(self._run),
             arguments=list(self._arguments),
@@ -125,12 +125,12 @@ class History:
         )
         self._write(
             "compiled",
-            planned_gib=planned and planned / devices.GIB,
-            state_gib=state_bytes / devices.GIB,
+            planned_gib=planned and planned / hardware.GIB,
+            state_gib=state_bytes / hardware.GIB,
             params=params,
             flops_per_step=self._run.model.flops_per_example() * self._run.data.batch_size,
-            peak_flops=datasheets.peak_bf16_flops(kind),
-            bandwidth=datasheets.memory_bytes_per_second(kind),
+            peak_flops=hardware.peak_bf16_flops(kind),
+            bandwidth=hardware.memory_bytes_per_second(kind),
         )
 
     def end(self, code: int, why: str) -> None:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training import state as states
 from jaxtrain.training.setup import Built, Say
 

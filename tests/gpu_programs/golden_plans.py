@@ -15,7 +15,7 @@ import pytest
 
 from jaxtrain.planning import request
 from jaxtrain.planning.planner import Planner
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 
 
 @dataclasses.dataclass(frozen=True)
