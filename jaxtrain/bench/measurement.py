@@ -29,7 +29,7 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.ops import allocator
 from jaxtrain.telemetry import hardware
-from jaxtrain.training import save_policy, setup, traces
+from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training import state as states
 from jaxtrain.training.setup import Built
 from jaxtrain.xla import hlo, options
@@ -222,7 +222,7 @@ def _operations(session: _Session) -> list[dict[str, Any]]:
             for _ in range(_TRACED_STEPS):
                 metrics = session.once(session.batch)
             jax.block_until_ready(metrics)
-        operations = traces.top_operations(
+        operations = profiler.top_operations(
             Path(folder).rglob("*.xplane.pb"),
             session.step.as_text(),
             steps=_TRACED_STEPS,

@@ -14,10 +14,12 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from jaxtrain.config import numbers
 from jaxtrain.errors import InputError
 
 T = TypeVar("T")
+
+_FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
+_WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
 _MENTIONED = re.compile(r"(?<![\w./-])(?:--\w+(?:\.\w+)*|[a-z]\w*(?:\.\w+)+)")
 
@@ -345,8 +347,27 @@ def _written_out(values: list[str], annotation: Any) -> list[str]:
     """Whole numbers such as 500k, 2.5M and 1B in digits, where a field takes one."""
     if annotation is not int and int not in typing.get_args(annotation):
         return values
-    found = [(value, numbers.whole(value)) for value in values]
+    found = [(value, whole_number(value)) for value in values]
     return [value if number is None else str(number) for value, number in found]
+
+
+def whole_number(text: str) -> int | None:
+    """The number that "500k", "2.5M" or "1B" means; None for any other text, and for fractions."""
+    match = _WRITTEN.fullmatch(text.replace("_", ""))
+    if match is None:
+        return None
+    digits, decimals, factor = match[1], match[2] or "", _FACTORS[match[3]]
+    value, rest = divmod(int(digits + decimals) * factor, 10 ** len(decimals))
+    return None if rest else value
+
+
+def readable(number: int) -> str:
+    """The shortest form with a factor that means exactly this number: 2500000 is 2.5M."""
+    for name, factor in reversed(_FACTORS.items()):
+        if abs(number) >= factor:
+            text = f"{number / factor:.3f}".rstrip("0").rstrip(".") + name
+            return text if whole_number(text) == number else f"{number:,}"
+    return f"{number:,}"
 
 
 def nearest_value(given: str, annotation: Any) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.config import numbers
+from jaxtrain.config import overrides
 from jaxtrain.data import cache, mixture
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
@@ -264,7 +264,7 @@ class Text:
         least = 1 if self.val_path else 2
         quotas = [max(least, share) for share in mixture.shared_out(most, counts)]
         say(
-            f"data.max_examples {numbers.readable(self.max_examples)}: uses "
+            f"data.max_examples {overrides.readable(self.max_examples)}: uses "
             f"{sum(map(min, quotas, counts)):,} of {sum(counts):,} documents"
         )
         return list(quotas)
