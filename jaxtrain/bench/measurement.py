@@ -27,7 +27,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
-from jaxtrain.ops import allocator
+from jaxtrain.ops import cpu
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training import state as states
@@ -56,7 +56,7 @@ def measure(request: dict[str, Any], rows: Rows, keep: Callable[[dict[str, Any]]
     run = config.load(request["config"], request["overrides"])
     options.reserve_memory(os.environ)
     if process_group.will_use_cpu(os.environ):
-        allocator.keep_freed()
+        cpu.keep_freed()
     process_group.connect({}, request["simulate_devices"])
     process_group.check_accelerator(os.environ)
     options.use_cache({}, Path(request["compiled"]))

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     for model in _models(arguments):
         if isinstance(model, mlm.Config):
             return evaluate_text.main(arguments, MaskedModel)
-        if state.Definition(model.build).has("continued"):
+        if state.Definition(model.build).has("decode_step"):
             return evaluate_text.main(arguments, CausalModel)
         if not isinstance(model, video_ae.Config):
             raise InputError(
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
         models, measures, frames=flags.frames, height=flags.height, width=flags.width
     )
     measured = []
-    told = video_flags.Progress(len(clips), "clip")
+    told = video_flags.Counter(len(clips), "clip")
     for one in meter(clips, _say):
         measured.append(one)
         told.one()

@@ -33,7 +33,7 @@ _LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class TextScore:
     """How well a model foretells each token of a text from those before it.
 
     Attributes:
@@ -75,7 +75,7 @@ class CausalModel:
         self.source = found.source
         self.model = found.model
         definition = state.Definition(self.model.build)
-        if not definition.has("continued"):
+        if not definition.has("decode_step"):
             masked = isinstance(self.model, mlm.Config)
             cure = f"; {invocation.program()} fill finds its [MASK]s" if masked else ""
             raise InputError(
@@ -116,7 +116,7 @@ class CausalModel:
         ) -> tuple[jax.Array, Any]:
             module = definition.module(arrays, {})
             empty = module.cache(tokens_BN.shape[0], room)
-            logits_BV, kept = module.continued(tokens_BN, count, empty, 0)
+            logits_BV, kept = module.decode_step(tokens_BN, count, empty, 0)
             return chosen(logits_BV, choice, keys_B, number), kept
 
         def follow(
@@ -129,7 +129,7 @@ class CausalModel:
             choice: Choice,
         ) -> tuple[jax.Array, Any]:
             module = definition.module(arrays, {})
-            logits_BV, kept = module.continued(ids_B[:, None], 1, kept, start)
+            logits_BV, kept = module.decode_step(ids_B[:, None], 1, kept, start)
             return chosen(logits_BV, choice, keys_B, number), kept
 
         options = compiling.options(jax.default_backend())
@@ -247,9 +247,9 @@ class CausalModel:
                 decoders, ended = [make("replace") for _ in ids_B], [False] * len(ids_B)
             grown = []
             for row, token_id in enumerate(ids_B.tolist()):
-                piece = None if ended[row] else self.bytes_of[token_id]
-                ended[row] = piece is None
-                grown.append(decoders[row].decode(piece or b"", final=ended[row]))
+                token = None if ended[row] else self.bytes_of[token_id]
+                ended[row] = token is None
+                grown.append(decoders[row].decode(token or b"", final=ended[row]))
             yield grown
             if all(ended):
                 return
@@ -262,7 +262,7 @@ class CausalModel:
 
     def score(
         self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
-    ) -> Score:
+    ) -> TextScore:
         """Foretells each token of a text, taken as one document, from those before it.
 
         The text goes through windows as long as the model sees at once, each half of that further
@@ -291,7 +291,7 @@ class CausalModel:
                 sums[name] = sums.get(name, np.zeros(2)) + np.asarray(parts, np.float64)
             each(min(first + rows, len(starts)), len(starts))
         found = recorder.finish({name: tuple(parts) for name, parts in sums.items()})
-        return Score(
+        return TextScore(
             tokens=len(ids),
             bytes=int(sizes.sum()),
             loss=found["loss"],

@@ -24,7 +24,7 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, stop_inside
 from jaxtrain.interop import weights
-from jaxtrain.ops import allocator
+from jaxtrain.ops import cpu
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.training import out_of_memory, preflight, preparation, profiler, run_directory, setup
@@ -59,7 +59,7 @@ def start(run: config.Run, flags: Flags, signals: StopSignals) -> int:
     """Connects the processes, trains, and returns the exit code."""
     options.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
-        allocator.keep_freed()
+        cpu.keep_freed()
     process_group.connect(os.environ, flags.simulate_devices)
     with (
         process_group.peers(signals) as peers,
