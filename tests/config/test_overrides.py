@@ -1,12 +1,14 @@
 """Optional sections, switched on and off from the command line; test_config.py has the rest."""
 
+import dataclasses
+import pickle
 from typing import Any
 
 import pytest
 
 from jaxtrain import config
 from jaxtrain.config import overrides
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, fields_of
 
 
 def video(*arguments: str) -> Any:
@@ -92,3 +94,29 @@ def test_the_command_line_takes_them_where_a_whole_number_belongs(text: str, num
 def test_what_is_no_whole_number_is_refused() -> None:
     with pytest.raises(InputError, match=r"--data.max_examples takes a whole number.*'0.0001k'"):
         config.load("demo_mlm", ["--data.max_examples", "0.0001k"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    size: int = 1
+    """Never above 9."""
+
+    def __post_init__(self) -> None:
+        if self.size > 9:
+            raise InputError("too large, and other.words do not name it", about="inner.size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    inner: Inner = dataclasses.field(default_factory=Inner)
+    other: int = 0
+    """Another field."""
+
+
+def test_an_error_says_by_itself_which_override_is_to_blame() -> None:
+    """Not by its words: they may be anything."""
+    words = ["--inner.size", "10", "--other", "7", "--othr", "3"]
+    applied, found = overrides.apply_fitting(Outer(), words)
+    assert applied == Outer(other=7)
+    assert [fields_of(message) for message in found] == [("othr", "other"), ("inner.size",)]
+    assert pickle.loads(pickle.dumps(found[1])).about == ("inner.size",)
