@@ -19,7 +19,7 @@ import numpy as np
 import side_by_side
 
 from jaxtrain.bench import report, sweep
-from jaxtrain.telemetry import devices
+from jaxtrain.telemetry import hardware
 
 TABLE_HEAD = "| date | commit | machine | what | result | command |\n|---|---|---|---|---|---|\n"
 RESULTS = common_start.CHECKOUT / "benchmarks" / "RESULTS.md"
@@ -96,7 +96,7 @@ def append_row(path: Path, device_kind: str, what: str, result: str, command: st
     """Adds a dated row to the last table of a results file, which is begun if it is missing."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     python, jax = platform.python_version(), importlib.metadata.version("jax")
-    driver = devices.driver_version()
+    driver = hardware.driver().version
     where = f"{machine(device_kind)}, Python {python}, jax {jax}"
     cells = (
         today,

@@ -24,7 +24,7 @@ import common_start
 import results
 import sizes
 
-from jaxtrain.telemetry import devices
+from jaxtrain.telemetry import hardware
 
 _HERE = Path(__file__).parent
 _LEAST_S = 45  # less is not worth starting
@@ -171,7 +171,7 @@ def _device() -> tuple[str, str]:
         [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=True
     )
     backend, _, kind = asked.stdout.strip().splitlines()[-1].partition("|")
-    if backend != "gpu" and devices.driver_version() is not None:
+    if backend != "gpu" and hardware.driver().version is not None:
         raise SystemExit(
             f"this machine has an NVIDIA GPU, but jax runs on {backend}: {asked.stderr}"
         )

@@ -26,10 +26,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtrain import config
 from jaxtrain import sharding as meshes
 from jaxtrain.models import gpt
-from jaxtrain.ops import attention, layers
+from jaxtrain.ops import attention, layers, per_device
 from jaxtrain.planning import cards
 from jaxtrain.training import setup, state
-from jaxtrain.xla import hlo, target
+from jaxtrain.xla import hlo
 
 GIB = 2**30
 
@@ -56,7 +56,7 @@ def main() -> None:
 def _compiled(run: config.Run, model: gpt.Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     built = setup.build_without_data(dataclasses.replace(run, model=model), mesh)
     began = time.perf_counter()
-    with target.tracing_for("cuda"):
+    with per_device.tracing(platform="cuda"):
         lowered = built.trace_step().lower(lowering_platforms=("cuda",))
     traced = time.perf_counter()
     compiled = lowered.compile()

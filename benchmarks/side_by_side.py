@@ -11,7 +11,7 @@ from typing import Protocol, Self
 import common_start  # noqa: F401  # a spawned process imports this module before any other
 import numpy as np
 
-from jaxtrain.ops import allocator
+from jaxtrain.ops import cpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Apart:
 
     Args:
         build: makes the side there; with ``args`` it is pickled.
-        keep_freed: with :func:`jaxtrain.ops.allocator.keep_freed`, as `jaxtrain` trains on a CPU.
+        keep_freed: with :func:`jaxtrain.ops.cpu.keep_freed`, as `jaxtrain` trains on a CPU.
 
     Raises:
         RuntimeError: ``keep_freed`` is not possible on this system; on the first use.
@@ -114,7 +114,7 @@ def _serve(
     build: Callable[..., Side],
     args: tuple[object, ...],
 ) -> None:
-    if keep_freed and not allocator.keep_freed():
+    if keep_freed and not cpu.keep_freed():
         raise RuntimeError("this system's C library cannot be told to keep freed memory")
     side = build(*args)
     while True:

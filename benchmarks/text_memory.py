@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxtrain.telemetry import host_memory
+import psutil
 
 STEPS = 20
 _LOOK_EVERY_S = 0.1
@@ -44,9 +44,13 @@ def generate(path: Path, megabytes: float, seed: int = 0) -> None:
 def anonymous_gib(pid: int) -> float:
     """Anonymous memory of a process and its descendants, GiB; shared memory is not in it."""
     total = 0
-    for one in host_memory.family(pid):
+    try:
+        family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return 0.0
+    for member in family:
         try:
-            status = Path(f"/proc/{one}/status").read_text()
+            status = Path(f"/proc/{member}/status").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
         for line in status.splitlines():

@@ -1,7 +1,7 @@
 """Errors and stops that cross module borders, exit codes, and how a message shows a value."""
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
 DONE = 0  # the run reached its end
 WRONG_USE = 2  # wrong use or wrong input
@@ -22,6 +22,28 @@ _OBEYED = re.compile(
 _BYTE = range(0xDC80, 0xDD00)  # what Python makes of a byte of a file name that is not UTF-8
 
 
+class Problem(str):
+    """A message about wrong input that knows which fields of a config it is about.
+
+    Args:
+        message: names the thing, its value and the fix.
+        about: dotted names; the first is the one to blame.
+    """
+
+    about: tuple[str, ...]
+
+    def __new__(cls, message: str, *about: str) -> Self:
+        """A text that remembers ``about``."""
+        problem = super().__new__(cls, message)
+        problem.about = about
+        return problem
+
+
+def fields_of(message: str) -> tuple[str, ...]:
+    """The fields that a message is about; none where it does not say."""
+    return message.about if isinstance(message, Problem) else ()
+
+
 class InputError(Exception):
     """Wrong use or wrong input.
 
@@ -30,9 +52,13 @@ class InputError(Exception):
 
     Args:
         messages: one, or all that were found together.
+        about: the field of a config that they are about, or several, the one to blame first.
     """
 
-    def __init__(self, *messages: str) -> None:
+    def __init__(self, *messages: str, about: str | tuple[str, ...] = ()) -> None:
+        if about:
+            fields = (about,) if isinstance(about, str) else about
+            messages = tuple(Problem(message, *fields) for message in messages)
         super().__init__(*messages)
         self.messages = messages
 

@@ -14,9 +14,9 @@ from jaxtrain.cli import doctor
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.doctor import examination
 from jaxtrain.doctor.finding import Finding
-from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.planning import cards
+from jaxtrain.telemetry.hardware import Driver
 
 
 def tiny(*overrides: str) -> config.Run:

@@ -9,24 +9,28 @@ Card = dict[str, Any]
 
 
 def card(uuid: str, share: Any = 50, watts: Any = 300, celsius: Any = 60, **more: Any) -> Card:
-    """A GPU; in place of a number stands what NVML raises. ``slices``: its MIG devices."""
-    return {"uuid": uuid, "share": share, "watts": watts, "celsius": celsius, **more}
+    """A GPU; in place of a number may stand what NVML raises.
+
+    ``used``: bytes of its memory. ``slices``: its MIG devices.
+    """
+    return {"uuid": uuid, "share": share, "watts": watts, "celsius": celsius, "used": 0, **more}
 
 
 class Nvml:
     """The functions of pynvml that are used.
 
     Attributes:
+        fails: code of the error that opening it raises.
         opened: how often it is held open now.
     """
 
-    def __init__(self, *cards: Card, absent: bool = False) -> None:
-        self.cards, self.absent = cards, absent
+    def __init__(self, *cards: Card, fails: int | None = None) -> None:
+        self.cards, self.fails = cards, fails
         self.opened = 0
 
     def nvmlInit(self) -> None:
-        if self.absent:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        if self.fails is not None:
+            raise pynvml.NVMLError(self.fails)
         self.opened += 1
 
     def nvmlShutdown(self) -> None:
@@ -44,6 +48,13 @@ class Nvml:
 
     def nvmlDeviceGetUUID(self, handle: Card) -> str:
         return handle["uuid"]
+
+    def nvmlDeviceGetName(self, handle: Card) -> str:
+        return "NVIDIA H100 80GB HBM3"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Card, version: int) -> Any:
+        assert version == pynvml.nvmlMemory_v2
+        return SimpleNamespace(total=81559 * 2**20, used=_said(handle["used"]))
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Card) -> int:
         if "slices" not in handle:

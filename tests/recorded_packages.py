@@ -1,8 +1,9 @@
-"""Metadata and messages as they were recorded: wheels of jax 0.10.2 and torch, nvidia-smi."""
+"""Metadata as they were recorded: wheels of jax 0.10.2 and torch, GPUs, the driver's file."""
 
 from collections.abc import Mapping
 
 from jaxtrain.doctor.requirements import Find, Package
+from jaxtrain.telemetry.hardware import Gpu
 
 _EXTRA = '; sys_platform == "linux" and extra == "with-cuda"'
 PLUGIN = Package(
@@ -45,15 +46,7 @@ TORCH_2_5 = Package(
     ),
 )
 
-# The form is nvidia-smi's; the command line is nvidia.py's.
-EIGHT_H100 = "\n".join(f"{n}, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 4" for n in range(8)) + "\n"
-MISMATCH = (
-    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.90\n"
-)
-NO_DRIVER = (
-    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
-    "the latest NVIDIA driver is installed and running.\n"
-)
+H100 = tuple(Gpu(n, "NVIDIA H100 80GB HBM3", 81559 * 2**20, 4 * 2**20) for n in range(8))
 KERNEL = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n"
     "GCC version:  gcc version 12.3.0\n"

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import Masked
-from jaxtrain.data.text.masked_source import MaskedSource
+from jaxtrain.data.text.masking import MaskedSource
 
 
 @dataclasses.dataclass(frozen=True)

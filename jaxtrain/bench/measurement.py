@@ -28,9 +28,9 @@ from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.errors import InputError
-from jaxtrain.ops import allocator
-from jaxtrain.telemetry import datasheets, devices
-from jaxtrain.training import save_policy, setup, traces
+from jaxtrain.ops import cpu
+from jaxtrain.telemetry import hardware
+from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training import state as states
 from jaxtrain.training.setup import StepSetup
 from jaxtrain.xla import hlo, options
@@ -57,7 +57,7 @@ def measure(request: dict[str, Any], send: Send) -> None:
     run = config.load(request["config"], request["overrides"])
     options.reserve_memory(os.environ)
     if process_group.will_use_cpu(os.environ):
-        allocator.keep_freed()
+        cpu.keep_freed()
     process_group.connect({}, request["simulate_devices"])
     process_group.check_accelerator(os.environ)
     options.use_cache({}, Path(request["compiled"]))
@@ -189,7 +189,7 @@ def _rates(session: _Session, times: timing.Times, step_s: float, prefix: str) -
         rows[f"{prefix}/tokens_per_second"] = rate * tokens
     flops = rate * run.model.flops_per_example() / built.rule.mesh.size
     rows[f"{prefix}/flops_per_second_per_device"] = flops
-    peak = datasheets.peak_bf16_flops(jax.devices()[0].device_kind)
+    peak = hardware.peak_bf16_flops(jax.devices()[0].device_kind)
     if peak is not None:
         rows[f"{prefix}/mfu"] = flops / peak
     before, after = session.product_rates
@@ -204,16 +204,16 @@ def _memory(step: Any) -> Rows:
     held = planned.argument_size_in_bytes + planned.output_size_in_bytes
     rows: Rows = {
         "memory/compiled_gib": (held - planned.alias_size_in_bytes + planned.temp_size_in_bytes)
-        / devices.GIB,
-        "memory/compiled_temporaries_gib": planned.temp_size_in_bytes / devices.GIB,
+        / hardware.GIB,
+        "memory/compiled_temporaries_gib": planned.temp_size_in_bytes / hardware.GIB,
     }
-    measured = devices.memory_gib()
+    measured = hardware.memory_gib()
     if measured is not None:
         rows["memory/device_peak_gib"] = measured
     status = Path("/proc/self/status")
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        rows["memory/host_peak_gib"] = int(lines["VmHWM"].split()[0]) * 1024 / devices.GIB
+        rows["memory/host_peak_gib"] = int(lines["VmHWM"].split()[0]) * 1024 / hardware.GIB
     return rows
 
 
@@ -223,7 +223,7 @@ def _operations(session: _Session) -> list[dict[str, Any]]:
             for _ in range(_TRACED_STEPS):
                 metrics = session.once(session.batch)
             jax.block_until_ready(metrics)
-        operations = traces.top_operations(
+        operations = profiler.top_operations(
             Path(folder).rglob("*.xplane.pb"),
             session.step.as_text(),
             steps=_TRACED_STEPS,
@@ -299,7 +299,7 @@ def _save(session: _Session) -> Rows:
     return {
         "save/blocks_loop": blocked_s,
         "save/complete": complete_s,
-        "save/gib": written / devices.GIB,
+        "save/gib": written / hardware.GIB,
     }
 
 
@@ -314,7 +314,7 @@ def _shares(session: _Session, rows: Rows) -> Rows:
     rate = hlo.moved_bytes(session.step.as_text()) / rows["synthetic/step"]["median_s"]
     shares["synthetic/bytes_per_second"] = rate
     shares["synthetic/share_of_measured_copy"] = rate / found.copy_bytes
-    datasheet = datasheets.memory_bytes_per_second(jax.devices()[0].device_kind)
+    datasheet = hardware.memory_bytes_per_second(jax.devices()[0].device_kind)
     if datasheet is not None:
         shares["synthetic/share_of_datasheet_bandwidth"] = rate / datasheet
     return shares
@@ -327,7 +327,7 @@ def _device(mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "count": mesh.size,
         "platform": device.platform,
         "platform_version": " ".join(device.client.platform_version.split()),
-        "driver": devices.driver_version(),
+        "driver": hardware.driver().version,
         "cpus": os.cpu_count(),
     }
 

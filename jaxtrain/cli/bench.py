@@ -107,7 +107,7 @@ def _ceilings(arguments: list[str]) -> int:
 
     from jaxtrain.bench import ceilings
     from jaxtrain.distributed import process_group
-    from jaxtrain.telemetry import devices
+    from jaxtrain.telemetry import hardware
 
     process_group.check_accelerator(os.environ)
     first = jax.local_devices()[0]
@@ -119,7 +119,7 @@ def _ceilings(arguments: list[str]) -> int:
         "count": 1,
         "platform": first.platform,
         "platform_version": " ".join(first.client.platform_version.split()),
-        "driver": devices.driver_version(),
+        "driver": hardware.driver().version,
     }
     findings = {"rows": found, "notes": {}, "operations": [], "device": device, "sweep": {}}
     return _finish(report.complete(findings, arguments), flags.json)

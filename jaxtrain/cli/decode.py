@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     timing = model.model.timing
     wanted = timing.shown(told["frames"])
     rate = _ratio(about["fps"]) * timing.growth / TIME_FACTOR
-    progress = video_flags.Progress(wanted)
+    progress = video_flags.Counter(wanted)
     with (
         command_line.cleaning_up(),
         writing.writing(

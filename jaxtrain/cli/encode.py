@@ -53,7 +53,7 @@ def _encode(model: autoencoding.Autoencoder, video: Video, flags: argparse.Names
         "pixel_aspect": str(video.pixel_aspect),
         weights.ABOUT: json.dumps(config.to_dict(model.model)),
     }
-    told = video_flags.Progress(video.frames)
+    told = video_flags.Counter(video.frames)
     frames, first, off_s = 0, 0, 0.0
 
     def pixels() -> Iterator[np.ndarray]:

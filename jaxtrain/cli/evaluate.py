@@ -30,7 +30,7 @@ from jaxtrain.storage import addresses, atomic
 # Optional methods of a model's module that evaluate can use (jaxtrain.models).
 _OF_TEXT: dict[str, type[MaskedModel] | type[CausalModel]] = {
     "logits_at": MaskedModel,
-    "continued": CausalModel,
+    "decode_step": CausalModel,
 }
 _OF_VIDEO = "decode"
 _MOST_SOURCES = 3
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
         models, measures, frames=flags.frames, height=flags.height, width=flags.width
     )
     measured = []
-    told = video_flags.Progress(len(clips), "clip")
+    told = video_flags.Counter(len(clips), "clip")
     for one in meter(clips, _say):
         measured.append(one)
         told.one()

@@ -107,20 +107,20 @@ def _teller() -> Callable[[int, int], None]:
     return tell
 
 
-def _derived(found: fill_mask.Score | language_model.Score) -> dict[str, float]:
-    if isinstance(found, fill_mask.Score):
+def _derived(found: fill_mask.MaskedScore | language_model.TextScore) -> dict[str, float]:
+    if isinstance(found, fill_mask.MaskedScore):
         return {"pseudo_perplexity": found.pseudo_perplexity}
     return {"perplexity": found.perplexity}
 
 
 def _report(
-    found: fill_mask.Score | language_model.Score,
+    found: fill_mask.MaskedScore | language_model.TextScore,
     model: MaskedModel | CausalModel,
     flags: argparse.Namespace,
 ) -> str:
     cut = f" of the first {flags.max_tokens:,} (--max-tokens)" if flags.max_tokens else ""
     head = f"measured on {flags.data}: {found.tokens:,} tokens{cut}, "
-    if isinstance(found, fill_mask.Score):
+    if isinstance(found, fill_mask.MaskedScore):
         head += (
             f"each masked in turn, among {model.longest} tokens at most ({flags.precision}); "
             f"{found.unknown:,} unknown words beside them are not counted"

@@ -66,7 +66,7 @@ def _newest_run() -> Path:
     for run in (run_directory.ROOT / "latest", *resume.newest_runs(run_directory.ROOT)):
         with contextlib.suppress(InputError):  # of another program or version: not meant here
             model = weights.model_at(run)
-            if model is not None and load.has(model, "continued"):
+            if model is not None and load.has(model, "decode_step"):
                 return run
     raise InputError(
         f"SOURCE is missing, and no run in {run_directory.ROOT} holds a causal language model: "

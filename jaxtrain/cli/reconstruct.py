@@ -48,7 +48,7 @@ def _reconstruct(
     latents = model.model.timing.needed(video.count()) if exact else None
     originals: collections.deque[Picture] = collections.deque()
     sound = None if flags.no_audio else video
-    told = video_flags.Progress(video.frames)
+    told = video_flags.Counter(video.frames)
     with writing.writing(
         target,
         rate=video.rate,

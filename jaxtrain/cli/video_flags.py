@@ -43,7 +43,7 @@ def check_apart(source: Path, target: Path) -> None:
         raise InputError(f"{target} is the input itself; name another file for the output")
 
 
-class Progress:
+class Counter:
     """Counts frames, or other things, and says every ten seconds how many there were.
 
     Args:

@@ -33,11 +33,11 @@ def whole(name: str, value: Any, most: int, *, least: int = 1, or_none: str = ""
         InputError: names the field, its value and the nearest bound.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name}={errors.shown(value)}: use a whole number{or_none}")
+        raise InputError(f"{name}={errors.shown(value)}: use a whole number{or_none}", about=name)
     if value < least:
-        raise InputError(f"{name}={errors.shown(value)}: use at least {least}{or_none}")
+        raise InputError(f"{name}={errors.shown(value)}: use at least {least}{or_none}", about=name)
     if value > most:
-        raise InputError(f"{name}={errors.shown(value)}: use at most {most}{or_none}")
+        raise InputError(f"{name}={errors.shown(value)}: use at most {most}{or_none}", about=name)
 
 
 def entry(content: Mapping[str, Any], name: str, most: int, source: str) -> int:
@@ -60,13 +60,13 @@ def number(name: str, value: Any, *, above: float = -math.inf, most: float = mat
         InputError: names the field, its value and what to use.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{name}={errors.shown(value)}: use a number")
+        raise InputError(f"{name}={errors.shown(value)}: use a number", about=name)
     if not above < value:  # also NaN
         words = "finite number" if above == -math.inf else f"number above {above:g}"
-        raise InputError(f"{name}={errors.shown(value)}: use a {words}")
+        raise InputError(f"{name}={errors.shown(value)}: use a {words}", about=name)
     if value > most or value == math.inf:
         words = "finite number" if most == math.inf else f"number up to {most:g}"
-        raise InputError(f"{name}={errors.shown(value)}: use a {words}")
+        raise InputError(f"{name}={errors.shown(value)}: use a {words}", about=name)
 
 
 def fraction(name: str, value: Any) -> None:
@@ -77,4 +77,6 @@ def fraction(name: str, value: Any) -> None:
     """
     number(name, value)
     if not 0 <= value < 1:
-        raise InputError(f"{name}={errors.shown(value)}: use a fraction of at least 0 and below 1")
+        raise InputError(
+            f"{name}={errors.shown(value)}: use a fraction of at least 0 and below 1", about=name
+        )

@@ -80,7 +80,7 @@ def execute(path: Path) -> Any:
         line = _line_at_fault(error, path)
         if line is None:
             raise
-        raise InputError(f"{path}, line {line}: {_in_words(error)}") from error
+        raise InputError(f"{path}, line {line}: {_in_words(error, path, line)}") from error
     if not hasattr(module, "run"):
         raise InputError(f"{path} sets no run: a config ends with 'run = config.Run(...)'")
     return module.run
@@ -103,7 +103,7 @@ def _line_at_fault(error: Exception, path: Path) -> int | None:
     return frames[-1].lineno if frames and frames[-1].filename == str(path) else None
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: Exception, path: Path, line: int) -> str:
     """The error; for an unknown field with the nearest field of that class."""
     unknown = re.match(
         r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
@@ -111,15 +111,29 @@ def _in_words(error: Exception) -> str:
     if unknown is None:
         return f"{type(error).__name__}: {error}"
     owner, word = unknown.groups()
-    fields = sorted(
-        {
-            field.name
-            for name, module in list(sys.modules.items())
-            if name.startswith("jaxtrain") and module is not None
-            for value in list(vars(module).values())
-            if isinstance(value, type) and value.__qualname__ == owner
-            if dataclasses.is_dataclass(value)
-            for field in dataclasses.fields(value)
-        }
-    )
+    section = _section_at_fault(error, path, line, word)
+    if section is None or not dataclasses.is_dataclass(section):
+        return f"{owner} has no field '{word}'"
+    fields = sorted(field.name for field in dataclasses.fields(section))
     return f"{owner} has no field '{word}'; {did_you_mean(word, fields)}"
+
+
+def _section_at_fault(error: Exception, path: Path, line: int, word: str) -> object:
+    """The class that was given an unknown field; several have the same name, such as Config.
+
+    It is the class of what ``dataclasses.replace`` was to change, or that of the call in the line.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames[-1].f_code.co_filename == dataclasses.__file__:
+        changed = frames[-1].f_locals
+        return type(changed.get("self", changed.get("obj")))  # Python 3.13 names it self
+    for node in ast.walk(_parsed(path)):
+        if not isinstance(node, ast.Call) or not node.lineno <= line <= (node.end_lineno or 0):
+            continue
+        names_only = all(
+            isinstance(part, ast.Name | ast.Attribute | ast.Load) for part in ast.walk(node.func)
+        )
+        if names_only and any(keyword.arg == word for keyword in node.keywords):
+            called = compile(ast.Expression(node.func), str(path), "eval")
+            return eval(called, frames[-1].f_globals, frames[-1].f_locals)
+    return None

@@ -14,12 +14,12 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from jaxtrain.config import numbers
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, Problem, fields_of
 
 T = TypeVar("T")
 
-_MENTIONED = re.compile(r"(?<![\w./-])(?:--\w+(?:\.\w+)*|[a-z]\w*(?:\.\w+)+)")
+_FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
+_WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
 # Not fields, but near enough to be meant (jaxtrain.cli.train.flags_parser).
 _FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
@@ -74,7 +74,7 @@ def apply(default: T, arguments: Sequence[str]) -> T:
     parsed, complaint = _parse(default, settings)
     if parsed is not None:
         return parsed
-    misfits = [
+    misfits: list[str] = [
         _misfit(known[flag], values)
         for flag, values in settings
         if not _fits(default, flag, values)
@@ -105,16 +105,11 @@ def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[
             return apply(default, kept), found
         except InputError as error:
             found += error.messages
-            to_blame = {name for one in error.messages for name in mentioned(one)[:1]}
+            to_blame = {name for message in error.messages for name in fields_of(message)[:1]}
             right = [one for one in settings if not _is_within(one[0][2:], to_blame)]
             if len(right) == len(settings):
                 return None, found
             settings = right
-
-
-def mentioned(message: str) -> list[str]:
-    """The fields, sections and flags that a message names, without dashes, in order."""
-    return [found.removeprefix("--") for found in _MENTIONED.findall(message)]
 
 
 def _is_within(name: str, sections: Iterable[str]) -> bool:
@@ -219,10 +214,10 @@ def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     return settings
 
 
-Settings = list[tuple[str, list[str]]]
+Assignments = list[tuple[str, list[str]]]
 
 
-def _switched_on(default: T, settings: Settings) -> tuple[T, Settings]:
+def _switched_on(default: T, settings: Assignments) -> tuple[T, Assignments]:
     """Switches optional sections on and off; what is left to be parsed.
 
     ``--model.teacher None`` is off; a field of a section that is off switches it on.
@@ -255,7 +250,7 @@ def _optional_sections(instance: Any, prefix: str = "") -> Iterator[tuple[str, A
             yield from _optional_sections(value, f"{name}.")
 
 
-def _section(name: str, section: type[Any], given: Settings) -> Any:
+def _section(name: str, section: type[Any], given: Assignments) -> Any:
     """A section of which only some fields are given; the others have their defaults."""
     fields = {field.name: field for field in dataclasses.fields(section)}
     hints = typing.get_type_hints(section)
@@ -263,7 +258,10 @@ def _section(name: str, section: type[Any], given: Settings) -> Any:
     for flag, _ in own:
         if flag[2:] not in fields:
             near = did_you_mean(flag[2:], fields)
-            raise InputError(f"--{name}.{flag[2:]} is no field of this config; {near}")
+            raise InputError(
+                f"--{name}.{flag[2:]} is no field of this config; {near}",
+                about=f"{name}.{flag[2:]}",
+            )
     lacking = [
         f"--{name}.{field.name}"
         for field in fields.values()
@@ -271,7 +269,8 @@ def _section(name: str, section: type[Any], given: Settings) -> Any:
     ]
     if lacking:
         raise InputError(
-            f"{name} is switched on by {given[0][0]}; it also needs {', '.join(lacking)}"
+            f"{name} is switched on by {given[0][0]}; it also needs {', '.join(lacking)}",
+            about=(name, *(flag.removeprefix("--") for flag in lacking)),
         )
     made, complaint = _parse(section, own)
     if made is not None:
@@ -280,10 +279,10 @@ def _section(name: str, section: type[Any], given: Settings) -> Any:
         if not _fits_alone(section, own, flag, values):
             leaf = Leaf(f"{name}.{flag[2:]}", None, hints[flag[2:]])
             raise InputError(_misfit(leaf, values))
-    raise InputError(f"{name}: {complaint}")
+    raise InputError(f"{name}: {complaint}", about=name)
 
 
-def _fits_alone(section: type[Any], own: Settings, flag: str, values: list[str]) -> bool:
+def _fits_alone(section: type[Any], own: Assignments, flag: str, values: list[str]) -> bool:
     """Whether a value has the form of its field, beside what the section needs."""
     needed = [
         (other, given)
@@ -305,23 +304,30 @@ def _with(instance: T, path: Sequence[str], value: Any) -> T:
     return dataclasses.replace(instance, **{name: inner})  # type: ignore[type-var]
 
 
-def _unknown(flag: str, known: dict[str, Leaf]) -> str:
+def _unknown(flag: str, known: dict[str, Leaf]) -> Problem:
+    message, likely = _in_words(flag, known)
+    return Problem(message, flag.removeprefix("--"), *(one.removeprefix("--") for one in likely))
+
+
+def _in_words(flag: str, known: dict[str, Leaf]) -> tuple[str, list[str]]:
+    """What is wrong with a flag that names no field, and the fields that may have been meant."""
     message = f"{flag} is no field of this config"
     for other, leaf in known.items():
         if flag.startswith(other + ".") and leaf.value is None:
-            return f"{message}: {leaf.name} is None, and no section"
+            return f"{message}: {leaf.name} is None, and no section", [leaf.name]
     if any(other.startswith(flag + ".") for other in known):
         inside = [other for other in known if other.startswith(flag + ".")]
-        return f"{message} but a section; its fields are {', '.join(inside)}"
+        return f"{message} but a section; its fields are {', '.join(inside)}", inside
     word = flag.rpartition(".")[2].removeprefix("--")
     same = [other for other in known if other.rpartition(".")[2].removeprefix("--") == word]
     if same:
-        return f"{message}; did you mean {' or '.join(same)}?"
+        return f"{message}; did you mean {' or '.join(same)}?", same
     dashed = flag.replace("_", "-")
     if dashed in _FLAGS:  # the same word again would be no suggestion
-        return f"{message}; {dashed} is a flag, which not every command takes"
+        return f"{message}; {dashed} is a flag, which not every command takes", []
     near = difflib.get_close_matches(flag, [*known, *_FLAGS], n=1)
-    return f"{message}; " + (f"did you mean {near[0]}?" if near else "--help lists all fields")
+    hint = f"did you mean {near[0]}?" if near else "--help lists all fields"
+    return f"{message}; {hint}", near
 
 
 def _fits(default: Any, flag: str, values: list[str]) -> bool:
@@ -331,22 +337,41 @@ def _fits(default: Any, flag: str, values: list[str]) -> bool:
         return True
 
 
-def _misfit(leaf: Leaf, values: list[str]) -> str:
+def _misfit(leaf: Leaf, values: list[str]) -> Problem:
     wanted = takes(leaf.annotation)
     if not values:
-        return f"--{leaf.name} needs a value: {wanted}"
+        return Problem(f"--{leaf.name} needs a value: {wanted}", leaf.name)
     given = " ".join(values)
     near = nearest_value(given, leaf.annotation)
     hint = "" if near is None else f"; did you mean {near}?"
-    return f"--{leaf.name} takes {wanted}, not '{given}'{hint}"
+    return Problem(f"--{leaf.name} takes {wanted}, not '{given}'{hint}", leaf.name)
 
 
 def _written_out(values: list[str], annotation: Any) -> list[str]:
     """Whole numbers such as 500k, 2.5M and 1B in digits, where a field takes one."""
     if annotation is not int and int not in typing.get_args(annotation):
         return values
-    found = [(value, numbers.whole(value)) for value in values]
+    found = [(value, whole_number(value)) for value in values]
     return [value if number is None else str(number) for value, number in found]
+
+
+def whole_number(text: str) -> int | None:
+    """The number that "500k", "2.5M" or "1B" means; None for any other text, and for fractions."""
+    match = _WRITTEN.fullmatch(text.replace("_", ""))
+    if match is None:
+        return None
+    digits, decimals, factor = match[1], match[2] or "", _FACTORS[match[3]]
+    value, rest = divmod(int(digits + decimals) * factor, 10 ** len(decimals))
+    return None if rest else value
+
+
+def readable(number: int) -> str:
+    """The shortest form with a factor that means exactly this number: 2500000 is 2.5M."""
+    for name, factor in reversed(_FACTORS.items()):
+        if abs(number) >= factor:
+            text = f"{number / factor:.3f}".rstrip("0").rstrip(".") + name
+            return text if whole_number(text) == number else f"{number:,}"
+    return f"{number:,}"
 
 
 def nearest_value(given: str, annotation: Any) -> str | None:
@@ -386,7 +411,7 @@ def _tyro_options() -> dict[str, Any]:
     }
 
 
-def _parse(default: T | type[T], settings: Settings) -> tuple[T | None, str]:
+def _parse(default: T | type[T], settings: Assignments) -> tuple[T | None, str]:
     """The parsed instance, or None and what tyro says about it in one line."""
     import tyro
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxtrain.config import files, invocation, overrides
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, Problem
 from jaxtrain.storage import addresses
 
 Precision = Literal["bfloat16", "float32"]
@@ -37,9 +37,14 @@ class Average:
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
-            raise InputError(f"optim.average.decay={self.decay}: use a number between 0 and 1")
+            raise InputError(
+                f"optim.average.decay={self.decay}: use a number between 0 and 1",
+                about="optim.average.decay",
+            )
         if self.every < 1:
-            raise InputError(f"optim.average.every={self.every}: use at least 1")
+            raise InputError(
+                f"optim.average.every={self.every}: use at least 1", about="optim.average.every"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,14 +71,21 @@ class Muon:
     def __post_init__(self) -> None:
         for name in ("peak_lr", "embedding_lr", "unembedding_lr"):
             if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"optim.muon.{name}={getattr(self, name)}: use a number above 0")
+                raise InputError(
+                    f"optim.muon.{name}={getattr(self, name)}: use a number above 0",
+                    about=f"optim.muon.{name}",
+                )
         for name in ("momentum", "first_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(
-                    f"optim.muon.{name}={getattr(self, name)}: use a number from 0 to below 1"
+                    f"optim.muon.{name}={getattr(self, name)}: use a number from 0 to below 1",
+                    about=f"optim.muon.{name}",
                 )
         if self.momentum_steps < 0:
-            raise InputError(f"optim.muon.momentum_steps={self.momentum_steps}: use 0 or more")
+            raise InputError(
+                f"optim.muon.momentum_steps={self.momentum_steps}: use 0 or more",
+                about="optim.muon.momentum_steps",
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -328,14 +340,17 @@ def _check_fields(run: Run) -> Iterator[str]:
                     if leaf.name in _PATHS and addresses.is_address(value):
                         addresses.check(value, leaf.name)
         except InputError as error:
-            yield str(error)
+            yield Problem(str(error), leaf.name)
         if not overrides.matches(leaf.value, leaf.annotation):
             wanted = overrides.takes(leaf.annotation)
             near = overrides.nearest_value(str(leaf.value), leaf.annotation)
             hint = "" if near is None else f"; did you mean {near}?"
-            yield f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}"
+            yield Problem(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}", leaf.name)
         elif any(isinstance(n, int | float) and not 0 <= n < math.inf for n in values):
-            yield f"{leaf.name} is {leaf.value}; it has to be a finite number, not below zero"
+            yield Problem(
+                f"{leaf.name} is {leaf.value}; it has to be a finite number, not below zero",
+                leaf.name,
+            )
     for section, fields in _POSITIVE.items():
         for field in fields:
             yield from _check_value(run, section, field, lambda v: v > 0, "more than zero")
@@ -352,11 +367,13 @@ def _check_sections(run: Run) -> Iterator[str]:
         try:
             check_warmup(run.optim, run.loop.steps)
         except InputError as error:
-            yield str(error)
+            yield from error.messages
     yield from _check_batch(run)
     yield from _check_best(run)
     if not 0 <= run.seed < 2**32:
-        yield f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed"
+        yield Problem(
+            f"seed {run.seed} is not a number from 0 to 2^32 - 1: set another --seed", "seed"
+        )
 
 
 def check_warmup(optim: Optim, steps: int) -> None:
@@ -368,7 +385,8 @@ def check_warmup(optim: Optim, steps: int) -> None:
     if optim.warmup_steps is not None and optim.warmup_steps >= steps:
         raise InputError(
             f"optim.warmup_steps {optim.warmup_steps} has to be less than the run's {steps} steps: "
-            f"lower --optim.warmup_steps, or set it to None and --optim.warmup_fraction 0.1"
+            f"lower --optim.warmup_steps, or set it to None and --optim.warmup_fraction 0.1",
+            about=("optim.warmup_steps", "optim.warmup_fraction", "loop.steps"),
         )
 
 
@@ -468,7 +486,7 @@ def _check_value(
     value = getattr(getattr(run, section), field)
     # A value of another kind has its own message.
     if isinstance(value, int | float) and 0 <= value < math.inf and not holds(value):
-        yield f"{section}.{field} is {value}; it has to be {wanted}"
+        yield Problem(f"{section}.{field} is {value}; it has to be {wanted}", f"{section}.{field}")
 
 
 def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[str]:
@@ -480,7 +498,8 @@ def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[s
             if not given
             else "set the others to None: " + " or ".join(f"--{name}.{f} None" for f in given)
         )
-        yield f"exactly one of {', '.join(fields)} is needed ({values}); {cure}"
+        message = f"exactly one of {', '.join(fields)} is needed ({values}); {cure}"
+        yield Problem(message, *(f"{name}.{field}" for field in fields))
 
 
 def _check_batch(run: Run) -> Iterator[str]:
@@ -488,25 +507,31 @@ def _check_batch(run: Run) -> Iterator[str]:
     batch, unit = run.data.batch_size, devices * microbatches
     if batch % unit:
         below = max(batch // unit, 1) * unit
-        yield (
+        yield Problem(
             f"data.batch_size {batch} cannot be split: it is the global batch, per device x "
             f"{devices} devices (mesh.data {run.mesh.data} x mesh.fsdp {run.mesh.fsdp}) x "
             f"{microbatches} microbatches (optim.accumulate), so a multiple of {unit}; the nearest "
-            f"are {below} and {below + unit}"
+            f"are {below} and {below + unit}",
+            *("data.batch_size", "mesh.data", "mesh.fsdp", "optim.accumulate"),
         )
 
 
 def _check_best(run: Run) -> Iterator[str]:
     metric = run.checkpoint.best_metric
     if metric is not None and not metric.startswith("val/"):
-        yield f"checkpoint.best_metric '{metric}' is no validation metric (val/...)"
+        yield Problem(
+            f"checkpoint.best_metric '{metric}' is no validation metric (val/...)",
+            "checkpoint.best_metric",
+        )
     if metric is not None and run.loop.eval_every is None:
-        yield (
+        yield Problem(
             f"checkpoint.best_metric {metric} needs validations, but loop.eval_every is None: set "
-            "--loop.eval_every, or --checkpoint.best_metric None"
+            "--loop.eval_every, or --checkpoint.best_metric None",
+            *("checkpoint.best_metric", "loop.eval_every"),
         )
     if run.loop.early_stop_patience is not None and metric is None:
-        yield (
+        yield Problem(
             f"loop.early_stop_patience {run.loop.early_stop_patience} needs a metric to watch: set "
-            "--checkpoint.best_metric, or --loop.early_stop_patience None"
+            "--checkpoint.best_metric, or --loop.early_stop_patience None",
+            *("loop.early_stop_patience", "checkpoint.best_metric"),
         )

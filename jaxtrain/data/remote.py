@@ -53,7 +53,7 @@ from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.disks import disk_trouble
 
 _AT_ONCE = 8  # files
-_PIECE_BYTES = 2**20
+_CHUNK_BYTES = 2**20
 _TRIES = 4
 _FIRST_WAIT_S = 1.0  # doubled from try to try
 _LONGEST_WAIT_S = 60.0  # that a server may ask for
@@ -291,7 +291,7 @@ class _Target:
                 f"{_MOST_LIST_BYTES:,}: split it, or copy it to this machine"
             )
 
-    def write(self, piece: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Takes bytes.
 
         Raises:
@@ -299,14 +299,14 @@ class _Target:
         """
         if self._stop.is_set():
             raise _Again("stopped")
-        self.came += len(piece)
+        self.came += len(chunk)
         if self.came > self._most:
             raise InputError(
                 f"{self._what} sends more than {self._most:,} bytes, which is more than it "
                 "announced or there is room for: check the address"
             )
         with _disk(self._place):
-            self._file.write(piece)
+            self._file.write(chunk)
 
 
 def _get_by_http(address: str, target: _Target, flag: str) -> _About:
@@ -362,8 +362,8 @@ def _received(response: http.client.HTTPResponse, target: _Target, what: str) ->
             "end of the file: serve it with Content-Length"
         )
     target.expect(announced)
-    while piece := response.read1(_PIECE_BYTES):
-        target.write(piece)
+    while chunk := response.read1(_CHUNK_BYTES):
+        target.write(chunk)
     if announced is not None and target.came != announced:
         raise _Again(f"{target.came:,} of {announced:,} bytes came")
     tag, modified = response.headers.get("ETag"), response.headers.get("Last-Modified")
@@ -599,8 +599,8 @@ def _get_from_bucket(address: str, target: _Target, flag: str) -> _About:
     size = about.get("size")
     target.expect(size)
     with system.open(inside, "rb") as source:
-        while piece := source.read(_PIECE_BYTES):
-            target.write(piece)
+        while chunk := source.read(_CHUNK_BYTES):
+            target.write(chunk)
     if size is not None and target.came != size:
         raise _Again(f"{target.came:,} of {size:,} bytes came")
     tag, modified = about.get("ETag") or about.get("etag"), about.get("LastModified")

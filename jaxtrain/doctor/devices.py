@@ -7,11 +7,15 @@ import jax
 
 from jaxtrain import config, versions
 from jaxtrain.config import invocation
-from jaxtrain.doctor import nvidia, packages, requirements
+from jaxtrain.doctor import packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
-from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.doctor.subject import Subject, size
 from jaxtrain.planning import cards
+from jaxtrain.telemetry.hardware import Driver
+
+LEAST_DRIVER = {12: "525", 13: "580"}
+"""CUDA's major version -> the oldest driver on Linux: NVIDIA, CUDA compatibility, minor version
+compatibility, table 1 (docs.nvidia.com/deploy/cuda-compatibility)."""
 
 _TAKEN = 2 * 2**30  # bytes of a GPU that a desktop or a monitor may hold
 _ENOUGH = 0.95  # of a card's memory: jax sees less than nvidia-smi
@@ -35,7 +39,7 @@ def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
     """Whether the NVIDIA driver works, and is new enough for jax's CUDA."""
     if found.failure:
         yield problem(
-            f"nvidia-smi says: {found.failure}",
+            f"the NVIDIA driver does not work: {found.failure}",
             "restart the host (after an update the kernel runs the old driver), or install the "
             "driver again; in a container: docker run --gpus all",
         )
@@ -43,7 +47,7 @@ def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
     if found.version is None:
         yield ok("no NVIDIA driver")
         return
-    least = nvidia.LEAST_DRIVER.get(cuda) if cuda is not None else None
+    least = LEAST_DRIVER.get(cuda) if cuda is not None else None
     if least is not None and not requirements.at_least(found.version, least):
         older = f"; or jax's build for CUDA 12: {versions.install('cuda12')}" if cuda == 13 else ""
         yield problem(

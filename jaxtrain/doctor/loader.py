@@ -21,7 +21,7 @@ from jaxtrain.doctor.subject import Subject, cores, counted
 from jaxtrain.errors import BadExample
 from jaxtrain.interop import weights
 from jaxtrain.storage.atomic import expanded
-from jaxtrain.telemetry.datasheets import peak_bf16_flops
+from jaxtrain.telemetry.hardware import peak_bf16_flops
 from jaxtrain.training import preflight
 
 _TRIAL_S = 3.0
@@ -51,7 +51,7 @@ class Rate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class NeededRate:
     """What the step takes, examples/s of one process, predicted.
 
     Attributes:
@@ -284,7 +284,7 @@ def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
     return _TRIED / max(1e-9, time.perf_counter() - began)
 
 
-def wanted(subject: Subject, device: jax.Device) -> Wanted | None:
+def wanted(subject: Subject, device: jax.Device) -> NeededRate | None:
     """What the step takes, from the model's formula and the card's peak; None on a CPU.
 
     Nothing is compiled: memory traffic, which bounds many steps, is not known here.
@@ -305,10 +305,10 @@ def wanted(subject: Subject, device: jax.Device) -> Wanted | None:
         f"{_LEAST_MFU:.0%} to {_MOST_MFU:.0%} of their peak; "
         f"{invocation.program()} plan narrows it"
     )
-    return Wanted(_LEAST_MFU * rate, _MOST_MFU * rate, how)
+    return NeededRate(_LEAST_MFU * rate, _MOST_MFU * rate, how)
 
 
-def judged(found: Rate, step: Wanted | None, cores: int, faster: str = "") -> Iterator[Finding]:
+def judged(found: Rate, step: NeededRate | None, cores: int, faster: str = "") -> Iterator[Finding]:
     """The loader's rate against the step's.
 
     Args:

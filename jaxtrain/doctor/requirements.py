@@ -2,13 +2,12 @@
 
 import dataclasses
 import importlib.metadata
-import re
 from collections.abc import Callable
 
-Version = tuple[int, ...]
-
-_REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;()]*)\)?\s*(?:;.*)?$")
-_CLAUSE = re.compile(r"^(~=|==|!=|<=|>=|<|>)\s*([0-9][0-9.]*?)(\.\*)?$")
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +24,16 @@ class Package:
 
     def pins(self, prefix: str) -> dict[str, str]:
         """What it requires of packages whose names start so: name -> clauses, as ">=9.8,<10"."""
-        matches = (_REQUIREMENT.match(line) for line in self.requires)
-        found = ((match[1].lower().replace("_", "-"), match[2]) for match in matches if match)
-        return {name: clauses.strip() for name, clauses in found if name.startswith(prefix)}
+        pins = {}
+        for line in self.requires:
+            try:
+                requirement = Requirement(line)
+            except InvalidRequirement:
+                continue
+            name = canonicalize_name(requirement.name)
+            if name.startswith(prefix):
+                pins[str(name)] = str(requirement.specifier)
+        return pins
 
 
 Find = Callable[[str], Package | None]
@@ -42,14 +48,12 @@ def installed(name: str) -> Package | None:
     return Package(found.version, tuple(found.requires or ()))
 
 
-def version(text: str) -> Version:
-    """The numbers of a version, "12.9.79" or "2.13.0+cpu"."""
-    return tuple(int(number) for number in re.findall(r"\d+", text.partition("+")[0]))
-
-
 def at_least(found: str, least: str) -> bool:
-    """Whether one version is not older than another."""
-    return _padded(found, least)[0] >= _padded(found, least)[1]
+    """Whether one version is not older than another; one that is not written as such is not."""
+    try:
+        return Version(found) >= Version(least)
+    except InvalidVersion:
+        return False
 
 
 def satisfies(found: str, clauses: str) -> bool:
@@ -59,31 +63,7 @@ def satisfies(found: str, clauses: str) -> bool:
         found: "9.10.2.21".
         clauses: ">=9.8,<10.0".
     """
-    return all(_holds(found, clause.strip()) for clause in clauses.split(",") if clause.strip())
-
-
-def _holds(found: str, clause: str) -> bool:
-    match = _CLAUSE.match(clause)
-    if match is None:
+    try:
+        return SpecifierSet(clauses).contains(Version(found), prereleases=True)
+    except (InvalidSpecifier, InvalidVersion):
         return True
-    operator, wanted, wildcard = match[1], match[2], match[3] is not None
-    here, there = _padded(found, wanted)
-    if wildcard or operator == "~=":
-        prefix = version(wanted) if wildcard else version(wanted)[:-1]
-        same = version(found)[: len(prefix)] == prefix
-        return not same if operator == "!=" else same and (wildcard or here >= there)
-    return {
-        "==": here == there,
-        "!=": here != there,
-        "<=": here <= there,
-        ">=": here >= there,
-        "<": here < there,
-        ">": here > there,
-    }[operator]
-
-
-def _padded(first: str, second: str) -> tuple[Version, Version]:
-    """Both with as many numbers: 9.8 is 9.8.0."""
-    one, other = version(first), version(second)
-    length = max(len(one), len(other))
-    return one + (0,) * (length - len(one)), other + (0,) * (length - len(other))

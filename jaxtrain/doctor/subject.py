@@ -12,8 +12,8 @@ import jax
 from jaxtrain import config
 from jaxtrain import sharding as meshes
 from jaxtrain.distributed.key_value import KeyValueStore
-from jaxtrain.doctor.nvidia import Driver
 from jaxtrain.planning.cards import Card
+from jaxtrain.telemetry.hardware import Driver
 from jaxtrain.training import setup
 from jaxtrain.training.setup import StepSetup
 

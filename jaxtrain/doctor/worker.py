@@ -42,9 +42,9 @@ def _examine(request: dict[str, Any], send: Send) -> None:
     from jaxtrain import config, versions
     from jaxtrain.checkpoint import resume
     from jaxtrain.distributed.key_value import KeyValueStore
-    from jaxtrain.doctor import nvidia
     from jaxtrain.doctor.subject import Subject
     from jaxtrain.planning import cards
+    from jaxtrain.telemetry import hardware
     from jaxtrain.training import run_directory
 
     run = config.load(request["config"], request["overrides"])
@@ -60,7 +60,7 @@ def _examine(request: dict[str, Any], send: Send) -> None:
             request["resume"], output if given else None, run_directory.ROOT
         ),
         simulate_devices=request["simulate_devices"],
-        driver=nvidia.read(),
+        driver=hardware.driver(),
         environment=os.environ,
         temporary=Path(request["temporary"]),
         scratch=lambda folder: send({"scratch": str(folder)}),

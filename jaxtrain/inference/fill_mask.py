@@ -33,7 +33,7 @@ class Guess:
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class MaskedScore:
     """How well a model tells each token of a text from all others.
 
     Attributes:
@@ -133,7 +133,7 @@ class MaskedModel:
 
     def score(
         self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
-    ) -> Score:
+    ) -> MaskedScore:
         """Masks each token of a text in turn, with as many tokens around it as the model takes.
 
         All but [UNK], which is left as it is; a literal "[MASK]" in the text is ordinary pieces. A
@@ -165,7 +165,7 @@ class MaskedModel:
             right += int((chances_RV.argmax(-1) == target_R).sum())
             done += used
             each(done, count)
-        return Score(tokens=count, unknown=unknown, loss=cost / count, accuracy=right / count)
+        return MaskedScore(tokens=count, unknown=unknown, loss=cost / count, accuracy=right / count)
 
     def _masked(
         self, ids: np.ndarray, known: np.ndarray, rows: int

@@ -70,7 +70,7 @@ def difference(first: Values, second: Values) -> Difference:
         p = 1.0 if found.mean == 0 else 0.0
         return Difference(found, p, signs_test(gaps))
     t = abs(found.mean) / (found.std / math.sqrt(found.count))
-    return Difference(found, 1 - _student_within(t, found.count - 1), signs_test(gaps))
+    return Difference(found, _student_beyond(t, found.count - 1), signs_test(gaps))
 
 
 def signs_test(gaps: np.ndarray) -> float:
@@ -93,29 +93,14 @@ def signs_test(gaps: np.ndarray) -> float:
 
 
 def student_quantile(share: float, freedom: int) -> float:
-    """The value that a share (above one half) of Student's distribution stays below."""
-    within = 2 * share - 1
-    low, high = 0.0, 1.0
-    while _student_within(high, freedom) < within:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        if _student_within(middle, freedom) < within:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    """The value that a share of Student's distribution stays below."""
+    from scipy import special  # imported here: no other command pays for it
+
+    return float(special.stdtrit(freedom, share))
 
 
-def _student_within(t: float, freedom: int) -> float:
-    """Probability that |T| < t, by the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    angle = math.atan(t / math.sqrt(freedom))
-    sine, squared = math.sin(angle), math.cos(angle) ** 2
-    term = math.cos(angle) if freedom % 2 else 1.0
-    total = 0.0
-    for power in range(1 + freedom % 2, freedom, 2):
-        total += term
-        term *= squared * power / (power + 1)
-    if freedom % 2:
-        return 2 / math.pi * (angle + sine * total)
-    return sine * total
+def _student_beyond(t: float, freedom: int) -> float:
+    """Probability that |T| > t."""
+    from scipy import special
+
+    return float(2 * special.stdtr(freedom, -t))

@@ -28,7 +28,7 @@ _LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class TextScore:
     """How well a model foretells each token of a text from those before it.
 
     Attributes:
@@ -68,7 +68,7 @@ class CausalModel:
     ) -> None:
         load.prepare_device()
         tokenizer.check_travels(source)
-        trained = load.load(source, command, "continued")
+        trained = load.load(source, command, "decode_step")
         self.model, self.source = trained.config, trained.source
         definition = trained.definition
         words = tokenizer.of_source(Path(self.source))  # of these weights, not of others
@@ -102,7 +102,7 @@ class CausalModel:
         ) -> tuple[jax.Array, Any]:
             module = definition.module(arrays, {})
             empty = module.cache(tokens_BN.shape[0], room)
-            logits_BV, kept = module.continued(tokens_BN, count, empty, 0)
+            logits_BV, kept = module.decode_step(tokens_BN, count, empty, 0)
             return chosen(logits_BV, choice, keys_B, number), kept
 
         def follow(
@@ -115,7 +115,7 @@ class CausalModel:
             choice: Choice,
         ) -> tuple[jax.Array, Any]:
             module = definition.module(arrays, {})
-            logits_BV, kept = module.continued(ids_B[:, None], 1, kept, start)
+            logits_BV, kept = module.decode_step(ids_B[:, None], 1, kept, start)
             return chosen(logits_BV, choice, keys_B, number), kept
 
         options = compiling.options(jax.default_backend())
@@ -233,9 +233,9 @@ class CausalModel:
                 decoders, ended = [make("replace") for _ in ids_B], [False] * len(ids_B)
             grown = []
             for row, token_id in enumerate(ids_B.tolist()):
-                piece = None if ended[row] else self.bytes_of[token_id]
-                ended[row] = piece is None
-                grown.append(decoders[row].decode(piece or b"", final=ended[row]))
+                token = None if ended[row] else self.bytes_of[token_id]
+                ended[row] = token is None
+                grown.append(decoders[row].decode(token or b"", final=ended[row]))
             yield grown
             if all(ended):
                 return
@@ -248,7 +248,7 @@ class CausalModel:
 
     def score(
         self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
-    ) -> Score:
+    ) -> TextScore:
         """Foretells each token of a text, taken as one document, from those before it.
 
         The text goes through windows as long as the model sees at once, each half of that further
@@ -276,13 +276,13 @@ class CausalModel:
             for name, parts in jax.device_get(self._evaluate(self._arrays, batch)).items():
                 sums[name] = sums.get(name, np.zeros(2)) + np.asarray(parts, np.float64)
             each(min(first + rows, len(starts)), len(starts))
-        found = weighted_means({name: tuple(parts) for name, parts in sums.items()})
-        return Score(
+        means = weighted_means({name: tuple(parts) for name, parts in sums.items()})
+        return TextScore(
             tokens=len(ids),
             bytes=int(sizes.sum()),
-            loss=found["loss"],
-            accuracy=found["accuracy"],
-            bits_per_byte=found["bits_per_byte"],
+            loss=means["loss"],
+            accuracy=means["accuracy"],
+            bits_per_byte=means["bits_per_byte"],
         )
 
     def _windows(

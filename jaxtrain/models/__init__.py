@@ -51,7 +51,7 @@ member                   of       what it is for
 ``to_settings``          Config   folders of transformers; with ``from_settings``, ``model_type``
 ``derived``              module   metrics that follow from others, such as perplexity
 ``samples``              module   images and texts while training
-``continued``            module   ``generate``, ``evaluate`` on a text; with ``cache``
+``decode_step``            module   ``generate``, ``evaluate`` on a text; with ``cache``
 ``logits_at``            module   ``fill``, ``evaluate`` on a text
 ``decode``               module   ``encode``, ``decode``, ``reconstruct``, ``evaluate`` on videos
 =======================  =======  =================================================================
@@ -90,9 +90,9 @@ Of the module:
   int32 [R, T] for R texts as ids of tokens: those that were given, a -1, and those that the model
   has written. Which text the ids stand for is known to the data
   (:class:`jaxtrain.data.source.Sources`), not to the model.
-- ``cache(rows, length) -> cache`` and ``continued(tokens_BS, count, cache, start) -> (logits_BV,
+- ``cache(rows, length) -> cache`` and ``decode_step(tokens_BS, count, cache, start) -> (logits_BV,
   cache)``: what writes texts (:mod:`jaxtrain.ops.generation`). A cache is a tree of arrays that
-  keeps what later positions need of earlier ones, in the dtype of the parameters. ``continued``
+  keeps what later positions need of earlier ones, in the dtype of the parameters. ``decode_step``
   takes the tokens of the positions from ``start`` on, all of which fit into the cache, and gives
   the float32 logits of the word after the first ``count`` of them; ``count`` and ``start`` are
   int32 scalars. Those behind only fill the array up: they change nothing, and the next call, with

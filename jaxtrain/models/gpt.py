@@ -23,7 +23,8 @@ from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, gpt_weights
-from jaxtrain.ops import attention, chunked_loss, generation, initial
+from jaxtrain.ops import attention, chunked_loss, generation
+from jaxtrain.ops.cpu import normal_init
 from jaxtrain.ops.layers import Remat, remat
 
 _ASPECT = 64  # width of a layer for each layer
@@ -84,13 +85,15 @@ class Config:
             fits = [m for m in range(1, d + 1) if d % (2 * m) == 0 and d // m <= _HEAD]
             near = f"the nearest is {min(fits, key=lambda m: abs(m - n))}" if fits else "none fits"
             raise InputError(
-                f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}"
+                f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}",
+                about=("model.heads", "model.width"),
             )
-        chunked_loss.check_piece(self.loss_piece, self.sequence_length)
+        chunked_loss.check_chunk(self.loss_piece, self.sequence_length)
         if n % h:
             raise InputError(
                 f"model.kv_heads={h} must divide the {n} query heads (model.heads): use "
-                f"{max(m for m in range(1, min(h, n) + 1) if n % m == 0)}"
+                f"{max(m for m in range(1, min(h, n) + 1) if n % m == 0)}",
+                about=("model.kv_heads", "model.heads"),
             )
 
     @property
@@ -232,9 +235,9 @@ class Config:
             "kv_heads": heads,
         }
         fields |= {name: None for name in dial if fields[name] == dial[name]}
-        piece = chunked_loss.fitting_piece(cls.loss_piece, fields["sequence_length"])
+        chunk = chunked_loss.fitting_chunk(cls.loss_piece, fields["sequence_length"])
         try:
-            return cls(loss_piece=piece, **fields)
+            return cls(loss_piece=chunk, **fields)
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
@@ -248,7 +251,7 @@ class Embedding(nnx.Module):
     """Word vectors: normal with deviation 1."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        self.table = initial.normal(rngs, (config.vocab_size, config.hidden), 1.0)
+        self.table = normal_init(rngs, (config.vocab_size, config.hidden), 1.0)
         self.norm_eps = config.norm_eps
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
@@ -280,7 +283,7 @@ class Block(nnx.Module):
         heads = self._heads(self._norm(x_BSD), cos_SI, sin_SI)
         return self._onward(x_BSD, attention.attend(*heads))
 
-    def continued(
+    def decode_step(
         self,
         x_BSD: jax.Array,
         cos_SI: jax.Array,
@@ -321,7 +324,7 @@ class Head(nnx.Module):
 
     def __init__(self, config: Config) -> None:
         self.words = nnx.Param(jnp.zeros((config.vocab_size, config.hidden)))
-        self.piece = config.loss_piece
+        self.chunk = config.loss_piece
         self.norm_eps = config.norm_eps
 
     def __call__(
@@ -329,7 +332,7 @@ class Head(nnx.Module):
     ) -> chunked_loss.Predictions:
         """The cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
         x_BSD, words = attention.rms_norm(x_BSD, self.norm_eps), self.words[...]
-        return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, piece=self.piece)
+        return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, chunk=self.chunk)
 
     def logits(self, x_BSD: jax.Array) -> jax.Array:
         """float32 [B, S, V], all at once."""
@@ -363,12 +366,12 @@ class GPT(nnx.Module):
         return remat(Head.logits, self.remat)(self.lm_head, self.encode(tokens_BS))
 
     def cache(self, rows: int, length: int) -> list[attention.Cache]:
-        """Room for `length` positions of `rows` sequences, for :meth:`continued`."""
+        """Room for `length` positions of `rows` sequences, for :meth:`decode_step`."""
         shape = rows, length, self.shared_heads, self.head_width
         dtype = self.lm_head.words[...].dtype
         return [attention.empty_cache(*shape, dtype) for _ in self.blocks]
 
-    def continued(
+    def decode_step(
         self,
         tokens_BS: jax.Array,
         count: int | jax.Array,
@@ -408,4 +411,4 @@ class GPT(nnx.Module):
 
 def _reading(rngs: nnx.Rngs, inputs: int, outputs: int) -> nnx.Param[jax.Array]:
     deviation = min(1.0, math.sqrt(outputs / inputs)) / math.sqrt(inputs)
-    return initial.normal(rngs, (inputs, outputs), deviation)
+    return normal_init(rngs, (inputs, outputs), deviation)

@@ -26,7 +26,8 @@ from jaxtrain import config
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, llama_weights
-from jaxtrain.ops import attention, chunked_loss, generation, initial
+from jaxtrain.ops import attention, chunked_loss, generation
+from jaxtrain.ops.cpu import normal_init
 from jaxtrain.ops.layers import Remat, dropout, remat, split_keys
 
 _INIT_STD = 0.02
@@ -83,15 +84,17 @@ class Config:
             near = min(fits, key=lambda m: abs(m - self.heads)) if fits else "none"
             raise InputError(
                 f"model.heads={self.heads} heads of model.hidden={self.hidden} need an even, whole "
-                f"width each: the nearest number of heads that fits is {near}"
+                f"width each: the nearest number of heads that fits is {near}",
+                about=("model.heads", "model.hidden"),
             )
         if self.heads % self.kv_heads:
             fits = [m for m in range(1, self.kv_heads) if self.heads % m == 0]
             raise InputError(
                 f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}: use "
-                f"{max(fits)}"
+                f"{max(fits)}",
+                about=("model.kv_heads", "model.heads"),
             )
-        chunked_loss.check_piece(self.loss_piece, self.sequence_length)
+        chunked_loss.check_chunk(self.loss_piece, self.sequence_length)
         bounds.fraction("model.dropout", self.dropout)
         bounds.number("model.norm_eps", self.norm_eps, above=0, most=1)
         bounds.number("model.rotary_base", self.rotary_base, above=0, most=bounds.ROTARY)
@@ -172,9 +175,9 @@ class Config:
             InputError: another network.
         """
         shape = dataclasses.asdict(llama_weights.shape(content, source))
-        piece = chunked_loss.fitting_piece(cls.loss_piece, shape["sequence_length"])
+        chunk = chunked_loss.fitting_chunk(cls.loss_piece, shape["sequence_length"])
         try:
-            return cls(dropout=0.0, loss_piece=piece, **shape)
+            return cls(dropout=0.0, loss_piece=chunk, **shape)
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
@@ -246,7 +249,7 @@ class Layer(nnx.Module):
         """[B, S, D] -> the same shape; a position sees itself and those before it."""
         return self._onward(x_BSD, attention.attend(*self._heads(x_BSD, cos_SI, sin_SI)), keys_B)
 
-    def continued(
+    def decode_step(
         self,
         x_BSD: jax.Array,
         cos_SI: jax.Array,
@@ -291,7 +294,7 @@ class Head(nnx.Module):
     def __init__(self, config: Config) -> None:
         self.norm = nnx.Param(jnp.ones((config.hidden,)))
         self.norm_eps = config.norm_eps
-        self.piece = config.loss_piece
+        self.chunk = config.loss_piece
 
     def __call__(
         self,
@@ -302,7 +305,7 @@ class Head(nnx.Module):
     ) -> chunked_loss.Predictions:
         """The cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
         x_BSD, words = self._normalised(x_BSD), embedding.table[...]
-        return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=None, piece=self.piece)
+        return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=None, chunk=self.chunk)
 
     def logits(self, embedding: Embedding, x_BSD: jax.Array) -> jax.Array:
         """float32 [B, S, V], all at once."""
@@ -349,12 +352,12 @@ class Llama(nnx.Module):
         return self.head.logits(self.embedding, self.encode(tokens_BS))
 
     def cache(self, rows: int, length: int) -> list[attention.Cache]:
-        """Room for `length` positions of `rows` sequences, for :meth:`continued`."""
+        """Room for `length` positions of `rows` sequences, for :meth:`decode_step`."""
         shape = rows, length, self.kv_heads, self.head_width
         dtype = self.embedding.table[...].dtype
         return [attention.empty_cache(*shape, dtype) for _ in self.layers]
 
-    def continued(
+    def decode_step(
         self,
         tokens_BS: jax.Array,
         count: int | jax.Array,
@@ -391,4 +394,4 @@ class Llama(nnx.Module):
 
 
 def _normal(rngs: nnx.Rngs, rows: int, columns: int) -> nnx.Param[jax.Array]:
-    return initial.normal(rngs, (rows, columns), _INIT_STD)
+    return normal_init(rngs, (rows, columns), _INIT_STD)

@@ -22,7 +22,7 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import bert_weights
-from jaxtrain.ops import initial
+from jaxtrain.ops.cpu import normal_init
 from jaxtrain.ops.layers import (
     Remat,
     cross_entropy,
@@ -91,16 +91,21 @@ class Config:
             near = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
             raise InputError(
                 f"model.hidden={self.hidden} must be a multiple of model.heads={self.heads}: "
-                f"the nearest number of heads is {min(near, key=lambda n: abs(n - self.heads))}"
+                f"the nearest number of heads is {min(near, key=lambda n: abs(n - self.heads))}",
+                about=("model.hidden", "model.heads"),
             )
         bounds.fraction("model.dropout", self.dropout)
         bounds.number("model.mask_fraction", self.mask_fraction)
         if not 0 < self.mask_fraction <= 1:
-            raise InputError(f"model.mask_fraction={self.mask_fraction}: use a share in (0, 1]")
+            raise InputError(
+                f"model.mask_fraction={self.mask_fraction}: use a share in (0, 1]",
+                about="model.mask_fraction",
+            )
         if self.predicted < 1:
             raise InputError(
                 f"model.mask_fraction={self.mask_fraction} of "
-                f"model.sequence_length={self.sequence_length} is no token: enlarge one of them"
+                f"model.sequence_length={self.sequence_length} is no token: enlarge one of them",
+                about=("model.mask_fraction", "model.sequence_length"),
             )
 
     @property
@@ -397,7 +402,7 @@ class MaskedLanguageModel(nnx.Module):
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
-    return initial.normal(rngs, shape, bert_weights.INIT_STD)
+    return normal_init(rngs, shape, bert_weights.INIT_STD)
 
 
 def _row(vector: nnx.Param[jax.Array]) -> jax.Array:

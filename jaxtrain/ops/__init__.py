@@ -1,1 +1,1 @@
-"""Building blocks that models share: layers, attention, convolution, losses, generation."""
+"""Building blocks that models share: layers, attention, convolution, losses, generation; CPUs."""

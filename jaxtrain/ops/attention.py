@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxtrain.ops.layers import einsum_float32
-from jaxtrain.xla.target import platform
+from jaxtrain.ops.per_device import platform
 
 IGNORED = -1
 """The target of a position that is not to be predicted."""
@@ -107,7 +107,7 @@ def attend(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array
         [B, S, N, K], of the dtype of the queries.
     """
     if platform() not in ("gpu", "cuda"):
-        return _attend_plainly(q_BSNK, k_BSHK, v_BSHK)
+        return _xla_attention(q_BSNK, k_BSHK, v_BSHK)
     width, dtype = q_BSNK.shape[-1], q_BSNK.dtype
     if dtype in (jnp.bfloat16, jnp.float16) and width % _HEAD_UNIT == 0 and width <= _LARGEST_HEAD:
         return _attend_by_cudnn(q_BSNK, k_BSHK, v_BSHK)
@@ -116,7 +116,7 @@ def attend(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array
         f"cuDNN's takes bfloat16 and multiples of {_HEAD_UNIT} up to {_LARGEST_HEAD}",
         stacklevel=1,
     )
-    return _attend_plainly(q_BSNK, k_BSHK, v_BSHK)
+    return _xla_attention(q_BSNK, k_BSHK, v_BSHK)
 
 
 def _attend_by_cudnn(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array:
@@ -125,7 +125,7 @@ def _attend_by_cudnn(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) ->
     )
 
 
-def _attend_plainly(
+def _xla_attention(
     q_BSNK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, start: int | jax.Array = 0
 ) -> jax.Array:
     """The first query is at position `start` of the keys."""
@@ -180,7 +180,7 @@ def attend_cached(
         lax.dynamic_update_slice(cache.key, k_BSHK, at),
         lax.dynamic_update_slice(cache.value, v_BSHK, at),
     )
-    return _attend_plainly(q_BSNK, cache.key, cache.value, start), cache
+    return _xla_attention(q_BSNK, cache.key, cache.value, start), cache
 
 
 def onward(
@@ -194,7 +194,7 @@ def onward(
     """Through blocks that see what is in their caches, and add to it.
 
     Args:
-        blocks: each with ``continued(x_BSD, cos_SI, sin_SI, cache, start)``.
+        blocks: each with ``decode_step(x_BSD, cos_SI, sin_SI, cache, start)``.
         x_BSD: embedded tokens at the positions from `start` on; those from `count` on are filling.
         count: S at most.
         angles: of these positions, as :func:`rotary` gives them.
@@ -206,6 +206,6 @@ def onward(
     """
     kept = []
     for block, before in zip(blocks, caches, strict=True):
-        x_BSD, after = block.continued(x_BSD, *angles, before, start)
+        x_BSD, after = block.decode_step(x_BSD, *angles, before, start)
         kept.append(after)
     return lax.dynamic_slice_in_dim(x_BSD, count - 1, 1, axis=1), kept

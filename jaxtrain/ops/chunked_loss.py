@@ -1,6 +1,6 @@
-"""The loss of causal language models, in pieces: the logits of a whole batch are never there.
+"""The loss of causal language models, in chunks: the logits of a whole batch are never there.
 
-Shapes: B sequences, S tokens, D hidden width, V words, P tokens of a piece of the sequence.
+Shapes: B sequences, S tokens, D hidden width, V words, P tokens of a chunk of the sequence.
 """
 
 import functools
@@ -16,21 +16,22 @@ from jaxtrain.ops.attention import IGNORED, Batch, Sums
 from jaxtrain.ops.layers import cross_entropy, einsum_float32
 
 
-def check_piece(piece: int, length: int) -> None:
-    """Holds that pieces of the loss divide a sequence.
+def check_chunk(chunk: int, length: int) -> None:
+    """Holds that chunks of the loss divide a sequence.
 
     Raises:
         InputError: names the largest one that does.
     """
-    if length % min(piece, length):
+    if length % min(chunk, length):
         raise InputError(
-            f"model.loss_piece={piece} must divide model.sequence_length={length}: use "
-            f"{fitting_piece(piece, length)}"
+            f"model.loss_piece={chunk} must divide model.sequence_length={length}: use "
+            f"{fitting_chunk(chunk, length)}",
+            about=("model.loss_piece", "model.sequence_length"),
         )
 
 
-def fitting_piece(most: int, length: int) -> int:
-    """`most`, or where it does not divide a sequence the largest piece below that does (tokens)."""
+def fitting_chunk(most: int, length: int) -> int:
+    """`most`, or where it does not divide a sequence the largest chunk below that does (tokens)."""
     fits = (n for n in range(min(most, length), 0, -1) if length % n == 0)
     return most if length % min(most, length) == 0 else next(fits)
 
@@ -51,30 +52,30 @@ class Predictions(NamedTuple):
 
 def predict(
     x_BSD: jax.Array,
-    words_VD: jax.Array,
+    unembedding_VD: jax.Array,
     targets_BS: jax.Array,
     weight_BS: jax.Array,
     *,
     cap: float | None,
-    piece: int,
+    chunk: int,
 ) -> Predictions:
-    """Cross-entropy of the next words; the logits of `piece` positions exist at a time.
+    """Cross-entropy of the next words; the logits of `chunk` positions exist at a time.
 
-    The gradient is computed with the loss, piece by piece, and kept in place of the logits: so
-    they are computed once, and never all of them are there. Pieces are cut along S, never along B:
+    The gradient is computed with the loss, chunk by chunk, and kept in place of the logits: so
+    they are computed once, and never all of them are there. Chunks are cut along S, never along B:
     rows may lie on many devices, and each then works on its own.
 
     Args:
         x_BSD: vectors after the last norm.
-        words_VD: the output layer, of the dtype of `x_BSD`.
+        unembedding_VD: the output layer, of the dtype of `x_BSD`.
         targets_BS: int32; :data:`IGNORED` where nothing is to be predicted.
         weight_BS: float32, of each cost in the total.
         cap: logits z become `cap tanh(z / cap)`; None leaves them.
-        piece: of the divisors of S the largest one up to here is taken.
+        chunk: of the divisors of S the largest one up to here is taken.
     """
     length = x_BSD.shape[1]
-    size = min(fitting_piece(piece, length), length)
-    found = _predict(cap, size, x_BSD, words_VD, targets_BS, weight_BS)
+    size = min(fitting_chunk(chunk, length), length)
+    found = _predict(cap, size, x_BSD, unembedding_VD, targets_BS, weight_BS)
     return Predictions(found.total, lax.stop_gradient(found.cost), found.right)
 
 
@@ -83,13 +84,13 @@ def _predict(
     cap: float | None,
     size: int,
     x_BSD: jax.Array,
-    words_VD: jax.Array,
+    unembedding_VD: jax.Array,
     targets_BS: jax.Array,
     weight_BS: jax.Array,
 ) -> Predictions:
     def body(total: jax.Array, number: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        part = _piece(number, size, x_BSD, targets_BS, weight_BS)
-        found = _of_piece(cap, part[0], words_VD, *part[1:])
+        part = _chunk(number, size, x_BSD, targets_BS, weight_BS)
+        found = _of_chunk(cap, part[0], unembedding_VD, *part[1:])
         return total + found.total, (found.cost, found.right)
 
     numbers = jnp.arange(x_BSD.shape[1] // size)
@@ -101,30 +102,30 @@ def _predict_forward(
     cap: float | None,
     size: int,
     x_BSD: jax.Array,
-    words_VD: jax.Array,
+    unembedding_VD: jax.Array,
     targets_BS: jax.Array,
     weight_BS: jax.Array,
 ) -> tuple[Predictions, tuple[jax.Array, jax.Array]]:
     def body(
         carry: tuple[jax.Array, jax.Array], number: jax.Array
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-        x_BPD, targets_BP, weight_BP = _piece(number, size, x_BSD, targets_BS, weight_BS)
+        x_BPD, targets_BP, weight_BP = _chunk(number, size, x_BSD, targets_BS, weight_BS)
 
         def total_of(x: jax.Array, words: jax.Array) -> tuple[jax.Array, Predictions]:
-            found = _of_piece(cap, x, words, targets_BP, weight_BP)
+            found = _of_chunk(cap, x, words, targets_BP, weight_BP)
             return found.total, found
 
-        _, pull, found = jax.vjp(total_of, x_BPD, words_VD, has_aux=True)
+        _, pull, found = jax.vjp(total_of, x_BPD, unembedding_VD, has_aux=True)
         of_x, of_words = pull(jnp.ones(()))
-        total, grad_words = carry
-        carry = total + found.total, grad_words + of_words.astype(jnp.float32)
+        total, grad_unembedding = carry
+        carry = total + found.total, grad_unembedding + of_words.astype(jnp.float32)
         return carry, (of_x, found.cost, found.right)
 
     numbers = jnp.arange(x_BSD.shape[1] // size)
-    zeros = jnp.zeros(()), jnp.zeros(words_VD.shape, jnp.float32)
-    (total, grad_words), (grad_x, cost, right) = lax.scan(body, zeros, numbers)
+    zeros = jnp.zeros(()), jnp.zeros(unembedding_VD.shape, jnp.float32)
+    (total, grad_unembedding), (grad_x, cost, right) = lax.scan(body, zeros, numbers)
     found = Predictions(total, _joined(cost), _joined(right))
-    return found, (_joined(grad_x), grad_words.astype(words_VD.dtype))
+    return found, (_joined(grad_x), grad_unembedding.astype(unembedding_VD.dtype))
 
 
 def _predict_backward(
@@ -138,24 +139,24 @@ def _predict_backward(
 _predict.defvjp(_predict_forward, _predict_backward)
 
 
-def _piece(number: jax.Array, size: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def _chunk(number: jax.Array, size: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(lax.dynamic_slice_in_dim(array, number * size, size, 1) for array in arrays)
 
 
-def _joined(pieces: jax.Array) -> jax.Array:
+def _joined(chunks: jax.Array) -> jax.Array:
     """[S / P, B, P, ...] -> [B, S, ...]."""
-    turned = jnp.moveaxis(pieces, 0, 1)
+    turned = jnp.moveaxis(chunks, 0, 1)
     return turned.reshape(turned.shape[0], -1, *turned.shape[3:])
 
 
-def _of_piece(
+def _of_chunk(
     cap: float | None,
     x_BPD: jax.Array,
-    words_VD: jax.Array,
+    unembedding_VD: jax.Array,
     targets_BP: jax.Array,
     weight_BP: jax.Array,
 ) -> Predictions:
-    logits_BPV = capped(einsum_float32("bpd,vd->bpv", x_BPD, words_VD), cap)
+    logits_BPV = capped(einsum_float32("bpd,vd->bpv", x_BPD, unembedding_VD), cap)
     cost_BP, right_BP = cross_entropy(logits_BPV, targets_BP)
     there = targets_BP != IGNORED
     cost_BP = jnp.where(there, cost_BP, 0.0)

@@ -1,18 +1,16 @@
 """The convolution of images, with gradients that suit the platform.
 
-On GPUs each device computes both where the first is needed (:mod:`jaxtrain.ops.per_device`); on
-CPUs those of a strided one are found by phases.
+On GPUs each device computes both where the first is needed (:mod:`jaxtrain.ops.per_device`); CPUs
+have their own (:func:`jaxtrain.ops.cpu.conv_gradients`).
 
-Shapes: N images, H height, W width, I input and O output channels; K taps in each direction; P and
-Q phases of rows and of columns.
+Shapes: N images, H height, W width, I input and O output channels; K taps in each direction.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import (
     CustomVJPPrimal,
@@ -20,9 +18,8 @@ from jax.custom_derivatives import (
     custom_vjp_primal_tree_values,
 )
 
-from jaxtrain.ops import per_device
-from jaxtrain.ops.per_device import Wanted
-from jaxtrain.xla.target import platform
+from jaxtrain.ops import cpu, per_device
+from jaxtrain.ops.per_device import Wanted, platform
 
 Fold = Callable[[Any], jax.Array]
 """Makes a kernel of its parts; by itself it has no arrays but constants."""
@@ -103,75 +100,14 @@ def _gradients(
 ) -> tuple[jax.Array | None, jax.Array | None]:
     x_NHWI, grad_NHWO = rows
     forward = functools.partial(_conv, stride=stride)
-    by_phases = functools.partial(_by_phases, stride=stride, shape=x_NHWI.shape)
-    on_cpu = platform() == "cpu"
+    if platform() == "cpu":
+        return cpu.conv_gradients(x_NHWI, kernel, grad_NHWO, forward, stride=stride, wanted=wanted)
     grad_x = grad_kernel = None
     if wanted.of_rows:
-        if on_cpu:
-            grad_x = by_phases(grad_NHWO, kernel)
-        else:
-            (grad_x,) = jax.linear_transpose(lambda x: forward(x, kernel), x_NHWI)(grad_NHWO)
+        (grad_x,) = jax.linear_transpose(lambda x: forward(x, kernel), x_NHWI)(grad_NHWO)
     if wanted.of_shared:
-        # <conv(x, kernel), grad> = <x, by_phases(grad, kernel)>: both have the kernel's gradient.
-        # Eigen makes patches of conv's x or by_phases' grad: fewer channels are less work.
-        inputs, outputs = kernel.shape[2:]
-        if on_cpu and (stride > 1 or outputs < inputs):
-            (grad_kernel,) = jax.linear_transpose(lambda k: by_phases(grad_NHWO, k), kernel)(x_NHWI)
-        else:
-            (grad_kernel,) = jax.linear_transpose(lambda k: forward(x_NHWI, k), kernel)(grad_NHWO)
+        (grad_kernel,) = jax.linear_transpose(lambda k: forward(x_NHWI, k), kernel)(grad_NHWO)
     return grad_x, grad_kernel
-
-
-def _by_phases(
-    grad_NHWO: jax.Array, kernel: jax.Array, *, stride: int, shape: tuple[int, ...]
-) -> jax.Array:
-    """The gradient of images of `shape`, those of even and of odd rows and columns by themselves.
-
-    Each is a dense convolution with the part of the kernel that reaches such pixels. XLA's own for
-    CPUs puts zeros between the pixels of a strided gradient, and computes with them on one thread.
-    """
-    n, height, width, channels = shape
-    rows = [_phase(p, stride, kernel.shape[0], grad_NHWO.shape[1], height) for p in range(stride)]
-    columns = [_phase(p, stride, kernel.shape[1], grad_NHWO.shape[2], width) for p in range(stride)]
-
-    def one(row: _Phase, column: _Phase) -> jax.Array:
-        part = kernel[row.taps, column.taps]
-        padding = (row.padding, column.padding)
-        return lax.conv_general_dilated(
-            grad_NHWO, part, (1, 1), padding, dimension_numbers=("NHWC", "HWOI", "NHWC")
-        )
-
-    if stride == 1:
-        return one(rows[0], columns[0])
-    by_row = [jnp.stack([one(row, column) for column in columns], axis=3) for row in rows]
-    x_NHPWQI = jnp.stack(by_row, axis=2)
-    _, h, p, w, q, _ = x_NHPWQI.shape
-    return x_NHPWQI.reshape(n, h * p, w * q, channels)[:, :height, :width]
-
-
-class _Phase(NamedTuple):
-    """Every `stride`th row, or column, of the images.
-
-    Attributes:
-        taps: the kernel's rows that reach it, from the last one to the first.
-        padding: of the gradient, before and behind; negative where its last row is not needed.
-    """
-
-    taps: slice
-    padding: tuple[int, int]
-
-
-def _phase(number: int, stride: int, side: int, outputs: int, inputs: int) -> _Phase:
-    """Of `inputs` rows those that are `number` modulo `stride`, by the gradient's `outputs` rows.
-
-    Output row h saw input row stride h - 1 by tap 0, the next one by tap 1, and so on up to `side`.
-    """
-    first = (number + 1) % stride
-    count = len(range(first, side, stride))
-    last = first + (count - 1) * stride
-    before = (last - 1 - number) // stride
-    behind = -(-inputs // stride) + count - 1 - outputs - before
-    return _Phase(slice(last, first - 1 if first else None, -stride), (before, behind))
 
 
 by_parts.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -1,6 +1,6 @@
 """Texts that a causal language model writes, token by token, with a cache.
 
-What is here is pure and knows the model by ``cache`` and ``continued`` alone (the contract in
+What is here is pure and knows the model by ``cache`` and ``decode_step`` alone (the contract in
 :mod:`jaxtrain.models`).
 
 Shapes: B sequences, P tokens of a prompt, C tokens that follow, S tokens of an example, R texts, T
@@ -51,12 +51,12 @@ def continuation(
     """
     rows, given = prompt_BP.shape
     cache = model.cache(rows, given + count)
-    logits_BV, cache = model.continued(prompt_BP, given, cache, 0)
+    logits_BV, cache = model.decode_step(prompt_BP, given, cache, 0)
 
     def body(carry: tuple[jax.Array, Any], number: jax.Array) -> tuple[Any, jax.Array]:
         logits_BV, cache = carry
         ids_B = choose(choice, logits_BV, keys_B, number)
-        return model.continued(ids_B[:, None], 1, cache, given + number), ids_B
+        return model.decode_step(ids_B[:, None], 1, cache, given + number), ids_B
 
     _, ids_CB = jax.lax.scan(body, (logits_BV, cache), jnp.arange(count))
     return ids_CB.T

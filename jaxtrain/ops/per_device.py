@@ -1,4 +1,10 @@
-"""A piece of the backward pass that each device does by itself, for its own rows of the batch."""
+"""What an operation may know of the devices that its program is traced for.
+
+Models know no mesh. Two operations have to know a little: attention and convolution choose their
+backward pass by the platform, and :func:`at_once` has each device compute the gradients for its own
+rows of the batch. Both read what :func:`tracing` says, which the training step (the mesh) and the
+planner (the platform) call around the code that they trace.
+"""
 
 import contextlib
 import contextvars
@@ -10,8 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-
-from jaxtrain.xla.target import platform
 
 Rows = TypeVar("Rows")
 Shared = TypeVar("Shared")
@@ -28,20 +32,59 @@ class Wanted:
     of_shared: bool
 
 
-_mesh: contextvars.ContextVar[jax.sharding.Mesh | None] = contextvars.ContextVar(
-    "mesh", default=None
-)
-_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("alone", default=False)
+@dataclasses.dataclass(frozen=True)
+class _Devices:
+    """What is known of the devices that a program is being traced for.
+
+    Attributes:
+        platform: "cpu", "gpu" or "cuda"; None is the machine's own.
+        mesh: the devices over which the batch's rows lie; None where nobody said.
+        inside: whether the code that is being traced is one device's own part.
+    """
+
+    platform: str | None = None
+    mesh: jax.sharding.Mesh | None = None
+    inside: bool = False
+
+
+_UNKNOWN = _Devices()
+_devices: contextvars.ContextVar[_Devices] = contextvars.ContextVar("devices", default=_UNKNOWN)
 
 
 @contextlib.contextmanager
-def rows_over(mesh: jax.sharding.Mesh) -> Iterator[None]:
-    """Says, while a step is traced, over which devices the rows of its batch lie."""
-    token = _mesh.set(mesh)
+def tracing(
+    *, platform: str | None = None, mesh: jax.sharding.Mesh | None = None
+) -> Iterator[None]:
+    """Says, while a program is traced, what it is for; what is not given stays as it was.
+
+    Args:
+        platform: "cpu", "gpu" or "cuda", for a program that is only compiled; otherwise it is the
+            machine's own.
+        mesh: the devices over which the rows of the batch lie.
+    """
+    before = _devices.get()
+    with _traced_for(
+        dataclasses.replace(before, platform=platform or before.platform, mesh=mesh or before.mesh)
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _traced_for(devices: _Devices) -> Iterator[None]:
+    token = _devices.set(devices)
     try:
         yield
     finally:
-        _mesh.reset(token)
+        _devices.reset(token)
+
+
+def platform() -> str:
+    """The platform of the program that is being traced: "cpu", or "gpu" or "cuda".
+
+    For operations whose choice reaches into the backward pass. `lax.platform_dependent` decides
+    later, but what its other branch would keep is then kept too, as zeros.
+    """
+    return _devices.get().platform or jax.default_backend()
 
 
 def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: Shared) -> Gradients:
@@ -64,29 +107,27 @@ def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: S
     """
     if platform() == "cpu":
         return backward(rows, shared)
-    if _alone.get():
+    devices = _devices.get()
+    if devices.inside:
         return _tied(backward(rows, shared))
-    mesh = _mesh.get()
+    mesh = devices.mesh
     if mesh is None or any(leaf.shape[0] % mesh.size for leaf in jax.tree.leaves(rows)):
         return backward(rows, shared)
 
     def by_itself(rows: Rows, shared: Shared) -> Gradients:
-        token = _alone.set(True)
-        try:
-            found, of_shared = _tied(backward(rows, shared))
-        finally:
-            _alone.reset(token)
-        return found, jax.tree.map(lambda leaf: leaf[None], of_shared)
+        with _traced_for(dataclasses.replace(devices, inside=True)):
+            of_rows, of_shared = _tied(backward(rows, shared))
+        return of_rows, jax.tree.map(lambda leaf: leaf[None], of_shared)
 
     over, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
-    found, parts = jax.shard_map(
+    of_rows, parts = jax.shard_map(
         by_itself, mesh=mesh, in_specs=(over, whole), out_specs=(over, over), check_vma=False
     )(rows, shared)
-    return found, jax.tree.map(_sum, parts)
+    return of_rows, jax.tree.map(_sum, parts)
 
 
-def _tied(found: Gradients) -> Gradients:
-    tied: Gradients = lax.optimization_barrier(found)
+def _tied(gradients: Gradients) -> Gradients:
+    tied: Gradients = lax.optimization_barrier(gradients)
     return tied
 
 

@@ -10,7 +10,7 @@ import dataclasses
 
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import datasheets
+from jaxtrain.telemetry import hardware
 
 MIB = 2**20
 
@@ -44,16 +44,16 @@ class Card:
     @property
     def bf16_flops(self) -> float:
         """Dense products, summed in float32, FLOP/s [D]."""
-        return _known(datasheets.peak_bf16_flops(self.name))
+        return _known(hardware.peak_bf16_flops(self.name))
 
     @property
     def memory_rate(self) -> float:
         """Bandwidth, bytes/s [D]."""
-        return _known(datasheets.memory_bytes_per_second(self.name))
+        return _known(hardware.memory_bytes_per_second(self.name))
 
 
 def _known(rate: float | None) -> float:
-    assert rate is not None, "datasheets.py holds every card"
+    assert rate is not None, "telemetry/hardware.py holds every card"
     return rate
 
 

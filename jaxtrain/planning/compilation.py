@@ -12,10 +12,11 @@ from jax.experimental import topologies
 from jaxtrain import config
 from jaxtrain import sharding as meshes
 from jaxtrain.distributed.subprocess_worker import Send
+from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, traffic, work
 from jaxtrain.training import setup
 from jaxtrain.training import state as states
-from jaxtrain.xla import hlo, target
+from jaxtrain.xla import hlo
 
 _LARGEST = 5
 
@@ -50,7 +51,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     mesh = meshes.make(run.mesh, _devices(request, run, card))
     built = setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
-    with target.tracing_for(platform):
+    with per_device.tracing(platform=platform):
         traced = built.trace_step()
     compiled = traced.lower(lowering_platforms=(platform,)).compile()
     text = compiled.as_text()

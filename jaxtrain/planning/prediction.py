@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from jaxtrain.planning.cards import Card
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.xla.options import MEMORY_FRACTION
 
 WORST_EFFICIENCY = 0.4

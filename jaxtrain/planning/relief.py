@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, report
 from jaxtrain.planning.planner import Planner
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 
 _BUDGET_S = 240.0  # one way compiles in half a minute
 _ENOUGH = 2

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtrain import versions
 from jaxtrain.planning.fit import Tried
 from jaxtrain.planning.plan import Plan
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 
 _COUNTS = {
     "parameters": "float32, this device's shards; and what the model keeps besides",

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from jaxtrain.reporting import facts, formats, times
 from jaxtrain.reporting.markup import Html, element, joined
-from jaxtrain.reporting.run_files import Run
+from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.reporting.sections import NOTHING, Row, named, section, side_by_side
 
 
-def where_time_went(runs: Sequence[Run]) -> Html:
+def where_time_went(runs: Sequence[RecordedRun]) -> Html:
     """A bar and a table; the parts add up to the whole."""
     accounts = [times.account(run.history) for run in runs]
     known = [account for account in accounts if account is not None]
@@ -79,13 +79,13 @@ def _time_notes(account: times.Account) -> list[str]:
     return notes
 
 
-def memory(runs: Sequence[Run]) -> Html:
+def memory(runs: Sequence[RecordedRun]) -> Html:
     """Planned against measured."""
 
     def gib(value: object) -> object:
         return f"{value:.2f} GiB" if isinstance(value, int | float) else NOTHING
 
-    def most(run: Run, name: str) -> object:
+    def most(run: RecordedRun, name: str) -> object:
         found = facts.series(run, name)
         return gib(max(found) if found else None)
 
@@ -122,10 +122,10 @@ def memory(runs: Sequence[Run]) -> Html:
     return section("Memory", side_by_side(runs, rows), note=note)
 
 
-def throughput(runs: Sequence[Run]) -> Html:
+def throughput(runs: Sequence[RecordedRun]) -> Html:
     """Measured rates against the datasheet's."""
 
-    def rate(run: Run, name: str) -> object:
+    def rate(run: RecordedRun, name: str) -> object:
         found = facts.series(run, name)
         middle = facts.typical(found)
         if middle is None:
@@ -133,7 +133,7 @@ def throughput(runs: Sequence[Run]) -> Html:
         best = element("small", f" at best {formats.metric(name, max(found))}")
         return joined([formats.metric(name, middle), best])
 
-    def middle(run: Run, name: str) -> object:
+    def middle(run: RecordedRun, name: str) -> object:
         return formats.metric(name, facts.typical(facts.series(run, name)))
 
     def flops(value: float | None) -> object:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtrain.reporting import facts, formats
-from jaxtrain.reporting.run_files import Run
+from jaxtrain.reporting.run_files import RecordedRun
 
 MOST_POINTS = 2000
 _FIRST = ("loss", "accuracy", "psnr", "ssim", "lpips", "pseudo_perplexity", "bits_per_byte")
@@ -30,7 +30,7 @@ _OF_THE_MACHINE = ("gpu_", "host_", "shm_")
 _RATES = ("tokens_per_second", "samples_per_second", "steps_per_second")
 
 
-def charts(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], bool]:
+def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], bool]:
     """A chart for each metric, of all runs, training and validation.
 
     Returns:
@@ -105,7 +105,7 @@ def thin(
     return [points[index] for index in sorted(kept)]
 
 
-def described(run: Run) -> dict[str, Any]:
+def described(run: RecordedRun) -> dict[str, Any]:
     """What the page's program knows of a run.
 
     Returns:
@@ -130,7 +130,7 @@ def described(run: Run) -> dict[str, Any]:
     }
 
 
-def _points(run: Run, name: str) -> list[tuple[int, float, float | None]]:
+def _points(run: RecordedRun, name: str) -> list[tuple[int, float, float | None]]:
     began = facts.span(run)
     start = began[0] if began else 0.0
     return [
@@ -160,7 +160,7 @@ def _rank(name: str) -> tuple[int, int, str]:
     return (3 if name.startswith(_OF_THE_MACHINE) else 1), 0, name
 
 
-def nonfinite(run: Run, found: Mapping[str, facts.Result]) -> list[str]:
+def nonfinite(run: RecordedRun, found: Mapping[str, facts.Result]) -> list[str]:
     """A sentence for each metric that is not finite somewhere: its curve has a gap there."""
     return [
         f"{run.label}: {name} is not finite in {one.nonfinite} of its records, first at step "

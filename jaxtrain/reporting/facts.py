@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtrain.reporting import formats, times
-from jaxtrain.reporting.run_files import Run
+from jaxtrain.reporting.run_files import RecordedRun
 
 # Smaller is better for these; for the others larger is.
 _SMALLER = ("loss", "lpips", "perplexity", "bits_per_byte", "distance", "flicker")
@@ -56,7 +56,7 @@ class Result:
     nonfinite_step: int | None
 
 
-def ending(run: Run) -> Ending:
+def ending(run: RecordedRun) -> Ending:
     """How the run ended, or that it did not."""
     if run.at_work:
         return Ending(word="running", sentence=f"at work ({run.at_work})")
@@ -75,7 +75,7 @@ def ending(run: Run) -> Ending:
     return Ending(word=word, sentence=why.removeprefix("done: ") or f"exit code {code}")
 
 
-def steps_done(run: Run) -> int | None:
+def steps_done(run: RecordedRun) -> int | None:
     """Completed updates; None if nothing tells."""
     if run.history:
         newest = run.history[-1]
@@ -84,7 +84,7 @@ def steps_done(run: Run) -> int | None:
     return run.records[-1]["step"] if run.records else None
 
 
-def steps_of_run(run: Run) -> int | None:
+def steps_of_run(run: RecordedRun) -> int | None:
     """Updates that the run is to have; None if nothing tells."""
     totals = [start["total"] for start in run.starts if start.get("total") is not None]
     total = totals[-1] if totals else None
@@ -93,7 +93,7 @@ def steps_of_run(run: Run) -> int | None:
     return None if total is None else int(total)
 
 
-def span(run: Run) -> tuple[float, float] | None:
+def span(run: RecordedRun) -> tuple[float, float] | None:
     """When the run began and its last sign of life, seconds since 1970; None if nothing tells."""
     found = times.attempts(run.history)
     ends = [record["time"] for record in run.records]
@@ -102,7 +102,7 @@ def span(run: Run) -> tuple[float, float] | None:
     return (min(ends), max(ends)) if ends else None
 
 
-def devices(run: Run) -> tuple[str, str]:
+def devices(run: RecordedRun) -> tuple[str, str]:
     """How many, and of which kind; both are "" if nothing tells."""
     start = run.last("start")
     if not start:
@@ -117,7 +117,7 @@ def smaller_is_better(name: str) -> bool:
     return any(word in name for word in _SMALLER)
 
 
-def results(run: Run) -> dict[str, Result]:
+def results(run: RecordedRun) -> dict[str, Result]:
     """The metrics that say how good it is, each with what became of it; the validation's first."""
     names = {name for record in run.records for name in record if "/" in name}
     kept = [
@@ -134,7 +134,7 @@ def results(run: Run) -> dict[str, Result]:
     return {name: _result(run, name) for name in sorted(kept, key=rank)}
 
 
-def _result(run: Run, name: str) -> Result:
+def _result(run: RecordedRun, name: str) -> Result:
     every = [(record["step"], record[name]) for record in run.records if name in record]
     finite = [(step, value) for step, value in every if value is not None and math.isfinite(value)]
     bad = [step for step, value in every if value is None or not math.isfinite(value)]
@@ -150,13 +150,13 @@ def _result(run: Run, name: str) -> Result:
     )
 
 
-def leading(run: Run, found: Mapping[str, Result]) -> list[str]:
+def leading(run: RecordedRun, found: Mapping[str, Result]) -> list[str]:
     """The one or two metrics that the head shows: what the best checkpoint goes by, and a loss."""
     chosen = [run.config.get("checkpoint", {}).get("best_metric"), "val/loss", "train/loss"]
     return list(dict.fromkeys(name for name in chosen if name in found))[:2]
 
 
-def series(run: Run, name: str) -> list[float]:
+def series(run: RecordedRun, name: str) -> list[float]:
     """The finite values of a metric in order."""
     found = [record[name] for record in run.records if record.get(name) is not None]
     return [value for value in found if math.isfinite(value)]
@@ -167,21 +167,21 @@ def typical(values: Sequence[float]) -> float | None:
     return statistics.median(values[1:] or values) if values else None
 
 
-def flops_per_second(run: Run) -> float | None:
+def flops_per_second(run: RecordedRun) -> float | None:
     """FLOP/s of all devices: the model's formula for a step, at the measured speed."""
     needed: Any = run.last("compiled").get("flops_per_step")
     rate = typical(series(run, "train/steps_per_second"))
     return needed * rate if needed and rate else None
 
 
-def peak_flops(run: Run) -> float | None:
+def peak_flops(run: RecordedRun) -> float | None:
     """Datasheet bf16 FLOP/s of all devices; None for devices without."""
     peak = run.last("compiled").get("peak_flops")
     count = run.last("start").get("devices")
     return peak * count if peak and count else None
 
 
-def tokens_per_example(run: Run) -> int | None:
+def tokens_per_example(run: RecordedRun) -> int | None:
     """By the ratio of both rates; None of a model that counts no tokens."""
     tokens = typical(series(run, "train/tokens_per_second"))
     samples = typical(series(run, "train/samples_per_second"))

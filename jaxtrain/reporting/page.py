@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxtrain import versions
 from jaxtrain.reporting import costs, curves, facts, formats, run_files, sections, settings
 from jaxtrain.reporting.markup import Html, element, escaped, joined, json_text
-from jaxtrain.reporting.run_files import Run
+from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.storage.atomic import write_whole
 
 NAME = "report.html"
@@ -39,7 +39,7 @@ def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
     write_whole(out, page(runs).encode(errors="replace"))
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[RecordedRun]) -> str:
     """The page.
 
     A browser runs only the program with its random nonce, and loads nothing at all: should a text

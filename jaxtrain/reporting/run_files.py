@@ -29,7 +29,7 @@ class Quarantined:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class RecordedRun:
     """What is known of a run.
 
     Attributes:
@@ -90,7 +90,7 @@ def check(directory: Path, given: object) -> None:
     )
 
 
-def read(directory: Path, label: str, *, own: bool = False) -> Run:
+def read(directory: Path, label: str, *, own: bool = False) -> RecordedRun:
     """Reads a run; what cannot be read is named in ``missing``.
 
     Older versions recorded addresses with their query, which the page does not repeat.
@@ -107,7 +107,7 @@ def read(directory: Path, label: str, *, own: bool = False) -> Run:
     history = addresses.scrubbed(_history(directory / HISTORY, missing))
     if records and not any(_validates(record) for record in records):
         missing.append("No validation is recorded.")
-    return Run(
+    return RecordedRun(
         directory=directory,
         label=label,
         config=config,

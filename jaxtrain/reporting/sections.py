@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from jaxtrain.reporting import facts, formats, times
 from jaxtrain.reporting.markup import Html, element, escaped, joined, table
-from jaxtrain.reporting.run_files import Run
+from jaxtrain.reporting.run_files import RecordedRun
 
 NOTHING = "\N{EN DASH}"
 Row = tuple[object, list[object]]
@@ -20,7 +20,7 @@ def section(title: str, *children: object, note: str = "") -> Html:
     return element("section", element("h2", title), above, *children, id=name)
 
 
-def named(runs: Sequence[Run], index: int) -> Html:
+def named(runs: Sequence[RecordedRun], index: int) -> Html:
     """A run's label with its colour; nothing where it is the only one."""
     if len(runs) == 1:
         return Html("")
@@ -28,7 +28,7 @@ def named(runs: Sequence[Run], index: int) -> Html:
     return joined([dot, element("span", runs[index].label, class_="label")])
 
 
-def side_by_side(runs: Sequence[Run], rows: Sequence[Row], *, mark: bool = False) -> Html:
+def side_by_side(runs: Sequence[RecordedRun], rows: Sequence[Row], *, mark: bool = False) -> Html:
     """A table with a column for each run; rows that say nothing of any are left out.
 
     Args:
@@ -47,7 +47,7 @@ def side_by_side(runs: Sequence[Run], rows: Sequence[Row], *, mark: bool = False
     return table(head, shown)
 
 
-def head(runs: Sequence[Run]) -> Html:
+def head(runs: Sequence[RecordedRun]) -> Html:
     """Name, state, steps, results, devices, running time; and what is missing."""
     names = list(dict.fromkeys(str(run.config.get("name") or run.label) for run in runs))
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs: {', '.join(names)}"
@@ -86,8 +86,8 @@ def head(runs: Sequence[Run]) -> Html:
     return element("header", *parts)
 
 
-def _facts(runs: Sequence[Run]) -> list[Row]:
-    def of_all(say: Callable[[Run], object]) -> list[object]:
+def _facts(runs: Sequence[RecordedRun]) -> list[Row]:
+    def of_all(say: Callable[[RecordedRun], object]) -> list[object]:
         return [say(run) for run in runs]
 
     results = [facts.results(run) for run in runs]
@@ -110,7 +110,7 @@ def _facts(runs: Sequence[Run]) -> list[Row]:
     ]
 
 
-def _steps(run: Run) -> object:
+def _steps(run: RecordedRun) -> object:
     done, total = facts.steps_done(run), facts.steps_of_run(run)
     if done is None:
         return NOTHING
@@ -127,7 +127,7 @@ def _result(name: str, found: facts.Result | None) -> object:
     return joined([formats.metric(name, found.last), element("small", best)])
 
 
-def _time(run: Run) -> object:
+def _time(run: RecordedRun) -> object:
     account, span = times.account(run.history), facts.span(run)
     if account is not None:
         starts = len(run.starts)
@@ -136,7 +136,7 @@ def _time(run: Run) -> object:
     return NOTHING if span is None else formats.seconds(span[1] - span[0])
 
 
-def _began(run: Run) -> object:
+def _began(run: RecordedRun) -> object:
     span = facts.span(run)
     if span is None:
         return NOTHING
@@ -144,19 +144,19 @@ def _began(run: Run) -> object:
     return joined([day, element("small", clock)])
 
 
-def _devices(run: Run) -> object:
+def _devices(run: RecordedRun) -> object:
     count, kind = facts.devices(run)
     return joined([count, element("small", kind)]) if count else NOTHING
 
 
-def _useful(run: Run) -> object:
+def _useful(run: RecordedRun) -> object:
     account = times.account(run.history)
     return (
         NOTHING if account is None else formats.share(account.seconds[times.STEPS], account.whole_s)
     )
 
 
-def curves(runs: Sequence[Run], notes: Sequence[str]) -> Html:
+def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
     """The place of the curves with their controls, and the table of what they come to.
 
     Args:
@@ -213,7 +213,7 @@ def curves(runs: Sequence[Run], notes: Sequence[str]) -> Html:
     )
 
 
-def _results(runs: Sequence[Run]) -> Html:
+def _results(runs: Sequence[RecordedRun]) -> Html:
     """What the metrics that say how good a run is came to."""
     results = [facts.results(run) for run in runs]
     names = list(dict.fromkeys(name for found in results for name in found))

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtrain import config
 from jaxtrain.reporting import formats, times
 from jaxtrain.reporting.markup import Html, element, escaped, joined, table
-from jaxtrain.reporting.run_files import Run
+from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.reporting.samples import Sample, fitting, newest
 from jaxtrain.reporting.sections import NOTHING, Row, named, section, side_by_side
 
@@ -22,7 +22,7 @@ _ROWS = (
 )
 
 
-def samples(runs: Sequence[Run]) -> Html:
+def samples(runs: Sequence[RecordedRun]) -> Html:
     """The newest pictures, clips and texts, inside the page."""
     every = [newest(run.directory) for run in runs]
     kept, left_out = fitting([one for found in every for one in found])
@@ -81,7 +81,7 @@ def _figure(sample: Sample) -> Html:
     return element("figure", caption, element("img", src=address, alt=sample.name))
 
 
-def configs(runs: Sequence[Run]) -> Html:
+def configs(runs: Sequence[RecordedRun]) -> Html:
     """What differs between the runs, or was typed; and everything."""
     flat = [config.flat(run.config) for run in runs]
     if not any(flat):
@@ -117,7 +117,7 @@ def configs(runs: Sequence[Run]) -> Html:
     return section("Config", *parts)
 
 
-def _typed(run: Run) -> set[str]:
+def _typed(run: RecordedRun) -> set[str]:
     """Fields that the command line of any start has named."""
     words = itertools.chain.from_iterable(start.get("arguments") or () for start in run.starts)
     return {
@@ -127,7 +127,7 @@ def _typed(run: Run) -> set[str]:
     }
 
 
-def hardware(runs: Sequence[Run]) -> Html:
+def hardware(runs: Sequence[RecordedRun]) -> Html:
     """Of the newest start."""
     starts = [run.last("start") for run in runs]
     if not any(starts):
@@ -163,7 +163,7 @@ def hardware(runs: Sequence[Run]) -> Html:
     )
 
 
-def starts(runs: Sequence[Run]) -> Html:
+def starts(runs: Sequence[RecordedRun]) -> Html:
     """Each start: from where, how it ended, what had changed."""
     parts: list[object] = []
     for index, run in enumerate(runs):
@@ -194,7 +194,7 @@ def starts(runs: Sequence[Run]) -> Html:
     return section("Starts", *parts) if parts else Html("")
 
 
-def _source(run: Run, source: object, step: int) -> str:
+def _source(run: RecordedRun, source: object, step: int) -> str:
     if not source:
         return "the beginning"
     inside = f"{run.directory}/"
@@ -205,7 +205,7 @@ def _last_step(attempt: times.Attempt) -> int:
     return max(int(event["step"]) for event in attempt.events)
 
 
-def _end(run: Run, attempt: times.Attempt, *, last: bool) -> str:
+def _end(run: RecordedRun, attempt: times.Attempt, *, last: bool) -> str:
     if attempt.end is not None:
         return f"{attempt.end.get('why') or ''} (code {attempt.end.get('code')})".strip()
     return "at work" if last and run.at_work else "killed: it left no end"
@@ -224,7 +224,7 @@ def _changes(before: Any, now: Any) -> list[str]:
     return [*settings, *machine, *packages] or ["nothing"]
 
 
-def troubles(runs: Sequence[Run]) -> Html:
+def troubles(runs: Sequence[RecordedRun]) -> Html:
     """Inputs that could not be read, and updates that were left out."""
     parts: list[object] = []
     for index, run in enumerate(runs):

@@ -26,7 +26,7 @@ import jax
 from jaxtrain import versions
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import Appended, drop_torn_line
-from jaxtrain.telemetry import datasheets, devices
+from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Ended, PhaseEnded, Started, StepCompiled
 from jaxtrain.telemetry.phases import TRAINING
 
@@ -100,7 +100,7 @@ def _start(event: Started) -> dict[str, Any]:
         "devices": jax.device_count(),
         "device_kind": device.device_kind,
         "platform": device.platform,
-        "driver": devices.driver_version() if device.platform == "gpu" else None,
+        "driver": hardware.driver().version if device.platform == "gpu" else None,
         "versions": versions.versions(),
         "config": event.config,
         "arguments": list(event.arguments),
@@ -111,12 +111,12 @@ def _compiled(event: StepCompiled) -> dict[str, Any]:
     kind = jax.devices()[0].device_kind
     planned = event.planned_bytes
     return {
-        "planned_gib": planned and planned / devices.GIB,
-        "state_gib": event.state_bytes / devices.GIB,
+        "planned_gib": planned and planned / hardware.GIB,
+        "state_gib": event.state_bytes / hardware.GIB,
         "params": event.params,
         "flops_per_step": event.flops_per_step,
-        "peak_flops": datasheets.peak_bf16_flops(kind),
-        "bandwidth": datasheets.memory_bytes_per_second(kind),
+        "peak_flops": hardware.peak_bf16_flops(kind),
+        "bandwidth": hardware.memory_bytes_per_second(kind),
     }
 
 

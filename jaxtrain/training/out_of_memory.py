@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxtrain import config
 from jaxtrain.errors import InputError, first_line
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training import state as states
 
 Say = Callable[[str], None]

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from jaxtrain import config
 from jaxtrain import sharding as meshes
 from jaxtrain.checkpoint import resume
-from jaxtrain.config import overrides
 from jaxtrain.distributed import cluster_env, process_group
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import weights
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
@@ -79,10 +78,8 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
 
 def _without_consequences(found: Sequence[str], wrong: Sequence[str]) -> list[str]:
     """Without what may only follow from an override that could not be applied."""
-    open_fields = {name for message in wrong for name in overrides.mentioned(message)}
-    if "loop.steps" in open_fields:
-        open_fields.add("optim.warmup_steps")  # which must be shorter than the run
-    return [one for one in found if not open_fields.intersection(overrides.mentioned(one))]
+    open_fields = {name for message in wrong for name in fields_of(message)}
+    return [problem for problem in found if not open_fields.intersection(fields_of(problem))]
 
 
 def _profile(run: config.Run, text: str | None) -> Iterator[str]:
@@ -95,7 +92,7 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
     if span is not None and isinstance(run.loop.steps, int):
         wrong = profiler.too_late(span, run.loop.steps)
         if wrong:
-            yield wrong
+            yield Problem(wrong, "loop.steps")
 
 
 def _places(flags: Flags) -> Iterator[str]:
@@ -118,7 +115,7 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
         try:
             weights.check_there(expanded(run.model.init_from))
         except InputError as error:
-            yield f"model.init_from {error}"
+            yield Problem(f"model.init_from {error}", "model.init_from")
     if hasattr(run.model, "problems"):
         yield from run.model.problems()
     if data and hasattr(run.data, "problems"):
@@ -128,4 +125,4 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
 def _devices(run: config.Run) -> Iterator[str]:
     wrong = meshes.wrong_count(run.mesh)
     if wrong:
-        yield wrong
+        yield Problem(wrong, "mesh.data", "mesh.fsdp", "data.batch_size", "optim.accumulate")

@@ -15,7 +15,7 @@ from jaxtrain.data.pipeline import TrainingBatches
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import datasheets, devices, vitals
+from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.console import console_line
 from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
 from jaxtrain.telemetry.phases import Phases
@@ -95,7 +95,7 @@ class Progress:
             run.model.tokens_per_example(),
             run.model.flops_per_example(),
             mesh.size,
-            datasheets.peak_bf16_flops(jax.devices()[0].device_kind),
+            hardware.peak_bf16_flops(jax.devices()[0].device_kind),
         )
         self.began = self._done = position.done
         self._seen = position.seen
@@ -103,8 +103,8 @@ class Progress:
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
         self._unsaid = 0  # bad updates in a row, after the first
-        self._vitals = vitals.Vitals(os.environ, mesh.local_devices, log.say)
-        self._of_all = process_group.Exchange(mesh, vitals.MEAN, (*vitals.LARGEST, GPU_MEMORY))
+        self._system_metrics = hardware.SystemMetrics(os.environ, mesh.local_devices, log.say)
+        self._of_all = process_group.Exchange(mesh, hardware.MEAN, (*hardware.LARGEST, GPU_MEMORY))
         self._waited_s = 0.0
         self._mentioned_wait = self._recorded = False
         self.first: dict[str, float] = {}
@@ -223,7 +223,7 @@ class Progress:
 
     def close(self) -> None:
         """Ends what measures in the background."""
-        self._vitals.close()
+        self._system_metrics.close()
 
     def _tell_bad(self, pending: "_Pending", values: dict[str, float]) -> None:
         """Says what is known of a bad update, and which examples were in it."""
@@ -257,8 +257,8 @@ class Progress:
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
-        found = self._vitals.window()
-        held = devices.memory_gib()
+        found = self._system_metrics.window()
+        held = hardware.memory_gib()
         if held is not None:
             found[GPU_MEMORY] = held
         values |= self._of_all(found)

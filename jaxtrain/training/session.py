@@ -12,7 +12,7 @@ from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import DONE, stop_inside
-from jaxtrain.ops import allocator
+from jaxtrain.ops import cpu
 from jaxtrain.training import loop, out_of_memory, run_summary
 from jaxtrain.training.preflight import Flags
 from jaxtrain.training.run_log import RunLog
@@ -42,7 +42,7 @@ def start(
     """
     options.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
-        allocator.keep_freed()
+        cpu.keep_freed()
     process_group.connect(os.environ, flags.simulate_devices)
     with (
         Heartbeat(key_value.of_run(), signals) as heartbeat,

@@ -25,7 +25,7 @@ WINDOW = 128
 LEAST = 32
 
 
-class Verdict(NamedTuple):
+class StepHealth(NamedTuple):
     """What the judge says of an update.
 
     Attributes:
@@ -39,8 +39,8 @@ class Verdict(NamedTuple):
     norms: Arrays
 
 
-Judge = Callable[[Arrays, jax.Array, Arrays], Verdict]
-"""(the guard's state, loss, gradients by dotted name) -> verdict."""
+Judge = Callable[[Arrays, jax.Array, Arrays], StepHealth]
+"""(the guard's state, loss, gradients by dotted name) -> the step's health."""
 
 
 def init() -> Arrays:
@@ -83,7 +83,7 @@ def judge(settings: config.Optim, apart: Mapping[str, str] | None = None, warmup
             for group, prefix in prefixes.items()
         }
 
-    def judged(guard: Arrays, loss: jax.Array, grads: Arrays) -> Verdict:
+    def judged(guard: Arrays, loss: jax.Array, grads: Arrays) -> StepHealth:
         found = norms_of(grads)
         finite = jnp.isfinite(loss)
         for norm in found.values():
@@ -95,7 +95,7 @@ def judge(settings: config.Optim, apart: Mapping[str, str] | None = None, warmup
             "good": guard["good"] + jnp.where(bad, 0, 1).astype(jnp.uint32),
             "bad_in_a_row": jnp.where(bad, guard["bad_in_a_row"] + 1, 0).astype(jnp.uint32),
         }
-        return Verdict(bad, after, found)
+        return StepHealth(bad, after, found)
 
     return judged
 

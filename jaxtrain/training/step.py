@@ -252,7 +252,7 @@ def _gradients(
     def one(
         prepared: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        with per_device.rows_over(mesh):
+        with per_device.tracing(mesh=mesh):
             (_, (sums, extras)), grads = value_and_grad(prepared, extras, batch, positions_B)
         return view.store(grads), sums, extras
 

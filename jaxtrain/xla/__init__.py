@@ -1,1 +1,1 @@
-"""The compiler: its options, the platform it compiles for, and how to read what it made."""
+"""The compiler: its options and its cache, and how to read the programs that it made."""

@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 
 import jax
 
+from jaxtrain.ops import cpu
+
 # Compilations shorter than this are not worth a file.
 _WORTH_KEEPING_S = 0.5
 
@@ -14,10 +16,6 @@ _WORTH_KEEPING_S = 0.5
 # default is 0.75; CUDA's context, loaded kernels and NCCL's buffers lie outside, and with too
 # little left NCCL fails to start ("unhandled system error").
 MEMORY_FRACTION = 0.9
-
-# What XLA hands to YNNPACK on CPUs: not INDIVIDUAL_CONVOLUTION, which it does by default, and not
-# ELTWISE, with which every convolution goes there that has an elementwise operation behind it.
-_YNN = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "REDUCE"))
 
 Options = dict[str, str | bool]
 T = TypeVar("T")
@@ -89,17 +87,11 @@ def use_cache(environment: Mapping[str, str], folder: Path) -> None:
 def options(platform: str, *, deterministic: bool = False) -> Options:
     """Compiler options for a platform.
 
-    CPU: LLVM's level 1 compiles the demo's step in two thirds of the time of the default and the
-    step is as fast, because convolutions and products are library calls. Level 0 computes wrong
-    numbers in places (jax 0.12.0: a PSNR off by 0.04%). And YNNPACK, XLA's library for CPUs, gets
-    no convolutions: it gives one of up to 80 output channels a single thread, and takes five times
-    as long for a kernel's gradient as Eigen does, which then has them.
-
     Args:
         platform: "cpu", "gpu" or "cuda".
         deterministic: the same bits each time. Only GPUs need to be told: their fastest kernels
             add in the order in which threads arrive.
     """
     if platform == "cpu":
-        return {"xla_backend_optimization_level": "1", "xla_cpu_experimental_ynn_fusion_type": _YNN}
+        return dict(cpu.COMPILER_OPTIONS)
     return {"xla_gpu_deterministic_ops": True} if deterministic else {}

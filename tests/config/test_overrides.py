@@ -1,12 +1,14 @@
 """Optional sections, switched on and off from the command line; test_config.py has the rest."""
 
+import dataclasses
+import pickle
 from typing import Any
 
 import pytest
 
 from jaxtrain import config
 from jaxtrain.config import overrides
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, fields_of
 
 
 def video(*arguments: str) -> Any:
@@ -42,3 +44,79 @@ def test_a_field_switches_its_section_on() -> None:
 def test_sections_that_cannot_be_switched_on_say_why(arguments: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         video(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("500k", 500_000),
+        ("2.5M", 2_500_000),
+        ("10M", 10_000_000),
+        ("1B", 10**9),
+        ("1_000k", 10**6),
+        ("0.001k", 1),
+        ("-2k", -2000),
+        ("0.0001k", None),
+        ("500", None),
+        ("5K", None),
+        ("1.5", None),
+        ("k", None),
+    ],
+)
+def test_a_whole_number_with_a_factor(text: str, number: int | None) -> None:
+    assert overrides.whole_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (500_000, "500k"),
+        (2_500_000, "2.5M"),
+        (10**9, "1B"),
+        (1_234_567, "1,234,567"),
+        (1_234_000, "1.234M"),
+        (999, "999"),
+        (0, "0"),
+    ],
+)
+def test_readable(number: int, text: str) -> None:
+    assert overrides.readable(number) == text
+    assert overrides.whole_number(text) in (number, None)
+
+
+@pytest.mark.parametrize(("text", "number"), [("2.5M", 2_500_000), ("1B", 10**9), ("70", 70)])
+def test_the_command_line_takes_them_where_a_whole_number_belongs(text: str, number: int) -> None:
+    run = config.load("demo_mlm", ["--data.max_examples", text, f"--loop.steps={text}"])
+    assert (run.data.max_examples, run.loop.steps) == (number, number)
+    assert config.load("demo_mlm", ["--data.path", text]).data.path == text
+
+
+def test_what_is_no_whole_number_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--data.max_examples takes a whole number.*'0.0001k'"):
+        config.load("demo_mlm", ["--data.max_examples", "0.0001k"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    size: int = 1
+    """Never above 9."""
+
+    def __post_init__(self) -> None:
+        if self.size > 9:
+            raise InputError("too large, and other.words do not name it", about="inner.size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    inner: Inner = dataclasses.field(default_factory=Inner)
+    other: int = 0
+    """Another field."""
+
+
+def test_an_error_says_by_itself_which_override_is_to_blame() -> None:
+    """Not by its words: they may be anything."""
+    words = ["--inner.size", "10", "--other", "7", "--othr", "3"]
+    applied, found = overrides.apply_fitting(Outer(), words)
+    assert applied == Outer(other=7)
+    assert [fields_of(message) for message in found] == [("othr", "other"), ("inner.size",)]
+    assert pickle.loads(pickle.dumps(found[1])).about == ("inner.size",)

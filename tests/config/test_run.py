@@ -361,6 +361,17 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
             "run = dataclasses.replace(base, optim=dataclasses.replace(base.optim, peek_lr=3))",
             "line 4: Optim has no field 'peek_lr'; did you mean peak_lr?",
         ),
+        (  # the video model and video data have a Config too, and other fields
+            "from jaxtrain.data import video\nfrom jaxtrain.models import gpt, mlm, video_ae\n"
+            "run = (\n    gpt,\n    mlm.Config(depth=3),\n)",
+            "Config has no field 'depth'; there are: attend, dropout, ff,",
+        ),
+        (
+            "import dataclasses\nfrom jaxtrain.models import gpt, mlm\n"
+            "base = gpt.Config(vocab_size=64, sequence_length=8, depth=1)\n"
+            "run = dataclasses.replace(base, layers=3)",
+            "line 4: Config has no field 'layers'; there are: depth, heads,",
+        ),
         ("from jaxtrain import config\nrun = config.Mesh(data=1)", "line 2: TypeError: Mesh"),
     ],
 )

@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import pytest
 from examined import all_ok, only_problem, only_warning, subject, tiny
-from recorded_packages import EIGHT_H100, MISMATCH
+from recorded_packages import H100 as GPUS
 
 from jaxtrain import config
-from jaxtrain.doctor import devices, nvidia
-from jaxtrain.doctor.nvidia import Driver
+from jaxtrain.doctor import devices
+from jaxtrain.telemetry import hardware
+from jaxtrain.telemetry.hardware import Driver
 
-H100 = nvidia.parse(EIGHT_H100)
+MIB = 2**20
+H100 = Driver("550.90.07", GPUS)
 
 
 @dataclasses.dataclass
@@ -58,7 +60,8 @@ def test_simulated_devices_say_nothing_of_gpus(tmp_path: Path) -> None:
 
 
 def test_cards_with_too_little_memory(tmp_path: Path) -> None:
-    small = nvidia.parse("0, NVIDIA A100-SXM4-40GB, 550.90.07, 40960, 4")
+    gpu = hardware.Gpu(0, "NVIDIA A100-SXM4-40GB", 40960 * MIB, 4 * MIB)
+    small = Driver("550.90.07", (gpu,))
     wants = subject(tmp_path, config.load("h100_8"), driver=small)
     found = only_problem(devices.kind(wants, gpus(8, "NVIDIA A100-SXM4-40GB")))
     assert "has 40.0 GiB, h100_8 is for NVIDIA H100 80GB HBM3 with 79.6 GiB" in found.seen
@@ -66,7 +69,8 @@ def test_cards_with_too_little_memory(tmp_path: Path) -> None:
 
 
 def test_another_card_with_enough_memory_and_a_mixture(tmp_path: Path) -> None:
-    large = nvidia.parse("0, NVIDIA H200, 550.90.07, 143771, 4")
+    gpu = hardware.Gpu(0, "NVIDIA H200", 143771 * MIB, 4 * MIB)
+    large = Driver("550.90.07", (gpu,))
     wants = subject(tmp_path, config.load("h100_8"), driver=large)
     found = only_warning(devices.kind(wants, gpus(8, "NVIDIA H200")))
     assert "the GPUs are NVIDIA H200" in found.seen
@@ -98,8 +102,9 @@ def test_a_driver_that_is_new_enough() -> None:
 
 
 def test_a_driver_that_does_not_answer() -> None:
-    found = only_problem(devices.driver(nvidia.read(lambda _: (18, MISMATCH)), 12))
-    assert "Driver/library version mismatch" in found.seen
+    mismatch = "Driver/library version mismatch"
+    found = only_problem(devices.driver(Driver(failure=mismatch), 12))
+    assert found.seen.endswith(mismatch)
     assert "restart the host" in found.cure
 
 
@@ -115,11 +120,9 @@ def test_gpus_that_jax_does_not_use() -> None:
 
 
 def test_memory_that_another_program_holds() -> None:
-    taken = EIGHT_H100.replace("3, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 4", TAKEN)
-    found = only_problem(devices.in_use(nvidia.parse(taken)))
+    held = dataclasses.replace(GPUS[3], used=61440 * MIB)
+    driver = Driver("550.90.07", (*GPUS[:3], held, *GPUS[4:]))
+    found = only_problem(devices.in_use(driver))
     assert found.seen == "GPU 3: 60.0 GiB of 79.6 GiB are held by another program"
     assert "CUDA_VISIBLE_DEVICES" in found.cure
     assert not list(devices.in_use(H100))
-
-
-TAKEN = "3, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 61440"

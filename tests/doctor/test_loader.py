@@ -17,7 +17,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.doctor import loader
 from jaxtrain.doctor.finding import Finding
-from jaxtrain.doctor.loader import Rate, Wanted
+from jaxtrain.doctor.loader import NeededRate, Rate
 from jaxtrain.doctor.subject import Subject, cores
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.training import state as states
@@ -88,7 +88,7 @@ def test_a_source_that_hardly_gives_anything_does_not_hold_the_doctor(tmp_path: 
     assert crowded.cure.startswith("--data.workers 2")
 
 
-WANTED = Wanted(57.0, 200.0, "predicted")
+WANTED = NeededRate(57.0, 200.0, "predicted")
 
 
 def test_a_loader_that_is_too_slow_names_the_workers() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jaxtrain.planning.planner import Planner, gpu_compiler
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ import pytest
 
 from jaxtrain.models.video_ae import blocks, folding, pairs
 from jaxtrain.ops import per_device
-from jaxtrain.xla import target
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -38,7 +37,7 @@ def test_frame_after_frame_changes_no_number(stride: int) -> None:
     x, weights = normal(0, 2, 3, 4, 6, 3), pair(3, 4, 2)
     pull = normal(5, 2, 3, 4 // stride, 6 // stride, 2)
 
-    def result(remat: blocks.Remat) -> Any:
+    def result(remat: blocks.VideoRemat) -> Any:
         def loss(x: jax.Array, weights: pairs.Pair) -> tuple[jax.Array, jax.Array]:
             found = pairs.by_pair(x, weights, as_it_is, stride, remat)
             return (found * pull).sum(), found
@@ -54,7 +53,7 @@ def test_what_lies_between_is_of_one_frame_at_a_time() -> None:
     """Forward and backward: no array has the width of what lies between and all three frames."""
     x, weights = normal(0, 1, 3, 4, 4, 2), pair(2, 17, 2)
 
-    def shapes(remat: blocks.Remat) -> set[tuple[int, ...]]:
+    def shapes(remat: blocks.VideoRemat) -> set[tuple[int, ...]]:
         loss = jax.grad(lambda w: pairs.by_pair(x, w, as_it_is, 1, remat).sum())
         return {
             output.aval.shape
@@ -121,7 +120,7 @@ def test_eight_gpus_give_the_gradients_of_one(argument: Any) -> None:
         return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, w), x)
 
     def on_gpus(x: jax.Array, w: pairs.Pair) -> Any:
-        with target.tracing_for("cuda"), per_device.rows_over(mesh):
+        with per_device.tracing(platform="cuda", mesh=mesh):
             return gradients(x, w, "ends")
 
     found = jax.jit(on_gpus)(jax.device_put(x, rows), weights)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtrain.ops import attention
-from jaxtrain.xla import target
+from jaxtrain.ops import attention, per_device
 
 LENGTH, WIDTH = 12, 8
 
@@ -76,7 +75,7 @@ def test_programs_for_gpus_get_fused_attention(monkeypatch: pytest.MonkeyPatch) 
 
     q = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
     assert attend(q) is not fused
-    with target.tracing_for("cuda"):
+    with per_device.tracing(platform="cuda"):
         assert attend(q) is fused
         wide = jnp.zeros((1, 8, 2, 136), jnp.bfloat16)
         for other, named in (

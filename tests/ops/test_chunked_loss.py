@@ -1,4 +1,4 @@
-"""The loss in pieces against the plain one, and bits per byte."""
+"""The loss in chunks against the plain one, and bits per byte."""
 
 import math
 from collections.abc import Iterator
@@ -36,13 +36,13 @@ def plainly(x: jax.Array, words: jax.Array, targets: jax.Array, weight: jax.Arra
     return jnp.where(targets < 0, 0.0, cost * weight).sum()
 
 
-@pytest.mark.parametrize("piece", [1, 4, 5, 100])
-def test_pieces_give_the_plain_loss_and_its_gradients(piece: int) -> None:
+@pytest.mark.parametrize("chunk", [1, 4, 5, 100])
+def test_chunks_give_the_plain_loss_and_its_gradients(chunk: int) -> None:
     x, words, targets, weight = inputs()
 
     def in_pieces(x: jax.Array, words: jax.Array) -> jax.Array:
         # Not the sum itself: what comes after it has to reach the gradient.
-        found = chunked_loss.predict(x, words, targets, weight, cap=CAP, piece=piece)
+        found = chunked_loss.predict(x, words, targets, weight, cap=CAP, chunk=chunk)
         return 0.25 * found.total + jnp.square(found.total) / 1000
 
     def plain(x: jax.Array, words: jax.Array) -> jax.Array:
@@ -55,7 +55,7 @@ def test_pieces_give_the_plain_loss_and_its_gradients(piece: int) -> None:
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
         scale = float(np.linalg.norm(theirs))
         assert np.linalg.norm(ours - theirs) < 1e-6 * scale
-    without_gradient = chunked_loss.predict(x, words, targets, weight, cap=CAP, piece=piece)
+    without_gradient = chunked_loss.predict(x, words, targets, weight, cap=CAP, chunk=chunk)
     np.testing.assert_allclose(
         without_gradient.total, plainly(x, words, targets, weight), rtol=1e-6
     )
@@ -63,7 +63,7 @@ def test_pieces_give_the_plain_loss_and_its_gradients(piece: int) -> None:
 
 def test_costs_and_hits_are_those_of_each_position() -> None:
     x, words, targets, weight = inputs()
-    found = chunked_loss.predict(x, words, targets, weight, cap=None, piece=4)
+    found = chunked_loss.predict(x, words, targets, weight, cap=None, chunk=4)
     logits = np.asarray(jnp.einsum("bsd,vd->bsv", x, words), np.float64)
     chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     for row, at in np.ndindex(ROWS, LENGTH):
@@ -93,7 +93,7 @@ def test_never_are_all_logits_there() -> None:
     x, words, targets, weight = inputs()
 
     def loss(x: jax.Array, words: jax.Array) -> jax.Array:
-        return chunked_loss.predict(x, words, targets, weight, cap=CAP, piece=4).total
+        return chunked_loss.predict(x, words, targets, weight, cap=CAP, chunk=4).total
 
     program = jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 1)))(x, words)
     found = set(shapes(program))

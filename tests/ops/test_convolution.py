@@ -11,7 +11,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain.ops import convolution, per_device
 from jaxtrain.xla import options as compiling
-from jaxtrain.xla import target
 
 
 def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
@@ -91,7 +90,7 @@ def test_only_gpus_put_zeros_between_the_pixels_of_a_strided_gradient(platform: 
     x, kernel = arrays(6, (2, 8, 6, 3), (3, 3, 3, 5))
 
     def gradients(x: Any, kernel: Any) -> Any:
-        with target.tracing_for(platform):
+        with per_device.tracing(platform=platform):
             return jax.grad(lambda x, k: convolution.conv(x, k, 2).sum(), (0, 1))(x, kernel)
 
     text = jax.jit(gradients).trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
@@ -110,7 +109,7 @@ def test_gradients_of_a_folded_kernel_travel_as_those_of_its_parts() -> None:
         return jnp.einsum("im,yxmo->yxio", parts[0], parts[1].astype(jnp.float32))
 
     def gradients(x: Any, parts: Any, grad: Any) -> Any:
-        with target.tracing_for("cuda"), per_device.rows_over(mesh):
+        with per_device.tracing(platform="cuda", mesh=mesh):
             pull = jax.vjp(lambda x, p: convolution.by_parts(x, p, fold, 1), x, parts)[1]
             return pull(grad)
 
@@ -138,7 +137,7 @@ def test_only_the_gradients_that_are_asked_for_are_computed(
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("a",), axis_types=(AxisType.Auto,))
 
     def gradient(x: Any, kernel: Any) -> Any:
-        with target.tracing_for("cuda"), per_device.rows_over(mesh):
+        with per_device.tracing(platform="cuda", mesh=mesh):
             return jax.grad(lambda x, k: convolution.conv(x, k).sum(), argnums=argument)(x, kernel)
 
     traced = jax.jit(gradient).trace(x, kernel)
@@ -165,7 +164,7 @@ def test_gpus_find_both_gradients_together(images: int, together: bool, stride: 
     x, kernel, grad = arrays(4, *shapes)
 
     def gradients(x: Any, kernel: Any, grad: Any) -> Any:
-        with target.tracing_for("gpu"), per_device.rows_over(mesh):
+        with per_device.tracing(platform="gpu", mesh=mesh):
             return jax.vjp(lambda x, k: convolution.conv(x, k, stride), x, kernel)[1](grad)
 
     lowered = jax.jit(

@@ -33,7 +33,7 @@ class Small:
         self.graph, params = nnx.split(config.build(nnx.Rngs(0)))
         self.params = toy.stirred(toy.stirred(params))
         self.logits = self.jit(lambda model, tokens: model.logits(tokens))
-        self.continued = self.jit(lambda model, *rest: model.continued(*rest))
+        self.decode_step = self.jit(lambda model, *rest: model.decode_step(*rest))
 
     def jit(self, call: Callable[..., Any]) -> Callable[..., Any]:
         compiled = jax.jit(lambda params, *rest: call(nnx.merge(self.graph, params), *rest))
@@ -61,10 +61,10 @@ def test_logits_are_those_without_a_cache_at_every_position(
     """One token at a time behind a prompt, in a cache with more room than is used."""
     whole = np.asarray(small.logits(tokens))
     assert np.abs(np.diff(whole, axis=1)).max() > 0.1  # positions differ
-    found, cache = small.continued(tokens[:, :given], given, small.cache(ROWS, 20), 0)
+    found, cache = small.decode_step(tokens[:, :given], given, small.cache(ROWS, 20), 0)
     np.testing.assert_allclose(found, whole[:, given - 1], atol=1e-5)
     for start in range(given, LENGTH):
-        found, cache = small.continued(tokens[:, start : start + 1], 1, cache, start)
+        found, cache = small.decode_step(tokens[:, start : start + 1], 1, cache, start)
         np.testing.assert_allclose(found, whole[:, start], atol=1e-5)
 
 
@@ -72,10 +72,10 @@ def test_what_fills_a_prompt_up_changes_nothing(small: Small, tokens: jax.Array)
     whole = np.asarray(small.logits(tokens))
     for count in range(1, LENGTH + 1):
         filled = tokens.at[:, count:].set(49)
-        found, cache = small.continued(filled, count, small.cache(ROWS, LENGTH), 0)
+        found, cache = small.decode_step(filled, count, small.cache(ROWS, LENGTH), 0)
         np.testing.assert_allclose(found, whole[:, count - 1], atol=1e-5)
         if count < LENGTH:
-            found, _ = small.continued(tokens[:, count : count + 1], 1, cache, count)
+            found, _ = small.decode_step(tokens[:, count : count + 1], 1, cache, count)
             np.testing.assert_allclose(found, whole[:, count], atol=1e-5)
 
 
@@ -83,7 +83,7 @@ def test_several_tokens_may_follow_at_once(small: Small, tokens: jax.Array) -> N
     whole = np.asarray(small.logits(tokens))
     cache = small.cache(ROWS, LENGTH)
     for start in range(0, LENGTH, 4):
-        found, cache = small.continued(tokens[:, start : start + 4], 4, cache, start)
+        found, cache = small.decode_step(tokens[:, start : start + 4], 4, cache, start)
         np.testing.assert_allclose(found, whole[:, start + 3], atol=1e-5)
 
 
@@ -92,7 +92,7 @@ def test_a_cache_has_the_dtype_of_the_parameters(small: Small, tokens: jax.Array
 
     def run(params: Any) -> Any:
         model = nnx.merge(small.graph, params)
-        return model.continued(tokens, 5, model.cache(ROWS, LENGTH), 0)
+        return model.decode_step(tokens, 5, model.cache(ROWS, LENGTH), 0)
 
     logits, cache = jax.eval_shape(run, low)
     assert logits.dtype == jnp.float32

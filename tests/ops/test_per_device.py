@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain.ops import per_device
-from jaxtrain.xla import target
 
 ROWS = np.arange(48, dtype=np.float32).reshape(16, 3)
 SHARED = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -34,12 +33,12 @@ def found(rows: Any, shared: Any) -> Any:
 
 
 def on_gpus(rows: Any, shared: Any) -> Any:
-    with target.tracing_for("cuda"), per_device.rows_over(mesh()):
+    with per_device.tracing(platform="cuda", mesh=mesh()):
         return found(rows, shared)
 
 
 def nested(rows: Any, shared: Any) -> Any:
-    with target.tracing_for("cuda"), per_device.rows_over(mesh()):
+    with per_device.tracing(platform="cuda", mesh=mesh()):
         return per_device.at_once(found, rows, shared)
 
 
@@ -78,5 +77,5 @@ def test_what_is_summed_over_devices_keeps_its_dtype() -> None:
 
 
 def test_a_cpu_is_left_alone() -> None:
-    with per_device.rows_over(mesh()):
+    with per_device.tracing(mesh=mesh()):
         assert "optimization_barrier" not in jax.jit(found).lower(ROWS, SHARED).as_text()

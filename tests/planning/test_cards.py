@@ -5,7 +5,7 @@ import pytest
 from jaxtrain.config import files
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 
 
 @pytest.mark.parametrize("name", cards.CARDS)

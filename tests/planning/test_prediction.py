@@ -8,7 +8,7 @@ import pytest
 
 from jaxtrain import config
 from jaxtrain.planning import cards, plan, prediction, report
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 
 H100 = cards.card("h100")
 

@@ -9,7 +9,7 @@ import written_run
 from jaxtrain.reporting import curves, facts, run_files
 
 
-def read(directory: Path, **how: Any) -> run_files.Run:
+def read(directory: Path, **how: Any) -> run_files.RecordedRun:
     return run_files.read(written_run.write(directory, **how), directory.name)
 
 

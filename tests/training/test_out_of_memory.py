@@ -17,7 +17,7 @@ from program import TINY_MLM, environment, write_corpus
 from jaxtrain import config, main
 from jaxtrain.errors import InputError
 from jaxtrain.planning import relief
-from jaxtrain.telemetry.devices import GIB
+from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training import out_of_memory, session
 from jaxtrain.training import state as states
 from jaxtrain.training.preflight import Flags

@@ -12,7 +12,7 @@ from typing import Any
 from jaxtrain.data import cache
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import packing, specials, splitting, windows
-from jaxtrain.data.text.masked_source import MaskedSource
+from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.data.text.sources import Prepared, Text
 from jaxtrain.data.text.specials import Specials
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
@@ -33,12 +33,14 @@ class Masked(Text):
         if min(self.random_share, self.keep_share) < 0 or self.random_share + self.keep_share > 1:
             raise InputError(
                 f"data.random_share={self.random_share} and data.keep_share={self.keep_share} "
-                "are shares: neither below 0, together at most 1"
+                "are shares: neither below 0, together at most 1",
+                about=("data.random_share", "data.keep_share"),
             )
         if self.tokenizer_kind == "byte_bpe":
             raise InputError(
                 "data.tokenizer_kind=byte_bpe is for causal models, it has no [MASK]: use "
-                "--data.tokenizer_kind bpe, which is byte-level too"
+                "--data.tokenizer_kind bpe, which is byte-level too",
+                about="data.tokenizer_kind",
             )
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
@@ -118,7 +120,8 @@ class Causal(Text):
             raise InputError(
                 f"data.tokenizer_kind={self.tokenizer_kind} loses text (white space, or case and "
                 "rare words), and a causal language model is trained and measured on every byte: "
-                "use --data.tokenizer_kind byte_bpe"
+                "use --data.tokenizer_kind byte_bpe",
+                about="data.tokenizer_kind",
             )
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.config import numbers
+from jaxtrain.config import overrides
 from jaxtrain.data import cache, mixture
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.data.text import (
@@ -27,7 +27,7 @@ from jaxtrain.data.text import (
 )
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.storage.atomic import expanded
 
 _NO_DATA = "no data given: name a text file, a folder or a glob with --data.path"
@@ -106,20 +106,30 @@ class Text:
         for name in ("max_bad_share", "train_split"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise InputError(f"data.{name} is a share from 0 to 1, not {value}")
+                raise InputError(
+                    f"data.{name} is a share from 0 to 1, not {value}", about=f"data.{name}"
+                )
         least = 1 if self.val_path else 2
         if self.max_examples is not None and self.max_examples < least:
-            raise InputError(f"data.max_examples is {self.max_examples}, it must be >= {least}")
+            raise InputError(
+                f"data.max_examples is {self.max_examples}, it must be >= {least}",
+                about="data.max_examples",
+            )
         if self.more_paths and self.path is None:
-            raise InputError("data.more_paths are beside data.path: name the first one there")
+            raise InputError(
+                "data.more_paths are beside data.path: name the first one there",
+                about=("data.more_paths", "data.path"),
+            )
         if self.weights and len(self.weights) != 1 + len(self.more_paths):
             raise InputError(
                 f"data.weights has {len(self.weights)} numbers for {1 + len(self.more_paths)} "
-                "sources: give one for data.path and one for each of data.more_paths"
+                "sources: give one for data.path and one for each of data.more_paths",
+                about=("data.weights", "data.path", "data.more_paths"),
             )
         if any(weight <= 0 for weight in self.weights):
             raise InputError(
-                f"data.weights {self.weights}: use numbers above 0, or drop the source"
+                f"data.weights {self.weights}: use numbers above 0, or drop the source",
+                about="data.weights",
             )
 
     def problems(self, model: Any) -> list[str]:
@@ -129,16 +139,20 @@ class Text:
             model: as for ``open``.
         """
         del model
-        found = [_NO_DATA] if self.path is None and not self.demo else []
+        missing = self.path is None and not self.demo
+        found: list[str] = [Problem(_NO_DATA, "data.path")] if missing else []
         named = [("--data.path", self.path), ("--data.val_path", self.val_path)]
         named += [("--data.more_paths", more) for more in self.more_paths]
         for flag, path in named:
             if path is not None and not hub.is_named(path) and documents.is_absent(path):
-                found.append(documents.absent(flag, path))
+                found.append(Problem(documents.absent(flag, path), flag.removeprefix("--")))
         if self.tokenizer is not None and not os.path.exists(expanded(self.tokenizer)):
             found.append(
-                f"--data.tokenizer {self.tokenizer}: no such file; name a tokenizer.json, or leave "
-                "it None to train one"
+                Problem(
+                    f"--data.tokenizer {self.tokenizer}: no such file; name a tokenizer.json, or "
+                    "leave it None to train one",
+                    "data.tokenizer",
+                )
             )
         return found
 
@@ -264,7 +278,7 @@ class Text:
         least = 1 if self.val_path else 2
         quotas = [max(least, share) for share in mixture.shared_out(most, counts)]
         say(
-            f"data.max_examples {numbers.readable(self.max_examples)}: uses "
+            f"data.max_examples {overrides.readable(self.max_examples)}: uses "
             f"{sum(map(min, quotas, counts)):,} of {sum(counts):,} documents"
         )
         return list(quotas)

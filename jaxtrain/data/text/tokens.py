@@ -9,7 +9,7 @@ grow with the corpus. ``tokenizer.json`` lies beside them, and for the exact for
 how many bytes of text each id stands for, int32. Where examples lie in a stream is the matter of
 :mod:`jaxtrain.data.text.packing` and :mod:`jaxtrain.data.text.windows`.
 
-The corpus is tokenised in pieces of about a megabyte, on all cores, and what they give is appended
+The corpus is tokenised in chunks of about a megabyte, on all cores, and what they give is appended
 to the streams in the order of the text. ``progress.json`` says how far the streams are complete:
 what a killed process had finished up to there is not done again, and the tokens are the same
 whatever is killed and however many processes work.
@@ -29,7 +29,7 @@ import numpy as np
 
 from jaxtrain.data import cache, worker_pool
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokenizer, tokenizer_file
-from jaxtrain.data.text.encoding import Part, Piece
+from jaxtrain.data.text.encoding import Chunk, Part
 from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import LEFT_OUT, SPLITS, Split
 from jaxtrain.errors import BadExample, InputError
@@ -158,7 +158,7 @@ def prepare(
     return target, cache.make_folder(target, build, say, resumable=True)
 
 
-def _pieces(corpus: Corpus, start: int) -> Iterator[Piece]:
+def _chunks(corpus: Corpus, start: int) -> Iterator[Chunk]:
     texts: list[tuple[int, str]] = []
     characters = after = 0
     for number, side, document in corpus.read(start):
@@ -166,10 +166,10 @@ def _pieces(corpus: Corpus, start: int) -> Iterator[Piece]:
         characters += len(document)
         after = number + 1
         if characters >= _PIECE_CHARACTERS:
-            yield Piece(texts, after)
+            yield Chunk(texts, after)
             texts, characters = [], 0
     if texts:
-        yield Piece(texts, after)
+        yield Chunk(texts, after)
 
 
 def _write(
@@ -201,7 +201,7 @@ def _write(
         with progress_bar.metered("tokenising", total_mb, before_mb, say) as tell:
             for after, parts in worker_pool.in_order(
                 encoding.encode,
-                _pieces(corpus, streams.documents),
+                _chunks(corpus, streams.documents),
                 str(path),
                 dtype.name,
                 form,
@@ -261,14 +261,14 @@ class _Streams:
         for name, facts in zip(SPLITS, self.facts, strict=True):
             tokens = _opened(work / f"{name}.tokens", facts["tokens"] * self._width)
             self._files.append((tokens, _opened(work / f"{name}.ends", facts["sentences"] * 8)))
-        self._kept = -math.inf  # the first piece is kept at once
+        self._kept = -math.inf  # the first chunk is kept at once
 
     def megabytes(self) -> float:
         """Of text that is in them."""
         return sum(facts["bytes"] for facts in self.facts) / 1e6
 
     def append(self, after: int, parts: list[Part]) -> None:
-        """Adds what a piece gave; the documents before number ``after`` are in then."""
+        """Adds what a chunk gave; the documents before number ``after`` are in then."""
         for (tokens, ends), facts, part in zip(self._files, self.facts, parts, strict=True):
             tokens.write(part.ids)
             ends.write((part.ends + np.uint64(facts["tokens"])).tobytes())

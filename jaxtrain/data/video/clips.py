@@ -23,7 +23,7 @@ from jaxtrain.data.video import decode
 from jaxtrain.data.video import frames as video_frames
 from jaxtrain.data.video import index as video_index
 from jaxtrain.data.video.index import Entry
-from jaxtrain.data.video.latents import Store
+from jaxtrain.data.video.latents import LatentStore
 from jaxtrain.errors import BadExample
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Clips:
     entries: tuple[Entry, ...]
     folder: Path
     train: bool
-    latents: Store | None = None
+    latents: LatentStore | None = None
 
     @property
     def fingerprint(self) -> str:

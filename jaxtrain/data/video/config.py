@@ -17,7 +17,7 @@ from jaxtrain.data.video import files as video_files
 from jaxtrain.data.video import index, latents, scenes
 from jaxtrain.data.video.clips import Clips
 from jaxtrain.data.video.index import Entry
-from jaxtrain.errors import BadExample, InputError
+from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.storage import addresses
 
 # The device's kernel reaches three of it (LARGEST_SIGMA in models/video_ae/augment.py).
@@ -103,39 +103,53 @@ class Config:
         for name in (*shares, "brightness", "contrast", "saturation"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise InputError(f"data.{name} is a number from 0 to 1, not {value}")
+                raise InputError(
+                    f"data.{name} is a number from 0 to 1, not {value}", about=f"data.{name}"
+                )
         if not 0 <= self.hue <= 0.5:
-            raise InputError(f"data.hue is a number of turns from 0 to 0.5, not {self.hue}")
+            raise InputError(
+                f"data.hue is a number of turns from 0 to 0.5, not {self.hue}", about="data.hue"
+            )
         if not 0 < self.min_crop_scale <= 1:
             text = f"data.min_crop_scale is above 0 and at most 1, not {self.min_crop_scale}"
-            raise InputError(text)
+            raise InputError(text, about="data.min_crop_scale")
         if not 1 <= self.min_frame_delta <= self.max_frame_delta:
             raise InputError(
                 f"data.min_frame_delta ({self.min_frame_delta}) must be at least 1 and at most "
-                f"data.max_frame_delta ({self.max_frame_delta})"
+                f"data.max_frame_delta ({self.max_frame_delta})",
+                about=("data.min_frame_delta", "data.max_frame_delta"),
             )
         if self.clips_per_video < 1:
-            raise InputError(f"data.clips_per_video must be >= 1, not {self.clips_per_video}")
+            raise InputError(
+                f"data.clips_per_video must be >= 1, not {self.clips_per_video}",
+                about="data.clips_per_video",
+            )
         if self.clips_per_group is not None and (
             self.clips_per_group < 1 or self.clips_per_video % self.clips_per_group
         ):
             raise InputError(
                 f"data.clips_per_group={self.clips_per_group} does not divide "
-                f"data.clips_per_video={self.clips_per_video}: all groups of a file have one size"
+                f"data.clips_per_video={self.clips_per_video}: all groups of a file have one size",
+                about=("data.clips_per_group", "data.clips_per_video"),
             )
         if self.group_spread is not None and self.group_spread < 1:
-            raise InputError(f"data.group_spread must be >= 1, not {self.group_spread}")
+            raise InputError(
+                f"data.group_spread must be >= 1, not {self.group_spread}",
+                about="data.group_spread",
+            )
         if self.windows == "fixed" and self.clips_per_video != 1:
             raise InputError(
                 f"data.clips_per_video={self.clips_per_video}: with data.windows=fixed an epoch "
-                "has each clip of a file once; set --data.clips_per_video 1"
+                "has each clip of a file once; set --data.clips_per_video 1",
+                about=("data.clips_per_video", "data.windows"),
             )
         if self.blur_sigma is not None and not (
             0 < self.blur_sigma[0] <= self.blur_sigma[1] <= LARGEST_SIGMA
         ):
             raise InputError(
                 "data.blur_sigma is the least and the largest sigma in pixels, above 0 and at most "
-                f"{LARGEST_SIGMA}, not {self.blur_sigma}"
+                f"{LARGEST_SIGMA}, not {self.blur_sigma}",
+                about="data.blur_sigma",
             )
 
     @property
@@ -152,22 +166,35 @@ class Config:
         Args:
             model: as for :meth:`open`.
         """
-        found = []
+        found: list[str] = []
         taught = getattr(model, "teacher", None) is not None
         if taught and self.windows != "fixed":
             found.append(
-                "model.teacher is set, and a teacher's latents exist for fixed clips only: set "
-                "--data.windows fixed, or --model.teacher None"
+                Problem(
+                    "model.teacher is set, and a teacher's latents exist for fixed clips only: set "
+                    "--data.windows fixed, or --model.teacher None",
+                    "model.teacher",
+                    "data.windows",
+                )
             )
         if self.teacher is not None and not taught:
             found.append(
-                f"data.teacher={self.teacher}: nothing learns from it while model.teacher is None"
+                Problem(
+                    f"data.teacher={self.teacher}: nothing learns from it while model.teacher is "
+                    "None",
+                    "data.teacher",
+                    "model.teacher",
+                )
             )
         if self.path is None and not self.demo:
-            found.append("no data given: name a folder or a list of videos with --data.path")
+            found.append(
+                Problem(
+                    "no data given: name a folder or a list of videos with --data.path", "data.path"
+                )
+            )
         for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
             if path is not None and video_files.is_absent(path):
-                found.append(video_files.absent(flag, path))
+                found.append(Problem(video_files.absent(flag, path), flag.removeprefix("--")))
         return found
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:

@@ -32,7 +32,7 @@ _MOST_HELD = 2**28  # bytes of packets; ten seconds of 8K at 200 Mbit/s
 _PACKET_BYTES = 512  # that a packet takes beside its content
 
 
-class Verdict(NamedTuple):
+class FrameCheck(NamedTuple):
     """What decoding a whole file showed.
 
     Attributes:
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
     broken: str | None
 
 
-def verify(path: str, info: Scan, span: Span | None = None) -> Verdict:
+def verify(path: str, info: Scan, span: Span | None = None) -> FrameCheck:
     """Decode a whole file and say whether it is sound."""
     delivered: list[int | None] = []
     stamps: list[int | None] = []
@@ -57,16 +57,16 @@ def verify(path: str, info: Scan, span: Span | None = None) -> Verdict:
                     stamps.append(packet.pts)
                 for frame in stream.codec_context.decode(packet if packet.size else None):
                     if frame.is_corrupt:
-                        return Verdict((), f"frame {len(delivered)} is corrupt")
+                        return FrameCheck((), f"frame {len(delivered)} is corrupt")
                     delivered.append(frame.pts)
     except (av.FFmpegError, OSError) as error:
         text = f"decoding fails after {len(delivered)} of {info.frames} frames: {reason(error)}"
-        return Verdict((), text)
+        return FrameCheck((), text)
     missing = _missing(delivered, stamps, info)
     if too_few(len(missing), info.frames):
         found = info.frames - len(missing)
-        return Verdict((), f"only {found} of {info.frames} frames can be decoded")
-    return Verdict(missing, None)
+        return FrameCheck((), f"only {found} of {info.frames} frames can be decoded")
+    return FrameCheck(missing, None)
 
 
 def _missing(delivered: list[int | None], stamps: list[int | None], info: Scan) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from typing import Any
 from jaxtrain.data import cache, remote
 from jaxtrain.data.video import decode, packets
 from jaxtrain.data.video import files as video_files
-from jaxtrain.data.video.decode import Verdict
+from jaxtrain.data.video.decode import FrameCheck
 from jaxtrain.data.video.packets import Keyframe, Scan, Span
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import addresses
@@ -54,7 +54,7 @@ class Entry:
     mtime_ns: int
     info: Scan | None = None
     reason: str | None = None
-    verdict: Verdict | None = None
+    verdict: FrameCheck | None = None
     span: Span | None = None
 
     @property
@@ -127,7 +127,7 @@ def fingerprint(entries: Iterable[Entry], *more: Any) -> str:
     return cache.digest(files, *more)
 
 
-def first_use(entry: Entry, folder: Path) -> Verdict:
+def first_use(entry: Entry, folder: Path) -> FrameCheck:
     """The verdict on a file: the index's, another worker's, or, if there is none, by decoding it.
 
     Raises:
@@ -139,7 +139,7 @@ def first_use(entry: Entry, folder: Path) -> Verdict:
     file = verdict_file(folder, entry.name)
     left = _read_verdict(file)
     if left is not None and left["size"] == entry.size and left["mtime_ns"] == mtime_ns:
-        return Verdict(tuple(left["missing"]), left["broken"])
+        return FrameCheck(tuple(left["missing"]), left["broken"])
     verdict = decode.verify(entry.path, entry.scanned, entry.span)
     record = {"name": entry.name, "size": entry.size, "mtime_ns": mtime_ns, **verdict._asdict()}
     with contextlib.suppress(InputError):  # a full disk: the file is decoded again next time
@@ -209,7 +209,7 @@ def _examine(
     if entry.info is None or entry.verdict is not None:
         return entry
     if left is not None and (left["size"], left["mtime_ns"]) == (entry.size, entry.mtime_ns):
-        verdict = Verdict(tuple(left["missing"]), left["broken"])
+        verdict = FrameCheck(tuple(left["missing"]), left["broken"])
         return dataclasses.replace(entry, verdict=verdict)
     if decode_all:
         verdict = decode.verify(found.path, entry.info, found.span)
@@ -250,7 +250,7 @@ def _from_line(line: str) -> Entry:
         keys = tuple(Keyframe(*key) for key in fields["info"].pop("keyframes"))
         fields["info"] = Scan(**fields["info"], keyframes=keys)
     if fields["verdict"]:
-        fields["verdict"] = Verdict(**fields["verdict"])
+        fields["verdict"] = FrameCheck(**fields["verdict"])
         fields["verdict"] = fields["verdict"]._replace(missing=tuple(fields["verdict"].missing))
     if fields["span"]:
         fields["span"] = Span(**fields["span"])

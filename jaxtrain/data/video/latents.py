@@ -62,7 +62,7 @@ class Windows(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
+class LatentStore:
     """The latents of one teacher for clips of one size.
 
     Attributes:
@@ -120,12 +120,12 @@ def place(root: Path, model: Any) -> Path:
     return root / "latents" / f"{model.frames}x{model.height}x{model.width}"
 
 
-def store(root: Path, model: Any, teacher: str) -> Store:
+def store(root: Path, model: Any, teacher: str) -> LatentStore:
     """Where the latents of a teacher for clips of a model's size lie, or will."""
-    return Store(place(root, model) / teacher, tuple(model.latent_shape))
+    return LatentStore(place(root, model) / teacher, tuple(model.latent_shape))
 
 
-def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows]) -> Store:
+def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows]) -> LatentStore:
     """The latents that a training needs, all of them.
 
     Args:
@@ -205,7 +205,7 @@ _Decoded = tuple[_Job, int, np.ndarray | BadExample]
 def prepare(
     splits: Iterable[Windows],
     teacher: Teacher,
-    target: Store,
+    target: LatentStore,
     *,
     batch_size: int,
     threads: int,

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxtrain.ops import convolution, initial, layers
+from jaxtrain.ops import convolution, layers
+from jaxtrain.ops.cpu import uniform_init
 
 WIDE = 7
 """Side of the window in which a channel of the "super" decoder looks around."""
@@ -26,7 +27,7 @@ Memory = list[jax.Array]
 """What the memory blocks of a part of the network keep of the frame before, in their order."""
 
 
-Remat = Literal["none", "ends", "block"]
+VideoRemat = Literal["none", "ends", "block"]
 """What the backward pass computes again: see ``Config.remat``."""
 
 
@@ -115,7 +116,7 @@ def kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax
     of one colour (14.7 dB where this start reaches 20; benchmarks/RESULTS.md).
     """
     bound = math.sqrt(3 / fan_in)
-    return initial.uniform(rngs, shape, bound)
+    return uniform_init(rngs, shape, bound)
 
 
 def zeros(*shape: int) -> nnx.Param[jax.Array]:
@@ -290,7 +291,7 @@ class TimeGrow(nnx.Module):
         return jnp.stack(grown, axis=2).reshape(b, t * self.stride, h, w, c)
 
 
-def run(blocks: Sequence[Remembering], x_BTHWC: jax.Array, remat: Remat) -> jax.Array:
+def run(blocks: Sequence[Remembering], x_BTHWC: jax.Array, remat: VideoRemat) -> jax.Array:
     """All frames of a clip through block after block."""
     mode: layers.Remat = "none" if remat == "ends" else remat
     for block in blocks:

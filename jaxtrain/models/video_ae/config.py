@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxtrain import config
 from jaxtrain.config import bounds
-from jaxtrain.errors import InputError
+from jaxtrain.errors import InputError, Problem
 from jaxtrain.models.video_ae import (
     adversary,
     augment,
@@ -75,7 +75,7 @@ class Config:
     trim: timing.Trim = "always"
     """When the first three decoded frames are dropped: always; odd_latents: only where the number
     of latents is odd, as weights for CogVideoX (taecvx) want it."""
-    remat: blocks.Remat = "none"
+    remat: blocks.VideoRemat = "none"
     """What the backward pass computes again. ends: what lies between the first layer and the first
     halving, and between the last doubling and the last layer, which run frame after frame; they are
     as large as the video, and hold a third of the memory. block: that and the memory blocks, of
@@ -101,35 +101,45 @@ class Config:
         bounds.whole("model.encoder_width", self.encoder_width, _MOST_CHANNELS)
         widths = self.decoder_widths
         if widths is not None and len(widths) != 4:
-            raise InputError(f"model.decoder_widths={widths}: use four widths of at least 1")
+            raise InputError(
+                f"model.decoder_widths={widths}: use four widths of at least 1",
+                about="model.decoder_widths",
+            )
         for channels in widths or ():
             bounds.whole("model.decoder_widths", channels, _MOST_CHANNELS)
         for name, count in (("time_upscale", 2), ("space_upscale", 3)):
             if len(getattr(self, name)) != count:
-                raise InputError(f"model.{name}={getattr(self, name)}: use {count} switches")
+                raise InputError(
+                    f"model.{name}={getattr(self, name)}: use {count} switches",
+                    about=f"model.{name}",
+                )
         if self.decoder == "super" and not all((*self.time_upscale, *self.space_upscale)):
             raise InputError(
                 f"model.time_upscale={self.time_upscale} and model.space_upscale="
                 f"{self.space_upscale}: only the base decoder has these switches; leave them out "
-                "with model.decoder=super"
+                "with model.decoder=super",
+                about=("model.time_upscale", "model.space_upscale", "model.decoder"),
             )
         factor = self.space_factor
         if self.height % factor or self.width % factor:
             raise InputError(
                 f"model.height={self.height} and model.width={self.width} must be multiples of "
                 f"{factor}: the nearest are {self._nearest(self.height)} and "
-                f"{self._nearest(self.width)}"
+                f"{self._nearest(self.width)}",
+                about=("model.height", "model.width"),
             )
         if min(self.height, self.width) < _LEAST_SIDE:
             raise InputError(
                 f"model.height={self.height} and model.width={self.width}: use at least "
-                f"{_LEAST_SIDE} for each (SSIM looks at windows of {quality.SSIM_WINDOW})"
+                f"{_LEAST_SIDE} for each (SSIM looks at windows of {quality.SSIM_WINDOW})",
+                about=("model.height", "model.width"),
             )
         bounds.number("model.reconstruction_weight", self.reconstruction_weight, above=0)
         if self.perceptual is not None and min(self.height, self.width) < lpips.LEAST_SIDE:
             raise InputError(
                 f"model.height={self.height} and model.width={self.width}: model.perceptual needs "
-                f"at least {lpips.LEAST_SIDE} for each"
+                f"at least {lpips.LEAST_SIDE} for each",
+                about=("model.height", "model.width", "model.perceptual"),
             )
         if self.adversary is not None:
             self._check_adversary(self.adversary)
@@ -139,13 +149,15 @@ class Config:
         if decoded < settings.frames:
             raise InputError(
                 f"model.adversary.frames={settings.frames}: a clip of model.frames={self.frames} "
-                f"has {decoded} reconstructed frames; use that many at most"
+                f"has {decoded} reconstructed frames; use that many at most",
+                about=("model.adversary.frames", "model.frames"),
             )
         crop, most = settings.crop, min(self.height, self.width)
         if crop is not None and (crop % self.space_factor or not 0 < crop <= most):
             raise InputError(
                 f"model.adversary.crop={crop}: use a multiple of {self.space_factor} up to {most}, "
-                "or None for the whole frame"
+                "or None for the whole frame",
+                about="model.adversary.crop",
             )
 
     @property
@@ -191,20 +203,28 @@ class Config:
 
     def problems(self) -> list[str]:
         """What keeps this model from being trained: a decoder for previews, files that lack."""
-        found = []
+        found: list[str] = []
         if not all((*self.time_upscale, *self.space_upscale)):
             found.append(
-                f"model.time_upscale={self.time_upscale} and model.space_upscale="
-                f"{self.space_upscale}: a decoder for previews makes smaller videos than went in, "
-                "so there is nothing to compare them with: switch all of them on to train"
+                Problem(
+                    f"model.time_upscale={self.time_upscale} and model.space_upscale="
+                    f"{self.space_upscale}: a decoder for previews makes smaller videos than went "
+                    "in, so there is nothing to compare them with: switch all of them on to train",
+                    "model.time_upscale",
+                    "model.space_upscale",
+                )
             )
         if self.perceptual is not None:
             for name in ("weights", "backbone"):
                 path = getattr(self.perceptual, name)
                 if path is not None and not os.path.exists(expanded(path)):
                     found.append(
-                        f"model.perceptual.{name} {path}: no such file; name a state dict "
-                        "(.safetensors or .pth), or set --model.perceptual None"
+                        Problem(
+                            f"model.perceptual.{name} {path}: no such file; name a state dict "
+                            "(.safetensors or .pth), or set --model.perceptual None",
+                            f"model.perceptual.{name}",
+                            "model.perceptual",
+                        )
                     )
         return found
 

@@ -21,11 +21,15 @@ class Teacher:
 
     def __post_init__(self) -> None:
         if not 0 <= self.encoder_weight < math.inf:
-            raise InputError(f"model.teacher.encoder_weight={self.encoder_weight}: use 0 or more")
+            raise InputError(
+                f"model.teacher.encoder_weight={self.encoder_weight}: use 0 or more",
+                about="model.teacher.encoder_weight",
+            )
         if not (self.encoder_weight or self.decode):
             raise InputError(
                 f"model.teacher.encoder_weight={self.encoder_weight} and model.teacher.decode="
-                f"{self.decode}: nothing is learned from the teacher; set model.teacher None"
+                f"{self.decode}: nothing is learned from the teacher; set model.teacher None",
+                about=("model.teacher.encoder_weight", "model.teacher.decode", "model.teacher"),
             )
 
 
@@ -42,7 +46,10 @@ class Perceptual:
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf:
-            raise InputError(f"model.perceptual.weight={self.weight}: use 0 (only measure) or more")
+            raise InputError(
+                f"model.perceptual.weight={self.weight}: use 0 (only measure) or more",
+                about="model.perceptual.weight",
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,16 +84,24 @@ class Adversary:
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(
                     f"model.adversary.{name}={getattr(self, name)}: use more than 0, or set "
-                    "model.adversary None"
+                    "model.adversary None",
+                    about=(f"model.adversary.{name}", "model.adversary"),
                 )
         for name, most in (("frames", 2**10), ("replay", 2**20)):
             bounds.whole(f"model.adversary.{name}", getattr(self, name), most)
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"model.adversary.{name}={getattr(self, name)}: use 0 to below 1")
+                raise InputError(
+                    f"model.adversary.{name}={getattr(self, name)}: use 0 to below 1",
+                    about=f"model.adversary.{name}",
+                )
         if not 0 <= self.weight_decay < math.inf:
-            raise InputError(f"model.adversary.weight_decay={self.weight_decay}: use 0 or more")
+            raise InputError(
+                f"model.adversary.weight_decay={self.weight_decay}: use 0 or more",
+                about="model.adversary.weight_decay",
+            )
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise InputError(
-                f"model.adversary.max_grad_norm={self.max_grad_norm}: use more than 0, or None"
+                f"model.adversary.max_grad_norm={self.max_grad_norm}: use more than 0, or None",
+                about="model.adversary.max_grad_norm",
             )

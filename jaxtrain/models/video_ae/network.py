@@ -62,7 +62,7 @@ class Encoder(nnx.Module):
         self.stages = nnx.List([EncoderStage(width, pool, rngs=rngs) for pool in ENCODER_POOLS])
         self.tail = blocks.Conv(width, latent_channels, rngs=rngs)
 
-    def __call__(self, video_BTHW3: jax.Array, remat: blocks.Remat) -> jax.Array:
+    def __call__(self, video_BTHW3: jax.Array, remat: blocks.VideoRemat) -> jax.Array:
         """[B, T, H, W, 3] in [0, 1], T a multiple of 4 -> [B, T / 4, H / 8 P, W / 8 P, latents]."""
         x = blocks.run(self.stages[0].blocks, self._opened(video_BTHW3, remat), remat)
         for stage in self.stages[1:]:
@@ -78,7 +78,7 @@ class Encoder(nnx.Module):
             following.append(left)
         return self.tail(x), following
 
-    def _opened(self, video_BTHW3: jax.Array, remat: blocks.Remat = "none") -> jax.Array:
+    def _opened(self, video_BTHW3: jax.Array, remat: blocks.VideoRemat = "none") -> jax.Array:
         """What goes into the first memory blocks; only in here frames are as large as the video."""
         first, bias = self.stages[0], self.head.bias
         count = first.pool.stride
@@ -184,7 +184,7 @@ class _AnyDecoder(nnx.Module):
         raise NotImplementedError
 
     def __call__(
-        self, latents_BLHWC: jax.Array, remat: blocks.Remat, first_frame: int
+        self, latents_BLHWC: jax.Array, remat: blocks.VideoRemat, first_frame: int
     ) -> jax.Array:
         """Latents -> [B, T, H, W, 3], not clamped; T of all latents' frames but the first ones."""
         x = self.opened(latents_BLHWC)
@@ -205,7 +205,7 @@ class _AnyDecoder(nnx.Module):
         x, left = blocks.run_step(self.stages[-1].blocks, x, memory[-1])
         return self._frames(x, "none", 0), [*following, left]
 
-    def _frames(self, x_BTHWC: jax.Array, remat: blocks.Remat, first_frame: int) -> jax.Array:
+    def _frames(self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, first_frame: int) -> jax.Array:
         """Frames from what the last memory block gives, without those before `first_frame`.
 
         Only in here frames are as large as the video, and no layer looks at more than one: so those
@@ -230,7 +230,7 @@ class _AnyDecoder(nnx.Module):
         raise NotImplementedError
 
     def closed(
-        self, x_BTHWC: jax.Array, remat: blocks.Remat, skipped: Sequence[int]
+        self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
         """Colours from what the last memory block gives.
 
@@ -261,7 +261,7 @@ class Decoder(_AnyDecoder):
         return relu(self.head(3 * jnp.tanh(latents_BLHWC / 3)))
 
     def closed(
-        self, x_BTHWC: jax.Array, remat: blocks.Remat, skipped: Sequence[int]
+        self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
         """See :meth:`_AnyDecoder.closed`."""
         stage, found = self.stages[-1], []
@@ -295,7 +295,7 @@ class WideDecoder(_AnyDecoder):
         return self.head(latents_BLHWC)
 
     def closed(
-        self, x_BTHWC: jax.Array, remat: blocks.Remat, skipped: Sequence[int]
+        self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
         """See :meth:`_AnyDecoder.closed`."""
         stage, least = self.stages[-1], min(skipped)

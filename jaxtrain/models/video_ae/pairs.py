@@ -38,7 +38,7 @@ Fold = Callable[[Any], Pair]
 
 
 def by_pair(
-    x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int, remat: blocks.Remat
+    x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int, remat: blocks.VideoRemat
 ) -> jax.Array:
     """A convolution, a rectifier, a convolution, each of single frames.
 

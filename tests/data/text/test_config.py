@@ -11,9 +11,9 @@ import tokenizers
 from small_text import Model, opened, sequences, silent, write
 
 from jaxtrain.data.source import Source
-from jaxtrain.data.text import Masked, sentences, stdlib_corpus
-from jaxtrain.data.text.masked_source import MaskedSource
-from jaxtrain.data.text.masking import CLS, PAD, SEP, masked_count
+from jaxtrain.data.text import Masked, encoding, stdlib_corpus
+from jaxtrain.data.text.masking import MaskedSource, masked_count
+from jaxtrain.data.text.specials import CLS, PAD, SEP
 from jaxtrain.errors import InputError
 
 
@@ -49,7 +49,7 @@ def test_every_token_of_the_corpus_comes_once(folder: Path, cache: Path) -> None
     wanted: dict[str, list[int]] = {"train": [], "val": []}
     for path in sorted(folder.iterdir()):
         ids: list[int] = []
-        for sentence in sentences.cut(path.read_text()):
+        for sentence in encoding.sentences(path.read_text()):
             ids += words.encode(sentence, add_special_tokens=False).ids
         side = "val" if " ".join(map(str, ids)) in " ".join(map(str, got["val"])) else "train"
         wanted[side] += ids

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from jaxtrain.data.text import byte_level, documents, specials, tokens
+from jaxtrain.data.text import byte_level, documents, encoding, specials, tokens
 from jaxtrain.data.text.splitting import SPLITS, TRAIN, VAL, assign
 from jaxtrain.errors import InputError
 
@@ -97,3 +97,22 @@ def test_a_tokenizer_that_loses_text_after_all_is_caught(tmp_path: Path) -> None
     lossy.save(str(path))
     with pytest.raises(InputError, match=r"loses text: of the \d+ bytes of the document that be"):
         prepare(corpus(tmp_path), path, tmp_path / "cache")
+
+
+def test_sentences() -> None:
+    text = (
+        'Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town! "Why?" he said. He left...\n'
+        "A line\nthat goes on\n \n= A title =\n\nThe end. (Really.) 「終わり。」はい。"
+    )
+    assert encoding.sentences(text) == [
+        "Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town!",
+        '"Why?" he said.',
+        "He left...",
+        "A line\nthat goes on",
+        "= A title =",
+        "The end.",
+        "(Really.)",
+        "「終わり。」",
+        "はい。",
+    ]
+    assert encoding.sentences(" \n") == []

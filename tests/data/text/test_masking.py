@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from jaxtrain.data.text.masking import CLS, MASK, PAD, SEP, UNK, mask, masked_count
-from jaxtrain.data.text.specials import Specials
+from jaxtrain.data.text.masking import mask, masked_count
+from jaxtrain.data.text.specials import CLS, MASK, PAD, SEP, UNK, Specials
 
 VOCAB = 50
 FIRST_ORDINARY = 5

@@ -12,7 +12,7 @@ from small_text import Model, opened, sequences, silent, write
 from jaxtrain.data import sampler
 from jaxtrain.data.mixture import Mixture
 from jaxtrain.data.text import Masked, hub, specials
-from jaxtrain.data.text.masked_source import MaskedSource
+from jaxtrain.data.text.masking import MaskedSource
 from jaxtrain.errors import InputError
 
 

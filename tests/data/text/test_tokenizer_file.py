@@ -287,9 +287,9 @@ def test_an_expression_that_takes_for_ever_is_one_line(
     with pytest.raises(InputError, match=r"fails on the text: Onig: .*retry-limit-in-match over"):
         tokenizer_file.ids(words, "a" * 40)
     assert capfd.readouterr() == ("", "")
-    piece = encoding.Piece([(0, "a" * 40)], 1)
+    chunk = encoding.Chunk([(0, "a" * 40)], 1)
     with pytest.raises(InputError, match=r"fails on a document: Onig: .*retry-limit"):
-        encoding.encode(piece, str(path), "uint16", "sentences", 0)
+        encoding.encode(chunk, str(path), "uint16", "sentences", 0)
 
 
 def test_what_others_print_meanwhile_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from jaxtrain.data.text import documents, encoding, sentences, tokens, vocabulary
+from jaxtrain.data.text import documents, encoding, tokens, vocabulary
 from jaxtrain.data.text.specials import SEP
 from jaxtrain.data.text.splitting import TRAIN, VAL, assign
 from jaxtrain.data.text.tokens import Corpus
@@ -82,7 +82,7 @@ def test_the_streams_hold_every_document_once(tmp_path: Path) -> None:
         ends = []
         mine = [document for _, side, document in what.read() if side == split]
         for document in mine:
-            for sentence in sentences.cut(document):
+            for sentence in encoding.sentences(document):
                 wanted += words.encode(sentence, add_special_tokens=False).ids
                 ends.append(len(wanted))
             wanted.append(SEP)
@@ -207,9 +207,9 @@ def test_killed_in_the_middle_of_tokenising(
     encoded: list[str] = []
     encode = encoding.encode
 
-    def counting(piece: encoding.Piece, *fixed: object) -> object:
-        encoded.extend(text for _, text in piece.texts)
-        return encode(piece, *fixed)  # type: ignore[arg-type]
+    def counting(chunk: encoding.Chunk, *fixed: object) -> object:
+        encoded.extend(text for _, text in chunk.texts)
+        return encode(chunk, *fixed)  # type: ignore[arg-type]
 
     monkeypatch.setattr(encoding, "encode", counting)
     said: list[str] = []

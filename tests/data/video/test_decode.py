@@ -37,7 +37,7 @@ def test_frames_read_alone_equal_those_of_the_whole(
     # Run by root, the AV1 encoder makes its caller a real-time process: all other tests starve.
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     scan = packets.scan(path)
-    assert decode.verify(path, scan) == decode.Verdict((), None)
+    assert decode.verify(path, scan) == decode.FrameCheck((), None)
     with av.open(path) as container:
         whole = [frame.to_ndarray(format="gray") for frame in container.decode(video=0)]
     assert scan.frames == len(whole) == 40

@@ -152,7 +152,7 @@ def test_decoding_all_while_indexing(data: Path, calls: list[str]) -> None:
     _build(data)
     entries = _build(data, decode_all=True)
     verdicts = {name: entry.verdict for name, entry in entries.items()}
-    assert verdicts["0.mp4"] == decode.Verdict((), None)
+    assert verdicts["0.mp4"] == decode.FrameCheck((), None)
     assert verdicts["1.mp4"] is not None
     assert verdicts["1.mp4"].broken
     assert verdicts["bad.mp4"] is None

@@ -1,6 +1,9 @@
-"""What parameters start as: how it is spread, what it depends on, and that parts make the whole."""
+"""Tuning for CPUs: freed memory is used again; initial parameters, and what they depend on."""
 
 import math
+import platform
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,38 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxtrain.ops import initial
+from jaxtrain.ops import cpu
+
+PROGRAM = """
+import resource, sys, threading
+import numpy as np
+from jaxtrain.ops import cpu
+
+if sys.argv[1] == "keep":
+    assert cpu.keep_freed()
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    thread = threading.Thread(target=lambda: np.empty(2**27, np.uint8).fill(1))
+    thread.start()
+    thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the GNU C library's setting")
+def test_freed_memory_is_kept() -> None:
+    """In processes of their own: the setting cannot be taken back."""
+    found = {
+        how: int(subprocess.check_output([sys.executable, "-c", PROGRAM, how], text=True))
+        for how in ("keep", "leave")
+    }
+    assert found["keep"] < 10
+    assert found["leave"] > 10  # also where pages are of 2 MiB
+
 
 SHAPE = (64, 48, 32)
 COUNT = math.prod(SHAPE)
@@ -26,7 +60,7 @@ def distance(found: np.ndarray, share_below: np.ndarray) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_uniform_numbers_are_even_between_their_bounds(seed: int) -> None:
-    found = np.sort(numbers(initial.uniform(nnx.Rngs(seed), SHAPE, 0.5)).ravel())
+    found = np.sort(numbers(cpu.uniform_init(nnx.Rngs(seed), SHAPE, 0.5)).ravel())
     assert found[0] > -0.5
     assert found[-1] < 0.5
     assert distance(found, found + 0.5) < 1.95 / math.sqrt(COUNT)  # one of a thousand is beyond
@@ -34,7 +68,7 @@ def test_uniform_numbers_are_even_between_their_bounds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_normal_numbers_are_normal(seed: int) -> None:
-    found = np.sort(numbers(initial.normal(nnx.Rngs(seed), SHAPE, 3.0)).ravel())
+    found = np.sort(numbers(cpu.normal_init(nnx.Rngs(seed), SHAPE, 3.0)).ravel())
     below = np.array([0.5 + 0.5 * math.erf(z / 3 / math.sqrt(2)) for z in found])
     assert distance(found, below) < 1.95 / math.sqrt(COUNT)
     assert np.abs(found).max() < 3 * 5.45
@@ -42,8 +76,8 @@ def test_normal_numbers_are_normal(seed: int) -> None:
 
 def test_neighbours_parameters_and_seeds_have_nothing_in_common() -> None:
     rngs = nnx.Rngs(0)
-    first, second = (numbers(initial.normal(rngs, SHAPE, 1.0)) for _ in range(2))
-    other = numbers(initial.normal(nnx.Rngs(1), SHAPE, 1.0))
+    first, second = (numbers(cpu.normal_init(rngs, SHAPE, 1.0)) for _ in range(2))
+    other = numbers(cpu.normal_init(nnx.Rngs(1), SHAPE, 1.0))
     pairs = [(first, second), (first, other), (second, other)]
     pairs += [(np.roll(first, 1, axis), first) for axis in range(3)]
     for left, right in pairs:
@@ -53,10 +87,10 @@ def test_neighbours_parameters_and_seeds_have_nothing_in_common() -> None:
 def test_a_layer_that_draws_its_own_key_moves_those_behind_it() -> None:
     """The stream's count is the place: a parameter's numbers are its own."""
     rngs, skipped = nnx.Rngs(0), nnx.Rngs(0)
-    initial.uniform(rngs, (4,), 1.0)
+    cpu.uniform_init(rngs, (4,), 1.0)
     skipped.params()
-    want = numbers(initial.uniform(rngs, (4,), 1.0))
-    np.testing.assert_array_equal(numbers(initial.uniform(skipped, (4,), 1.0)), want)
+    want = numbers(cpu.uniform_init(rngs, (4,), 1.0))
+    np.testing.assert_array_equal(numbers(cpu.uniform_init(skipped, (4,), 1.0)), want)
 
 
 def test_devices_make_their_parts_as_one_makes_the_whole() -> None:
@@ -66,8 +100,8 @@ def test_devices_make_their_parts_as_one_makes_the_whole() -> None:
 
     def make(key: jax.Array) -> jax.Array:
         rngs = nnx.Rngs(key)
-        initial.normal(rngs, (3,), 1.0)
-        return initial.normal(rngs, SHAPE, 1.0).get_value()
+        cpu.normal_init(rngs, (3,), 1.0)
+        return cpu.normal_init(rngs, SHAPE, 1.0).get_value()
 
     whole = jax.jit(make)(jax.random.key(7))
     split = NamedSharding(mesh, PartitionSpec(None, "fsdp"))

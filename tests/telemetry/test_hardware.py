@@ -1,0 +1,409 @@
+"""Datasheet peaks, the driver and GPUs by a stand-in for NVML, the host's memory, and samples."""
+
+import mmap
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+from fake_nvml import LOST, UNSUPPORTED, Nvml, card
+from recorded_packages import H100, KERNEL
+
+from jaxtrain.telemetry import hardware
+from jaxtrain.telemetry.hardware import GIB, Driver, Gpu, Reading, Shared
+
+MIB = 2**20
+
+
+def no_nvml() -> Nvml:
+    return Nvml(fails=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    ("kind", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA A800-SXM4-80GB", 312),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA RTX A6000", 154.8),
+        ("NVIDIA GeForce RTX 5090", 209.5),
+        ("cpu", None),
+    ],
+)
+def test_the_rate_of_products(kind: str, teraflops: float | None) -> None:
+    expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
+    assert hardware.peak_bf16_flops(kind) == expected
+
+
+def test_bandwidth_goes_by_the_name_too() -> None:
+    assert hardware.memory_bytes_per_second("NVIDIA H100 PCIe") == 2.0e12
+    assert hardware.memory_bytes_per_second("NVIDIA H100 80GB HBM3") == 3.35e12
+    assert hardware.memory_bytes_per_second("cpu") is None
+
+
+A, B, C = card("GPU-aaaa-1", 80), card("GPU-aabb-2", 90), card("GPU-cccc-3", 100)
+
+
+def shares(nvml: Any, visible: str | None, ordinals: list[int] | None = None) -> list[float | None]:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return [one.utilization for one in hardware.Gpus(environment, ordinals, nvml).read()]
+
+
+def test_memory_is_unknown_on_the_cpu() -> None:
+    assert hardware.memory_gib() is None
+
+
+def test_the_driver_with_its_gpus_and_their_memory() -> None:
+    nvml = Nvml(card("GPU-1"), card("GPU-2", used=4 * MIB))
+    assert hardware.driver(nvml) == Driver(
+        "580.65.06",
+        (
+            Gpu(0, "NVIDIA H100 80GB HBM3", 81559 * MIB, 0),
+            Gpu(1, H100[0].name, 81559 * MIB, 4 * MIB),
+        ),
+    )
+    assert nvml.opened == 0
+    assert hardware.driver(Nvml(card("GPU-1", used=UNSUPPORTED))).gpus[0].memory == 0
+
+
+@pytest.mark.parametrize(
+    ("nvml", "failure"),
+    [
+        (Nvml(fails=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "NVML/RM version mismatch"),
+        (Nvml(fails=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "Driver Not Loaded"),
+        (Nvml(card("GPU-1", used=LOST)), "GPU is lost"),
+        (Nvml(), "no devices were found"),
+    ],
+)
+def test_a_driver_that_does_not_work_is_present_all_the_same(nvml: Nvml, failure: str) -> None:
+    driver = hardware.driver(nvml)
+    assert failure in driver.failure
+    assert driver.present
+    assert not driver.gpus
+    assert nvml.opened == 0
+
+
+def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, answers = Nvml(), threading.Event()
+    monkeypatch.setattr(nvml, "nvmlInit", answers.wait)
+    assert hardware.driver(nvml, timeout_s=0.05).failure == "no answer within 0.05 s"
+    answers.set()
+
+
+def test_the_kernel_is_asked_where_nvml_is_not_installed(tmp_path: Path) -> None:
+    nvml = no_nvml()
+    proc = tmp_path / "version"
+    assert not hardware.driver(nvml, proc).present
+    proc.write_text(KERNEL)
+    assert hardware.driver(nvml, proc).version == "550.90.07"
+    proc.write_text("something else\n")
+    assert hardware.driver(nvml, proc).failure.endswith("something else")
+
+
+def test_a_gpu_says_share_watts_and_degrees() -> None:
+    gpus = hardware.Gpus({}, None, Nvml(card("GPU-1", 75, 650, 61)))
+    assert gpus.read() == [Reading(0.75, 650.0, 61.0)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, [0.8, 0.9, 1.0]),
+        ("2,0", [1.0, 0.8]),
+        ("GPU-cccc-3, 1", [1.0, 0.9]),
+        ("GPU-aab", [0.9]),  # the beginning of a name will do
+        ("GPU-aa", []),  # of two
+        ("0,-1,2", [0.8]),  # CUDA stops there
+        ("7", []),
+        ("", []),
+    ],
+)
+def test_the_gpus_are_those_that_cuda_sees(visible: str | None, found: list[float]) -> None:
+    assert shares(Nvml(A, B, C), visible) == found
+
+
+def test_of_these_only_what_the_process_uses_is_asked() -> None:
+    assert shares(Nvml(A, B, C), "2,1", [1]) == [0.9]
+    assert shares(Nvml(A, B, C), "2,1", [1, 2]) == []  # not those of others
+
+
+def test_what_a_gpu_cannot_say_has_no_value() -> None:
+    nvml = Nvml(card("GPU-1", UNSUPPORTED, 70, UNSUPPORTED), card("GPU-2"))
+    assert hardware.Gpus({}, None, nvml).read() == [
+        Reading(None, 70.0, None),
+        Reading(0.5, 300.0, 60.0),
+    ]
+
+
+@pytest.mark.parametrize("name", ["MIG-2", "MIG-22-b"])
+def test_a_slice_of_a_gpu_is_found_by_its_name(name: str) -> None:
+    slices = [card("MIG-11-a", 10), card("MIG-22-b", UNSUPPORTED, UNSUPPORTED, 55)]
+    nvml = Nvml(A, card("GPU-9", slices=slices))
+    gpus = hardware.Gpus({"CUDA_VISIBLE_DEVICES": name}, [0], nvml)
+    assert gpus.read() == [Reading(None, None, 55.0)]
+
+
+def test_a_driver_that_is_gone_is_an_error_and_no_zero() -> None:
+    nvml = Nvml(card("GPU-1", 50, LOST))
+    gpus = hardware.Gpus({}, None, nvml)
+    with pytest.raises(pynvml.NVMLError, match="lost"):
+        gpus.read()
+    gpus.close()
+    assert nvml.opened == 0
+
+
+def test_nothing_stays_open_where_the_gpus_cannot_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = Nvml(A)
+    monkeypatch.setattr(nvml, "cards", [LOST])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", lambda _: nvml.nvmlDeviceGetUUID(None))
+
+    def lost(_: Any) -> str:
+        raise LOST
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUUID", lost)
+    with pytest.raises(pynvml.NVMLError, match="lost"):
+        hardware.Gpus({}, None, nvml)
+    assert nvml.opened == 0
+
+
+def test_the_real_library_is_asked_with_the_names_it_has() -> None:
+    used = [name for name in vars(Nvml) if name.startswith("nvml")]
+    assert len(used) > 8
+    assert all(callable(getattr(pynvml, name)) for name in used)
+
+
+HOLD = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+    own = bytearray(int(sys.argv[2]))
+    own[::4096] = b"x" * len(own[::4096])
+    sum(shared[::4096])
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def added_by_a_worker(file: Path, own: int) -> int:
+    """Bytes that a worker adds which holds ``own`` bytes, and a file that this process holds."""
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as shared:
+        sum(shared[::4096])
+        before = hardware.host_memory()
+        command = [sys.executable, "-S", "-c", HOLD, str(file), str(own)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+            held = hardware.host_memory()
+            worker.communicate()
+    assert before is not None
+    assert held is not None
+    return held - before
+
+
+class Process:
+    """A process as psutil describes it; in place of its bytes may stand what psutil raises."""
+
+    def __init__(self, pss: int | psutil.Error | None, *descendants: "Process") -> None:
+        self._pss, self._descendants = pss, descendants
+
+    def children(self, *, recursive: bool) -> list["Process"]:
+        assert recursive
+        return list(self._descendants)
+
+    def memory_full_info(self) -> Any:
+        if isinstance(self._pss, psutil.Error):
+            raise self._pss
+        return SimpleNamespace() if self._pss is None else SimpleNamespace(pss=self._pss)
+
+
+@pytest.mark.parametrize(("shared", "own"), [(1, 40), (100, 1)])
+def test_a_worker_counts_and_what_it_shares_counts_once(
+    tmp_path: Path, shared: int, own: int
+) -> None:
+    file = tmp_path / "shared"
+    file.write_bytes(b"x" * shared * MIB)
+    added = added_by_a_worker(file, own * MIB)
+    assert own * MIB < added < (own + 30) * MIB  # an interpreter takes about ten
+
+
+def test_all_descendants_are_added_up_and_those_that_ended_are_not() -> None:
+    process: Any = Process(100, Process(20), Process(psutil.NoSuchProcess(3)), Process(3))
+    assert hardware.host_memory(process) == 123
+
+
+@pytest.mark.parametrize("untold", [None, psutil.AccessDenied(2)])
+def test_a_system_that_does_not_tell_gives_no_value(untold: psutil.Error | None) -> None:
+    process: Any = Process(100, Process(untold))
+    assert hardware.host_memory(process) is None
+    gone: Any = Process(psutil.NoSuchProcess(1))
+    assert hardware.host_memory(gone) is None
+
+
+def test_shared_memory_is_what_the_file_system_says(tmp_path: Path) -> None:
+    found = hardware.shared_memory(tmp_path)
+    assert found is not None
+    assert 0 < found.used < found.size
+    assert hardware.shared_memory(tmp_path / "nowhere") is None
+
+
+ON_CPU = [SimpleNamespace(platform="cpu", local_hardware_id=None)]
+
+
+def on_gpus(count: int) -> list[Any]:
+    return [SimpleNamespace(platform="gpu", local_hardware_id=number) for number in range(count)]
+
+
+class Watched:
+    """Samples of a machine that says what a test wants; ends with the test."""
+
+    def __init__(self, devices: list[Any], nvml: Any, **more: Any) -> None:
+        self.said: list[str] = []
+        self.nvml = nvml
+        readers = {"read_host": lambda: None, "read_shared": lambda: None} | more
+        self.metrics = hardware.SystemMetrics(
+            {}, devices, self.said.append, every_s=0.001, nvml=nvml, **readers
+        )
+
+    def until(self, enough: Callable[[dict[str, float]], Any]) -> dict[str, float]:
+        """The first window that is enough."""
+        deadline = time.monotonic() + 20
+        while not enough(found := self.metrics.window()):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.005)
+        return found
+
+
+@pytest.fixture
+def watch() -> Any:
+    made: list[Watched] = []
+
+    def begin(*args: Any, **more: Any) -> Watched:
+        made.append(Watched(*args, **more))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.metrics.close()
+        assert one.nvml.opened == 0
+        assert not one.metrics._thread.is_alive()
+
+
+def test_mean_over_the_gpus_and_the_hottest_of_them(watch: Any) -> None:
+    nvml = Nvml(card("GPU-1", 80, 400, 50), card("GPU-2", 100, 500, 70), card("GPU-3", 0, 0, 99))
+    watched = watch(on_gpus(2), nvml)
+    assert watched.until(bool) == {
+        "train/gpu_utilization": pytest.approx(0.9),
+        "train/gpu_power_w": pytest.approx(450.0),
+        "train/gpu_temperature_c": 70.0,
+    }
+    assert not watched.said
+
+
+def test_what_no_gpu_says_has_no_value_and_what_one_says_is_its_own(watch: Any) -> None:
+    nvml = Nvml(card("GPU-1", UNSUPPORTED, 400, UNSUPPORTED), card("GPU-2", 60, 600, UNSUPPORTED))
+    assert watch(on_gpus(2), nvml).until(bool) == {
+        "train/gpu_utilization": pytest.approx(0.6),
+        "train/gpu_power_w": pytest.approx(500.0),
+    }
+
+
+def test_a_window_forgets_the_one_before(watch: Any) -> None:
+    hot = card("GPU-1", 100, 700, 90)
+    watched = watch(on_gpus(1), Nvml(hot))
+    watched.until(bool)
+    hot |= {"share": 0, "watts": 100, "celsius": 40}
+    cold = {"train/gpu_utilization": 0.0, "train/gpu_power_w": 100.0, "train/gpu_temperature_c": 40}
+    assert watched.until(lambda found: found == cold) == cold
+
+
+def test_a_driver_that_dies_is_mentioned_once_and_the_host_goes_on(watch: Any) -> None:
+    gpu = card("GPU-1")
+    watched = watch(on_gpus(1), Nvml(gpu), read_host=lambda: GIB)
+    watched.until(lambda found: "train/gpu_power_w" in found)
+    gpu["watts"] = LOST
+    watched.until(lambda found: watched.said)
+    assert watched.until(lambda found: len(found) == 1) == {"train/host_memory_gib": 1.0}
+    gpu["watts"] = 300
+    time.sleep(0.05)
+    assert watched.metrics.window() == {"train/host_memory_gib": 1.0}
+    (line,) = watched.said
+    assert line == "utilization, power and temperature are no longer recorded: GPU is lost"
+
+
+def test_without_a_driver_a_run_on_gpus_says_so_and_one_on_the_cpu_does_not(watch: Any) -> None:
+    (line,) = watch(on_gpus(1), no_nvml()).said
+    assert "not recorded: NVML Shared Library Not Found" in line
+    on_cpu = watch(ON_CPU, no_nvml())
+    assert on_cpu.metrics.window() == {}
+    assert not on_cpu.said
+
+
+def test_memory_of_the_host_is_the_most_of_the_window_and_known_in_each(
+    watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "_HOST_EVERY_S", 0.0)
+    monkeypatch.setattr(hardware, "_HOST_SHARE", 1.0)
+    sizes = iter([2 * GIB, 5 * GIB, 3 * GIB])
+    last = []
+
+    def read() -> int | None:
+        last.append(next(sizes, None))
+        return last[-1]
+
+    watched = watch(ON_CPU, no_nvml(), read_host=read)
+    deadline = time.monotonic() + 20
+    while None not in last:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert watched.metrics.window() == {"train/host_memory_gib": 5.0}
+    assert watched.metrics.window() == {"train/host_memory_gib": 3.0}
+
+
+def test_memory_of_the_host_is_read_seldom(watch: Any) -> None:
+    asked = []
+    watched = watch(
+        ON_CPU,
+        no_nvml(),
+        read_host=lambda: asked.append(1) or GIB,
+    )
+    watched.until(bool)
+    time.sleep(0.05)
+    assert len(asked) == 1
+
+
+def test_a_full_shared_memory_is_mentioned_once_with_sizes_and_cure(watch: Any) -> None:
+    size = 64 * 2**20
+    filled = [0.5]
+    watched = watch(
+        ON_CPU,
+        no_nvml(),
+        read_shared=lambda: Shared(int(filled[0] * size), size),
+    )
+    assert watched.until(bool) == {"train/shm_gib": 1 / 32}
+    assert not watched.said
+    filled[0] = 0.95
+    watched.until(lambda found: watched.said)
+    time.sleep(0.05)
+    (line,) = watched.said
+    assert "/dev/shm is 95% full (measured: 61 of 64 MiB)" in line
+    for cure in ("--shm-size", "--data.prefetch", "--data.workers"):
+        assert cure in line
+
+
+def test_gpus_that_nvml_does_not_find_are_named_once(watch: Any) -> None:
+    watched = watch(on_gpus(2), Nvml(card("GPU-1")), read_host=lambda: GIB)
+    assert watched.until(bool) == {"train/host_memory_gib": 1.0}
+    (line,) = watched.said
+    assert "NVML does not find this process's GPUs [0, 1] (CUDA_VISIBLE_DEVICES: not set)" in line
