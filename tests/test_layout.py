@@ -159,7 +159,7 @@ CHOSEN = {
     "training/run_summary.py _twice_as_long": _LITERAL,
     "interop/huggingface.py _special_ids": _LITERAL,
     "main.py _command": "a key of COMMANDS",
-    "models/from_file.py _config_class": "the modules in the package's own folder",
+    "models/from_file.py config_class": "the modules in the package's own folder",
     "models/llama.py Config.to_settings": _FIELDS,
     "models/video_ae/config.py Config.__post_init__": _LITERAL,
     "models/video_ae/config.py Config.problems": _LITERAL,

@@ -83,11 +83,13 @@ def load(source: Path, command: str, method: str) -> TrainedModel:
         kinds = able(method)
         return kinds[0] if len(kinds) == 1 else None
 
-    stored = weights.load(source, only_kind)
+    def check(model: Any) -> None:
+        if not has(model, method):
+            raise cannot(model, command, method, source=source)
+
+    stored = weights.load(source, only_kind, check)
     model = _bare(stored.model)
     definition = state.Definition(model.build)
-    if not definition.has(method):
-        raise cannot(stored.model, command, method, source=Path(stored.source))
     return TrainedModel(model, stored.source, definition, stored.exactly(definition.params))
 
 

@@ -141,9 +141,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     wide = dataclasses.replace(MODEL, encoder_width=16)
     with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: take the"):
         weights.params_for(tmp_path / "run", wide, states.Definition(wide.build).params)
-    with pytest.raises(
-        InputError, match=r"the model video_ae, which fill cannot use: .* mlm;"
-    ):
+    with pytest.raises(InputError, match=r"the model video_ae, which fill cannot use: .* mlm;"):
         load.load(tmp_path / "run", "fill", "logits_at")
     with pytest.raises(InputError, match=r"is not a checkpoint, and not a run's directory"):
         weights.load(tmp_path)
