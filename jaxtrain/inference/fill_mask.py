@@ -67,7 +67,6 @@ class MaskedModel:
     """
 
     def __init__(self, source: Path, precision: str = "float32", *, command: str = "fill") -> None:
-        load.prepare_device()
         tokenizer.check_travels(source)
         trained = load.load(source, command, "logits_at")
         self.model, self.source = trained.config, trained.source
