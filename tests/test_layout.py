@@ -133,6 +133,22 @@ def test_no_file_is_a_drawer(checkout: Path) -> None:
     assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
 
 
+def test_no_other_file_asks_for_a_models_class(checkout: Path) -> None:
+    """Optional methods decide what a model can do (jaxtrain/models/__init__.py)."""
+    package = checkout / "jaxtrain"
+    models = {path.stem for path in (package / "models").iterdir()}
+    for path in package.rglob("*.py"):
+        if package / "models" in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "isinstance",
+                "issubclass",
+            ):
+                asked = {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}
+                assert not asked & models, f"{path}: {ast.unparse(node)}"
+
+
 # Where a name that is not written out chooses what runs or is read, and where that name comes from.
 # A name that a file, an address or the network supplied must never get there (SECURITY.md).
 _FIELDS = "fields that the class declares"
