@@ -133,6 +133,22 @@ def test_no_file_is_a_drawer(checkout: Path) -> None:
     assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
 
 
+def test_no_other_file_asks_for_a_models_class(checkout: Path) -> None:
+    """Optional methods decide what a model can do (jaxtrain/models/__init__.py)."""
+    package = checkout / "jaxtrain"
+    models = {path.stem for path in (package / "models").iterdir()}
+    for path in package.rglob("*.py"):
+        if package / "models" in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "isinstance",
+                "issubclass",
+            ):
+                asked = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+                assert not asked & models, f"{path}: {ast.unparse(node)}"
+
+
 # Where a name that is not written out chooses what runs or is read, and where that name comes from.
 # A name that a file, an address or the network supplied must never get there (SECURITY.md).
 _FIELDS = "fields that the class declares"
@@ -161,7 +177,7 @@ CHOSEN = {
     "training/run_summary.py _twice_as_long": _LITERAL,
     "interop/huggingface.py _special_ids": _LITERAL,
     "main.py _command": "a key of COMMANDS",
-    "models/from_file.py _config_class": "the modules in the package's own folder",
+    "models/from_file.py config_class": "the modules in the package's own folder",
     "models/llama.py Config.to_settings": _FIELDS,
     "models/video_ae/config.py Config.__post_init__": _LITERAL,
     "models/video_ae/config.py Config.problems": _LITERAL,

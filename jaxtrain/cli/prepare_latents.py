@@ -60,7 +60,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     def say(message: str) -> None:
         terminal.say(message)
 
-    process_group.check_accelerator(os.environ)
+    process_group.check_accelerator(os.environ)  # also for a teacher that is not ours
     teacher = teachers.load(
         flags.teacher,
         scaling=flags.teacher_scaling,

@@ -67,7 +67,6 @@ class MaskedModel:
     """
 
     def __init__(self, source: Path, precision: str = "float32", *, command: str = "fill") -> None:
-        load.prepare_device()
         tokenizer.check_travels(source)
         trained = load.load(source, command, "logits_at")
         self.model, self.source = trained.config, trained.source
@@ -78,12 +77,12 @@ class MaskedModel:
         specials.check_padding(self.special, self.model.pad_id, self.source)
         self._plain = specials.plain(tokenizer.of_source(folder))
         self._arrays = trained.on_device(precision)
+        definition = trained.definition
 
         def chances(
             arrays: state.Arrays, tokens_RS: jax.Array, position_R1: jax.Array
         ) -> jax.Array:
-            module = trained.definition.module(arrays, {})
-            logits = module.logits_at(tokens_RS, position_R1)
+            logits = definition.module(arrays, {}).logits_at(tokens_RS, position_R1)
             return jax.nn.log_softmax(logits[:, 0])
 
         self._chances: Callable[..., jax.Array] = jax.jit(chances)

@@ -66,7 +66,6 @@ class CausalModel:
     def __init__(
         self, source: Path, precision: str = "float32", *, command: str = "generate"
     ) -> None:
-        load.prepare_device()
         tokenizer.check_travels(source)
         trained = load.load(source, command, "decode_step")
         self.model, self.source = trained.config, trained.source

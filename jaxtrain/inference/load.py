@@ -55,18 +55,8 @@ class TrainedModel:
         }
 
 
-def prepare_device() -> None:
-    """Refuses a GPU that jax does not see, and keeps compiled programs from one use to the next.
-
-    Raises:
-        InputError: jax does not see the GPU.
-    """
-    process_group.check_accelerator(os.environ)
-    options.use_cache(os.environ, cache.root(None) / "compiled")
-
-
 def load(source: Path, command: str, method: str) -> TrainedModel:
-    """Reads a trained model that has a method.
+    """Reads a trained model that has a method. Compiled programs are kept for the next use.
 
     Args:
         source: a checkpoint, a run's directory (its best checkpoint, or else its newest), a folder
@@ -76,18 +66,23 @@ def load(source: Path, command: str, method: str) -> TrainedModel:
         method: optional method of the module that the command calls.
 
     Raises:
-        InputError: nothing is there, it is damaged, or its model lacks the method.
+        InputError: nothing is there, it is damaged, or its model lacks the method; or jax does not
+            see the GPU.
     """
+    process_group.check_accelerator(os.environ)
+    options.use_cache(os.environ, cache.root(None) / "compiled")
 
     def only_kind() -> str | None:
         kinds = able(method)
         return kinds[0] if len(kinds) == 1 else None
 
-    stored = weights.load(source, only_kind)
+    def check(model: Any) -> None:
+        if not has(model, method):
+            raise cannot(model, command, method, source=source)
+
+    stored = weights.load(source, only_kind, check)
     model = _bare(stored.model)
     definition = state.Definition(model.build)
-    if not definition.has(method):
-        raise cannot(stored.model, command, method, source=Path(stored.source))
     return TrainedModel(model, stored.source, definition, stored.exactly(definition.params))
 
 

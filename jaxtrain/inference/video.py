@@ -70,7 +70,6 @@ class Autoencoder:
     def __init__(
         self, source: Path, precision: Precision = "float32", *, command: str = "reconstruct"
     ) -> None:
-        load.prepare_device()
         trained = load.load(source, command, "decode")
         self.model, self.source = trained.config, trained.source
         self.module = trained.definition.module(trained.on_device(precision), {})

@@ -70,7 +70,11 @@ class Weights:
         return {name: self.params[name] for name in expected}
 
 
-def load(source: Path, guess: Callable[[], str | None] = lambda: None) -> Weights:
+def load(
+    source: Path,
+    guess: Callable[[], str | None] = lambda: None,
+    check: Callable[[Any], None] = lambda model: None,
+) -> Weights:
     """Reads the parameters of a model, and which model it is.
 
     Args:
@@ -78,6 +82,7 @@ def load(source: Path, guess: Callable[[], str | None] = lambda: None) -> Weight
             of transformers, or a weights file.
         guess: gives the short name of the model for a file that does not say which it is of; None:
             there is none to take it for.
+        check: takes the model's config before its arrays are read, and raises what it likes.
 
     Raises:
         InputError: nothing there, damaged, or of no known model.
@@ -85,11 +90,13 @@ def load(source: Path, guess: Callable[[], str | None] = lambda: None) -> Weight
     check_there(source)
     if huggingface.is_one(source):
         model = huggingface.model(source)
+        check(model)
         params = model.from_weights(huggingface.tensors(source), str(source))
         return Weights(model, params, str(source))
     if source.is_dir():
         path = resume.of_source(source)
         model = from_file.make(_described(path), str(path))
+        check(model)
         return Weights(model, _of_checkpoint(path), str(path))
     tensors, about = tensor_files.read(source)
     if ABOUT in about:
@@ -102,6 +109,7 @@ def load(source: Path, guess: Callable[[], str | None] = lambda: None) -> Weight
                 f"{shlex.quote(str(source))} OUT.safetensors makes a file that does"
             )
         model = kind.guess(tensors, str(source))
+    check(model)
     return Weights(model, model.from_weights(tensors, str(source)), str(source))
 
 

@@ -47,6 +47,8 @@ member                   of       what it is for
 ``usage``                Config   the command for a trained model, at the end of a run
 ``bare``                 Config   loading a trained model without what only training needs
 ``latent_shape``         Config   ``prepare latents``
+``teacher``, a field     Config   latents in video batches, for a loss that is not None
+``remat``, a field       Config   ``plan --fit`` and ``bench sweep``, which try its other values
 ``to_weights``           Config   ``export``; with ``from_weights``, ``guess``, ``not_in_weights``
 ``to_settings``          Config   folders of transformers; with ``from_settings``, ``model_type``
 ``derived``              module   metrics that follow from others, such as perplexity

@@ -145,7 +145,7 @@ class Shape:
     def to_settings(
         self, model_type: str, architecture: str, fixed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The config.json; the ids of special tokens are the tokenizer's (:mod:`hf_folder`).
+        """The config.json; :mod:`jaxtrain.interop.huggingface` adds the ids of special tokens.
 
         Args:
             model_type: of transformers.

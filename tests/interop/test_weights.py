@@ -15,7 +15,6 @@ from jaxtrain import config, main
 from jaxtrain.checkpoint import resume
 from jaxtrain.checkpoint import saver as checkpoint
 from jaxtrain.errors import InputError
-from jaxtrain.inference import load
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt, mlm, video_ae
 from jaxtrain.storage import tensor_files
@@ -141,8 +140,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     wide = dataclasses.replace(MODEL, encoder_width=16)
     with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: take the"):
         weights.params_for(tmp_path / "run", wide, states.Definition(wide.build).params)
-    with pytest.raises(InputError, match=r"the model video_ae, which fill cannot use: .* mlm;"):
-        load.load(tmp_path / "run", "fill", "logits_at")
     with pytest.raises(InputError, match=r"is not a checkpoint, and not a run's directory"):
         weights.load(tmp_path)
     with pytest.raises(InputError, match=r"gone.pth: nothing is there"):

@@ -1,0 +1,47 @@
+"""A trained model for a command: what it can do is what its methods say."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from interop.test_weights import MODEL, drawn, write_run
+
+from jaxtrain.errors import InputError
+from jaxtrain.inference import load
+from jaxtrain.interop import weights
+from jaxtrain.models import mlm
+from jaxtrain.storage import tensor_files
+
+
+def test_optional_methods_say_which_models_can() -> None:
+    assert load.able("decode_step") == ["gpt", "llama"]
+    assert load.able("logits_at") == ["mlm"]
+    assert load.able("decode") == ["video_ae"]
+    assert load.able("decode_step", "logits_at") == ["gpt", "llama", "mlm"]
+    assert load.has(mlm.Config.tiny(), "logits_at")
+    assert not load.has(mlm.Config.tiny(), "decode_step")
+
+
+def test_a_model_that_cannot_is_refused_before_its_arrays_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
+    monkeypatch.setattr(weights, "_of_checkpoint", None)
+    with pytest.raises(
+        InputError,
+        match=r"run holds the model video_ae, which fill cannot use: it needs one of mlm; to use "
+        r"this one: .* reconstruct .*run IN.mp4 OUT.mp4",
+    ):
+        load.load(tmp_path / "run", "fill", "logits_at")
+
+
+def test_a_file_that_names_no_model_is_of_the_only_kind_that_can(tmp_path: Path) -> None:
+    params = drawn(MODEL)
+    path = tmp_path / "bare.safetensors"
+    tensor_files.write(path, MODEL.to_weights(params), {})
+    trained = load.load(path, "encode", "decode")
+    assert trained.params.keys() == params.keys()
+    for name, array in params.items():
+        np.testing.assert_array_equal(trained.params[name], array)
+    with pytest.raises(InputError, match="does not say which model it is of"):
+        load.load(path, "generate", "decode_step")
