@@ -301,15 +301,15 @@ class Votes:
         if self._alone:
             return failure
         self._vote(part, failure)
-        topic = f"{self._topic}/{self._save}/{part}/outcome"
+        topic, outcome = f"{self._topic}/{self._save}", f"{part}/outcome"
         if self._store.index == 0:
-            outcome = self._count(part, give_up_early=False)
-            self._store.publish(topic, outcome)
-            return outcome
+            failure = self._count(part, give_up_early=False)
+            self._store.publish(f"{topic}/{outcome}", failure)
+            return failure
         pauses = _pauses()
-        while 0 not in (outcomes := self._store.published(topic)):
+        while f"{outcome}/0" not in (texts := self._store.below(topic)):
             time.sleep(next(pauses))
-        return outcomes[0]
+        return texts[f"{outcome}/0"]
 
     def barrier(self, *, key: str, timeout_ms: int) -> None:
         """For Orbax, which waits here for the other processes in its own thread.
