@@ -152,11 +152,11 @@ def _ours(run: config.Run, sources: Any) -> pipeline.TrainingBatches:
     import jax
     from jax.sharding import AxisType
 
-    from jaxtrain import sharding as meshes
+    from jaxtrain.sharding import AXES
 
     return pipeline.TrainingBatches(
         sources.train,
-        jax.make_mesh((1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 2),
+        jax.make_mesh((1, 1), AXES, axis_types=(AxisType.Auto,) * 2),
         run.model.batch_spec(run.data.batch_size),
         start=0,
         seed=run.seed,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
+from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.training import setup
 
 
@@ -28,7 +28,7 @@ class Training:
     """The compiled step of a config and its state."""
 
     def __init__(self, run: config.Run) -> None:
-        self._built = setup.build(run, meshes.make(run.mesh), 1, lambda line: None)
+        self._built = setup.build(run, make_mesh(run.mesh), 1, lambda line: None)
         self._state = self._built.fresh_state()
         self._step = self._built.compile_step()
 
@@ -38,7 +38,7 @@ class Training:
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """A host batch on the devices."""
-        return jax.device_put(dict(batch), meshes.batch_sharding(self._built.rule.mesh))
+        return jax.device_put(dict(batch), batch_sharding(self._built.rule.mesh))
 
     def step(self, batch: Mapping[str, jax.Array]) -> jax.Array:
         """One update; returns the loss before it, still on the device."""

@@ -24,10 +24,10 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.models import gpt
 from jaxtrain.ops import attention, layers, per_device
 from jaxtrain.planning import cards
+from jaxtrain.sharding import make_mesh
 from jaxtrain.training import setup, state
 from jaxtrain.xla import hlo
 
@@ -47,7 +47,7 @@ def main() -> None:
         target_config=cards.target_config(cards.card(flags.gpu)),
         topology=f"1x1x{run.mesh.devices}",
     )
-    mesh = meshes.make(run.mesh, described.devices)
+    mesh = make_mesh(run.mesh, described.devices)
     scanned = _ScannedConfig(**vars(run.model))
     for name, model in (("written out", run.model), ("scanned", scanned)):
         print(json.dumps({"blocks": name} | _compiled(run, model, mesh)), flush=True)

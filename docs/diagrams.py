@@ -164,7 +164,7 @@ def stored() -> dict[str, int]:
     found = {}
     for mode in _WORDS:
         settings = config.Mesh(data=2, fsdp=4, shard=mode, min_shard_elements=1)
-        spec = sharding.Rule(devices, settings)(array).spec
+        spec = sharding.ShardingRule(devices, settings)(array).spec
         found[mode] = math.prod(sizes[axis] for axis in spec if axis is not None)
     return found
 

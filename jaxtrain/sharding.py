@@ -26,7 +26,9 @@ class HasShape(Protocol):
         """Size of each dimension."""
 
 
-def make(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+def make_mesh(
+    settings: config.Mesh, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
     """The mesh over all devices of all processes.
 
     Axes are ``Auto`` (the compiler propagates shardings): ``jax.make_mesh`` would otherwise choose
@@ -101,7 +103,7 @@ def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXES))
 
 
-class Rule:
+class ShardingRule:
     """Shape to sharding, for one mesh and one choice of ``mesh.shard``.
 
     Attributes:

@@ -23,7 +23,7 @@ def params(model: video_ae.Config, seed: int = 0) -> dict[str, np.ndarray]:
     """Noise, from which come busy pictures, a little of them outside of [0, 1]."""
     rng = np.random.default_rng(seed)
     found = {}
-    for name, leaf in state.Definition(model.build).params.items():
+    for name, leaf in state.ModelDefinition(model.build).params.items():
         scale = 0.1 if len(leaf.shape) == 1 else 1.1 / np.sqrt(np.prod(leaf.shape[:-1]))
         found[name] = (rng.standard_normal(leaf.shape) * scale).astype(np.float32)
     tail = "decoder.tail"
@@ -42,7 +42,7 @@ def save(path: Path, seed: int = 0, **fields: Any) -> Path:
 def module(path: Path) -> video_ae.VideoAutoencoder:
     found = weights.load(path)
     arrays = {name: jnp.asarray(array) for name, array in found.params.items()}
-    return state.Definition(found.model.build).module(arrays, {})
+    return state.ModelDefinition(found.model.build).module(arrays, {})
 
 
 def read(path: Path) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.optim import muon
 
 
@@ -80,7 +80,7 @@ def meta_of(step: int) -> dict[str, Any]:
     }
 
 
-def save(saver: checkpoint.Checkpoints, *steps: int) -> None:
+def save(saver: Checkpoints, *steps: int) -> None:
     """Saves a state at each step, one after the other."""
     for step in steps:
         saver.save(make_state(step), meta_of(step))

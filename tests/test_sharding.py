@@ -9,8 +9,8 @@ import toy
 from jax.sharding import PartitionSpec as P
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.errors import InputError
+from jaxtrain.sharding import ShardingRule, local_rows, make_mesh, partition_spec
 
 
 @pytest.mark.parametrize(
@@ -28,34 +28,34 @@ from jaxtrain.errors import InputError
     ],
 )
 def test_partition_spec(shape: tuple[int, ...], fsdp: int, spec: P) -> None:
-    assert meshes.partition_spec(shape, fsdp, min_elements=32) == spec
+    assert partition_spec(shape, fsdp, min_elements=32) == spec
 
 
 def test_small_arrays_stay_whole() -> None:
-    assert meshes.partition_spec((8, 8), 8, min_elements=65) == P()
-    assert meshes.partition_spec((8, 8), 8, min_elements=64) == P(None, "fsdp")
+    assert partition_spec((8, 8), 8, min_elements=65) == P()
+    assert partition_spec((8, 8), 8, min_elements=64) == P(None, "fsdp")
 
 
 def test_a_wrong_device_count_names_both_numbers_and_the_ways_out() -> None:
     with pytest.raises(InputError, match=r"16 devices .* has 8 .*--mesh.fsdp 8.*--simulate-dev"):
-        meshes.make(config.Mesh(data=1, fsdp=16, shard="params"))
+        make_mesh(config.Mesh(data=1, fsdp=16, shard="params"))
 
 
 def test_make_spans_all_devices() -> None:
-    mesh = meshes.make(config.Mesh(data=2, fsdp=4, shard="params"))
+    mesh = make_mesh(config.Mesh(data=2, fsdp=4, shard="params"))
     assert dict(mesh.shape) == {"data": 2, "fsdp": 4}
     assert mesh.axis_types == (jax.sharding.AxisType.Auto,) * 2
 
 
 def test_none_replicates_everything() -> None:
-    rule = meshes.Rule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="none"))
+    rule = ShardingRule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="none"))
     array = jax.ShapeDtypeStruct((1024, 1024), "float32")
     assert rule(array).spec == P()
     assert rule.unsharded({"a": jax.ShapeDtypeStruct((1023, 1023), "float32")}) == {}
 
 
 def test_what_cannot_be_sharded_is_named() -> None:
-    rule = meshes.Rule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
+    rule = ShardingRule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
     arrays = {
         "odd": jax.ShapeDtypeStruct((1023, 1023), "float32"),
         "small": jax.ShapeDtypeStruct((7,), "float32"),
@@ -65,7 +65,7 @@ def test_what_cannot_be_sharded_is_named() -> None:
 
 
 def test_rows_of_one_process_are_the_whole_batch() -> None:
-    assert meshes.local_rows(toy.mesh_of(2, 4), 16) == slice(0, 16)
+    assert local_rows(toy.mesh_of(2, 4), 16) == slice(0, 16)
 
 
 @pytest.mark.parametrize("name", ["h100_16", "mlm_h200_8"])
@@ -81,12 +81,12 @@ def test_sharding_of_a_shipped_config_is_as_recorded(name: str, checkout: Path) 
 
 def table(name: str) -> str:
     """Dotted path, shape and spec of every parameter, a line each."""
-    from jaxtrain.training import state as states
+    from jaxtrain.training.state import ModelDefinition
 
     run = config.named(name)
     lines = []
-    for path, array in sorted(states.Definition(run.model.build).params.items()):
-        spec = meshes.partition_spec(array.shape, run.mesh.fsdp, run.mesh.min_shard_elements)
+    for path, array in sorted(ModelDefinition(run.model.build).params.items()):
+        spec = partition_spec(array.shape, run.mesh.fsdp, run.mesh.min_shard_elements)
         lines.append(f"{path} {tuple(array.shape)} {spec}")
     return "\n".join(lines) + "\n"
 
@@ -99,9 +99,9 @@ def test_the_golden_table_would_notice_another_mesh() -> None:
 
 def test_parameters_sharded_inside_a_node_stay_so() -> None:
     with pytest.raises(InputError, match=r"wants 48 devices .*: set --mesh.data 2 --mesh.fsdp 4 "):
-        meshes.make(config.Mesh(data=12, fsdp=4, shard="params"))
+        make_mesh(config.Mesh(data=12, fsdp=4, shard="params"))
     with pytest.raises(InputError, match=r": set --mesh.data 1 --mesh.fsdp 8 "):
-        meshes.make(config.Mesh(data=4, fsdp=16, shard="params"))
+        make_mesh(config.Mesh(data=4, fsdp=16, shard="params"))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from flax import nnx
 from jax.sharding import AxisType
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.ops import layers
 from jaxtrain.optim import build as optim
+from jaxtrain.sharding import AXES, ShardingRule, batch_sharding
 from jaxtrain.training import skip_step
-from jaxtrain.training import state as states
-from jaxtrain.training import step as steps
+from jaxtrain.training.state import ModelDefinition, State, abstract_state, init_state
+from jaxtrain.training.step import build_train_step, jit_train_step
 
 WIDTH = 32
 
@@ -86,23 +86,23 @@ def stirred(params: Any) -> Any:
 def mesh_of(data: int, fsdp: int) -> jax.sharding.Mesh:
     """A mesh of the first virtual devices."""
     devices = np.array(jax.devices()[: data * fsdp]).reshape(data, fsdp)
-    return jax.sharding.Mesh(devices, meshes.AXES, axis_types=(AxisType.Auto,) * 2)
+    return jax.sharding.Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 2)
 
 
 @dataclasses.dataclass
 class Stepper:
     """Everything that one step needs, on one mesh."""
 
-    definition: states.Definition
-    rule: meshes.Rule
-    target: states.State
-    state: states.State
+    definition: ModelDefinition
+    rule: ShardingRule
+    target: State
+    state: State
     step: Callable[..., Any]
     compiled: jax.stages.Compiled
     spec: dict[str, jax.ShapeDtypeStruct]
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
-        placed = jax.device_put(batch, meshes.batch_sharding(self.rule.mesh))
+        placed = jax.device_put(batch, batch_sharding(self.rule.mesh))
         self.state, found = self.compiled(self.state, placed)
         return {name: float(value) for name, value in found.items()}
 
@@ -135,23 +135,23 @@ def stepper(
     """Builds, initialises and compiles a step of ``model``."""
     mesh = mesh_of(data, fsdp)
     settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=min_shard_elements)
-    rule = meshes.Rule(mesh, settings)
-    definition = states.Definition(model.build)
+    rule = ShardingRule(mesh, settings)
+    definition = ModelDefinition(model.build)
     schedule = optim.schedule(OPTIM, 100)
     optimizer = optimizer or optim.make(OPTIM, 100, definition.params)
-    target = states.abstract(definition, optimizer, rule)
+    target = abstract_state(definition, optimizer, rule)
     spec = model.batch_spec(batch_size)
-    step = steps.build_train_step(
+    step = build_train_step(
         definition,
         optimizer,
         schedule,
         rule,
-        skip_step.judge(OPTIM),
+        skip_step.detector(OPTIM),
         precision=precision,
         accumulate=accumulate,
         seed=1,
     )
-    state = states.init(definition, optimizer, target, rule, seed=1)
+    state = init_state(definition, optimizer, target, rule, seed=1)
     moved = dataclasses.replace(state, params=stirred(jax.device_get(state.params)))
     return Stepper(
         definition,
@@ -159,6 +159,6 @@ def stepper(
         target,
         jax.device_put(moved, jax.tree.map(lambda leaf: leaf.sharding, target)),
         step,
-        steps.jit_train_step(step, target, mesh).lower(target, spec).compile(),
+        jit_train_step(step, target, mesh).lower(target, spec).compile(),
         spec,
     )

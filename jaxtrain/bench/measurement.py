@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.bench import ceilings, timing
 from jaxtrain.checkpoint import layout, saver
 from jaxtrain.data import pipeline
@@ -29,10 +28,11 @@ from jaxtrain.distributed import process_group
 from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.errors import InputError
 from jaxtrain.ops import cpu
+from jaxtrain.sharding import batch_sharding, make_mesh
 from jaxtrain.telemetry import hardware
 from jaxtrain.training import profiler, save_policy, setup
-from jaxtrain.training import state as states
 from jaxtrain.training.setup import StepSetup
+from jaxtrain.training.state import State
 from jaxtrain.xla import hlo, options
 
 TOP_OPERATIONS = 12
@@ -61,7 +61,7 @@ def measure(request: dict[str, Any], send: Send) -> None:
     process_group.connect({}, request["simulate_devices"])
     process_group.check_accelerator(os.environ)
     options.use_cache({}, Path(request["compiled"]))
-    mesh = meshes.make(run.mesh)
+    mesh = make_mesh(run.mesh)
     laps.lap("start/config_and_devices")
     built = setup.build_without_data(run, mesh)
     state = built.fresh_state()
@@ -101,7 +101,7 @@ def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:
     """
     rng = np.random.default_rng(0)
     limits: dict[str, int] = getattr(built.run.model, "index_limits", dict)()
-    sharding = meshes.batch_sharding(built.rule.mesh)
+    sharding = batch_sharding(built.rule.mesh)
 
     def array(name: str, part: jax.ShapeDtypeStruct) -> np.ndarray:
         if not jnp.issubdtype(part.dtype, jnp.integer):
@@ -130,14 +130,14 @@ class _Session:
     """The compiled step and the state that it was called on last."""
 
     def __init__(
-        self, built: StepSetup, step: Any, state: states.State, batch: Any, seconds: float
+        self, built: StepSetup, step: Any, state: State, batch: Any, seconds: float
     ) -> None:
         self.built, self.step, self.batch = built, step, batch
         self._state, self._seconds = state, seconds
         self.product_rates = (math.nan, math.nan)  # before and after what was timed last
 
     @property
-    def state(self) -> states.State:
+    def state(self) -> State:
         """The newest state; a fresh one if a step took it and failed."""
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
             self._state = self.built.fresh_state()

@@ -21,12 +21,12 @@ import grain
 import jax
 import numpy as np
 
-from jaxtrain import sharding as meshes
 from jaxtrain.data import batch_parts, sampler
 from jaxtrain.data import worker_process as processes
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.errors import InputError
+from jaxtrain.sharding import batch_sharding, local_rows
 
 Arrays = dict[str, np.ndarray]
 Spec = dict[str, jax.ShapeDtypeStruct]
@@ -133,7 +133,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         quarantine: Quarantine,
     ) -> None:
         batch_size = _batch_size(spec)
-        span = meshes.local_rows(mesh, batch_size)
+        span = local_rows(mesh, batch_size)
         rows = sampler.TrainingRows(
             source,
             sampler.of(source, seed),
@@ -238,7 +238,7 @@ class ValidationBatches:
         quarantine: Quarantine,
     ) -> None:
         batch_size = _batch_size(spec)
-        span = meshes.local_rows(mesh, batch_size)
+        span = local_rows(mesh, batch_size)
         self._rows = sampler.ValidationRows(
             source,
             seed,
@@ -284,9 +284,9 @@ class _Placement:
     """Local rows, in parts -> global arrays, checked against what the model wants."""
 
     def __init__(self, mesh: jax.sharding.Mesh, spec: Spec) -> None:
-        self._sharding = meshes.batch_sharding(mesh)
+        self._sharding = batch_sharding(mesh)
         self._spec = spec
-        self._first = meshes.local_rows(mesh, _batch_size(spec)).start
+        self._first = local_rows(mesh, _batch_size(spec)).start
         # A CPU's arrays would go on using Grain's shared memory, and free it too late at exit.
         self._own = np.array if mesh.devices.flat[0].platform == "cpu" else np.asarray
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import config, terminal, versions
-from jaxtrain import sharding as meshes
 from jaxtrain.distributed import cluster_env, consistency, key_value, rendezvous
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import exit_code
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.sharding import batch_sharding, replicated
 
 T = TypeVar("T")
 
@@ -214,9 +214,9 @@ class Agreement:
 
     def __init__(self, mesh: jax.sharding.Mesh) -> None:
         self._alone = jax.process_count() == 1
-        self._sharding = meshes.batch_sharding(mesh)
+        self._sharding = batch_sharding(mesh)
         self._devices = mesh.size
-        self._reduce = jax.jit(jnp.max, out_shardings=meshes.replicated(mesh))
+        self._reduce = jax.jit(jnp.max, out_shardings=replicated(mesh))
         self._pending: jax.Array | None = None
 
     def now(self, value: float) -> float:
@@ -254,7 +254,7 @@ class Exchange:
         self, mesh: jax.sharding.Mesh, mean: Sequence[str], largest: Sequence[str]
     ) -> None:
         self._alone = jax.process_count() == 1
-        self._sharding = meshes.batch_sharding(mesh)
+        self._sharding = batch_sharding(mesh)
         self._devices = mesh.size
         self._names = (*mean, *largest)
         split = len(mean)
@@ -263,7 +263,7 @@ class Exchange:
             means, most = said_DN[:, :split], said_DN[:, split:]
             return jnp.concatenate([jnp.nanmean(means, axis=0), jnp.nanmax(most, axis=0)])
 
-        self._reduce = jax.jit(reduce, out_shardings=meshes.replicated(mesh))
+        self._reduce = jax.jit(reduce, out_shardings=replicated(mesh))
         self._pending: jax.Array | None = None
 
     def __call__(self, values: Mapping[str, float]) -> dict[str, float]:

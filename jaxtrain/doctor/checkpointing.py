@@ -23,7 +23,7 @@ from jaxtrain.doctor.subject import Subject, size
 from jaxtrain.doctor.system import PREFIX, free_bytes
 from jaxtrain.errors import InputError
 from jaxtrain.training import save_policy
-from jaxtrain.training import state as states
+from jaxtrain.training.state import State
 
 LARGEST = 256 * 2**20  # bytes of the trial, so that it ends in seconds
 
@@ -146,7 +146,7 @@ def _speed(rate: float) -> str:
     return f"{rate / 1e9:.2f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"
 
 
-def _part(target: states.State, most: int) -> tuple[states.State, int]:
+def _part(target: State, most: int) -> tuple[State, int]:
     """The state, or as many of its parameters as make no more than ``most`` bytes; and its size."""
     whole = _size(target)
     if whole <= most:
@@ -164,7 +164,7 @@ def _size(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _random(target: states.State) -> states.State:
+def _random(target: State) -> State:
     """Arrays that no compression makes small, as a fresh optimizer's zeros would be."""
     rng = np.random.default_rng(0)  # the same in all processes
 
@@ -181,7 +181,7 @@ def _random(target: states.State) -> states.State:
             leaf.shape, leaf.sharding, lambda index: np.asarray(whole[index])
         )
 
-    return cast(states.State, jax.tree.map(array, target))
+    return cast(State, jax.tree.map(array, target))
 
 
 def _forget(folder: Path) -> None:
@@ -195,7 +195,7 @@ def _forget(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def _different(written: states.State, restored: states.State) -> list[str]:
+def _different(written: State, restored: State) -> list[str]:
     """Names of arrays whose bytes on this process's devices are not the same."""
     here, there = named(written), named(restored)
     return [

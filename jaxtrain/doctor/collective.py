@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject
 from jaxtrain.planning.cards import CARDS
+from jaxtrain.sharding import AXES, batch_sharding, make_mesh
 
 _BYTES = {"gpu": 2**28, "cpu": 2**22}  # of the array that each device puts in
 _TIMES = 5
@@ -31,9 +31,9 @@ def checks(subject: Subject) -> dict[str, Check]:
 def summing(mesh: jax.sharding.Mesh) -> Reduce:
     """[n, L], a row on each device -> [L], the sum of the rows on every device."""
     summed = jax.shard_map(
-        lambda row: jax.lax.psum(row[0], meshes.AXES),
+        lambda row: jax.lax.psum(row[0], AXES),
         mesh=mesh,
-        in_specs=PartitionSpec(meshes.AXES),
+        in_specs=PartitionSpec(AXES),
         out_specs=PartitionSpec(),
     )
     return jax.jit(summed)
@@ -55,14 +55,14 @@ def all_reduce(
     if count == 1:
         yield ok("one device: nothing to reduce")
         return
-    mesh = meshes.make(config.Mesh(data=1, fsdp=count, shard="none"), devices)
+    mesh = make_mesh(config.Mesh(data=1, fsdp=count, shard="none"), devices)
     length = _BYTES.get(devices[0].platform, _BYTES["gpu"]) // 4
     pattern = np.arange(length) % _PERIOD
 
     def row(index: Any) -> np.ndarray:
         return (pattern[None] + (index[0].start or 0)).astype(np.float32)
 
-    sharding = meshes.batch_sharding(mesh)
+    sharding = batch_sharding(mesh)
     rows = jax.make_array_from_callback((count, length), sharding, row)
     reduce = build(mesh)
     result = jax.block_until_ready(reduce(rows))

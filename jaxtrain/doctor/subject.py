@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.planning.cards import Card
+from jaxtrain.sharding import make_mesh
 from jaxtrain.telemetry.hardware import Driver
 from jaxtrain.training import setup
 from jaxtrain.training.setup import StepSetup
@@ -72,7 +72,7 @@ class Subject:
     def built(self) -> StepSetup:
         """The run as it is built; on one device where the machine has another number of them."""
         if self.fits_devices:
-            return setup.build_without_data(self.run, meshes.make(self.run.mesh))
+            return setup.build_without_data(self.run, make_mesh(self.run.mesh))
         alone = config.Mesh(data=1, fsdp=1, shard="none")
         run = dataclasses.replace(self.run, mesh=alone)
         return setup.build_without_data(run, self.one_device)
@@ -81,7 +81,7 @@ class Subject:
     def one_device(self) -> jax.sharding.Mesh:
         """A mesh of this process's first device."""
         alone = config.Mesh(data=1, fsdp=1, shard="none")
-        return meshes.make(alone, jax.local_devices()[:1])
+        return make_mesh(alone, jax.local_devices()[:1])
 
     @functools.cached_property
     def state_bytes(self) -> int:

@@ -21,7 +21,7 @@ from jaxtrain.ops import attention, generation
 from jaxtrain.ops.sampling import Choice
 from jaxtrain.training import state
 from jaxtrain.training.validation import weighted_means
-from jaxtrain.xla import options as compiling
+from jaxtrain.xla import options
 
 _LEAST_ROOM = 64  # positions of a cache
 _LARGEST_SEED = 2**32 - 1
@@ -117,19 +117,19 @@ class CausalModel:
             logits_BV, kept = module.decode_step(ids_B[:, None], 1, kept, start)
             return chosen(logits_BV, choice, keys_B, number), kept
 
-        options = compiling.options(jax.default_backend())
+        how = options.options(jax.default_backend())
         self._read: Callable[..., tuple[jax.Array, Any]] = jax.jit(
-            read, static_argnames=("room", "choice"), compiler_options=options
+            read, static_argnames=("room", "choice"), compiler_options=how
         )
         self._follow: Callable[..., tuple[jax.Array, Any]] = jax.jit(
-            follow, static_argnames="choice", donate_argnums=1, compiler_options=options
+            follow, static_argnames="choice", donate_argnums=1, compiler_options=how
         )
 
         def evaluate(arrays: state.Arrays, batch: attention.Batch) -> attention.Sums:
             found: attention.Sums = definition.module(arrays, {}).evaluate(batch)
             return found
 
-        self._evaluate: Callable[..., attention.Sums] = jax.jit(evaluate, compiler_options=options)
+        self._evaluate: Callable[..., attention.Sums] = jax.jit(evaluate, compiler_options=how)
 
     @property
     def longest(self) -> int:

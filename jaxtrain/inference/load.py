@@ -41,7 +41,7 @@ class TrainedModel:
 
     config: Any
     source: str
-    definition: state.Definition
+    definition: state.ModelDefinition
     params: Mapping[str, np.ndarray]
 
     def on_device(self, precision: str) -> state.Arrays:
@@ -82,13 +82,13 @@ def load(source: Path, command: str, method: str) -> TrainedModel:
 
     stored = weights.load(source, only_kind, check)
     model = _bare(stored.model)
-    definition = state.Definition(model.build)
+    definition = state.ModelDefinition(model.build)
     return TrainedModel(model, stored.source, definition, stored.exactly(definition.params))
 
 
 def has(model: Any, method: str) -> bool:
     """Whether the module of a model's config offers an optional method; makes no array."""
-    return state.Definition(_bare(model).build).has(method)
+    return state.ModelDefinition(_bare(model).build).has(method)
 
 
 def able(*methods: str) -> list[str]:
@@ -96,7 +96,7 @@ def able(*methods: str) -> list[str]:
     return sorted(
         name
         for name, kind in from_file.configs()
-        if any(map(state.Definition(kind.tiny().build).has, methods))
+        if any(map(state.ModelDefinition(kind.tiny().build).has, methods))
     )
 
 

@@ -25,7 +25,7 @@ from jaxtrain import config
 from jaxtrain.config import param_groups as parameter_groups
 from jaxtrain.errors import InputError
 from jaxtrain.optim import ema, muon
-from jaxtrain.sharding import HasShape, Rule
+from jaxtrain.sharding import HasShape, ShardingRule
 
 Shape = Callable[[jax.Array], jax.Array]  # completed updates, int32 [] -> share of the peak rate
 
@@ -124,7 +124,7 @@ def make(
     total_steps: int,
     params: Mapping[str, HasShape],
     others: parameter_groups.Groups | None = None,
-    rule: Rule | None = None,
+    rule: ShardingRule | None = None,
     precision: config.Precision = "bfloat16",
 ) -> optax.GradientTransformation:
     """Clip by the global norm of all gradients, then one optimizer for each group.

@@ -50,7 +50,7 @@ def muon(
     settings: config.Muon,
     rate: optax.Schedule,
     precision: config.Precision = "bfloat16",
-    rule: sharding.Rule | None = None,
+    rule: sharding.ShardingRule | None = None,
 ) -> optax.GradientTransformation:
     """Updates of matrices that are [in, out].
 
@@ -92,7 +92,9 @@ def momentum_at(settings: config.Muon, count: jax.Array) -> jax.Array:
     return (1 - share) * settings.first_momentum + share * settings.momentum
 
 
-def orthogonal(matrices: Mapping[str, jax.Array], rule: sharding.Rule | None = None) -> Arrays:
+def orthogonal(
+    matrices: Mapping[str, jax.Array], rule: sharding.ShardingRule | None = None
+) -> Arrays:
     """Each matrix with all its singular values near one.
 
     Args:
@@ -134,7 +136,9 @@ def newton_schulz(x_LMN: jax.Array) -> jax.Array:
     return x_LMN
 
 
-def _shared_out(stack_LMN: jax.Array, side: int | None, rule: sharding.Rule | None) -> jax.Array:
+def _shared_out(
+    stack_LMN: jax.Array, side: int | None, rule: sharding.ShardingRule | None
+) -> jax.Array:
     """:func:`newton_schulz` of a stack, its matrices spread over devices.
 
     Over all of them where that comes out even; else over those that share the shards, with zeros
@@ -163,16 +167,16 @@ def _shared_out(stack_LMN: jax.Array, side: int | None, rule: sharding.Rule | No
     return result_LMN[:count]
 
 
-def _placing(rule: sharding.Rule) -> Callable[[jax.Array, PartitionSpec], jax.Array]:
+def _placing(rule: sharding.ShardingRule) -> Callable[[jax.Array, PartitionSpec], jax.Array]:
     return lambda array, spec: jax.lax.with_sharding_constraint(
         array, NamedSharding(rule.mesh, spec)
     )
 
 
-def _stored(array: jax.Array, rule: sharding.Rule | None) -> jax.Array:
+def _stored(array: jax.Array, rule: sharding.ShardingRule | None) -> jax.Array:
     return array if rule is None else jax.lax.with_sharding_constraint(array, rule(array))
 
 
-def _sharded_axis(rule: sharding.Rule, array: jax.Array) -> int | None:
+def _sharded_axis(rule: sharding.ShardingRule, array: jax.Array) -> int | None:
     spec = rule(array).spec
     return next((axis for axis, name in enumerate(spec) if name is not None), None)

@@ -10,12 +10,12 @@ import jaxlib
 from jax.experimental import topologies
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, traffic, work
+from jaxtrain.sharding import make_mesh
 from jaxtrain.training import setup
-from jaxtrain.training import state as states
+from jaxtrain.training.state import bytes_per_device, parameter_count
 from jaxtrain.xla import hlo
 
 _LARGEST = 5
@@ -48,7 +48,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     run = config.load(request["config"], request["overrides"])
     card = cards.card(request["gpu"])
-    mesh = meshes.make(run.mesh, _devices(request, run, card))
+    mesh = make_mesh(run.mesh, _devices(request, run, card))
     built = setup.build_without_data(run, mesh)
     platform = "cpu" if request["estimate"] else "cuda"
     with per_device.tracing(platform=platform):
@@ -66,7 +66,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
             built.target, built.rule, run.mesh, run.optim.accumulate
         ),
         "total": built.total if run.loop.epochs is None else None,
-        "elements": states.parameter_count(built.definition.params),
+        "elements": parameter_count(built.definition.params),
         "unsharded": built.rule.unsharded(built.definition.params),
         "batch_of": setup.batch_sentence(run),
         "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
@@ -113,10 +113,10 @@ def _nothing() -> dict[str, Any]:
 
 def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:
     """Bytes a device; what is computed from the shardings adds up to the program's arguments."""
-    parameters = states.bytes_per_device((built.target.params, built.target.extras))
-    optimizer = states.bytes_per_device(built.target.opt)
+    parameters = bytes_per_device((built.target.params, built.target.extras))
+    optimizer = bytes_per_device(built.target.opt)
     arguments = int(analysis.argument_size_in_bytes)
-    gradients = states.bytes_per_device(built.target.params) * (
+    gradients = bytes_per_device(built.target.params) * (
         1 if built.run.optim.accumulate == 1 else 2
     )
     return {

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.planning.cards import Card
-from jaxtrain.training import state as states
+from jaxtrain.sharding import AXES, ShardingRule
+from jaxtrain.training.state import State
 from jaxtrain.xla.hlo import Collective
 
 _BF16 = 2
@@ -80,11 +80,11 @@ def axis_of(groups: Sequence[Sequence[int]], settings: config.Mesh) -> str:
         data, fsdp = np.nonzero(np.isin(places, list(group)))
         axes |= {"data"} if len(set(data)) > 1 else set()
         axes |= {"fsdp"} if len(set(fsdp)) > 1 else set()
-    return "+".join(name for name in meshes.AXES if name in axes) or "none"
+    return "+".join(name for name in AXES if name in axes) or "none"
 
 
 def formula_bytes(
-    target: states.State, rule: meshes.Rule, settings: config.Mesh, accumulate: int
+    target: State, rule: ShardingRule, settings: config.Mesh, accumulate: int
 ) -> float:
     """Bytes that a device sends in a step by formula, parameters and gradients in bfloat16.
 

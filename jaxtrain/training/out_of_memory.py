@@ -9,7 +9,7 @@ import numpy as np
 from jaxtrain import config
 from jaxtrain.errors import InputError, first_line
 from jaxtrain.telemetry.hardware import GIB
-from jaxtrain.training import state as states
+from jaxtrain.training.state import State, bytes_per_device
 
 Say = Callable[[str], None]
 Relief = Callable[[str, int, Say], list[str]]
@@ -20,7 +20,7 @@ fit, in words."""
 @contextlib.contextmanager
 def explained(
     run: config.Run,
-    state: states.State,
+    state: State,
     batch: Mapping[str, jax.ShapeDtypeStruct],
     relief: Relief | None,
     fit_command: str,
@@ -58,11 +58,11 @@ def explained(
 
 
 def _state_and_batch(
-    run: config.Run, state: states.State, batch: Mapping[str, jax.ShapeDtypeStruct]
+    run: config.Run, state: State, batch: Mapping[str, jax.ShapeDtypeStruct]
 ) -> str:
     batch_bytes = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in batch.values())
     return (
-        f"each device holds {states.bytes_per_device(state) / GIB:.3f} GiB of state and "
+        f"each device holds {bytes_per_device(state) / GIB:.3f} GiB of state and "
         f"{batch_bytes / run.mesh.devices / GIB:.3f} GiB of batch (computed), and the "
         f"activations of {run.rows_at_once} examples at a time"
     )

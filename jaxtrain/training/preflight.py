@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator, Sequence
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.checkpoint import resume
 from jaxtrain.distributed import cluster_env, process_group
 from jaxtrain.errors import InputError, Problem, fields_of
 from jaxtrain.interop import weights
+from jaxtrain.sharding import wrong_count
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.training import profiler, run_directory
@@ -123,6 +123,6 @@ def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> 
 
 
 def _devices(run: config.Run) -> Iterator[str]:
-    wrong = meshes.wrong_count(run.mesh)
+    wrong = wrong_count(run.mesh)
     if wrong:
         yield Problem(wrong, "mesh.data", "mesh.fsdp", "data.batch_size", "optim.accumulate")

@@ -20,7 +20,7 @@ from jaxtrain.telemetry.console import console_line
 from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
-from jaxtrain.training import step as steps
+from jaxtrain.training.step import BAD_IN_A_ROW
 from jaxtrain.training.validation import Validation
 
 # A run that waits for its input longer than this share of the time says so, and how to mend it.
@@ -166,7 +166,7 @@ class Progress:
             return
         pending, self._pending = self._pending, None
         found = {name: float(value) for name, value in jax.device_get(pending.found).items()}
-        self.bad_in_a_row = int(found.pop(steps.BAD_IN_A_ROW))
+        self.bad_in_a_row = int(found.pop(BAD_IN_A_ROW))
         values = {f"train/{name}": value for name, value in found.items()}
         waited_s, self._waited_s = self._batches.wait_s - self._waited_s, self._batches.wait_s
         self._window.step(waited_s)

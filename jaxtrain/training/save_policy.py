@@ -15,7 +15,7 @@ from jaxtrain import config, terminal, versions
 from jaxtrain.checkpoint import saver
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
-from jaxtrain.training import state as states
+from jaxtrain.training.state import State
 
 # A run that cannot save is stopped before it loses more than this many times checkpoint.every.
 FAILURES_IN_A_ROW = 3
@@ -136,7 +136,7 @@ class Saver:
         return True
 
     def save(
-        self, position: Position, state: states.State, *, regular: bool = True, best: bool = False
+        self, position: Position, state: State, *, regular: bool = True, best: bool = False
     ) -> None:
         """Saves a state; returns once it is copied to the host.
 
@@ -154,7 +154,7 @@ class Saver:
             if failure and self._failures >= FAILURES_IN_A_ROW:
                 raise _given_up(f"{self._failures} saves in a row have failed", failure)
 
-    def finish(self, position: Position, state: states.State) -> None:
+    def finish(self, position: Position, state: State) -> None:
         """Saves the last state and returns when it is complete; tries again before it gives up.
 
         Args:
@@ -184,7 +184,7 @@ class Saver:
         self._checkpoints.forget_after(step)
 
     def _start(
-        self, position: Position, state: states.State, regular: bool, best: bool
+        self, position: Position, state: State, regular: bool, best: bool
     ) -> saver.SaveFailed | None:
         """Begins a save, unless it fails at once."""
         meta = self.meta.to_dict() | position.to_meta()

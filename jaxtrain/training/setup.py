@@ -18,7 +18,6 @@ import numpy as np
 import optax
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.checkpoint import layout, resume
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.checkpoint.saver import Checkpoints
@@ -33,6 +32,7 @@ from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S
 from jaxtrain.errors import DONE, InputError
 from jaxtrain.interop import weights
 from jaxtrain.optim import build as optim
+from jaxtrain.sharding import ShardingRule, make_mesh
 from jaxtrain.storage.atomic import expanded
 from jaxtrain.telemetry.events import Rewound, StepCompiled
 from jaxtrain.training import (
@@ -44,8 +44,6 @@ from jaxtrain.training import (
     run_summary,
     skip_step,
 )
-from jaxtrain.training import state as states
-from jaxtrain.training import step as steps
 from jaxtrain.training.progress import Progress
 from jaxtrain.training.rollback import Rollback
 from jaxtrain.training.run_log import RunLog
@@ -56,6 +54,16 @@ from jaxtrain.training.save_policy import (
     check_best_metric,
     describe,
 )
+from jaxtrain.training.state import (
+    ModelDefinition,
+    State,
+    abstract_state,
+    bytes_per_device,
+    init_state,
+    parameter_count,
+    with_values,
+)
+from jaxtrain.training.step import TrainStep, build_train_step, jit_train_step
 from jaxtrain.training.stopping import Stopping
 from jaxtrain.training.validation import Evaluator
 
@@ -81,17 +89,17 @@ class StepSetup:
     """
 
     run: config.Run
-    definition: states.Definition
-    rule: meshes.Rule
+    definition: ModelDefinition
+    rule: ShardingRule
     schedule: optax.Schedule
     optimizer: optax.GradientTransformation
-    target: states.State
+    target: State
     spec: Spec
     total: int
 
-    def fresh_state(self) -> states.State:
+    def fresh_state(self) -> State:
         """The state that a run starts with."""
-        return states.init(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
+        return init_state(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
 
     def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
         """The training step, ready to be called."""
@@ -99,12 +107,12 @@ class StepSetup:
 
     def trace_step(self, *, donate: bool = True) -> jax.stages.Traced:
         """The training step before it is compiled for a platform."""
-        step = steps.build_train_step(
+        step = build_train_step(
             self.definition,
             self.optimizer,
             self.schedule,
             self.rule,
-            skip_step.judge(
+            skip_step.detector(
                 self.run.optim,
                 {k: one.prefix for k, one in _apart(self.run).items()},
                 optim.warmup_steps(self.run.optim, self.total),
@@ -113,7 +121,7 @@ class StepSetup:
             accumulate=self.run.optim.accumulate,
             seed=self.run.seed,
         )
-        jitted = steps.jit_train_step(
+        jitted = jit_train_step(
             step,
             self.target,
             self.rule.mesh,
@@ -139,9 +147,9 @@ def build(
         say: takes lines about what was resolved.
         position: where the run continues.
     """
-    definition = states.Definition(run.model.build)
-    rule = meshes.Rule(mesh, run.mesh)
-    parameters = states.parameter_count(definition.params)
+    definition = ModelDefinition(run.model.build)
+    rule = ShardingRule(mesh, run.mesh)
+    parameters = parameter_count(definition.params)
     known = {
         "examples": examples,
         "parameters": parameters,
@@ -164,7 +172,7 @@ def build(
         rule=rule,
         schedule=optim.recorded_schedule(run.optim, total),
         optimizer=optimizer,
-        target=states.abstract(definition, optimizer, rule),
+        target=abstract_state(definition, optimizer, rule),
         spec=run.model.batch_spec(run.data.batch_size),
         total=total,
     )
@@ -226,9 +234,9 @@ class TrainSetup:
     run: config.Run
     total: int
     directory: Path
-    state: states.State
-    step: steps.TrainStep
-    before_step: Callable[[int, states.State], None]
+    state: State
+    step: TrainStep
+    before_step: Callable[[int, State], None]
     batches: pipeline.TrainingBatches
     evaluator: Evaluator | None
     progress: Progress
@@ -269,7 +277,7 @@ def open_training(
     with contextlib.ExitStack() as stack:
         with phases.within("start"):  # which may read a whole checkpoint
             preflight.check(run, resumes=flags.resume is not None)
-            mesh = meshes.make(run.mesh)
+            mesh = make_mesh(run.mesh)
             before = run_directory.before(run.name, flags.output_dir)  # a resume makes a lock there
             start_from = run_directory.start_from(
                 run.name,
@@ -387,7 +395,7 @@ def _position(start_from: Path | None) -> Position:
 
 def _first_state(
     setup: StepSetup, start_from: Path | None, directory: Path, meta: RunMeta, say: Say
-) -> states.State:
+) -> State:
     """A fresh state, or that of a checkpoint, whose best validation ``meta`` takes over."""
     if start_from is None:
         return _first_values(setup, say)
@@ -413,7 +421,7 @@ def _first_state(
     return state
 
 
-def _first_values(setup: StepSetup, say: Say) -> states.State:
+def _first_values(setup: StepSetup, say: Say) -> State:
     """A fresh state, with the values that the model takes from elsewhere.
 
     Raises:
@@ -426,10 +434,10 @@ def _first_values(setup: StepSetup, say: Say) -> states.State:
         source = expanded(model.init_from)
         params, notes = weights.params_for(source, model, setup.definition.params)
         say("; ".join([f"parameters from {source}", *notes]))
-    return states.replaced(setup.fresh_state(), params, frozen)
+    return with_values(setup.fresh_state(), params, frozen)
 
 
-def compiled_step(setup: StepSetup, debug: bool, log: RunLog) -> steps.TrainStep:
+def compiled_step(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:
     """The training step; returns when all processes have compiled theirs.
 
     So the first step is as long as the others, however much later one process compiles.
@@ -448,8 +456,8 @@ def compiled_step(setup: StepSetup, debug: bool, log: RunLog) -> steps.TrainStep
                 - memory.alias_size_in_bytes
                 + memory.temp_size_in_bytes
             ),
-            state_bytes=states.bytes_per_device(setup.target),
-            params=states.parameter_count(setup.definition.params),
+            state_bytes=bytes_per_device(setup.target),
+            params=parameter_count(setup.definition.params),
             flops_per_step=setup.run.model.flops_per_example() * setup.run.data.batch_size,
         )
     )

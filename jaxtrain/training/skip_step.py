@@ -26,7 +26,7 @@ LEAST = 32
 
 
 class StepHealth(NamedTuple):
-    """What the judge says of an update.
+    """What is known about a step.
 
     Attributes:
         bad: bool [].
@@ -39,7 +39,7 @@ class StepHealth(NamedTuple):
     norms: Arrays
 
 
-Judge = Callable[[Arrays, jax.Array, Arrays], StepHealth]
+Detector = Callable[[Arrays, jax.Array, Arrays], StepHealth]
 """(the guard's state, loss, gradients by dotted name) -> the step's health."""
 
 
@@ -52,8 +52,10 @@ def init() -> Arrays:
     }
 
 
-def judge(settings: config.Optim, apart: Mapping[str, str] | None = None, warmup: int = 0) -> Judge:
-    """The judge of a run's updates.
+def detector(
+    settings: config.Optim, apart: Mapping[str, str] | None = None, warmup: int = 0
+) -> Detector:
+    """Detects the bad steps of a run.
 
     Norms are compared when the warm-up is over. Before that they rise and fall by themselves, and a
     clipped gradient at a small rate harms little: ``demo`` for 6000 steps on real videos met a norm
@@ -83,7 +85,7 @@ def judge(settings: config.Optim, apart: Mapping[str, str] | None = None, warmup
             for group, prefix in prefixes.items()
         }
 
-    def judged(guard: Arrays, loss: jax.Array, grads: Arrays) -> StepHealth:
+    def detect(guard: Arrays, loss: jax.Array, grads: Arrays) -> StepHealth:
         found = norms_of(grads)
         finite = jnp.isfinite(loss)
         for norm in found.values():
@@ -97,7 +99,7 @@ def judge(settings: config.Optim, apart: Mapping[str, str] | None = None, warmup
         }
         return StepHealth(bad, after, found)
 
-    return judged
+    return detect
 
 
 def median(guard: Arrays) -> jax.Array:

@@ -17,8 +17,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxtrain import sharding as meshes
 from jaxtrain.ops import layers
+from jaxtrain.sharding import HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.xla import options
 
@@ -88,7 +88,7 @@ def _gather_backward(stored: NamedSharding, _: None, grad: jax.Array) -> tuple[j
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-class Definition:
+class ModelDefinition:
     """A model without its arrays: from arrays to a callable module and back.
 
     Attributes:
@@ -157,30 +157,30 @@ class Definition:
         return _flatten(extras)
 
 
-def parameter_count(params: Mapping[str, meshes.HasShape]) -> int:
+def parameter_count(params: Mapping[str, HasShape]) -> int:
     """Elements of all parameters."""
     return sum(int(np.prod(array.shape)) for array in params.values())
 
 
-def abstract(
-    definition: Definition, optimizer: optax.GradientTransformation, rule: meshes.Rule
+def abstract_state(
+    definition: ModelDefinition, optimizer: optax.GradientTransformation, rule: ShardingRule
 ) -> State:
     """The state's shapes, dtypes and shardings; touches no device."""
     shapes = jax.eval_shape(
         functools.partial(_initial, definition, optimizer),
         jax.eval_shape(lambda: jax.random.key(0)),
     )
-    whole = meshes.replicated(rule.mesh)
+    whole = replicated(rule.mesh)
     stored = cast(State, jax.tree.map(lambda leaf: _placed(leaf, rule(leaf)), shapes))
     guarding = {name: _placed(leaf, whole) for name, leaf in shapes.guard.items()}
     return dataclasses.replace(stored, guard=cast(Arrays, guarding))
 
 
-def init(
-    definition: Definition,
+def init_state(
+    definition: ModelDefinition,
     optimizer: optax.GradientTransformation,
     target: State,
-    rule: meshes.Rule,
+    rule: ShardingRule,
     seed: int,
 ) -> State:
     """A fresh state, each shard made on the device that holds it: no host ever has the whole.
@@ -202,7 +202,7 @@ def init(
     return cast(State, make(jax.random.key(seed)))
 
 
-def replaced(
+def with_values(
     state: State, params: Mapping[str, np.ndarray], extras: Mapping[str, np.ndarray]
 ) -> State:
     """A state with other values for some of its arrays, where those were.
@@ -246,7 +246,7 @@ def _placed(leaf: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeS
 
 
 def _initial(
-    definition: Definition, optimizer: optax.GradientTransformation, key: jax.Array
+    definition: ModelDefinition, optimizer: optax.GradientTransformation, key: jax.Array
 ) -> State:
     params, extras = definition.init(key)
     return State(

@@ -17,10 +17,10 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.ops import per_device
+from jaxtrain.sharding import AXES, ShardingRule, batch_sharding, replicated
 from jaxtrain.training import skip_step
-from jaxtrain.training.state import Arrays, Definition, State
+from jaxtrain.training.state import Arrays, ModelDefinition, State
 from jaxtrain.xla import options
 
 Batch = dict[str, jax.Array]
@@ -40,21 +40,23 @@ class LossSums(NamedTuple):
     metrics: Sums
 
 
-class Views(NamedTuple):
+class ParameterViews(NamedTuple):
     """How stored parameters become what the model computes with.
 
     Attributes:
-        prepare: float32 shards -> the compute dtype, once a step.
-        module: prepared parameters and extras -> callable module.
-        store: gradient of a prepared parameter -> float32, in the shards' layout.
+        cast: float32 shards -> the compute dtype, once a step.
+        module: cast parameters and extras -> callable module.
+        reduce_scatter: gradient of a cast parameter -> float32, in the shards' layout.
     """
 
-    prepare: Callable[[Arrays], Arrays]
+    cast: Callable[[Arrays], Arrays]
     module: Callable[[Arrays, Arrays], Any]
-    store: Callable[[Arrays], Arrays]
+    reduce_scatter: Callable[[Arrays], Arrays]
 
 
-def views(definition: Definition, rule: meshes.Rule, precision: config.Precision) -> Views:
+def parameter_views(
+    definition: ModelDefinition, rule: ShardingRule, precision: config.Precision
+) -> ParameterViews:
     """Composes the sharding mode and the precision.
 
     Parameters are cast before they are gathered, so that the wire carries the compute dtype. With
@@ -65,48 +67,48 @@ def views(definition: Definition, rule: meshes.Rule, precision: config.Precision
     stored = {name: rule(array) for name, array in definition.params.items()}
     dtype = jnp.dtype(precision)
 
-    def lower(params: Arrays) -> Arrays:
+    def cast_and_shard(params: Arrays) -> Arrays:
         # Without the constraint the compiler gathers first and casts what it has gathered.
         return {
             name: jax.lax.with_sharding_constraint(array.astype(dtype), stored[name])
             for name, array in params.items()
         }
 
-    def lower_and_gather(params: Arrays) -> Arrays:
-        whole = meshes.replicated(rule.mesh)
+    def cast_and_gather(params: Arrays) -> Arrays:
+        whole = replicated(rule.mesh)
         return {
             name: jax.lax.with_sharding_constraint(array, whole)
-            for name, array in lower(params).items()
+            for name, array in cast_and_shard(params).items()
         }
 
     def module_of_shards(params: Arrays, extras: Arrays) -> Any:
         return definition.module(params, extras, stored=stored)
 
-    def store(grads: Arrays) -> Arrays:
+    def reduce_scatter(grads: Arrays) -> Arrays:
         return {
             name: jax.lax.with_sharding_constraint(grad, stored[name]).astype(jnp.float32)
             for name, grad in grads.items()
         }
 
-    def store_whole(grads: Arrays) -> Arrays:
+    def reduce_and_scatter(grads: Arrays) -> Arrays:
         # Whole first: the shards' layout would otherwise spread into the backward pass, and
         # activations would travel to meet it.
-        whole = meshes.replicated(rule.mesh)
-        return store(
+        whole = replicated(rule.mesh)
+        return reduce_scatter(
             {name: jax.lax.with_sharding_constraint(grad, whole) for name, grad in grads.items()}
         )
 
     if rule.shard == "params":
-        return Views(lower, module_of_shards, store)
-    return Views(lower_and_gather, definition.module, store_whole)
+        return ParameterViews(cast_and_shard, module_of_shards, reduce_scatter)
+    return ParameterViews(cast_and_gather, definition.module, reduce_and_scatter)
 
 
 def build_train_step(
-    definition: Definition,
+    definition: ModelDefinition,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
-    rule: meshes.Rule,
-    judge: skip_step.Judge,
+    rule: ShardingRule,
+    detect: skip_step.Detector,
     *,
     precision: config.Precision,
     accumulate: int,
@@ -119,12 +121,12 @@ def build_train_step(
         optimizer: applied to float32 gradients of the mean loss.
         schedule: completed updates -> learning rate, for the record.
         rule: where arrays are stored.
-        judge: tells bad updates; they leave all but the examples seen as it was.
+        detect: tells bad updates; they leave all but the examples seen as it was.
         precision: dtype of the computation; state, losses and metrics stay float32.
         accumulate: microbatches in a step; it divides each device's rows.
         seed: randomness of an example is a function of this and of its place in the order.
     """
-    view = views(definition, rule, precision)
+    view = parameter_views(definition, rule, precision)
 
     def loss(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
@@ -144,7 +146,7 @@ def build_train_step(
         grads = jax.tree.map(lambda grad: grad * share, grads)
         updates, opt = optimizer.update(grads, state.opt, state.params)
         loss = sums.loss / sums.weight
-        bad, guarded, norms = judge(state.guard, loss, grads)
+        bad, guarded, norms = detect(state.guard, loss, grads)
         metrics = {name: value[0] / value[1] for name, value in sums.metrics.items()}
         metrics |= {
             "loss": loss,
@@ -170,7 +172,7 @@ def build_train_step(
 
 
 def build_eval_step(
-    definition: Definition, rule: meshes.Rule, *, precision: config.Precision, method: str
+    definition: ModelDefinition, rule: ShardingRule, *, precision: config.Precision, method: str
 ) -> Callable[[Arrays, Arrays, Batch], Any]:
     """A pure function of (params, extras, batch) that calls ``module.METHOD(batch)``.
 
@@ -180,10 +182,10 @@ def build_eval_step(
         precision: dtype of the computation.
         method: ``"evaluate"`` for sums of metrics, ``"samples"`` for what is shown.
     """
-    view = views(definition, rule, precision)
+    view = parameter_views(definition, rule, precision)
 
     def eval_step(params: Arrays, extras: Arrays, batch: Batch) -> Any:
-        return getattr(view.module(view.prepare(params), extras), method)(batch)
+        return getattr(view.module(view.cast(params), extras), method)(batch)
 
     return eval_step
 
@@ -208,8 +210,8 @@ def jit_train_step(
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(
         step,
-        in_shardings=(state_shardings, meshes.batch_sharding(mesh)),
-        out_shardings=(state_shardings, meshes.replicated(mesh)),
+        in_shardings=(state_shardings, batch_sharding(mesh)),
+        out_shardings=(state_shardings, replicated(mesh)),
         donate_argnums=(0,) if donate else (),
         compiler_options=options.options(_platform(mesh), deterministic=deterministic),
     )
@@ -226,8 +228,8 @@ def jit_eval_step(
     params, extras = jax.tree.map(lambda leaf: leaf.sharding, (target.params, target.extras))
     return jax.jit(
         step,
-        in_shardings=(params, extras, meshes.batch_sharding(mesh)),
-        out_shardings=meshes.replicated(mesh),
+        in_shardings=(params, extras, batch_sharding(mesh)),
+        out_shardings=replicated(mesh),
         compiler_options=options.options(_platform(mesh), deterministic=deterministic),
     )
 
@@ -238,7 +240,7 @@ def _platform(mesh: jax.sharding.Mesh) -> str:
 
 def _gradients(
     loss: Callable[..., tuple[jax.Array, tuple[LossSums, Arrays]]],
-    view: Views,
+    view: ParameterViews,
     mesh: jax.sharding.Mesh,
     accumulate: int,
 ) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
@@ -254,18 +256,18 @@ def _gradients(
     ) -> tuple[Arrays, LossSums, Arrays]:
         with per_device.tracing(mesh=mesh):
             (_, (sums, extras)), grads = value_and_grad(prepared, extras, batch, positions_B)
-        return view.store(grads), sums, extras
+        return view.reduce_scatter(grads), sums, extras
 
     def whole(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        held = jax.lax.with_sharding_constraint(positions_B, meshes.batch_sharding(mesh))
-        return one(view.prepare(params), extras, batch, held)
+        held = jax.lax.with_sharding_constraint(positions_B, batch_sharding(mesh))
+        return one(view.cast(params), extras, batch, held)
 
     def scanned(
         params: Arrays, extras: Arrays, batch: Batch, positions_B: jax.Array
     ) -> tuple[Arrays, LossSums, Arrays]:
-        prepared = view.prepare(params)
+        prepared = view.cast(params)
         parts = {name: _microbatches(rows, accumulate, mesh) for name, rows in batch.items()}
         positions = _microbatches(positions_B, accumulate, mesh)
         first = {name: part[0] for name, part in parts.items()}
@@ -280,7 +282,7 @@ def _gradients(
             more, added, extras = one(prepared, extras, microbatch, of_rows)
             return (*jax.tree.map(jnp.add, (grads, sums), (more, added)), extras), None
 
-        carry = (view.store(jax.tree.map(jnp.zeros_like, params)), zeros, extras)
+        carry = (view.reduce_scatter(jax.tree.map(jnp.zeros_like, params)), zeros, extras)
         (grads, sums, extras), _ = jax.lax.scan(body, carry, (positions, parts))
         return grads, sums, extras
 
@@ -292,6 +294,4 @@ def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> 
     parts = jnp.moveaxis(
         rows.reshape(rows.shape[0] // accumulate, accumulate, *rows.shape[1:]), 1, 0
     )
-    return jax.lax.with_sharding_constraint(
-        parts, NamedSharding(mesh, PartitionSpec(None, meshes.AXES))
-    )
+    return jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, PartitionSpec(None, AXES)))

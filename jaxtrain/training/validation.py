@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.data.pipeline import ValidationBatches
 from jaxtrain.data.source import as_numbers
 from jaxtrain.ops import generation
 from jaxtrain.optim import ema
-from jaxtrain.training import step as steps
-from jaxtrain.training.state import Definition, State
+from jaxtrain.sharding import ShardingRule
+from jaxtrain.training.state import ModelDefinition, State
+from jaxtrain.training.step import build_eval_step, jit_eval_step
 from jaxtrain.xla import options
 
 
@@ -56,8 +56,8 @@ class Evaluator:
 
     def __init__(
         self,
-        definition: Definition,
-        rule: meshes.Rule,
+        definition: ModelDefinition,
+        rule: ShardingRule,
         precision: config.Precision,
         target: State,
         batches: ValidationBatches,
@@ -66,8 +66,8 @@ class Evaluator:
         decode: Callable[[Sequence[int]], str] = as_numbers,
     ) -> None:
         def jitted(method: str) -> Any:
-            step = steps.build_eval_step(definition, rule, precision=precision, method=method)
-            return steps.jit_eval_step(step, target, rule.mesh, deterministic=deterministic)
+            step = build_eval_step(definition, rule, precision=precision, method=method)
+            return jit_eval_step(step, target, rule.mesh, deterministic=deterministic)
 
         self._derived = definition.derived
         self._batches = batches

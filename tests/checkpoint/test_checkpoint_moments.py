@@ -10,7 +10,7 @@ from small_state import make_state, meta_of, save
 
 from jaxtrain import config
 from jaxtrain.checkpoint import layout, manifest, resume
-from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def saver(run: Path) -> Iterator[checkpoint.Checkpoints]:
-    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 2)
+def saver(run: Path) -> Iterator[Checkpoints]:
+    checkpoints = Checkpoints(run / "checkpoints", 2)
     yield checkpoints
     checkpoints.close()
 
 
 def test_a_save_whose_thread_dies_has_failed(
-    saver: checkpoint.Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+    saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a vote, when process 0 is gone: nobody knows whether the others have written."""
     save(saver, 2)
@@ -39,14 +39,12 @@ def test_a_save_whose_thread_dies_has_failed(
     with monkeypatch.context() as patched:
         patched.setattr(saver._votes, "agree", gone)
         saver.save(make_state(4), meta_of(4))
-        with pytest.raises(
-            checkpoint.SaveFailed, match=r"/4 could not be written \(RuntimeError: UNAVAI"
-        ):
+        with pytest.raises(SaveFailed, match=r"/4 could not be written \(RuntimeError: UNAVAI"):
             saver.wait()
 
 
 def test_a_best_one_whose_second_name_a_kill_has_prevented_gets_it(
-    saver: checkpoint.Checkpoints, run: Path
+    saver: Checkpoints, run: Path
 ) -> None:
     saver.save_best(make_state(2), meta_of(2))
     save(saver, 3)
@@ -61,7 +59,7 @@ def test_a_best_one_whose_second_name_a_kill_has_prevented_gets_it(
 def test_a_save_of_a_step_again_keeps_the_old_one_until_the_new_one_is_whole(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = checkpoint.Checkpoints(run / "checkpoints", 2)
+    first = Checkpoints(run / "checkpoints", 2)
     first.save(make_state(4), meta_of(4), best=True)
     first.close()
     places = [run / "checkpoints", run / "best"]
@@ -83,14 +81,14 @@ def test_a_save_of_a_step_again_keeps_the_old_one_until_the_new_one_is_whole(
         assert looked.wait(60)
         raise OSError(28, "No space left on device")
 
-    again = checkpoint.Checkpoints(run / "checkpoints", 2, lambda line: None)
+    again = Checkpoints(run / "checkpoints", 2, lambda line: None)
     with monkeypatch.context() as patched:
         patched.setattr(manifest, "write", full)
         again.save(make_state(4), meta_of(4), best=True)
         assert written.wait(60)
         assert reachable()
         looked.set()
-        with pytest.raises(checkpoint.SaveFailed, match=r"newest complete one is .*/4;"):
+        with pytest.raises(SaveFailed, match=r"newest complete one is .*/4;"):
             again.wait()
     assert [manifest.read(place / "4") for place in places] == before
     again.save(make_state(4), meta_of(4), best=True)

@@ -9,10 +9,9 @@ import orbax.checkpoint as ocp
 import pytest
 from small_state import make_state, mesh_of, meta_of, save, target_of
 
-from jaxtrain.checkpoint import files, layout, manifest, saver
+from jaxtrain.checkpoint import files, layout, manifest, resume, saver
 from jaxtrain.checkpoint.restore import restore
 from jaxtrain.errors import InputError, RunAgain, Stopped
-from jaxtrain.training.rollback import Rollback
 
 
 def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
@@ -137,12 +136,10 @@ def test_the_newest_checkpoint_at_cadence_always_stays(tmp_path: Path) -> None:
 
 def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
-    state = make_state(4)
     checkpoints = saver.Checkpoints(run / "checkpoints", 3, said.append)
     save(checkpoints, 2, 4)
     (run / "checkpoints" / "4" / "meta" / "metadata").write_text("{}")
-    rollback = Rollback(run, 2, target_of(state, mesh_of(8)), said.append)  # type: ignore[arg-type]
-    assert rollback._newest(4) == "2"
+    assert resume.to_roll_back_to(run, 4, 2, said.append) == run / "checkpoints" / "2"
     assert layout.steps(run / "checkpoints") == [2]
     assert (run / "damaged" / "checkpoints" / "4" / "reason.txt").exists()
     assert "is damaged (meta/metadata has 2 bytes" in said[0]
@@ -155,8 +152,7 @@ def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
 def test_a_rollback_with_nothing_to_go_back_to_moves_nothing(tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
     (run / "checkpoints" / "4").mkdir(parents=True)
-    rollback = Rollback(run, 2, None, said.append)  # type: ignore[arg-type]
-    assert rollback._newest(4) == ""
+    assert resume.to_roll_back_to(run, 4, 2, said.append) is None
     assert (run / "checkpoints" / "4").is_dir()
     assert said == []
 

@@ -18,11 +18,11 @@ from small_state import State
 
 from jaxtrain import config, main
 from jaxtrain.checkpoint import layout, manifest
-from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt
-from jaxtrain.training import state as states
+from jaxtrain.training.state import ModelDefinition
 
 MODEL = gpt.Config.tiny()
 ODD: tuple[Any, ...] = (None, "abc", [[1]], {"a": 1}, -1, 10**15, 10**30, 1e300, True)
@@ -48,12 +48,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     params = {
         name: jax.numpy.asarray(rng.normal(size=leaf.shape).astype(np.float32))
-        for name, leaf in states.Definition(MODEL.build).params.items()
+        for name, leaf in ModelDefinition(MODEL.build).params.items()
     }
     step = jax.numpy.asarray(np.uint32(8))
     state = State(step=step, examples_seen=step, params=params, extras={}, opt={})
     run = tmp_path_factory.mktemp("saved") / "run"
-    saver = checkpoint.Checkpoints(run / "checkpoints", 2)
+    saver = Checkpoints(run / "checkpoints", 2)
     saver.save(state, META)
     saver.close()
     return run

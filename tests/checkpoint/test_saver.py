@@ -17,8 +17,8 @@ import pytest
 from small_state import make_state, mesh_of, meta_of, save, sharding, target_of
 
 from jaxtrain.checkpoint import layout, manifest
-from jaxtrain.checkpoint import saver as checkpoint
 from jaxtrain.checkpoint.restore import named, restore
+from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
 from jaxtrain.errors import InputError, RunAgain
 
 
@@ -37,8 +37,8 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def saver(run: Path) -> Iterator[checkpoint.Checkpoints]:
-    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 2)
+def saver(run: Path) -> Iterator[Checkpoints]:
+    checkpoints = Checkpoints(run / "checkpoints", 2)
     yield checkpoints
     checkpoints.close()
 
@@ -47,7 +47,7 @@ def saver(run: Path) -> Iterator[checkpoint.Checkpoints]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints 4 and 9 and best 4, for tests that only read it, or copy it."""
     directory = tmp_path_factory.mktemp("saved")
-    checkpoints = checkpoint.Checkpoints(directory / "checkpoints", 2)
+    checkpoints = Checkpoints(directory / "checkpoints", 2)
     save(checkpoints, 4, 9)
     checkpoints.save_best(make_state(4), meta_of(4))
     checkpoints.close()
@@ -67,7 +67,7 @@ def test_restores_bit_for_bit_on_another_mesh(saved: Path, devices: int) -> None
     assert layout.read_meta(saved / "checkpoints" / "9") == meta_of(9)
 
 
-def test_special_bits_survive(saver: checkpoint.Checkpoints) -> None:
+def test_special_bits_survive(saver: Checkpoints) -> None:
     odd = np.array([np.nan, -0.0, np.inf, 1e-45, 0, 1, 2, 3], np.float32)
     odd.view(np.uint32)[0] |= 0x1234  # a NaN with a payload
     state = make_state(1)
@@ -86,7 +86,7 @@ def test_special_bits_survive(saver: checkpoint.Checkpoints) -> None:
     same(restore(latest, target_of(state, mesh_of(4))), state)
 
 
-def test_the_next_step_does_not_reach_into_a_save(saver: checkpoint.Checkpoints) -> None:
+def test_the_next_step_does_not_reach_into_a_save(saver: Checkpoints) -> None:
     state = make_state(1, big=1 << 20)
     before = jax.tree.map(np.array, state)
     overwrite = jax.jit(
@@ -148,7 +148,7 @@ def test_another_dtype_is_not_cast(saved: Path) -> None:
 
 
 def test_keeps_the_newest_and_one_best(run: Path) -> None:
-    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 2)
+    checkpoints = Checkpoints(run / "checkpoints", 2)
     for step in (2, 4, 6):
         checkpoints.save(make_state(step), meta_of(step))
         if step < 6:  # the best are 2, then 4; 6 is worse
@@ -160,7 +160,7 @@ def test_keeps_the_newest_and_one_best(run: Path) -> None:
 
 
 def test_the_best_of_the_checkpoints_is_written_once(run: Path) -> None:
-    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 1)
+    checkpoints = Checkpoints(run / "checkpoints", 1)
     for step in (2, 4, 6):
         checkpoints.save(make_state(step), meta_of(step), best=step < 6)
         if step == 4:
@@ -178,17 +178,17 @@ def test_the_best_of_the_checkpoints_is_written_once(run: Path) -> None:
 
 
 def test_a_later_best_is_superseded_too(run: Path) -> None:
-    checkpoints = checkpoint.Checkpoints(run / "checkpoints", 2)
+    checkpoints = Checkpoints(run / "checkpoints", 2)
     checkpoints.save(make_state(8), meta_of(8), best=True)
     checkpoints.close()
-    resumed = checkpoint.Checkpoints(run / "checkpoints", 2, lambda line: None)
+    resumed = Checkpoints(run / "checkpoints", 2, lambda line: None)
     resumed.save(make_state(6), meta_of(6), best=True)
     resumed.close()
     assert layout.steps(run / "best") == [6]
     assert layout.is_complete(run / "superseded" / "best" / "8")
 
 
-def test_the_same_step_twice_is_one_save(saver: checkpoint.Checkpoints, run: Path) -> None:
+def test_the_same_step_twice_is_one_save(saver: Checkpoints, run: Path) -> None:
     save(saver, 5)
     before = (run / "checkpoints" / "5" / "_CHECKPOINT_METADATA").read_text()
     save(saver, 5)
@@ -196,11 +196,11 @@ def test_the_same_step_twice_is_one_save(saver: checkpoint.Checkpoints, run: Pat
 
 
 def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
-    saver: checkpoint.Checkpoints, run: Path
+    saver: Checkpoints, run: Path
 ) -> None:
     save(saver, 4, 8)
     said: list[str] = []
-    resumed = checkpoint.Checkpoints(run / "checkpoints", 2, said.append)
+    resumed = Checkpoints(run / "checkpoints", 2, said.append)
     assert layout.steps(run / "checkpoints") == [4, 8]  # nothing moves before there is more
     resumed.save(make_state(6), meta_of(6))
     resumed.close()
@@ -211,18 +211,18 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
     assert "superseded" in said[0]
 
 
-def test_step_and_meta_must_agree(saver: checkpoint.Checkpoints) -> None:
+def test_step_and_meta_must_agree(saver: Checkpoints) -> None:
     with pytest.raises(ValueError, match="meta says step 4, the state says 5"):
         saver.save(make_state(5), meta_of(4))
 
 
-def test_nothing_is_written_where_a_lost_disk_was(saver: checkpoint.Checkpoints, run: Path) -> None:
+def test_nothing_is_written_where_a_lost_disk_was(saver: Checkpoints, run: Path) -> None:
     """Its mount point is a folder too, of the disk below."""
     folder, away = run / "checkpoints", run / "away"
     save(saver, 2)
     folder.rename(away)
     folder.mkdir()
-    with pytest.raises(checkpoint.SaveFailed, match=r"checkpoints is another folder than before\)"):
+    with pytest.raises(SaveFailed, match=r"checkpoints is another folder than before\)"):
         saver.save(make_state(4), meta_of(4))
     assert list(folder.iterdir()) == []
     folder.rmdir()
@@ -249,7 +249,7 @@ def save(step):
 
 folder = Path(sys.argv[1])
 names = lambda: print(sorted(path.name for path in folder.iterdir()))
-checkpoints = checkpoint.Checkpoints(folder, 1, lambda line: print("said:", line))
+checkpoints = Checkpoints(folder, 1, lambda line: print("said:", line))
 save(2)
 checkpoints.wait()
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -257,7 +257,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # a write beyond 64 
 save(4)
 try:
     checkpoints.wait()
-except checkpoint.SaveFailed as error:
+except SaveFailed as error:
     print(error)
 names()
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -276,7 +276,7 @@ from jaxtrain.checkpoint import saver as checkpoint
 
 jax.config.update("jax_num_cpu_devices", 8)
 folder = Path(sys.argv[1])
-checkpoints = checkpoint.Checkpoints(folder, 1, print)
+checkpoints = Checkpoints(folder, 1, print)
 small_state.save(checkpoints, 2)
 begin = checkpoints._checkpointer.save
 
@@ -288,7 +288,7 @@ def begin_without(*args, **more):
 checkpoints._checkpointer.save = begin_without
 try:
     small_state.save(checkpoints, 4)
-except checkpoint.SaveFailed:
+except SaveFailed:
     print("failed")
 folder.unlink()
 """
@@ -331,7 +331,7 @@ def test_a_full_disk_surfaces_and_spares_the_older_checkpoint(run: Path) -> None
     assert after_failure == "['2']"  # and no half one
     assert after_next == "['4']"  # the next save works, also of the step that failed
     assert "ERROR:absl" not in ended.stderr
-    assert issubclass(checkpoint.SaveFailed, RunAgain)
+    assert issubclass(SaveFailed, RunAgain)
 
 
 def test_a_checkpoint_that_was_not_closed_is_incomplete(saved: Path, tmp_path: Path) -> None:
@@ -346,5 +346,5 @@ def test_leftovers_are_swept(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, run)
     for name in ("12.orbax-checkpoint-tmp", "3.deleted", "mine"):
         (run / "checkpoints" / name / "state").mkdir(parents=True)
-    checkpoint.Checkpoints(run / "checkpoints", 1).close()
+    Checkpoints(run / "checkpoints", 1).close()
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "9", "mine"]

@@ -79,7 +79,7 @@ def by_hand(
     model: language_model.CausalModel, prompt: list[int], tokens: int, choice: Choice, seed: int
 ) -> list[int]:
     """One text without a cache: each token from the whole window."""
-    definition = state.Definition(MODEL.build)
+    definition = state.ModelDefinition(MODEL.build)
     keys, window, found = generation.keys_of_rows(seed, 1), list(prompt), list[int]()
     known = len(model.bytes_of)
 
@@ -282,7 +282,7 @@ def test_wrong_use_is_said_in_one_line(
 
 def costs_by_hand(model: language_model.CausalModel, ids: list[int]) -> list[float]:
     """The cost of each token, nats, each from a window of its own."""
-    definition = state.Definition(MODEL.build)
+    definition = state.ModelDefinition(MODEL.build)
     logits_of = jax.jit(lambda arrays, row: definition.module(arrays, {}).logits(row))
     given, costs, half = [model.begin, *ids], [], LENGTH // 2
     for index, target in enumerate(ids):

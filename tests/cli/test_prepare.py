@@ -12,7 +12,7 @@ import sample_videos as sample
 from jaxtrain import main
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
-from jaxtrain.training import state as states
+from jaxtrain.training.state import ModelDefinition
 
 TINY = video_ae.Config.tiny()
 
@@ -60,7 +60,7 @@ def test_clips_then_latents_then_training(
     assert f"train with --data.path {out}" in said
 
     (tmp_path / "tiny.py").write_text(CONFIG)
-    params, _ = states.Definition(TINY.build).init(jax.random.key(1))
+    params, _ = ModelDefinition(TINY.build).init(jax.random.key(1))
     teacher = tmp_path / "teacher.safetensors"
     weights.save(teacher, TINY, {name: np.asarray(array) for name, array in params.items()})
     data = ("--config", tmp_path / "tiny.py", "--data.path", out)

@@ -20,7 +20,7 @@ from jaxtrain.doctor.finding import Finding
 from jaxtrain.doctor.loader import NeededRate, Rate
 from jaxtrain.doctor.subject import Subject, cores
 from jaxtrain.errors import BadExample, InputError
-from jaxtrain.training import state as states
+from jaxtrain.training.state import ModelDefinition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ def test_weights_that_fit(tmp_path: Path) -> None:
     path = tmp_path / "fits.safetensors"
     params = {
         name: np.zeros(array.shape, np.float32)
-        for name, array in states.Definition(run.model.build).params.items()
+        for name, array in ModelDefinition(run.model.build).params.items()
     }
     safetensors.numpy.save_file(run.model.to_weights(params), path)
     fits = config.load("demo", ["--model.init_from", str(path)])

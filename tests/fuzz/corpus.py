@@ -186,10 +186,10 @@ def _write_run(place: Path, model: Any, params: dict[str, Any], tokens: Any) -> 
     from small_state import make_state, meta_of
 
     from jaxtrain import config
-    from jaxtrain.checkpoint import saver as checkpoint
+    from jaxtrain.checkpoint.saver import Checkpoints
 
     files = {} if tokens is None else {"tokenizer.json": tokens.to_str().encode()}
-    saver = checkpoint.Checkpoints(place / "checkpoints", 3, lambda line: None, files=files)
+    saver = Checkpoints(place / "checkpoints", 3, lambda line: None, files=files)
     meta = meta_of(3) | {"config": {"seed": 0, "model": config.to_dict(model)}}
     arrays = {name: jnp.asarray(array) for name, array in params.items()}
     saver.save(dataclasses.replace(make_state(3), params=arrays), meta)

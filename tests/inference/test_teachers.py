@@ -14,7 +14,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference import teachers
 from jaxtrain.interop import weights
 from jaxtrain.models import video_ae
-from jaxtrain.training import state as states
+from jaxtrain.training.state import ModelDefinition
 
 MODEL = video_ae.Config.tiny()
 
@@ -23,7 +23,7 @@ MODEL = video_ae.Config.tiny()
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A weights file, and the module it came from."""
     path = tmp_path_factory.mktemp("teacher") / "taught v1.safetensors"
-    definition = states.Definition(MODEL.build)
+    definition = ModelDefinition(MODEL.build)
     params, _ = definition.init(jax.random.key(3))
     weights.save(path, MODEL, {name: np.asarray(array) for name, array in params.items()})
     return path, MODEL.build(nnx.Rngs(jax.random.key(3)))

@@ -199,7 +199,7 @@ def weight_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
     params = {
         name: np.zeros(leaf.shape, np.float32)
-        for name, leaf in state.Definition(model.build).params.items()
+        for name, leaf in state.ModelDefinition(model.build).params.items()
     }
     outward = getattr(model, "to_transformers", model.to_weights)(params)
     return {name: array.shape for name, array in outward.items()}

@@ -13,12 +13,12 @@ from small_state import State
 
 from jaxtrain import config, main
 from jaxtrain.checkpoint import resume
-from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint.saver import Checkpoints
 from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import gpt, mlm, video_ae
 from jaxtrain.storage import tensor_files
-from jaxtrain.training import state as states
+from jaxtrain.training.state import ModelDefinition
 
 MODEL = video_ae.Config.tiny()
 WITH = dataclasses.replace(
@@ -28,7 +28,7 @@ WITH = dataclasses.replace(
 
 def drawn(model: Any, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    shapes = states.Definition(model.build).params
+    shapes = ModelDefinition(model.build).params
     return {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
 
 
@@ -42,7 +42,7 @@ def write_run(
     placed = jax.tree.map(jax.numpy.asarray, state)
     saved = {"model": config.to_dict(model) if said is None else said}
     meta = {"step": step, "examples_seen": step, "examples_left_out": 0, "config": saved}
-    saver = checkpoint.Checkpoints(directory / "checkpoints", 2)
+    saver = Checkpoints(directory / "checkpoints", 2)
     saver.save_best(placed, meta) if best else saver.save(placed, meta)
     saver.close()
 
@@ -86,7 +86,7 @@ def test_a_weights_file_remembers_its_model(tmp_path: Path) -> None:
 
 
 def test_a_run_starts_from_what_fits(tmp_path: Path) -> None:
-    expected = states.Definition(WITH.build).params
+    expected = ModelDefinition(WITH.build).params
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
     found, notes = weights.params_for(tmp_path / "run", WITH, expected)
     same(found, drawn(MODEL))
@@ -94,7 +94,7 @@ def test_a_run_starts_from_what_fits(tmp_path: Path) -> None:
         "24 parameters of the model start fresh, as adversary.discriminator.layers.0.head"
     ]
     write_run(tmp_path / "with", WITH, 8, drawn(WITH))
-    bare = states.Definition(MODEL.build).params
+    bare = ModelDefinition(MODEL.build).params
     found, notes = weights.params_for(tmp_path / "with", MODEL, bare)
     assert set(found) == set(bare)
     assert notes == ["24 parameters there are not taken, as adversary.discriminator.layers.0.head"]
@@ -104,7 +104,7 @@ def test_a_run_starts_from_what_fits(tmp_path: Path) -> None:
 def test_what_no_shape_tells_has_to_be_the_same(tmp_path: Path) -> None:
     """Which frame belongs to which latent, with weights for CogVideoX."""
     other = dataclasses.replace(MODEL, trim="odd_latents")
-    shapes = states.Definition(MODEL.build).params
+    shapes = ModelDefinition(MODEL.build).params
     write_run(tmp_path / "run", other, 8, drawn(MODEL))
     weights.save(tmp_path / "x.safetensors", other, drawn(MODEL))
     tensor_files.write(tmp_path / "taecvx.safetensors", MODEL.to_weights(drawn(MODEL)), {})
@@ -121,7 +121,7 @@ def test_what_no_shape_tells_has_to_be_the_same(tmp_path: Path) -> None:
 def test_a_guess_holds_for_what_it_knows(tmp_path: Path) -> None:
     """A GPT's bare weights do not tell its heads; None and what it comes to are the same."""
     model = dataclasses.replace(gpt.Config.tiny(), width=16, heads=2)
-    shapes = states.Definition(model.build).params
+    shapes = ModelDefinition(model.build).params
     params = drawn(model)
     tensor_files.write(tmp_path / "bare.safetensors", model.to_weights(params), {})
     found, notes = weights.params_for(tmp_path / "bare.safetensors", model, shapes)
@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
     wide = dataclasses.replace(MODEL, encoder_width=16)
     with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: take the"):
-        weights.params_for(tmp_path / "run", wide, states.Definition(wide.build).params)
+        weights.params_for(tmp_path / "run", wide, ModelDefinition(wide.build).params)
     with pytest.raises(InputError, match=r"is not a checkpoint, and not a run's directory"):
         weights.load(tmp_path)
     with pytest.raises(InputError, match=r"gone.pth: nothing is there"):

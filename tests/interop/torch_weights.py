@@ -191,7 +191,7 @@ def test_pytorch_takes_what_is_exported(variant: str, tmp_path: Path) -> None:
     if variant in COUNTS:
         assert sum(one.numel() for one in model.parameters()) == COUNTS[variant]
     arrays = {name: jnp.asarray(array) for name, array in params.items()}
-    both_ways(config, state.Definition(config.build).module(arrays, {}), model)
+    both_ways(config, state.ModelDefinition(config.build).module(arrays, {}), model)
     assert command("export", tmp_path / "ours.safetensors", tmp_path / "out.safetensors") == 0
     safetensors.torch.load_model(model, tmp_path / "out.safetensors", strict=True)
     for name, tensor in torch.load(tmp_path / "out.pth", weights_only=True).items():

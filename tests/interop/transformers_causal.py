@@ -103,7 +103,7 @@ def computed(kind: str) -> dict[str, np.ndarray]:
 
 def ours_of(folder: Path, ids: np.ndarray) -> np.ndarray:
     found = weights.load(folder)
-    module = state.Definition(found.model.build).module(found.params, {})
+    module = state.ModelDefinition(found.model.build).module(found.params, {})
     return np.asarray(jax.jit(type(module).logits)(module, ids))
 
 
@@ -117,7 +117,7 @@ def random_params(model: Any) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
         name: rng.normal("norm" in name, 0.2, leaf.shape).astype(np.float32)
-        for name, leaf in state.Definition(model.build).params.items()
+        for name, leaf in state.ModelDefinition(model.build).params.items()
     }
 
 

@@ -31,7 +31,7 @@ class Parts:
     """A model's arrays, and the adversary of it as functions of them."""
 
     def __init__(self) -> None:
-        self.definition = state.Definition(MODEL.build)
+        self.definition = state.ModelDefinition(MODEL.build)
         self.params, self.extras = jax.jit(self.definition.init)(jax.random.key(0))
         self.judge = jax.jit(self._judge)
         self.of_decoder, self.of_discriminator = (
@@ -70,7 +70,7 @@ def clips(seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 def test_its_size_is_the_references() -> None:
     model = dataclasses.replace(MODEL, latent_channels=16)
-    shapes = state.Definition(model.build).params
+    shapes = state.ModelDefinition(model.build).params
     own = [leaf.size for name, leaf in shapes.items() if name.startswith("adversary.")]
     assert sum(own) == 7_491_456
 

@@ -50,13 +50,13 @@ def params_of(model: Any) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
         name: rng.normal(0, 0.3, leaf.shape).astype(np.float32)
-        for name, leaf in state.Definition(model.build).params.items()
+        for name, leaf in state.ModelDefinition(model.build).params.items()
     }
 
 
 def test_logits_loss_and_gradients_are_transformers(kind: str, stored: Stored) -> None:
     model = FAMILIES[kind].from_settings(stored.settings, "config.json")
-    definition = state.Definition(model.build)
+    definition = state.ModelDefinition(model.build)
     params = model.from_weights(stored.weights, "its arrays")
     tokens = jnp.asarray(stored.arrays["tokens"])
     targets = jnp.full_like(tokens, -1).at[:, :-1].set(tokens[:, 1:])
@@ -116,7 +116,7 @@ def test_a_tokenizer_that_marks_no_beginning_is_refused(kind: str, tmp_path: Pat
 
 def test_a_run_starts_only_as_the_parameters_were_trained(kind: str, folder: Path) -> None:
     model = weights.load(folder).model
-    expected = state.Definition(model.build).params
+    expected = state.ModelDefinition(model.build).params
     params, notes = weights.params_for(folder, model, expected)
     assert params.keys() == expected.keys()
     assert notes == []

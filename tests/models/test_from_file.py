@@ -16,7 +16,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.interop import weights
 from jaxtrain.models import from_file, gpt, llama, mlm, video_ae
 from jaxtrain.storage import tensor_files
-from jaxtrain.training import state as states
+from jaxtrain.training.state import ModelDefinition
 
 MODELS = {"gpt": gpt, "llama": llama, "mlm": mlm, "video_ae": video_ae}
 FULL = video_ae.Config(
@@ -193,7 +193,7 @@ def test_heads_that_do_not_go_with_the_rest_are_refused_too() -> None:
     """4 heads of 12 with 2 groups have the shapes of 6 heads of 8 with 3."""
     four = dataclasses.replace(gpt.Config.tiny(), width=48, heads=4, kv_heads=2)
     six = dataclasses.replace(four, heads=6, kv_heads=3)
-    left, right = (states.Definition(one.build).params for one in (four, six))
+    left, right = (ModelDefinition(one.build).params for one in (four, six))
     assert {n: a.shape for n, a in left.items()} == {n: a.shape for n, a in right.items()}
     with pytest.raises(InputError, match=r"with model.heads=4, and this model has 6"):
         from_file.check_not_in_weights(six, vars(four), Path("there"))

@@ -155,7 +155,7 @@ def test_every_depth_has_heads_that_fused_attention_takes(depth: int) -> None:
 def test_each_derived_number_can_be_given_and_the_lines_say_so() -> None:
     model = dataclasses.replace(TINY, width=48, heads=4, kv_heads=2)
     assert (model.hidden, model.query_heads, model.shared_heads, model.head_width) == (48, 4, 2, 12)
-    definition = state.Definition(model.build)
+    definition = state.ModelDefinition(model.build)
     said = model.formulas()
     assert said[0].count("as given") == 3
     assert f"parameters {state.parameter_count(definition.params):,} " in said[1]
@@ -165,7 +165,7 @@ def test_each_derived_number_can_be_given_and_the_lines_say_so() -> None:
 
 def test_initial_values() -> None:
     model = dataclasses.replace(TINY, width=128, heads=2, vocab_size=500)
-    params, _ = state.Definition(model.build).init(jax.random.key(0))
+    params, _ = state.ModelDefinition(model.build).init(jax.random.key(0))
     want = {"wte.table": 1.0, "lm_head.words": 0.0, "blocks.0.out": 0.0, "blocks.0.down": 0.0}
     want |= {f"blocks.0.{name}": 128**-0.5 for name in ("q", "up")}
     want |= {f"blocks.0.{name}": 0.5**0.5 * 128**-0.5 for name in ("k", "v")}  # half as wide
@@ -174,7 +174,7 @@ def test_initial_values() -> None:
 
 
 def test_the_groups_hold_each_parameter_once() -> None:
-    names = state.Definition(TINY.build).params
+    names = state.ModelDefinition(TINY.build).params
     for name in names:
         owners = [g for g in TINY.optimizer_groups().values() if name.startswith(g.prefix)]
         assert len(owners) == 1, name
@@ -241,7 +241,7 @@ class Reference:
             "target_bytes": jnp.ones(self.arrays["tokens"].shape, jnp.int32),
             "weight": jnp.ones(4),
         }
-        self.definition = state.Definition(self.model.build)
+        self.definition = state.ModelDefinition(self.model.build)
         self.gradient = jax.jit(jax.value_and_grad(self._loss))
 
     @staticmethod
@@ -318,7 +318,7 @@ def test_weights_go_out_and_come_back(reference: Reference) -> None:
     guessed = gpt.Config.guess(reference.weights, "x")
     assert (guessed.depth, guessed.hidden, guessed.vocab_size, guessed.heads) == (2, 64, 199, None)
     wide = dataclasses.replace(TINY, depth=1, width=256, heads=2, kv_heads=1)
-    params = {n: np.zeros(a.shape) for n, a in state.Definition(wide.build).params.items()}
+    params = {n: np.zeros(a.shape) for n, a in state.ModelDefinition(wide.build).params.items()}
     guessed = gpt.Config.guess(wide.to_weights(params), "x")
     assert (guessed.query_heads, guessed.kv_heads, guessed.hidden) == (2, 1, 256)
 

@@ -9,9 +9,9 @@ import pytest
 import toy
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.models import gpt
 from jaxtrain.optim import build
+from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import state
 from jaxtrain.xla import hlo
 
@@ -23,8 +23,8 @@ SETTINGS = dataclasses.replace(
 
 def optimizer(data: int, fsdp: int) -> optax.GradientTransformation:
     settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=1)
-    rule = meshes.Rule(toy.mesh_of(data, fsdp), settings)
-    params = state.Definition(MODEL.build).params
+    rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
+    params = state.ModelDefinition(MODEL.build).params
     return build.make(SETTINGS, 100, params, MODEL.optimizer_groups(), rule, "float32")
 
 
@@ -64,8 +64,8 @@ def test_eight_devices_go_where_one_goes(alone: dict[str, np.ndarray]) -> None:
 
 
 def test_a_state_is_one_buffer_for_matrices_and_two_for_the_rest() -> None:
-    definition = state.Definition(MODEL.build)
-    rule = meshes.Rule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
+    definition = state.ModelDefinition(MODEL.build)
+    rule = ShardingRule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
     target = state.abstract(definition, optimizer(1, 8), rule)
     elements = {name: int(np.prod(array.shape)) for name, array in definition.params.items()}
     matrices = sum(size for name, size in elements.items() if name.startswith("blocks."))

@@ -64,13 +64,13 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
-def logits_of(definition: state.Definition, params: Any) -> jax.Array:
+def logits_of(definition: state.ModelDefinition, params: Any) -> jax.Array:
     found: jax.Array = jax.jit(lambda p: definition.module(p, {}).logits(BATCH["tokens"]))(params)
     return found
 
 
 def test_the_medium_model_has_its_parameters() -> None:
-    params = state.Definition(config.load("a6000_medium").model.build).params
+    params = state.ModelDefinition(config.load("a6000_medium").model.build).params
     # Table; queries and outputs, keys and values, feed-forward, two norms a layer; the last norm.
     layer = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1536 + 2 * 512
     assert state.parameter_count(params) == 20_000 * 512 + 16 * layer + 512 == 58_491_392
@@ -105,8 +105,8 @@ def test_heads_of_a_group_share_keys_and_values(parts: tuple[Any, Any]) -> None:
         heads = np.asarray(array).reshape(TINY.hidden, TINY.kv_heads, width)
         return heads.repeat(groups, axis=1).reshape(TINY.hidden, -1)
 
-    few = state.Definition(TINY.build)
-    many = state.Definition(dataclasses.replace(TINY, kv_heads=TINY.heads).build)
+    few = state.ModelDefinition(TINY.build)
+    many = state.ModelDefinition(dataclasses.replace(TINY, kv_heads=TINY.heads).build)
     assert few.params["layers.0.k"].shape == (16, 8)
     params = {
         ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(parts[1])
@@ -116,7 +116,7 @@ def test_heads_of_a_group_share_keys_and_values(parts: tuple[Any, Any]) -> None:
 
 
 def test_the_table_is_embedding_and_output_layer(slope: Function) -> None:
-    assert [n for n in state.Definition(TINY.build).params if "layers" not in n] == [
+    assert [n for n in state.ModelDefinition(TINY.build).params if "layers" not in n] == [
         "embedding.table",
         "head.norm",
     ]
@@ -219,7 +219,7 @@ def test_initial_values(fresh: tuple[Any, Any]) -> None:
 
 
 def test_norms_do_not_decay_and_matrices_take_muon() -> None:
-    params = state.Definition(TINY.build).params
+    params = state.ModelDefinition(TINY.build).params
     groups = build.groups(params)
     assert {name.rpartition(".")[2] for name in groups["no_decay"]} == {
         *("attention_norm", "ff_norm", "norm"),

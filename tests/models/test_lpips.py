@@ -96,7 +96,7 @@ def batch(config: video_ae.Config, rows: int = 2) -> dict[str, jax.Array]:
 @pytest.mark.slow
 def test_it_is_a_loss_and_a_metric_and_trains_nothing_of_its_own(weights: Path) -> None:
     made = model(weights)
-    definition = state.Definition(made.build)
+    definition = state.ModelDefinition(made.build)
     params, extras = definition.init(jax.random.key(0))
     params = toy.stirred(params)
     assert set(made.frozen()) == set(extras)
@@ -126,7 +126,7 @@ def test_a_teacher_is_learned_from(weights: Path, decode: bool) -> None:
     made = dataclasses.replace(
         video_ae.Config.tiny(), teacher=video_ae.Teacher(encoder_weight=0.25, decode=decode)
     )
-    definition = state.Definition(made.build)
+    definition = state.ModelDefinition(made.build)
     params = toy.stirred(definition.init(jax.random.key(0))[0])
     clips = batch(made)
     module = definition.module(params, {})

@@ -95,7 +95,7 @@ def test_parameters_are_as_many_as_the_formula_says(name: str, count: int) -> No
     embeddings, head = (v + s) * d + 2 * d, d * d + 3 * d + v
     layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 4 * d
     assert embeddings + model.layers * layer + head == count
-    assert state.parameter_count(state.Definition(model.build).params) == count
+    assert state.parameter_count(state.ModelDefinition(model.build).params) == count
 
 
 def test_every_position_sees_every_other(encode: Any) -> None:

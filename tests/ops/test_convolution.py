@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain.ops import convolution, per_device
-from jaxtrain.xla import options as compiling
+from jaxtrain.xla import options
 
 
 def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
@@ -36,7 +36,7 @@ def by_windows(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, Any]:
     [(3, 1, 8, 6), (3, 2, 16, 12), (3, 2, 7, 11), (4, 2, 16, 12), (4, 1, 8, 6), (4, 2, 7, 11)],
 )
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, 5), (5, 3)])
-@pytest.mark.parametrize("options", [{}, compiling.options("cpu")])
+@pytest.mark.parametrize("options", [{}, options.options("cpu")])
 def test_the_gradients_are_those_of_a_sum_over_windows(
     options: Any, inputs: int, outputs: int, side: int, stride: int, height: int, width: int
 ) -> None:

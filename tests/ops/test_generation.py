@@ -12,12 +12,12 @@ import toy
 from flax import nnx
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.models import gpt, llama
 from jaxtrain.ops import generation
 from jaxtrain.ops.sampling import Choice
-from jaxtrain.training import state as states
-from jaxtrain.training import step as steps
+from jaxtrain.sharding import ShardingRule, batch_sharding
+from jaxtrain.training.state import ModelDefinition
+from jaxtrain.training.step import build_eval_step
 
 MODELS = {
     "gpt": dataclasses.replace(gpt.Config.tiny(), heads=4, kv_heads=2),
@@ -147,7 +147,7 @@ def test_samples_begin_as_the_examples_do(small: Small) -> None:
 @pytest.mark.slow
 def test_samples_are_the_same_in_shards() -> None:
     model = dataclasses.replace(gpt.Config.tiny(), sequence_length=32)
-    definition = states.Definition(model.build)
+    definition = ModelDefinition(model.build)
     rng = np.random.default_rng(0)
     params = {
         name: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32)
@@ -160,9 +160,9 @@ def test_samples_are_the_same_in_shards() -> None:
     found = []
     for data, fsdp in ((1, 1), (2, 4)):
         settings = config.Mesh(data=data, fsdp=fsdp, shard="params", min_shard_elements=16)
-        rule = meshes.Rule(toy.mesh_of(data, fsdp), settings)
-        step = steps.build_eval_step(definition, rule, precision="float32", method="samples")
+        rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
+        step = build_eval_step(definition, rule, precision="float32", method="samples")
         placed = {name: jax.device_put(array, rule(array)) for name, array in params.items()}
-        rows = jax.device_put(batch, meshes.batch_sharding(rule.mesh))
+        rows = jax.device_put(batch, batch_sharding(rule.mesh))
         found.append(np.asarray(jax.jit(step)(placed, {}, rows)["text"]))
     np.testing.assert_array_equal(*found)

@@ -12,11 +12,11 @@ import toy
 from small_state import found_momentum
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.config import param_groups
 from jaxtrain.errors import InputError
 from jaxtrain.models import gpt, llama
 from jaxtrain.optim import build, muon
+from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import state
 from jaxtrain.xla.hlo import collectives
 
@@ -110,9 +110,9 @@ def test_momentum_warms_up() -> None:
 # ---- in shards --------------------------------------------------------------------------------
 
 
-def spread(data: int, fsdp: int, shard: str) -> tuple[meshes.Rule, jax.stages.Compiled, dict]:
+def spread(data: int, fsdp: int, shard: str) -> tuple[ShardingRule, jax.stages.Compiled, dict]:
     settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=1)  # type: ignore[arg-type]
-    rule = meshes.Rule(toy.mesh_of(data, fsdp), settings)
+    rule = ShardingRule(toy.mesh_of(data, fsdp), settings)
     given = {name: jax.device_put(array, rule(array)) for name, array in matrices().items()}
     where = {name: rule(array) for name, array in given.items()}
     whole = jax.jit(lambda m: muon.orthogonal(m, rule), in_shardings=(where,), out_shardings=where)
@@ -231,14 +231,14 @@ def test_groups_apart_stay_apart() -> None:
 
 def test_the_rates_are_said() -> None:
     model = gpt.Config.tiny()
-    names = state.Definition(model.build).params
+    names = state.ModelDefinition(model.build).params
     said = build.muon_sentence(config.Muon(peak_lr=0.03), names, model.optimizer_groups())
     scale = (16 / 768) ** -0.5
     assert f"matrices 0.03, wte {0.2 * scale:.4g}, lm_head {0.004 * scale:.4g}" in said
     assert said.endswith("; no parameter takes optim.peak_lr")
     norms = llama.Config.tiny()
     said = build.muon_sentence(
-        config.Muon(), state.Definition(norms.build).params, norms.optimizer_groups()
+        config.Muon(), state.ModelDefinition(norms.build).params, norms.optimizer_groups()
     )
     assert "; 5 parameters, as head.norm, take optim.peak_lr" in said
 

@@ -8,10 +8,10 @@ import pytest
 import toy
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.optim import build
 from jaxtrain.planning import cards, traffic
-from jaxtrain.training import state as states
+from jaxtrain.sharding import ShardingRule
+from jaxtrain.training.state import ModelDefinition, abstract_state
 from jaxtrain.xla.hlo import Array, Collective
 
 HYBRID = config.Mesh(data=2, fsdp=4, shard="params", min_shard_elements=64)
@@ -60,9 +60,9 @@ def test_the_formula_gathers_each_parameter_and_scatters_its_gradient(
     shard: Any, gathers: int
 ) -> None:
     settings = dataclasses.replace(HYBRID, data=1, fsdp=8, shard=shard)
-    rule = meshes.Rule(toy.mesh_of(1, 8), settings)
-    definition = states.Definition(toy.Config().build)
-    target = states.abstract(definition, build.make(toy.OPTIM, 10, definition.params), rule)
+    rule = ShardingRule(toy.mesh_of(1, 8), settings)
+    definition = ModelDefinition(toy.Config().build)
+    target = abstract_state(definition, build.make(toy.OPTIM, 10, definition.params), rule)
     sizes = {name: array.size * 2 for name, array in definition.params.items()}
     whole = {name for name, array in definition.params.items() if not any(rule(array).spec)}
     assert 0 < len(whole) < len(sizes)

@@ -88,9 +88,9 @@ def test_the_models_formulas_agree_with_the_program(name: str) -> None:
 
 
 def _loss_and_gradient(run: config.Run) -> float:
-    from jaxtrain.training import state as states
+    from jaxtrain.training.state import ModelDefinition
 
-    definition = states.Definition(run.model.build)
+    definition = ModelDefinition(run.model.build)
     params, extras = jax.eval_shape(definition.init, jax.random.key(0))
 
     def loss(params: Any, extras: Any, batch: Any, keys: Any) -> Any:

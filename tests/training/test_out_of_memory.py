@@ -19,8 +19,8 @@ from jaxtrain.errors import InputError
 from jaxtrain.planning import relief
 from jaxtrain.telemetry.hardware import GIB
 from jaxtrain.training import out_of_memory, session
-from jaxtrain.training import state as states
 from jaxtrain.training.preflight import Flags
+from jaxtrain.training.state import State
 
 COMMAND = "jaxtrain plan --config mlm_h200_8 --fit"
 SPEC = {
@@ -38,7 +38,7 @@ def parts() -> tuple[Any, Any, Any]:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
     params = {"kernel": stored((3 * 2**10, 2**18), "fsdp"), "table": stored((2**27,))}
-    target = states.State(
+    target = State(
         step=stored(()), examples_seen=stored(()), params=params, extras={}, opt={}, guard={}
     )
     typed = ["--data.path", "x", "--mesh.data", "2", "--mesh.fsdp", "4", "--data.batch_size", "64"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxtrain import config
-from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint import saver
 from jaxtrain.config.run_length import Position
 from jaxtrain.errors import RunAgain
 from jaxtrain.training import save_policy
@@ -35,7 +35,7 @@ class Checkpoints:
         self.regular: list[int] = []
         self.metas: list[Any] = []
         self._at_once, self._later = at_once, later
-        self._failure: checkpoint.SaveFailed | None = None
+        self._failure: saver.SaveFailed | None = None
 
     def save(self, state: Any, meta: Any, *, best: bool) -> None:
         self._begin(meta)
@@ -52,7 +52,7 @@ class Checkpoints:
         assert self._failure is None, "nobody waited"
         self.metas.append(meta)
         number = len(self.metas)
-        failure = checkpoint.SaveFailed(
+        failure = saver.SaveFailed(
             f"save {number} failed", Path(str(meta["step"])), "full", said=number in self._later
         )
         if number in self._at_once:
@@ -83,7 +83,7 @@ def failing(
     return one, checkpoints, said, meta
 
 
-def saver(**settings: Any) -> tuple[save_policy.Saver, Checkpoints]:
+def saver_with(**settings: Any) -> tuple[save_policy.Saver, Checkpoints]:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS, **settings))
     checkpoints = Checkpoints()
     meta = save_policy.describe(run, "fingerprint")
@@ -92,7 +92,7 @@ def saver(**settings: Any) -> tuple[save_policy.Saver, Checkpoints]:
 
 def best_of(values: list[float], **settings: Any) -> list[int]:
     """The steps that were kept as best, of validations at steps 1, 2, ...; 2 and 4 are saved."""
-    one, checkpoints = saver(**settings)
+    one, checkpoints = saver_with(**settings)
     for step, value in enumerate(values, 1):
         best = one.judge(at(step), {"val/psnr": value})
         one.save(at(step), STATE, regular=step in (2, 4), best=best)
@@ -212,7 +212,7 @@ def test_a_best_one_that_was_not_saved_is_not_the_best(monkeypatch: pytest.Monke
 
 
 def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SaveFailed", checkpoint.BestNotKept)
+    monkeypatch.setattr(saver, "SaveFailed", saver.BestNotKept)
     one, _, said, meta = failing(later={2, 3, 4})
     for step in (1, 2, 3, 4):
         one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": 20.0 + step}))
@@ -234,7 +234,7 @@ def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_another_state_of_as_many_updates_is_not_the_best() -> None:
     """After a rollback the same step comes again, with a worse validation."""
-    one, checkpoints = saver()
+    one, checkpoints = saver_with()
     one.save(at(20), STATE, regular=False, best=one.judge(at(20), {"val/psnr": 25.0}))
     again = Position(20, seen=8 * 27, left_out=8 * 7)
     assert not one.judge(again, {"val/psnr": 20.0})

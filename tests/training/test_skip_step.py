@@ -15,18 +15,18 @@ from jaxtrain.training import skip_step
 
 def norms(*values: float, **settings: Any) -> list[bool]:
     """Whether each of these norms, one after the other, is that of a bad update."""
-    judge = jax.jit(skip_step.judge(dataclasses.replace(toy.OPTIM, **settings)))
+    detect = jax.jit(skip_step.detector(dataclasses.replace(toy.OPTIM, **settings)))
     state, found = skip_step.init(), []
     for value in values:
-        bad, state, _ = judge(state, jnp.float32(1), {"w": jnp.float32(value)})
+        bad, state, _ = detect(state, jnp.float32(1), {"w": jnp.float32(value)})
         found.append(bool(bad))
     return found
 
 
 def test_what_is_not_finite_is_bad_from_the_first_update_on() -> None:
     assert norms(math.nan, 1.0, math.inf, 1.0) == [True, False, True, False]
-    judge = skip_step.judge(toy.OPTIM)
-    assert bool(judge(skip_step.init(), jnp.float32(math.nan), {"w": jnp.float32(1)}).bad)
+    detect = skip_step.detector(toy.OPTIM)
+    assert bool(detect(skip_step.init(), jnp.float32(math.nan), {"w": jnp.float32(1)}).bad)
 
 
 def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
@@ -39,13 +39,13 @@ def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
 
 def test_norms_are_compared_when_the_warmup_is_over() -> None:
     """Whatever they are before, only those that are not finite are bad."""
-    judge, state = jax.jit(skip_step.judge(toy.OPTIM, warmup=100)), skip_step.init()
+    detect, state = jax.jit(skip_step.detector(toy.OPTIM, warmup=100)), skip_step.init()
     found = []
     for number in range(120):
         norm = {40: 1e6, 60: np.inf, 110: 1e6}.get(number, 1.0)
-        verdict = judge(state, jnp.float32(1.0), {"kernel": jnp.full(1, norm, jnp.float32)})
-        state = verdict.guard
-        if verdict.bad:
+        health = detect(state, jnp.float32(1.0), {"kernel": jnp.full(1, norm, jnp.float32)})
+        state = health.guard
+        if health.bad:
             found.append(number)
     assert found == [60, 110]
 
@@ -63,7 +63,7 @@ def test_the_median_is_of_the_last_updates() -> None:
 
 def test_a_group_apart_has_a_norm_of_its_own() -> None:
     """It hides no spike of the others, and its own leaves no update out, unless it is no number."""
-    judge = jax.jit(skip_step.judge(toy.OPTIM, {"critic": "critic."}))
+    detect = jax.jit(skip_step.detector(toy.OPTIM, {"critic": "critic."}))
     state = skip_step.init()
     for own, other, wanted in (
         *[(1.0, 100.0, False)] * skip_step.LEAST,
@@ -72,15 +72,15 @@ def test_a_group_apart_has_a_norm_of_its_own() -> None:
         (1.0, math.inf, True),
     ):
         grads = {"a": jnp.float32(own), "critic.a": jnp.float32(other)}
-        bad, state, norms = judge(state, jnp.float32(1), grads)
+        bad, state, norms = detect(state, jnp.float32(1), grads)
         assert bool(bad) == wanted
         assert (float(norms["grad_norm"]), float(norms["critic_grad_norm"])) == (own, other)
 
 
 def test_bad_updates_are_counted_until_a_good_one() -> None:
-    judge, state, counts = skip_step.judge(toy.OPTIM), skip_step.init(), []
+    detect, state, counts = skip_step.detector(toy.OPTIM), skip_step.init(), []
     for value in (math.nan, math.nan, 1.0, math.nan):
-        state = judge(state, jnp.float32(1), {"w": jnp.float32(value)}).guard
+        state = detect(state, jnp.float32(1), {"w": jnp.float32(value)}).guard
         counts.append(int(state["bad_in_a_row"]))
     assert counts == [1, 2, 0, 1]
 

@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from jaxtrain import config
-from jaxtrain.training import state as states
+from jaxtrain.training.state import bytes_per_device
 
 
 def recording() -> optax.GradientTransformation:
@@ -192,7 +192,7 @@ def test_only_parameters_are_gathered(name: str, shard: str) -> None:
 def test_the_whole_state_is_donated(shard: str) -> None:
     stepper = toy.stepper(toy.Config(), fsdp=8, shard=shard)
     memory = stepper.compiled.memory_analysis()
-    assert memory.alias_size_in_bytes == states.bytes_per_device(stepper.target)
+    assert memory.alias_size_in_bytes == bytes_per_device(stepper.target)
 
 
 def test_sharded_state_is_an_eighth_on_each_device() -> None:

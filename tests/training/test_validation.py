@@ -15,11 +15,11 @@ import toy
 from flax import nnx
 
 from jaxtrain import config
-from jaxtrain import sharding as meshes
 from jaxtrain.data.pipeline import ValidationBatches
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import BadExample
-from jaxtrain.training import state as states
+from jaxtrain.sharding import ShardingRule
+from jaxtrain.training.state import ModelDefinition, State, abstract_state, init_state
 from jaxtrain.training.validation import Evaluator
 from jaxtrain.xla import options
 
@@ -106,10 +106,10 @@ def row(index: int) -> dict[str, np.ndarray]:
 class Trained:
     """A model on eight devices, its parameters in shards."""
 
-    definition: states.Definition
-    rule: meshes.Rule
-    target: states.State
-    state: states.State
+    definition: ModelDefinition
+    rule: ShardingRule
+    target: State
+    state: State
 
     def evaluator(
         self, rows: Rows, examples: int, place: Path, how: Any = "float32", **more: Any
@@ -128,10 +128,10 @@ class Trained:
 
 def trained(model: Any) -> Trained:
     settings = config.Mesh(data=2, fsdp=4, shard="params", min_shard_elements=64)
-    rule = meshes.Rule(toy.mesh_of(2, 4), settings)
-    definition, optimizer = states.Definition(model), optax.identity()
-    target = states.abstract(definition, optimizer, rule)
-    state = states.init(definition, optimizer, target, rule, seed=1)
+    rule = ShardingRule(toy.mesh_of(2, 4), settings)
+    definition, optimizer = ModelDefinition(model), optax.identity()
+    target = abstract_state(definition, optimizer, rule)
+    state = init_state(definition, optimizer, target, rule, seed=1)
     return Trained(definition, rule, target, state)
 
 
@@ -140,7 +140,7 @@ def spread(examples: int, present: int) -> list[int]:
     return [place * present // examples for place in range(examples)]
 
 
-def by_hand(state: states.State, indices: list[int]) -> dict[str, float]:
+def by_hand(state: State, indices: list[int]) -> dict[str, float]:
     """What numpy gives, one example after the other, in float64."""
     kernel, bias = (np.asarray(state.params[name], np.float64) for name in ("kernel", "bias"))
     rows = [row(index) for index in indices if index != BROKEN]
