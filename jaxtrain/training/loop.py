@@ -18,7 +18,7 @@ def train(setup: TrainSetup) -> None:
         RunAgain: states cannot be saved.
     """
     run, total, progress, saver = setup.run, setup.total, setup.progress, setup.saver
-    state, stopping = setup.state, setup.stopping
+    state, stopping = setup.take_state(), setup.stopping
     if saver.meta.evaluation_due and _validate(setup, state):
         saver.save(progress.position(), state, regular=False, best=True)
     while not (stopping.decision or patience_over(run.loop, saver.meta) or progress.finished()):

@@ -209,7 +209,7 @@ def batch_sentence(run: config.Run) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class TrainSetup:
     """Everything the training loop needs.
 
@@ -217,7 +217,7 @@ class TrainSetup:
         run: the config.
         total: steps of the complete run.
         directory: of the run.
-        state: to start with.
+        state: to start with; :meth:`take_state` gives it away.
         step: compiled; (state, batch) -> (state, metrics).
         before_step: called with the completed steps and the state before each step: starts the
             profiler where ``--profile`` asks for it.
@@ -234,7 +234,7 @@ class TrainSetup:
     run: config.Run
     total: int
     directory: Path
-    state: State
+    state: State | None
     step: TrainStep
     before_step: Callable[[int, State], None]
     batches: pipeline.TrainingBatches
@@ -245,6 +245,12 @@ class TrainSetup:
     stopping: Stopping
     log: RunLog
     still_alive: Callable[[], None]
+
+    def take_state(self) -> State:
+        """The state to start with, once: kept here, its memory would be taken for the whole run."""
+        state, self.state = self.state, None
+        assert state is not None, "it was taken before"
+        return state
 
 
 @contextlib.contextmanager
@@ -365,25 +371,27 @@ def open_training(
                 progress.interrupted,
             )
         )
+        setup = TrainSetup(
+            run=run,
+            total=total,
+            directory=directory,
+            state=state,
+            step=step,
+            before_step=before_step,
+            batches=batches,
+            evaluator=evaluator,
+            progress=progress,
+            saver=saver,
+            rollback=Rollback(directory, run.checkpoint.every, step_setup.target, say),
+            stopping=Stopping(signals, bad_share, process_group.Agreement(mesh)),
+            log=log,
+            still_alive=still_alive,
+        )
+        del state
         signals.hold()
         phases.training()
         with explained():
-            yield TrainSetup(
-                run=run,
-                total=total,
-                directory=directory,
-                state=state,
-                step=step,
-                before_step=before_step,
-                batches=batches,
-                evaluator=evaluator,
-                progress=progress,
-                saver=saver,
-                rollback=Rollback(directory, run.checkpoint.every, step_setup.target, say),
-                stopping=Stopping(signals, bad_share, process_group.Agreement(mesh)),
-                log=log,
-                still_alive=still_alive,
-            )
+            yield setup
 
 
 def _position(start_from: Path | None) -> Position:
