@@ -63,17 +63,16 @@ def schedule(
         InputError: warm-up and warm-down do not fit into the run.
     """
     warmup = warmup_steps(settings, total_steps)
-    share = optax.join_schedules(
-        [lambda steps: steps / max(warmup, 1), _after_warmup(settings, total_steps, warmup)],
-        [warmup],
-    )
+    after_warmup = _after_warmup(settings, total_steps, warmup)
     peak = settings.peak_lr if peak_lr is None else peak_lr
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         # Signed before anything is subtracted: the state counts in uint32.
         steps = jnp.asarray(count).astype(jnp.int32)
-        now = jnp.asarray(share(jnp.minimum(steps, total_steps)), jnp.float32)
-        return jnp.asarray(peak, jnp.float32) * now
+        share = after_warmup(jnp.minimum(steps, total_steps))
+        if warmup:
+            share = jnp.where(steps < warmup, steps / warmup, share)
+        return jnp.asarray(peak, jnp.float32) * share.astype(jnp.float32)
 
     return rate
 
@@ -271,14 +270,14 @@ def _adamw(
 
 
 def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
-    """The share of the peak rate by the updates since the warm-up, 0 to ``total - warmup``."""
+    """The share of the peak rate for ``warmup <= s <= total``."""
     span = total - warmup
 
     def cosine(steps: jax.Array) -> jax.Array:
-        return _half_cosine(steps / span)
+        return _half_cosine((steps - warmup) / span)
 
     def linear(steps: jax.Array) -> jax.Array:
-        return (span - steps) / span
+        return (total - steps) / span
 
     def constant(steps: jax.Array) -> jax.Array:
         # Of nothing that depends on the length: a run that is made longer need not be compiled.
@@ -291,8 +290,8 @@ def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
 
         def restarts(steps: jax.Array) -> jax.Array:
             # Modulo in whole numbers: a rounded p could fall to the wrong side of a restart.
-            within = jnp.remainder(cycles * steps, span) / span
-            return jnp.where(steps >= span, 0.0, _half_cosine(within))
+            within = jnp.remainder(cycles * (steps - warmup), span) / span
+            return jnp.where(steps >= total, 0.0, _half_cosine(within))
 
         return restarts
     if settings.schedule == "trapezoid":
@@ -302,7 +301,7 @@ def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
                 f"warm-up ({warmup} steps) and warm-down ({warmdown}: optim.warmdown_fraction "
                 f"{settings.warmdown_fraction}) are longer than the run of {total} steps: lower one"
             )
-        return lambda steps: jnp.minimum(1.0, (span - steps) / max(warmdown, 1))
+        return lambda steps: jnp.minimum(1.0, (total - steps) / max(warmdown, 1))
     return {"cosine": cosine, "linear": linear, "constant": constant}[settings.schedule]
 
 
