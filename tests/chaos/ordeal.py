@@ -18,9 +18,9 @@ from chaos.watch import PHASES, Watch
 _POLL_S = 0.004
 # Looking at all processes costs more than looking at two files.
 _LOOK_AT_PROCESSES_S = 0.05
-# More than the 300 s that processes wait for each other at a start (cluster_env.PATIENCE_S): one that
-# is stopped in the middle of that keeps the others for so long (seed 2302012). Later the runtime gives
-# up on a silent process after 100 s.
+# More than the 300 s that processes wait for each other at a start (cluster_env.PATIENCE_S): one
+# that is stopped in the middle of that keeps the others for so long (seed 2302012). Later the
+# runtime gives up on a silent process after 100 s.
 STUCK_S = 400.0
 # Time for the last processes to go after their launcher has.
 _GRACE_S = 5.0
