@@ -66,7 +66,7 @@ def test_eight_devices_go_where_one_goes(alone: dict[str, np.ndarray]) -> None:
 def test_a_state_is_one_buffer_for_matrices_and_two_for_the_rest() -> None:
     definition = state.ModelDefinition(MODEL.build)
     rule = ShardingRule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
-    target = state.abstract(definition, optimizer(1, 8), rule)
+    target = state.abstract_state(definition, optimizer(1, 8), rule)
     elements = {name: int(np.prod(array.shape)) for name, array in definition.params.items()}
     matrices = sum(size for name, size in elements.items() if name.startswith("blocks."))
     floats = [leaf for leaf in jax.tree.leaves(target.opt) if leaf.dtype == np.float32]
