@@ -32,8 +32,9 @@ def test_the_flags_are_frozen() -> None:
     }
 
 
-def test_the_readme_has_every_exit_code(checkout: Path) -> None:
-    documented = re.findall(r"^\| (\d+) \|", (checkout / "README.md").read_text(), re.MULTILINE)
+def test_the_documentation_has_every_exit_code(checkout: Path) -> None:
+    page = checkout / "docs" / "reference" / "exit-codes.md"
+    documented = re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE)
     listed = re.findall(r"(\d+) (?=[a-z]|Ctrl)", str(main.main.__doc__))
     assert documented == sorted(listed, key=int) == ["0", "1", "2", "3", "75", "130", "141"]
 

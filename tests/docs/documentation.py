@@ -1,8 +1,11 @@
 """The documentation describes this checkout: its commands parse, its links and paths exist.
 
+Every tracked Markdown file is a page: README.md, docs/ with all of its folders, and the others.
+
 Not part of the ordinary suite: `.ci/run docs` runs it.
 """
 
+import ast
 import io
 import itertools
 import re
@@ -144,7 +147,7 @@ COMMANDS = commands()
 
 def test_commands_are_found() -> None:
     """If the pattern no longer matches how commands are written, this file would check nothing."""
-    assert len(COMMANDS) >= 30
+    assert len(COMMANDS) >= 60
     assert {"plan", "prepare", "export", "doctor", "bench"} <= {words[0] for _, words in COMMANDS}
 
 
@@ -216,9 +219,9 @@ def test_flags_in_the_text_exist() -> None:
 
 
 def test_the_table_of_configs_is_complete() -> None:
-    text = (CHECKOUT / "README.md").read_text()
+    text = (CHECKOUT / "docs" / "reference" / "configs.md").read_text()
     table = re.search(r"^\| config \|.*\n(?:\|.*\n)+", text, re.MULTILINE)
-    assert table, "README.md has no table with a first column 'config'"
+    assert table, "no table with a first column 'config'"
     first = re.findall(r"^\|([^|]*)\|", table[0], re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(shipped())
 
@@ -280,3 +283,37 @@ def test_shell_blocks_are_shell() -> None:
                 ["bash", "-n"], input=block, capture_output=True, text=True, check=False
             )
             assert found.returncode == 0, f"{page.name}:{number}: {found.stderr}"
+
+
+def test_every_page_of_the_documentation_is_checked_and_in_its_index() -> None:
+    there = set((CHECKOUT / "docs").rglob("*.md"))
+    assert there <= set(pages()), "not tracked by git"
+    index = CHECKOUT / "docs" / "README.md"
+    linked = re.findall(r"\]\(([^)#\s]+\.md)\)", index.read_text())
+    assert there - {index} == {(index.parent / name).resolve() for name in linked}
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """The texts in a file of code; a value that is formatted into one is a line feed."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "\n" for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_error_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    """Each piece of a heading, between values, is in a text of the package."""
+    texts = [text for path in (CHECKOUT / "jaxtrain").rglob("*.py") for text in texts_of(path)]
+    page = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
+    headings = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    assert len(headings) >= 20
+    missing = [
+        f"{piece!r} of {heading!r}"
+        for heading in headings
+        for piece in heading.split("...")
+        if len(piece) > 3 and not any(piece in text for text in texts)
+    ]
+    assert not missing, "\n".join(missing)
