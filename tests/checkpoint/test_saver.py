@@ -235,7 +235,7 @@ FULL_DISK = """
 import dataclasses, functools, resource, sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("step", "big"), meta_fields=())
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +272,7 @@ GONE = """
 import sys
 from pathlib import Path
 import jax, small_state
-from jaxtrain.checkpoint import saver as checkpoint
+from jaxtrain.checkpoint.saver import Checkpoints, SaveFailed
 
 jax.config.update("jax_num_cpu_devices", 8)
 folder = Path(sys.argv[1])

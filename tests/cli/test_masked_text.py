@@ -18,7 +18,7 @@ from jaxtrain.cli import evaluate_text
 from jaxtrain.data import text
 from jaxtrain.data.text import documents, specials, tokenizer
 from jaxtrain.errors import InputError
-from jaxtrain.inference import fill_mask
+from jaxtrain.inference import fill_mask, load
 from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import mlm
 from jaxtrain.storage import tensor_files
@@ -82,7 +82,7 @@ def test_import_and_export_change_nothing(
     assert "2 layers, 2 heads, width 16, 11 words, 16 positions" in capsys.readouterr().out
     assert run("export", tmp_path / "in", tmp_path / "out", "--format", "hf") == 0
     # Token types: 2 rows of the width, which our positions hold.
-    assert "parameters of jaxtrain.models.mlm (+32 that the other" in capsys.readouterr().out
+    assert "parameters of mlm (+32 that the other" in capsys.readouterr().out
     for path in folder.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     assert run("export", folder, tmp_path / "file.safetensors") == 0
@@ -261,7 +261,7 @@ def test_tokenizer_and_weights_are_of_one_checkpoint(
     """Of a run, one that is damaged may have been passed over."""
     (tmp_path / "tokenizer.json").write_text("{")
     found = weights.load(folder)
-    monkeypatch.setattr(fill_mask.weights, "load", lambda source, family: found)
+    monkeypatch.setattr(load.weights, "load", lambda *given: found)
     assert fill_mask.MaskedModel(tmp_path).fill("[MASK]", 1)
 
 

@@ -12,13 +12,13 @@ from jaxtrain.training import setup, skip_step
 def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step gets the run's own warm-up; test_skip_step holds what is done with it."""
     asked: list[Any] = []
-    detect = skip_step.detector
+    detector = skip_step.detector
 
     def recorded(*given: Any) -> skip_step.Detector:
         asked.append(given)
-        return detect(*given)
+        return detector(*given)
 
-    monkeypatch.setattr(skip_step, "detect", recorded)
+    monkeypatch.setattr(skip_step, "detector", recorded)
     warm = ["--optim.warmup_steps", "7", "--mesh.fsdp", "8", "--loop.steps", "20"]
     run = config.load("demo_mlm", [*TINY_MLM[2:], *warm])
     setup.build_without_data(run, sharding.make_mesh(run.mesh)).trace_step()
