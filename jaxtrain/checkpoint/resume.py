@@ -256,6 +256,11 @@ def _is_step(resume: str) -> bool:
 def _step(step: int, output_dir: Path | None) -> Path:
     if output_dir is None:
         raise InputError(f"--resume {step} needs --output-dir, the run that holds this step")
+    if not output_dir.is_dir():
+        raise InputError(
+            f"--resume {step}: there is no folder {output_dir}: give the --output-dir of the run "
+            "that has this step, or omit --resume to start from scratch"
+        )
     damaged = ""
     for folder in (output_dir / CHECKPOINTS, output_dir / BEST):
         files.give_back(folder)
@@ -273,7 +278,8 @@ def _step(step: int, output_dir: Path | None) -> Path:
     if best:
         there += f", and {listed(best)} as the best"
     raise InputError(
-        f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}: {there}"
+        f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}: {there}; "
+        "give one of its steps, or --resume latest"
     )
 
 

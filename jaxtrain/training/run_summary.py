@@ -110,7 +110,7 @@ def print_summary(
         say(f"samples: {', '.join(newest)}")
     say(f"checkpoints: {directory / 'checkpoints'}")
     logs = shlex.quote(str(directory / "tensorboard"))
-    say(f"curves: tensorboard --logdir {logs} (pip install tensorboard)")
+    say(f"curves (after pip install tensorboard): tensorboard --logdir {logs}")
     if hasattr(run.model, "usage"):
         say(f"use it: {program} {run.model.usage.format(run=shlex.quote(str(directory)))}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)

@@ -481,3 +481,10 @@ def test_other_versions_are_said() -> None:
     assert [line.partition(" -> ")[0] for line in said] == [
         "version differs from the checkpoint: grain: 0.0.1"
     ]
+
+
+def test_a_step_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(InputError, match=rf"^--resume 400: there is no folder {gone}: give the "):
+        resume.choose("400", gone, tmp_path)
+    assert not gone.exists()

@@ -41,7 +41,7 @@ def test_it_says_what_was_reached() -> None:
     assert lines[2] == "samples: samples/a_20.png, samples/b_20.mp4"  # those of the end
     assert lines[3:5] == [
         "checkpoints: /runs/my run/checkpoints",
-        "curves: tensorboard --logdir '/runs/my run/tensorboard' (pip install tensorboard)",
+        "curves (after pip install tensorboard): tensorboard --logdir '/runs/my run/tensorboard'",
     ]
 
 
