@@ -564,7 +564,11 @@ def to_roll_back_to(run: Path, done: int, every: int, say: Say) -> Path | None:
     try:
         earlier = [step for step in numbered(folder) if step <= done]
         at_cadence = [step for step in earlier if step % every == 0]
-        path, damaged = first_intact(folder, at_cadence or earlier)
+        path, damaged = first_intact(folder, at_cadence)
+        if path is None:
+            others = [step for step in earlier if step not in at_cadence]
+            path, more = first_intact(folder, others)
+            damaged = {**damaged, **more}
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     if path is not None:

@@ -1,8 +1,8 @@
 """From a source to global batches on devices.
 
-``order`` says which example stands where; Grain loads this process's rows of each batch in worker
-processes, among which ``runs`` divides them; a thread puts the next batch on the devices while a
-step runs.
+``sampler`` says which example comes where; Grain loads this process's rows of each batch in worker
+processes, among which ``batch_parts`` divides them; a thread puts the next batch on the devices
+while a step runs.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         start: examples seen.
         seed: of the order.
         workers: processes that load; 0 loads in this one.
-        prefetch: parts of batches that each worker holds ready, as :func:`runs.buffered` has it.
+        prefetch: parts of batches that each worker holds ready (:func:`batch_parts.buffered`).
         quarantine: where broken examples are recorded.
 
     Attributes:

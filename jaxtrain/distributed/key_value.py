@@ -236,6 +236,8 @@ class KeyValueStore:
         except RuntimeError:  # the service is gone
             return "the other processes"
         missing = [str(process) for process in range(self.count) if process not in there]
+        if not missing:  # all came, and the service failed them
+            return "the other processes"
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         plural = "" if len(missing) == 1 else "es"
         return f"process{plural} {', '.join(missing[:_LISTED])}{more} of {self.count}"

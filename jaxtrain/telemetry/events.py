@@ -9,7 +9,7 @@ reports is a :class:`Sink` of that log, and takes the events it has a use for:
 :class:`Sample`                 ``samples/``, TensorBoard
 :class:`StepExamples`           ``examples.jsonl``
 :class:`BadStep`                ``bad_steps.jsonl``
-:class:`Rewound`                all of these: later records are written again
+:class:`Rewound`                metrics, TensorBoard and lists: later records are written again
 :class:`Started`,               ``history.jsonl``
 :class:`StepCompiled`,
 :class:`PhaseEnded`,
@@ -358,8 +358,8 @@ class EventLog:
                 self._failing.add(sink.name)
                 self._console.show(
                     f"warning: cannot write {sink.name} in {self._where} "
-                    f"({error.strerror or error}): training continues, and records are kept in "
-                    "memory until it can be written"
+                    f"({error.strerror or error}): training continues; what is "
+                    "appended to a file is kept in memory until it can be written"
                 )
             return
         if sink.name in self._failing:

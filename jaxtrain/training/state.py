@@ -188,7 +188,7 @@ def init_state(
     Args:
         definition: the model.
         optimizer: whose state is made too.
-        target: what :func:`abstract` gave.
+        target: what :func:`abstract_state` gave.
         rule: with which it was made.
         seed: of the initial parameters.
     """

@@ -202,7 +202,7 @@ def jit_train_step(
 
     Args:
         step: from :func:`build_train_step`.
-        target: shapes and shardings of the state, from :func:`jaxtrain.training.state.abstract`.
+        target: shapes and shardings of the state (:func:`~jaxtrain.training.state.abstract_state`).
         mesh: over all devices.
         donate: hand the old state's memory to the new one; off only for debugging.
         deterministic: on GPUs, the same bits each time.

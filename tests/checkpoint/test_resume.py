@@ -488,3 +488,15 @@ def test_a_step_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"^--resume 400: there is no folder {gone}: give the "):
         resume.choose("400", gone, tmp_path)
     assert not gone.exists()
+
+
+def test_a_rollback_falls_back_to_one_off_cadence(tmp_path: Path) -> None:
+    """All at cadence may be damaged while one that a stop signal left behind is intact."""
+    checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 3, lambda line: None)
+    save(checkpoints, 3, 4)
+    checkpoints.close()
+    (tmp_path / "checkpoints" / "4" / "meta" / "metadata").write_text("{}")
+    said: list[str] = []
+    found = resume.to_roll_back_to(tmp_path, 5, 4, said.append)
+    assert found == tmp_path / "checkpoints" / "3"
+    assert "is damaged" in said[0]

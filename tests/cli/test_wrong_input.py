@@ -138,7 +138,10 @@ def test_all_wrong_overrides_are_reported_at_once(
         ("--optim.peak_lr -1 --profile 50:60", ["peak_lr", "--profile 50:60 begins after"]),
         ("--optim.peak_lr -1 --resume nowhere", ["peak_lr", "--resume nowhere: there is no"]),
         ("--optim.peak_lr -1 --resume 7", ["peak_lr", "--resume 7 needs --output-dir"]),
-        ("--resume 7 --output-dir new --data.path /nope", ["--resume 7: there is no folder new", "/nope"]),
+        (
+            "--resume 7 --output-dir new --data.path /nope",
+            ["--resume 7: there is no folder new", "/nope"],
+        ),
         ("--optim.peak_lr -1 --output-dir /proc/run", ["peak_lr", "directory /proc/run"]),
         ("--optim.peak_lr -1 --output-dir s3://b/run", ["peak_lr", "s3://b/run is an address"]),
         ("--output-dir taken/deep --data.path /nope", ["directory", "/nope"]),

@@ -31,6 +31,8 @@ LAUNCHERS_DOCTOR = "--doctor"
 OTHER_PROGRAMS = ("sbatch", "srun", "kubectl", "docker", "tensorboard", "nvidia-smi", "pip", "git")
 # What was measured or changed once: its commands and paths were right at the time.
 HISTORY = ("RESULTS.md", "CHANGELOG.md")
+# A heading that is an error message, word for word: no instruction.
+MESSAGE = re.compile(r"^### `(.+)`$", re.MULTILINE)
 # Folders that a path in backticks can begin with, if it is one of this checkout.
 FOLDERS = ("jaxtrain/", "configs/", "launch/", "tests/", "docs/", "benchmarks/", ".ci/", ".github/")
 
@@ -48,6 +50,11 @@ def pages() -> list[Path]:
 def instructions() -> list[Path]:
     """The pages that say what to type now."""
     return [page for page in pages() if page.name not in HISTORY]
+
+
+def read(page: Path) -> str:
+    """A page without the error messages that are its headings."""
+    return MESSAGE.sub("", page.read_text())
 
 
 def shell_blocks(text: str) -> Iterator[tuple[int, str]]:
@@ -70,7 +77,7 @@ def commands() -> list[tuple[str, list[str]]]:
     """Where, and the arguments of the program, for each of its command lines."""
     found = []
     for page in instructions():
-        text = page.read_text()
+        text = read(page)
         blocks = [
             (number, line)
             for number, block in shell_blocks(text)
@@ -208,7 +215,7 @@ def test_flags_in_the_text_exist() -> None:
     sections = {flag for flag in known if "." in flag}
     missing = []
     for page in instructions():
-        for number, code in inline_code(page.read_text()):
+        for number, code in inline_code(read(page)):
             if code.startswith(OTHER_PROGRAMS):
                 continue
             for flag in sorted(flags_in(code) - known):
@@ -231,7 +238,7 @@ def test_named_configs_are_shipped() -> None:
     wrong = [
         f"{page.relative_to(CHECKOUT)}: {name}"
         for page in instructions()
-        for name in re.findall(r"--config[ =]([\w./~-]*\w)", page.read_text())
+        for name in re.findall(r"--config[ =]([\w./~-]*\w)", read(page))
         if name not in shipped() and not name.endswith(".py") and not PLACEHOLDER.fullmatch(name)
     ]
     assert not wrong, wrong
@@ -266,7 +273,7 @@ def test_links_between_files_resolve() -> None:
 def test_paths_in_the_text_exist() -> None:
     missing = []
     for page in instructions():
-        for number, code in inline_code(page.read_text()):
+        for number, code in inline_code(read(page)):
             for word in code.split():
                 name = word.split("::")[0].rstrip(".,:;")
                 if not name.startswith(FOLDERS) or re.search(r"[*{<$]|\.\.\.", name):
@@ -308,7 +315,7 @@ def test_error_messages_in_troubleshooting_are_those_of_the_code() -> None:
     """Each piece of a heading, between values, is in a text of the package."""
     texts = [text for path in (CHECKOUT / "jaxtrain").rglob("*.py") for text in texts_of(path)]
     page = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
-    headings = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
+    headings = MESSAGE.findall(page)
     assert len(headings) >= 20
     missing = [
         f"{piece!r} of {heading!r}"

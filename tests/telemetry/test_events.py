@@ -363,7 +363,7 @@ def test_a_tracker_is_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().out.splitlines()
     assert said == [
         "too early for the run's files",
-        f"warning: cannot write tracker in {tmp_path} (Connection refused): training continues, "
-        "and records are kept in memory until it can be written",
+        f"warning: cannot write tracker in {tmp_path} (Connection refused): training continues; "
+        "what is appended to a file is kept in memory until it can be written",
         f"tracker in {tmp_path} is written again",
     ]
