@@ -9,7 +9,8 @@ A run asks :func:`choose`, in process 0, once its directory is locked:
 3. The newest is damaged: the newest intact one, and where all of ``checkpoints/`` are damaged, the
    one in ``best/``. What is damaged moves to ``damaged/`` with a ``reason.txt``; so does a damaged
    one in ``best/`` in any case, as nothing should be compared with it.
-4. None is intact, but none was saved after more than ``max_lost_updates``: none, a fresh start.
+4. None is intact, but none was saved after more than ``max_lost_updates``: a fresh start. Without
+   ``--output-dir``, the run that saved before that one is tried first.
 5. None is intact, and more would be lost: refused, and nothing moves. Without ``--output-dir``, the
    run that saved before that one is tried first, with a warning.
 6. The run has never saved: none, a fresh start.
@@ -291,7 +292,8 @@ def _path(path: Path) -> Path:
         )
     inside = (manifest.NAME, f"{STATE}/_METADATA", f"{META}/metadata")
     checkpoint: Path | None = path
-    if not path.name.isdigit() and not any((path / name).exists() for name in inside):
+    is_checkpoint = path.name.isdigit() or any((path / name).exists() for name in inside)
+    if not is_checkpoint or (path / CHECKPOINTS).is_dir():  # a run may be named by digits, too
         folders = (path / CHECKPOINTS, path)
         checkpoint = next(
             (folder / str(max(there)) for folder in folders if (there := numbered(folder))), None

@@ -500,3 +500,11 @@ def test_a_rollback_falls_back_to_one_off_cadence(tmp_path: Path) -> None:
     found = resume.to_roll_back_to(tmp_path, 5, 4, said.append)
     assert found == tmp_path / "checkpoints" / "3"
     assert "is damaged" in said[0]
+
+
+def test_a_run_may_be_named_by_digits(tmp_path: Path) -> None:
+    run = tmp_path / "1"
+    checkpoints = saver.Checkpoints(run / "checkpoints", 3, lambda line: None)
+    save(checkpoints, 4)
+    checkpoints.close()
+    assert resume.choose(str(run), None, tmp_path) == run / "checkpoints" / "4"
