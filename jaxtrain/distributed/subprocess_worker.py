@@ -172,7 +172,7 @@ class SubprocessWorker:
         raise WorkerFailed(content, 1 if code is None else code, self._last_lines())
 
     def unread(self) -> list[Message]:
-        """Messages that nobody has received; complete after the context."""
+        """Messages that have not been received; complete after the context."""
         lines = [self._lines.get() for _ in range(self._lines.qsize())]
         return [line[1] for line in lines if line is not None and line[0] == "message"]
 
@@ -283,7 +283,7 @@ def _named(function: str) -> Callable[[dict[str, Any], Send], None]:
 
 
 def _end_with(parent: int) -> None:
-    """The parent may be killed; nobody reads the messages then."""
+    """The parent may be killed; its messages then have no reader."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

@@ -1,6 +1,6 @@
-"""What a person sees of a run: on a terminal a line that lives, below those that stay.
+"""What a person sees of a run: on a terminal a live status line below the permanent ones.
 
-Elsewhere only those that stay, and a line now and then while a phase lasts long.
+Elsewhere only permanent lines, with a note now and then while a phase takes long.
 """
 
 import io

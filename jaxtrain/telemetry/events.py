@@ -290,7 +290,7 @@ class ConsoleSink(Sink, Protocol):
 
 
 class EventLog:
-    """Hands each event to all sinks. A sink whose disk fails is reported once and tried again.
+    """Hands each event to all sinks; one whose disk fails is reported once, and gets the next, too.
 
     Args:
         console: shows messages from the beginning on; the other sinks follow once the run has a
@@ -334,7 +334,7 @@ class EventLog:
         self.emit(Message(errors.visible(addresses.scrub(text)), on_console=False))
 
     def log_error(self, error: BaseException) -> None:
-        """Logs an error; one that nobody expected with its traceback."""
+        """Logs an error; an unexpected one with its traceback."""
         if isinstance(error, InputError | RunAgain):
             self.log(errors.one_line(f"error: {error}"))
         elif isinstance(error, Exception):

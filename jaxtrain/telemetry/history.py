@@ -4,7 +4,7 @@ Process 0 writes it; it only grows. Of addresses it has what :mod:`jaxtrain.stor
 be recorded. Every record has ``event``, ``time`` (seconds since 1970) and ``step`` (completed
 steps then):
 
-- ``start``: what began, where it goes on, and on what it runs. ``total`` is null where the run
+- ``start``: what began, from where, and on what it runs. ``total`` is null where the run
   ended before its length was known.
 - ``compiled``: what the training step takes, by the compiler's account and the model's formula.
 - ``phase``: at the end of each, ``name`` and ``seconds``; a phase inside another one is not counted

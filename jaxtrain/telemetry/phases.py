@@ -54,7 +54,7 @@ class Phases:
 
     Attributes:
         now: where the run is.
-        clock: that its times are of.
+        clock: seconds; the clock of all times in ``now``.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ class RunLog(events.EventLog):
             run: the config.
             directory: of the run.
             resumed_from: the checkpoint that the run continues from; None: from scratch.
-            position: there.
+            position: completed steps and examples seen at that checkpoint.
             arguments: of the command line.
             before: what there was of the directory; the rest is removed if the run ends with
                 nothing to keep.

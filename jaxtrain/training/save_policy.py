@@ -114,7 +114,7 @@ class Saver:
         self._failures = 0  # in a row
         self._begun = False  # a save whose end nobody has looked at
         self._best_kept = meta.best  # the newest that is on the disk
-        self._best_begun: Best | None = None  # of the save whose end nobody has looked at
+        self._best_begun: Best | None = None  # of the save whose end was not looked at yet
         self._best_at: Position | None = None  # where the best state of this start was
 
     def judge(self, position: Position, values: dict[str, float]) -> bool:
