@@ -21,8 +21,7 @@ import grain
 import jax
 import numpy as np
 
-from jaxtrain.data import batch_parts, sampler
-from jaxtrain.data import worker_process as processes
+from jaxtrain.data import batch_parts, sampler, worker_process
 from jaxtrain.data.quarantine import Quarantine, too_many
 from jaxtrain.data.source import Source, Sources
 from jaxtrain.errors import InputError
@@ -354,7 +353,7 @@ def _read(
     data = (examples if batch is None else examples.batch(batch)).to_iter_dataset(read)
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
-        data = data.mp_prefetch(options, worker_init_fn=processes.prepare)
+        data = data.mp_prefetch(options, worker_init_fn=worker_process.prepare)
         data = grain.experimental.WithOptionsIterDataset(
             data, grain.experimental.DatasetOptions(min_shm_size=_WORTH_SHARING_BYTES)
         )
