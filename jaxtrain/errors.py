@@ -8,6 +8,19 @@ WRONG_USE = 2  # wrong use or wrong input
 RUN_AGAIN = 75  # preempted or hung: the same command with --resume latest goes on (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT)
 
+EXIT_CODES = {
+    DONE: "done",
+    1: "unexpected error, with its traceback; `doctor` found problems; `checkpoints` found a damaged "
+    "or unreadable checkpoint in `checkpoints/` or `best/`; `bench` could not measure anything",
+    WRONG_USE: "wrong use or wrong input; each problem is one line that names it and the fix",
+    3: "`plan`: the run does not fit",
+    RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, or a "
+    "disk that rejects checkpoints",
+    INTERRUPTED: "Ctrl-C",
+    141: "the output pipe is closed (`... | head`)",
+}
+"""What each exit code means; docs/reference/exit-codes.md is generated from it."""
+
 Wish = Literal["SIGTERM", "SIGINT"]
 CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGINT": INTERRUPTED}
 

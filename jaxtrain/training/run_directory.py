@@ -26,6 +26,35 @@ from jaxtrain.storage.disks import cure_of, disk_trouble
 from jaxtrain.telemetry import history, line_files
 
 ROOT = Path("output")
+FILES = {
+    "config.json": "the resolved config",
+    "metrics.jsonl": "one JSON object per logged step, with all digits; see [metrics](metrics.md)",
+    "history.jsonl": "one entry per start: the hardware, what a step needs, the seconds of each "
+    "phase, and how it ended",
+    "tensorboard/": "metrics, samples, and the config (the HParams tab compares runs)",
+    "samples/": "from each validation: original, reconstruction, and error (black: none; white: a "
+    "quarter of the range) as image and clip, and the channels of the latents; for causal language "
+    "models `text_STEP.txt`",
+    "checkpoints/": "the newest checkpoints, each named after its step; each is either complete or "
+    "absent",
+    "best/": "the best checkpoint by `checkpoint.best_metric`; it shares its files with "
+    "`checkpoints/` while both exist",
+    "superseded/": "checkpoints that a resume from an earlier step replaced",
+    "damaged/": "checkpoints that a resume found damaged",
+    ".lock": "held by the active run; names its host and process",
+    "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
+    "for training. If more than a tenth of the files is affected (`data.max_bad_share`), the run ends",
+    "bad_steps.jsonl": "skipped steps and their examples",
+    "report.html": "the run on one page, written when the run is done",
+    "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
+    "log.txt": "the console output; `log.1.txt` is that of process 1",
+    "hang-0.txt": "the stacks of process 0 when it hung, and where the other processes were",
+    "profile/": "with `--profile 10:15`, of these steps: `summary.txt` (the slowest operations, by "
+    "line of the model), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and the "
+    "same for TensorBoard's profile page (`.xplane.pb`); other processes write to `process-N/`",
+}
+"""What a run directory holds; docs/reference/run-directory.md is generated from it."""
+
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
 

@@ -1,8 +1,18 @@
-"""The documentation is written in plain American English."""
+"""Everything the project says is plain American English: pages, messages, help, docstrings, comments.
 
+``python tests/docs/test_words.py [PATH...]`` prints what is banned and, after it, what is only doubtful: words
+that are right in some sentences and were a habit in this project, for a reader to look at.
+"""
+
+import ast
+import io
 import re
+import subprocess
+import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -10,13 +20,22 @@ _STEMS = (
     "customi|finali|generali|initiali|maximi|minimi|normali|optimi|organi|paralleli|quanti|randomi|"
     "recogni|seriali|speciali|summari|synchroni|tokeni|utili|visuali"
 )
-# Words that no page may use, and what to write instead.
+# What no text of the project may use, and what to write instead. A space matches a line's end, too.
 BANNED = {
     r"fore(?:told|tells?|telling)": "predicted, scored",
     r"mend(?:s|ed|ing)?": "fix",
     r"anew": "again, from scratch",
     r"likeliest": "most likely, greedy, top-k",
-    r"gone on|(?:go|goes|going|went) on with": "resume, continue, generate",
+    r"(?:go|goes|going|went|gone) on(?! (?:disk|to))": "resume, continue, generate",
+    r"(?<!there\s)(?:is|are) no(?! (?:longer|more|less|fewer|larger|smaller|better|slower|faster|wider|older))": (
+        "is not a, unknown, no ... found"
+    ),
+    r"nobody|somebody|whoever": "you, or the passive",
+    r"left out|leaves? out|leaving out": "skipped, excluded, omitted",
+    r"computed again": "recomputed, rematerialized",
+    r"learned tokenizer": "trained tokenizer",
+    r"not finite": "NaN/Inf",
+    r"rows at once": "per-device batch size, microbatch",
     rf"\w*(?:{_STEMS})s(?:e[drs]?|ing|ations?|ers?)": "-ize",
     r"\w*colour\w*": "color",
     r"grey\w*": "gray",
@@ -28,31 +47,125 @@ BANNED = {
     r"(?:label|model|travel|cancel)l(?:ed|ing)": "a single l",
     r"analys(?:e[ds]?|ing)|whilst|programmes?": "American spelling",
 }
-_WORDS = re.compile("|".join(rf"\b(?:{word})\b" for word in BANNED), re.IGNORECASE)
+DOUBTFUL = {
+    r"tells?|told": "report, print, show, log",
+    r"sa(?:ys?|id)": "report, print, name; of a function: returns",
+    r"whole": "complete, intact, total, entire",
+    r"lies?|lay": "is stored in, is on",
+    r"wants?": "requires, expects, needs",
+    r"(?:has|have) to(?: be)?|(?:is|are) to": "must",
+    r"updates?": "step, when it is counted",
+    r"pictures?": "image",
+    r", as (?!a |the |in |of |they |it |well|an |for |with |if |to |that |this |by |on |is |are )\S+": (
+        "such as, for example"
+    ),
+    r"(?:a|each) (?:second|device|host|process)": "per second, per device",
+    r"travel\w*": "is sent",
+    r"ceilings?|foresaw|unforeseen": "peak; unexpected",
+    r"words?": "token; argument",
+    r"films?": "video",
+    r"program(?:'s)?": "name it: jaxtrain, PyTorch, the compiled step",
+    r"what (?:is|was|are|were|it|a|the|they)": "a noun, or how",
+    r"behind": "after",
+}
 # What a user types or a program prints, and where a link leads.
-_CODE = re.compile(r"^```.*?^```$|``[^`]+``|`[^`]+`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"^```.*?^```$|``[^`]+``|`[^`\n]+`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
+_STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 
 
-def pages(checkout: Path) -> list[Path]:
-    names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-    return [*(checkout / name for name in names), *sorted((checkout / "docs").rglob("*.md"))]
+class Text(NamedTuple):
+    """A piece of prose and the line of the file that it begins in."""
+
+    line: int
+    text: str
 
 
-def banned(text: str) -> Iterator[str]:
-    """``line: word`` for each banned word outside of code."""
+
+def _matches(words: dict[str, str]) -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(rf"\b(?:{word})\b".replace(" ", r"\s+"), re.IGNORECASE), instead) for word, instead in words.items()]
+
+
+def banned(text: str, words: dict[str, str] = BANNED) -> Iterator[tuple[int, str, str]]:
+    """The line within ``text``, the word, and what to write instead, for each one outside of code."""
     prose = _CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
-    for match in _WORDS.finditer(prose):
-        yield f"{prose.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+    for pattern, instead in _matches(words):
+        for match in pattern.finditer(prose):
+            yield prose.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead
 
 
-def test_no_page_uses_a_banned_word(checkout: Path) -> None:
-    assert len(pages(checkout)) > 20
-    found = [
-        f"{page.relative_to(checkout)}:{word}"
-        for page in pages(checkout)
-        for word in banned(page.read_text())
+def of_python(source: str, strings: bool = True) -> Iterator[Text]:
+    """Comments, docstrings and names of tests, and with ``strings`` every other string literal.
+
+    Neighboring pieces are one text, so that a phrase that a line's end cuts is found.
+    """
+    docstrings = {
+        node.body[0].lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(node, clean=False) is not None
+    }
+    line, parts, kind = 0, [], None
+    previous = ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
+            continue
+        if token.type == tokenize.COMMENT:
+            new_kind, text = "comment", token.string.lstrip("#: ")
+        elif token.type in _STRINGS and (strings or token.start[0] in docstrings):
+            new_kind, text = "string", token.string.strip("rbfu").strip("\"'").replace("\\n", "\n")
+        elif token.type == tokenize.NAME and previous == "def" and token.string.startswith("test_"):
+            new_kind, text = "name", token.string.replace("_", " ")
+        else:
+            new_kind, text = None, ""
+        previous = token.string
+        if new_kind != kind or token.start[0] > line + sum(part.count("\n") + 1 for part in parts):
+            if parts:
+                yield Text(line, "\n".join(parts))
+            line, parts, kind = token.start[0], [], new_kind
+        if new_kind:
+            parts.append(text)
+    if parts:
+        yield Text(line, "\n".join(parts))
+
+
+def texts(path: Path) -> Iterator[Text]:
+    source = path.read_text()
+    if path.suffix == ".py":
+        yield from of_python(source, strings="tests" not in path.parts)
+    else:
+        yield Text(1, source)
+
+
+def files(checkout: Path) -> list[Path]:
+    """What the words hold for. RESULTS.md and LOG.md are a diary: what was written stays."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=checkout, capture_output=True, text=True, check=False,
+    ).stdout.split("\n")
+    suffixes = (".py", ".md", ".sh", ".sbatch", ".yaml", ".toml", ".cff", ".js", ".css", ".html")
+    return [
+        checkout / name
+        for name in listed
+        if (name.endswith(suffixes) or name == ".ci/run")
+        and name not in ("benchmarks/LOG.md", "benchmarks/RESULTS.md", "tests/docs/test_words.py")
+        and not name.startswith("tests/fixtures/")
     ]
-    assert not found, "\n".join(found)
+
+
+def found(paths: list[Path], words: dict[str, str]) -> list[str]:
+    return [
+        f"{path}:{text.line + line - 1}: {word!r}: {instead}"
+        for path in paths
+        if path.exists()
+        for text in texts(path)
+        for line, word, instead in banned(text.text, words)
+    ]
+
+
+def test_no_text_uses_a_banned_word(checkout: Path) -> None:
+    paths = files(checkout)
+    assert len(paths) > 400
+    assert not (wrong := found(paths, BANNED)), "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +177,8 @@ def test_no_page_uses_a_banned_word(checkout: Path) -> None:
         "the likeliest token",
         "The run goes on with the next step.",
         "It is gone on.",
+        "x is no field",
+        "Rows are left\nout.",
         "Tokenise the text.",
         "GPU utilisation",
         "a grey image of odd colours",
@@ -75,7 +190,29 @@ def test_a_planted_word_is_found(planted: str) -> None:
     assert list(banned(f"First line.\n{planted}\n"))
 
 
+@pytest.mark.parametrize(
+    "source",
+    ['"""It mends."""', "x = 1  # mended", 'raise E(f"{x} is "\n    "no field")', "# what is\n# not finite", "def test_it_begins_anew(): ..."],
+)
+def test_a_planted_word_is_found_in_code(source: str) -> None:
+    assert [word for text in of_python(source) for word in banned(text.text)]
+
+
 def test_code_and_links_are_exempt() -> None:
     text = "`data.colour`\n```sh\ntokenise grey\n```\n[styles](colours.css)\n"
     assert not list(banned(text))
-    assert list(banned(text + "grey")) == ["6: grey"]
+    assert [line for line, _, _ in banned(text + "grey")] == [6]
+    assert not list(banned("there is no such file; it is no longer there"))
+    assert not [word for text in of_python("mend = grey()") for word in banned(text.text)]
+
+
+if __name__ == "__main__":
+    chosen = [Path(name) for name in sys.argv[1:]] or [Path()]
+    everything = [path.resolve() for path in files(Path())]
+    wanted = [
+        path.relative_to(Path.cwd())
+        for path in everything
+        if any(path == one.resolve() or one.resolve() in path.parents for one in chosen)
+    ]
+    print("banned", *found(wanted, BANNED), sep="\n")
+    print("doubtful", *found(wanted, DOUBTFUL), sep="\n")

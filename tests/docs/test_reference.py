@@ -1,0 +1,45 @@
+"""The reference pages are what docs/reference.py writes, and describe all that there is."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from jaxtrain.telemetry.metrics import METRICS
+
+
+@pytest.fixture(scope="module")
+def reference(checkout: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", checkout / "docs" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_up_to_date(reference: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert reference.pages()
+    for page in reference.pages():
+        text = page.read_text()
+        assert text == reference.written(text), f"{page}: run python docs/reference.py"
+
+
+def test_every_generated_part_has_its_place(reference: ModuleType) -> None:
+    placed = re.findall(
+        r"<!-- ([\w-]+): generated", "".join(page.read_text() for page in reference.pages())
+    )
+    assert sorted(placed) == sorted(reference.GENERATED)
+
+
+def test_every_metric_that_the_code_names_is_described(checkout: Path) -> None:
+    named = {
+        name
+        for path in (checkout / "jaxtrain").rglob("*.py")
+        for name in re.findall(r'"(?:train|val)/(\w+)"', path.read_text())
+    }
+    assert len(named) > 15
+    assert named <= set(METRICS)
