@@ -172,7 +172,7 @@ CHOSEN = {
     "data/text/sources.py Text.__post_init__": _LITERAL,
     "data/video/config.py Config.__post_init__": _LITERAL,
     "data/text/windows.py WindowSource.__getstate__": _FIELDS,
-    "distributed/subprocess_worker.py _named": "names in plan, bench and doctor",
+    "xla/subprocess_worker.py _named": "names in plan, bench and doctor",
     "doctor/worker.py _groups.module": "names in _groups",
     "training/run_summary.py _twice_as_long": _LITERAL,
     "interop/huggingface.py _special_ids": _LITERAL,

@@ -1,4 +1,4 @@
-"""Functions that tests run in a process of their own (jaxtrain.distributed.subprocess_worker)."""
+"""Functions that tests run in a process of their own (jaxtrain.xla.subprocess_worker)."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.xla.subprocess_worker import Send
 
 
 def count(request: dict[str, Any], send: Send) -> None:

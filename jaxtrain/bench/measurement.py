@@ -25,7 +25,6 @@ from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Sources
 from jaxtrain.distributed import process_group
-from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.errors import InputError
 from jaxtrain.ops import cpu
 from jaxtrain.sharding import batch_sharding, make_mesh
@@ -34,6 +33,7 @@ from jaxtrain.training import profiler, save_policy, setup
 from jaxtrain.training.setup import StepSetup
 from jaxtrain.training.state import State
 from jaxtrain.xla import hlo, options
+from jaxtrain.xla.subprocess_worker import Send
 
 TOP_OPERATIONS = 12
 _TRACED_STEPS = 3

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from jaxtrain.distributed import subprocess_worker
-from jaxtrain.distributed.subprocess_worker import SubprocessWorker, WorkerFailed
+from jaxtrain.xla import subprocess_worker
+from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 PARTS = ("steps", "trace", "pipeline", "save", "ceilings")
 _FUNCTION = "jaxtrain.bench.measurement:measure"

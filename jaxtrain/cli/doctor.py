@@ -8,11 +8,11 @@ from typing import Any
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
 from jaxtrain.distributed import cluster_env
-from jaxtrain.distributed.subprocess_worker import exit_on_sigterm
 from jaxtrain.doctor import examination, page
 from jaxtrain.doctor.finding import Finding
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses, atomic
+from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
 NOT_READY = 1
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from jaxtrain import terminal, versions
 from jaxtrain.cli import command_line
-from jaxtrain.distributed.subprocess_worker import exit_on_sigterm
 from jaxtrain.errors import InputError
 from jaxtrain.planning import cards, plan, report
 from jaxtrain.planning.planner import Planner
 from jaxtrain.storage import atomic
+from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 
 DOES_NOT_FIT = 3
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxtrain import terminal
-from jaxtrain.distributed.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 from jaxtrain.doctor.finding import Finding, problem
+from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 
 GROUPS = ("processes", "devices", "system", "collective", "data", "checkpoint", "others")
 LIMITS_S: Mapping[str, float] = {

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxtrain.distributed import subprocess_worker
-from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.doctor.finding import Check, Finding, run_checks
 from jaxtrain.storage.atomic import expanded
+from jaxtrain.xla import subprocess_worker
+from jaxtrain.xla.subprocess_worker import Send
 
 
 def examine(request: dict[str, Any], send: Send) -> None:

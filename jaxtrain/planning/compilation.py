@@ -10,13 +10,13 @@ import jaxlib
 from jax.experimental import topologies
 
 from jaxtrain import config
-from jaxtrain.distributed.subprocess_worker import Send
 from jaxtrain.ops import per_device
 from jaxtrain.planning import buffers, cards, traffic, work
 from jaxtrain.sharding import make_mesh
 from jaxtrain.training import setup
 from jaxtrain.training.state import bytes_per_device, parameter_count
 from jaxtrain.xla import hlo
+from jaxtrain.xla.subprocess_worker import Send
 
 _LARGEST = 5
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from jaxtrain import config, terminal
 from jaxtrain.config import overrides
-from jaxtrain.distributed import subprocess_worker
-from jaxtrain.distributed.subprocess_worker import SubprocessWorker, WorkerFailed
 from jaxtrain.errors import InputError
 from jaxtrain.planning import buffers, cards, fit, plan, report
+from jaxtrain.xla import subprocess_worker
+from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed
 
 _GPUS_PER_NODE = 8
 _TIMEOUT_S = 1800.0

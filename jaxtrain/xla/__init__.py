@@ -1,1 +1,1 @@
-"""The compiler: its options and its cache, and how to read the programs that it made."""
+"""XLA: options and cache, reading compiled programs, worker processes with their own settings."""

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.distributed import subprocess_worker
 from jaxtrain.errors import InputError
 from jaxtrain.planning import buffers, planner
+from jaxtrain.xla import subprocess_worker
 
 
 def asked(config: str = "demo", **more: object) -> planner.PlanRequest:

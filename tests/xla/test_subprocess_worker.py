@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jaxtrain.config import invocation
-from jaxtrain.distributed.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 from jaxtrain.errors import InputError, RunAgain
+from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed, environment
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -106,7 +106,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     """Even a killed one, which can end nobody."""
     starter = (
         "import time\n"
-        "from distributed.test_subprocess_worker import worker\n"
+        "from xla.test_subprocess_worker import worker\n"
         f"running = worker('sleep', tidied={str(tmp_path / 'tidied')!r})\n"
         "print(running.receive(60)['pid'], flush=True)\n"
         "time.sleep(60)\n"
