@@ -30,7 +30,7 @@ LAUNCHERS_DOCTOR = "--doctor"
 # In front of flags that are not the program's.
 OTHER_PROGRAMS = ("sbatch", "srun", "kubectl", "docker", "tensorboard", "nvidia-smi", "pip", "git")
 # What was measured or changed once: its commands and paths were right at the time.
-HISTORY = ("RESULTS.md", "CHANGELOG.md")
+HISTORY = ("RESULTS.md", "LOG.md", "CHANGELOG.md")
 # A heading that is an error message, word for word: no instruction.
 MESSAGE = re.compile(r"^### `(.+)`$", re.MULTILINE)
 # Folders that a path in backticks can begin with, if it is one of this checkout.
