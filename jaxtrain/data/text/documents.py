@@ -119,7 +119,11 @@ def is_absent(pattern: str) -> bool:
 
 def absent(flag: str, pattern: str) -> str:
     """The message for a path that :func:`is_absent`."""
-    return f"{flag} {pattern}: no such file or folder, and no file matches it"
+    return (
+        f"{flag} {pattern}: no such file or folder, and no file matches it; give {flag} a text "
+        f"file ({', '.join(SUFFIXES)}), a folder or a glob of them, or hf:NAME for a Hugging Face "
+        "dataset"
+    )
 
 
 def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:

@@ -78,8 +78,8 @@ def is_absent(path: str) -> bool:
 def absent(flag: str, path: str) -> str:
     """The message for a path that :func:`is_absent`."""
     return (
-        f"{flag} {path}: no such file or folder; name a folder of videos, a list of their paths, "
-        "or .tar files"
+        f"{flag} {path}: no such file or folder; give {flag} a folder of videos, a video, a .tar "
+        f"of videos, or a list of them ({', '.join(sorted(LISTS))})"
     )
 
 

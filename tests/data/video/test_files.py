@@ -109,7 +109,9 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_and_empty_folders_are_input_errors(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file or folder"):
+    with pytest.raises(
+        InputError, match=r"no such file .*; give --data.path a folder of .*\.txt\)$"
+    ):
         _find(tmp_path / "gone")
     with pytest.raises(InputError, match=r"names no video file.*\.mp4"):
         _find(tmp_path)
