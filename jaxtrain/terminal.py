@@ -50,15 +50,28 @@ def taken() -> Display | None:
 
 
 def lively(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether what changes in place can be shown there, and somebody looks.
+    """Whether a stream is a terminal on which lines can change in place.
 
     Args:
         stream: standard output or standard error.
-        environment: TERM, NO_COLOR (https://no-color.org) and CI in it may say no.
+        environment: ``os.environ``; CI, or a TERM that is empty, ``dumb`` or ``unknown``, rules it
+            out.
     """
     capable = environment.get("TERM", "") not in ("", "dumb", "unknown")
-    asked_not_to = environment.get("NO_COLOR") or environment.get("CI")
-    return capable and not asked_not_to and stream.isatty()
+    return capable and not environment.get("CI") and stream.isatty()
+
+
+def without_color(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether NO_COLOR is set (https://no-color.org)."""
+    return bool(environment.get("NO_COLOR"))
+
+
+def color_of(line: str) -> str:
+    """The color of a line: yellow for a warning, red for an error, "" for all others."""
+    for start, color in (("warning: ", "yellow"), ("error: ", "red")):
+        if line.startswith(start):
+            return color
+    return ""
 
 
 def out(text: str) -> None:
@@ -80,8 +93,15 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Prints a line on standard error, with addresses as they may be recorded."""
-    print(visible(addresses.scrub(text)), file=sys.stderr, flush=True)
+    """Prints a line on standard error, in color on a terminal; credentials in URLs are removed."""
+    line = visible(addresses.scrub(text))
+    color = color_of(line)
+    if color and not without_color() and lively(sys.stderr):
+        from rich.color import ColorSystem
+        from rich.style import Style
+
+        line = Style.parse(color).render(line, color_system=ColorSystem.STANDARD)
+    print(line, file=sys.stderr, flush=True)
 
 
 def fail(error: BaseException) -> None:

@@ -19,7 +19,7 @@ import event_log
 import numpy as np
 import pytest
 
-from jaxtrain import errors, main, terminal
+from jaxtrain import errors, main, terminal, versions
 from jaxtrain.distributed import process_group
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.key_value import KeyValueStore
@@ -140,13 +140,81 @@ def test_on_a_terminal_a_line_lives_below_those_that_stay(on_terminal: Any) -> N
     assert "\x1b[?25" not in drawn  # the cursor is never hidden
 
 
-@pytest.mark.parametrize("said", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"CI": "true"}])
+@pytest.mark.parametrize("said", [{"TERM": "dumb"}, {"CI": "true"}])
 def test_a_terminal_that_wants_plain_lines_gets_no_others(
     on_terminal: Any, said: dict[str, str]
 ) -> None:
     drawn = on_terminal(TRAINS, **said).end()
     lines = ["step 10/40 [bold] | " + "x" * 80, "a library", "shown", "over"]
     assert drawn.splitlines() == lines
+
+
+COLORED = """
+    from jaxtrain import versions
+    from jaxtrain.telemetry.events import EventLog
+
+    with console.Console(phases, 0) as shown:
+        log = EventLog(shown)
+        phases.at(0, 40)
+        phases.training()
+        log.say("run directory /runs/[red]")
+        log.say(f"demo: 1 x cpu, {versions.line()}")
+        log.say("step 10/40 | loss 1.5 | 20 examples/s | eta 3s")
+        log.say("step 10/40 | validation | loss 1.5")
+        log.say("warning: nearly full")
+        log.say("error: full")
+        phases.stepped(10, 0.0, {"train/loss": 1.5})
+        time.sleep(0.3)
+        terminal.warn("warning: on standard error")
+    terminal.warn("error: at the end")
+"""
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def test_a_terminal_gets_colors(on_terminal: Any) -> None:
+    drawn = on_terminal(COLORED).end()
+    assert "\x1b[2mrun directory /runs/[red]\x1b[0m\r\n" in drawn
+    assert "\x1b[1mstep 10/40 | validation | loss 1.5\x1b[0m\r\n" in drawn
+    assert "\x1b[33mwarning: nearly full\x1b[0m\r\n" in drawn
+    assert "\x1b[31merror: full\x1b[0m\r\n" in drawn
+    assert "\x1b[33mwarning: on standard error\x1b[0m\r\n" in drawn
+    assert "\x1b[31merror: at the end\x1b[0m\r\n" in drawn
+    assert "step 10/40 | loss 1.5 | eta 3s\r\n" in drawn  # 80 columns: no examples/s
+    banner = re.search(r"\x1b\[2m(demo: 1 x cpu, .*)\x1b\[0m\r\n", drawn)
+    assert banner
+    assert re.fullmatch(r"demo: 1 x cpu, jaxtrain [^,]+, jax [^,]+", banner[1])
+
+
+def test_no_color_removes_only_color(on_terminal: Any) -> None:
+    drawn = on_terminal(COLORED, NO_COLOR="1").end()
+    codes = {code for found in COLOR.findall(drawn) for code in re.findall(r"\d+", found)}
+    assert codes <= {"0", "1", "2"}  # reset, bold, dim
+    assert "warning: nearly full\r\n" in drawn
+    assert re.search(r"training ━+╌+ 10/40 \| loss 1\.5000", drawn)  # the live line
+
+
+def test_a_pipe_and_the_log_get_no_control_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    log = event_log.attached(tmp_path, 0, 1)
+    lines = [
+        f"demo: 1 x cpu, {versions.line()}",
+        "step 10/40 | loss 1.5 | 20 examples/s | eta 3s",
+        "step 10/40 | validation | loss 1.5",
+        "warning: nearly full",
+    ]
+    for line in lines:
+        log.say(line)
+    log.close()
+    terminal.warn("error: full")
+    found = capsys.readouterr()
+    assert found.out.splitlines()[1:] == lines[1:]
+    assert found.err == "error: full\n"
+    logged = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line.partition("Z ")[2] for line in logged] == lines
+    assert len(found.out.splitlines()[0]) < 80 < len(lines[0])  # all versions are in the log
 
 
 def test_a_terminal_that_goes_away_ends_nothing(on_terminal: Any, tmp_path: Path) -> None:
@@ -265,10 +333,10 @@ VALUES = {
 
 def test_what_the_line_says_and_leaves_out() -> None:
     training = Now("training", 0.0, 30, 60, 100.0, 4.0, VALUES)
-    told = "30/60 | 0.25 steps/s | eta 1m58s | loss 6.0645 | data 3%"
+    told = "30/60 | 0.25 steps/s | eta 1m58s | loss 6.0645 | data wait 3%"
     assert line_of(training, 102.0, 200) == f"training {'━' * 20}{'╌' * 20} {told}"
-    assert line_of(training, 102.0, 79) == f"training {'━' * 6}{'╌' * 7} {told}"
-    assert line_of(training, 102.0, 68) == f"training {told}"
+    assert line_of(training, 102.0, 84) == f"training {'━' * 6}{'╌' * 7} {told}"
+    assert line_of(training, 102.0, 73) == f"training {told}"
     assert line_of(training, 102.0, 40) == "training ━━━━━╌╌╌╌╌ 30/60 | 0.25 steps/s"
     assert line_of(training, 102.0, 5) == "train"
     slow = line_of(training, 225.0, 79)

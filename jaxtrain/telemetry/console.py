@@ -5,6 +5,8 @@ Elsewhere only permanent lines, with a note now and then while a phase takes lon
 
 import io
 import os
+import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -43,6 +45,27 @@ _SLOW_STEP_S = 10.0
 _CLOSE_S = 1.0
 _BAR = range(8, 41)  # columns
 
+_STEP = re.compile(r"step \d+/\d+ \| (?!validation )")
+_VALIDATION = re.compile(r"step \d+/\d+ \| validation ")
+_BANNER = re.compile(r"run directory |\S+: \d+ x .+, jaxtrain ")
+# The versions of all packages (jaxtrain.versions.line), 180 columns, are only in the log.
+_VERSIONS = re.compile(r", python [^,]+, jaxtrain ([^,]+), jax ([^,]+), jaxlib .+")
+
+# The examples per second need a terminal as wide as this.
+_WIDE = 90
+# What a step line does without on a narrow terminal, first to last: the live line shows the steps
+# per second and the data wait, too.
+_EXPENDABLE = (
+    r" \| [^|]+ examples/s",
+    r" \| gpu [^|]+ GiB",
+    r" dB",
+    r" \| data wait [^|]+?",
+    r" \| [^|]+ steps/s",
+    r" \| [^|]+ tokens/s",
+    r" \| eta [^|]+?",
+    r" \| (?:psnr|accuracy) [^|]+?",
+)
+
 
 class Console:
     """Shows a run while it is entered: process 0 only.
@@ -79,7 +102,10 @@ class Console:
             self._file = _Terminal(sys.stdout)
             self._live = Live(
                 console=_RichConsole(
-                    file=cast("TextIO", self._file), force_terminal=True, force_jupyter=False
+                    file=cast("TextIO", self._file),
+                    force_terminal=True,
+                    force_jupyter=False,
+                    no_color=terminal.without_color(self._environment),
                 ),
                 get_renderable=self._drawn,
                 auto_refresh=False,
@@ -122,17 +148,18 @@ class Console:
     def handle(self, event: Message) -> None:
         """Prints a message, in process 0."""
         if self._first and event.on_console:
-            self.show(event.text)
+            self.show(_VERSIONS.sub(r", jaxtrain \1, jax \2", event.text))
 
     def show(self, text: str) -> None:
         """Prints a line, above the live one; in every process."""
         self._said_at = self._phases.clock()
         if self._live is None or self._closed.is_set():
-            terminal.plain(text)
+            columns = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
+            terminal.plain(fitted(text, columns) if columns else text)
         else:
-            self._live.console.print(  # not wrapped: a command is copied from here
-                Text(errors.visible(text)), soft_wrap=True
-            )
+            line = errors.visible(fitted(text, self._live.console.width))
+            # Not wrapped: you may copy a command from here.
+            self._live.console.print(Text(line, style=_style(line)), soft_wrap=True)
 
     def working(self, work: terminal.Work | None) -> None:
         """Shows how far a piece of work is, until the next call."""
@@ -206,7 +233,7 @@ def _of_training(now: Now, clock: float) -> tuple[float, list[str]]:
     if "train/loss" in now.values:
         fields.append(f"loss {now.values['train/loss']:.4f}")
     if "train/data_wait_fraction" in now.values:
-        fields.append(f"data {now.values['train/data_wait_fraction']:.0%}")
+        fields.append(f"data wait {now.values['train/data_wait_fraction']:.0%}")
     return done / total, fields
 
 
@@ -216,7 +243,7 @@ def console_line(
     """The line of a step; what ``values`` does not have is omitted.
 
     Example: ``step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s |
-    115 samples/s | data 1% | eta 30h51m``.
+    115 examples/s | data wait 1% | eta 30h51m``.
 
     Args:
         step: completed steps.
@@ -227,18 +254,42 @@ def console_line(
     fields: tuple[tuple[str, Callable[[float], str]], ...] = (
         ("loss", lambda value: f"loss {value:.4f}"),
         ("psnr", lambda value: f"psnr {value:.1f} dB"),
-        ("accuracy", lambda value: f"acc {value:.1%}"),
+        ("accuracy", lambda value: f"accuracy {value:.1%}"),
         ("gpu_memory_usage", lambda value: f"gpu {value:.1f} GiB"),
         ("steps_per_second", lambda value: f"{rate(value, 2)} steps/s"),
-        ("samples_per_second", lambda value: f"{rate(value, 0)} samples/s"),
+        ("samples_per_second", lambda value: f"{rate(value, 0)} examples/s"),
         ("tokens_per_second", lambda value: f"{_thousands(value)} tokens/s"),
-        ("data_wait_fraction", lambda value: f"data {value:.0%}"),
+        ("data_wait_fraction", lambda value: f"data wait {value:.0%}"),
     )
     parts = [f"step {step}/{total_steps}"]
     parts += [show(values[f"train/{name}"]) for name, show in fields if f"train/{name}" in values]
     if eta_s is not None:
         parts.append(f"eta {duration(eta_s)}")
     return " | ".join(parts)
+
+
+def fitted(line: str, columns: int) -> str:
+    """Shortens the line of a step to the width of a terminal; other lines stay as they are.
+
+    ``log.txt`` and ``metrics.jsonl`` keep every field.
+
+    Args:
+        line: as :func:`console_line` returns it.
+        columns: of the terminal.
+    """
+    if not _STEP.match(line):
+        return line
+    for number, field in enumerate(_EXPENDABLE):
+        if len(line) > columns or (number == 0 and columns < _WIDE):
+            line = re.sub(field + r"(?= \||$)", "", line)
+    return line
+
+
+def _style(line: str) -> str:
+    """The style of a line on a terminal, in the words of rich."""
+    if _VALIDATION.match(line):
+        return "bold"
+    return "dim" if _BANNER.match(line) else terminal.color_of(line)
 
 
 def duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ reports is a :class:`Sink` of that log, and takes the events it has a use for:
 :class:`Sample`                 ``samples/``, TensorBoard
 :class:`StepExamples`           ``examples.jsonl``
 :class:`BadStep`                ``bad_steps.jsonl``
-:class:`Rewound`                metrics, TensorBoard and lists: later records are written again
+:class:`Rewound`                metrics, TensorBoard, samples and lists: they drop later records
 :class:`Started`,               ``history.jsonl``
 :class:`StepCompiled`,
 :class:`PhaseEnded`,
@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxtrain import errors
+from jaxtrain import errors, terminal
 from jaxtrain.distributed.signals import why
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses
@@ -87,7 +87,7 @@ class Sample:
         content: an image uint8 [H, W, 3], a clip uint8 [T, H, W, 3], or a text.
 
     Raises:
-        ValueError: the name has another form.
+        ValueError: the name has another form, or the array is not an image or a clip.
     """
 
     step: int
@@ -99,14 +99,12 @@ class Sample:
             raise ValueError(
                 f"sample name {self.name!r} must consist of lowercase letters, digits and _"
             )
+        if not isinstance(self.content, str):
+            images.check(self.name, self.content)
 
     @functools.cached_property
     def image(self) -> images.Encoded | None:
-        """The encoded image or clip, encoded once for all sinks; None for a text.
-
-        Raises:
-            ValueError: the array is not an image or a clip.
-        """
+        """The encoded image or clip, encoded once for all sinks; None for a text."""
         if isinstance(self.content, str):
             return None
         return images.encode(self.name, self.content)
@@ -153,7 +151,7 @@ class BadStep:
 
 @dataclasses.dataclass(frozen=True)
 class Rewound:
-    """The run is back at an earlier step: everything recorded after it will be recorded again.
+    """The run is back at an earlier step: what was recorded after it is removed.
 
     Attributes:
         step: completed steps.
@@ -275,7 +273,9 @@ class Sink(Protocol):
         """Writes an event of one of these types. One thread calls it at a time.
 
         Raises:
-            OSError: the event could not be written. The run continues; the log says so once.
+            OSError: the event could not be written. The sink keeps it and retries with the next.
+            InputError: a file in the run directory is not one of jaxtrain's. Before the first step
+                this ends the run.
         """
 
     def close(self) -> None:
@@ -290,7 +290,10 @@ class ConsoleSink(Sink, Protocol):
 
 
 class EventLog:
-    """Hands each event to all sinks; one whose disk fails is reported once, and gets the next, too.
+    """Hands each event to all sinks. A failing sink never ends a run that trains.
+
+    A sink that raises OSError is reported once and gets the next event, too. One that raises
+    another error is reported with its traceback in the log, closed, and gets no more events.
 
     Args:
         console: shows messages from the beginning on; the other sinks follow once the run has a
@@ -302,6 +305,8 @@ class EventLog:
         self._sinks: list[Sink] = [console]
         self._early: list[Event] = []
         self._failing: set[str] = set()
+        self._dropped: list[Sink] = []
+        self._training = False
         self._where: Path | None = None
         # The watchdog, the signals' thread and the hardware's sampler emit events, too.
         self._lock = threading.RLock()
@@ -320,6 +325,7 @@ class EventLog:
     def emit(self, event: Event) -> None:
         """Hands an event to all sinks."""
         with self._lock:
+            self._training |= isinstance(event, StepCompiled)
             if self._where is None:
                 self._early.append(event)
             for sink in self._sinks:
@@ -346,22 +352,54 @@ class EventLog:
         """Closes all sinks but the console, which is closed by whoever opened it."""
         with self._lock:
             for sink in self._sinks[1:]:
-                sink.close()
+                if not any(sink is one for one in self._dropped):
+                    self._close_sink(sink)
 
     def _hand_over(self, sink: Sink, event: Event) -> None:
-        if not isinstance(event, sink.takes):
+        if not isinstance(event, sink.takes) or any(sink is one for one in self._dropped):
             return
         try:
             sink.handle(event)
         except OSError as error:
             if sink.name not in self._failing:
                 self._failing.add(sink.name)
-                self._console.show(
+                self._show(
                     f"warning: cannot write {sink.name} in {self._where} "
-                    f"({error.strerror or error}): training continues; what is "
-                    "appended to a file is kept in memory until it can be written"
+                    f"({error.strerror or error}): training continues; unwritten data is kept in "
+                    "memory and retried"
                 )
+            return
+        except Exception as error:
+            # Before the first step a foreign file in the run directory is an error for the user.
+            if isinstance(error, InputError) and not self._training:
+                raise
+            self._drop(sink, error)
             return
         if sink.name in self._failing:
             self._failing.remove(sink.name)
-            self._console.show(f"{sink.name} in {self._where} is written again")
+            self._show(f"{sink.name} in {self._where} is written again")
+
+    def _drop(self, sink: Sink, error: Exception) -> None:
+        """Stops handing events to a sink that raised something other than an OSError."""
+        self._dropped.append(sink)
+        warning = (
+            f"warning: {sink.name} failed ({type(error).__name__}: {errors.first_line(error)}): "
+            f"training continues without {sink.name}"
+        )
+        self._show(warning)
+        self.log(f"{warning}\n{''.join(traceback.format_exception(error)).rstrip()}")
+        self._close_sink(sink)
+
+    def _close_sink(self, sink: Sink) -> None:
+        try:
+            sink.close()
+        except Exception as error:
+            self._show(f"warning: cannot close {sink.name} ({errors.first_line(error)})")
+
+    def _show(self, text: str) -> None:
+        """Prints a line in every process, also where the console is the sink that failed."""
+        text = errors.one_line(addresses.scrub(text))
+        try:
+            self._console.show(text)
+        except Exception:
+            terminal.plain(text)

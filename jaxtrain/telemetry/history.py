@@ -25,9 +25,9 @@ import jax
 
 from jaxtrain import versions
 from jaxtrain.storage import addresses
-from jaxtrain.storage.atomic import Appended, drop_torn_line
 from jaxtrain.telemetry import hardware
 from jaxtrain.telemetry.events import Ended, PhaseEnded, Started, StepCompiled
+from jaxtrain.telemetry.line_files import LineFile
 from jaxtrain.telemetry.phases import TRAINING
 
 NAME = "history.jsonl"
@@ -46,8 +46,7 @@ class History:
     takes = (Started, StepCompiled, PhaseEnded, Ended)
 
     def __init__(self, directory: Path) -> None:
-        self._file = Appended(directory / NAME)
-        self._torn = self._file.path.is_file()  # perhaps, by an earlier start
+        self._file = LineFile(directory / NAME)
         self._waiting: list[PhaseEnded] = []
         self._start: Started | None = None
 
@@ -81,11 +80,8 @@ class History:
         self._write("phase", phase.ended, step, entry)
 
     def _write(self, event: str, when: float, step: int | None, entry: dict[str, Any]) -> None:
-        if self._torn:
-            drop_torn_line(self._file.path)
-            self._torn = False
         record = {"event": event, "time": when, "step": step, **addresses.scrubbed(entry)}
-        self._file.append((json.dumps(record) + "\n").encode())
+        self._file.append(json.dumps(record) + "\n")
 
 
 def _start(event: Started) -> dict[str, Any]:

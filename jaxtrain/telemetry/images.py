@@ -30,6 +30,19 @@ def ending(picture: np.ndarray) -> str:
     return ".mp4" if picture.ndim == 4 else ".png"
 
 
+def check(name: str, image: np.ndarray) -> None:
+    """Checks that an array is an image or a clip.
+
+    Raises:
+        ValueError: it is neither uint8 [H, W, 3] nor uint8 [T, H, W, 3].
+    """
+    if image.dtype != np.uint8 or image.ndim not in (3, 4) or image.shape[-1] != 3:
+        raise ValueError(
+            f"image {name} is {image.dtype} {list(image.shape)}, not uint8 [H, W, 3] or, for a "
+            "clip, [T, H, W, 3]"
+        )
+
+
 def encode(name: str, picture: np.ndarray) -> Encoded:
     """A picture as PNG; a clip as MP4, and as GIF for TensorBoard.
 
@@ -40,11 +53,7 @@ def encode(name: str, picture: np.ndarray) -> Encoded:
     Raises:
         ValueError: it has another form.
     """
-    if picture.dtype != np.uint8 or picture.ndim not in (3, 4) or picture.shape[-1] != 3:
-        raise ValueError(
-            f"picture {name} is {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3] or, for "
-            "a clip, [T, H, W, 3]"
-        )
+    check(name, picture)
     height, width = picture.shape[-3:-1]
     if picture.ndim == 3:
         png = _png(picture)

@@ -5,14 +5,16 @@ under their full names, with every digit. JSON knows no NaN: a value that is not
 ``null``, and ``"nonfinite": {NAME: "nan" | "inf" | "-inf"}`` on the same line says which it is.
 """
 
+import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,82 @@ from jaxtrain.telemetry.events import BadStep, Message, Metrics, Rewound, StepEx
 LOG = "log.txt"  # of process 0
 METRICS = "metrics.jsonl"
 
+# Lines that wait for a change of their file to succeed, up to this size; then the newest is lost.
+_MAX_WAITING_BYTES = 2**24
+
 # Lists that each process keeps for itself: file -> the event that adds a line, and which of its
 # numbers says how far the run was.
 _LISTS: dict[str, tuple[type[StepExamples | BadStep], str]] = {
     "examples": (StepExamples, "step"),
     "bad_steps": (BadStep, "position"),
 }
+
+
+class LineFile:
+    """A file that grows by lines and can be changed, in order: what fails is retried first.
+
+    Args:
+        path: of the file. A line that a killed process left incomplete is removed before the first
+            line is added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = Appended(path)
+        self._behind = False  # the last line waits inside self._file
+        self._waiting: list[bytes | Callable[[], None]] = []
+        if path.is_file():
+            self._waiting.append(lambda: drop_torn_line(path))
+
+    def append(self, line: str) -> None:
+        """Adds a line.
+
+        Raises:
+            OSError: it could not be written; it is kept in memory and goes before the next one.
+        """
+        self._waiting.append(line.encode())
+        self._settle()
+
+    def change(self, action: Callable[[], None]) -> None:
+        """Changes the file's content after all earlier lines.
+
+        Args:
+            action: can be repeated when it raises OSError.
+
+        Raises:
+            OSError: the file could not be changed; this is retried before the next line.
+            InputError: the file has a line that jaxtrain did not write.
+        """
+        self._waiting.append(action)
+        self._settle()
+
+    def close(self) -> None:
+        """Retries once what could not be written, and closes the file."""
+        with contextlib.suppress(OSError, InputError):
+            self._settle()
+        self._file.close()
+
+    def _settle(self) -> None:
+        while self._waiting:
+            first = self._waiting[0]
+            try:
+                if isinstance(first, bytes):
+                    self._behind = True  # Appended keeps a line that it cannot write
+                    self._waiting.pop(0)
+                    self._file.append(first)
+                    self._behind = False
+                else:
+                    if self._behind:
+                        self._file.append(b"")
+                        self._behind = False
+                    self._file.close()
+                    first()
+                    self._waiting.pop(0)
+            except OSError:
+                lines = [one for one in self._waiting if isinstance(one, bytes)]
+                if sum(map(len, lines)) > _MAX_WAITING_BYTES:
+                    self._waiting.remove(lines[-1])
+                raise
 
 
 class LogFile:
@@ -52,36 +124,33 @@ class LogFile:
 
 
 class MetricsFile:
-    """``metrics.jsonl``, of process 0; :func:`read` reads it.
-
-    Raises:
-        OSError: what a killed process left of a line cannot be removed.
-    """
+    """``metrics.jsonl``, of process 0; :func:`read` reads it."""
 
     name = METRICS
     takes = (Metrics, Rewound)
 
     def __init__(self, directory: Path) -> None:
-        self._file = Appended(directory / METRICS)
-        self._torn = self._file.path.is_file()  # perhaps, by an earlier start
+        self._file = LineFile(directory / METRICS)
 
     def handle(self, event: Metrics | Rewound) -> None:
         """Appends a record, or removes those that will be written again.
 
         Raises:
+            OSError: the file could not be written; the next call retries.
             InputError: a line is not a record.
         """
-        path = self._file.path
-        if self._torn:
-            drop_torn_line(path)
-            self._torn = False
         if isinstance(event, Metrics):
-            self._file.append(_json_line(event.step, event.values).encode())
-        elif path.is_file():
-            self._file.close()
-            _rewind(path, "step", event.step)
-            if not event.validated:
-                _forget_validation(path, event.step)
+            self._file.append(_json_line(event.step, event.values))
+        else:
+            self._file.change(functools.partial(self._apply, event))
+
+    def _apply(self, event: Rewound) -> None:
+        path = self._file.path
+        if not path.is_file():
+            return
+        _rewind(path, "step", event.step)
+        if not event.validated:
+            _forget_validation(path, event.step)
 
     def close(self) -> None:
         """Closes the file."""
@@ -105,21 +174,22 @@ class ListFile:
         self._kind = kind
         self._process, self._process_count = process, process_count
         suffix = ".jsonl" if process == 0 else f".{process}.jsonl"
-        self._file = Appended(directory / f"{kind}{suffix}")
+        self._file = LineFile(directory / f"{kind}{suffix}")
         self.name = self._file.path.name
 
     def handle(self, event: StepExamples | BadStep | Rewound) -> None:
         """Appends an entry, or removes those that will be written again.
 
         Raises:
+            OSError: the file could not be written; the next call retries.
             InputError: a line is not an entry.
         """
-        if not isinstance(event, Rewound):
-            self._file.append(
-                (json.dumps(dataclasses.asdict(event), allow_nan=False) + "\n").encode()
-            )
-            return
-        self._file.close()
+        if isinstance(event, Rewound):
+            self._file.change(functools.partial(self._apply, event))
+        else:
+            self._file.append(json.dumps(dataclasses.asdict(event), allow_nan=False) + "\n")
+
+    def _apply(self, event: Rewound) -> None:
         for path in (self._file.path, *self._of_processes_that_are_gone()):
             if path.is_file():
                 _rewind(path, self._key, event.step if self._key == "step" else event.seen - 1)

@@ -1,28 +1,88 @@
 """``samples/``: the images, clips and texts that validations produce."""
 
+import contextlib
+import re
 from pathlib import Path
 
 from jaxtrain.storage.atomic import write_whole
-from jaxtrain.telemetry.events import Sample
+from jaxtrain.telemetry.events import Rewound, Sample
+
+FOLDER = "samples"
+
+_FILE = re.compile(r"[a-z0-9_]+_(\d+)\.(png|mp4|txt)")  # what Sample.file makes
+# Samples that a full disk does not take wait in memory, up to this size.
+_MAX_WAITING_BYTES = 2**26
 
 
 class SampleFiles:
-    """Writes each sample as a file: ``.png``, ``.mp4`` or ``.txt``."""
+    """Writes each sample as a file: ``.png``, ``.mp4`` or ``.txt``.
 
-    name = "samples"
-    takes = (Sample,)
+    Samples that cannot be written are retried with the next one and at the end of the run.
+
+    Args:
+        directory: the run directory.
+    """
+
+    name = FOLDER
+    takes = (Sample, Rewound)
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._waiting: dict[Path, bytes] = {}
+        self._last: int | None = None  # files of later steps are still to be removed
 
-    def handle(self, event: Sample) -> None:
-        """Writes a sample."""
-        path = self._directory / event.file
-        path.parent.mkdir(exist_ok=True)
-        if isinstance(event.content, str):
-            write_whole(path, event.content)
-        elif event.image is not None:
-            write_whole(path, event.image.file)
+    def handle(self, event: Sample | Rewound) -> None:
+        """Writes a sample, or removes the samples of steps that the run has abandoned.
+
+        Raises:
+            OSError: some samples could not be written or removed; the next call retries them.
+        """
+        if isinstance(event, Rewound):
+            last = event.step if event.validated else event.step - 1
+            self._last = last if self._last is None else min(last, self._last)
+            self._waiting = {p: c for p, c in self._waiting.items() if (_step(p) or 0) <= last}
+        else:
+            content = event.content
+            data = content.encode() if isinstance(content, str) else b""
+            if event.image is not None:
+                data = event.image.file
+            self._waiting[self._directory / event.file] = data
+        self._settle()
 
     def close(self) -> None:
-        """Does nothing: each file is complete."""
+        """Retries once what could not be written."""
+        with contextlib.suppress(OSError):  # the event log has reported it
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._last is not None:  # first, or it would remove what is written after it
+            _remove_after(self._directory / FOLDER, self._last)
+            self._last = None
+        failure: OSError | None = None
+        for path, data in list(self._waiting.items()):
+            try:
+                path.parent.mkdir(exist_ok=True)
+                write_whole(path, data)
+            except OSError as error:
+                failure = error
+            else:
+                del self._waiting[path]
+        while sum(map(len, self._waiting.values())) > _MAX_WAITING_BYTES:
+            del self._waiting[next(iter(self._waiting))]
+        if failure is not None:
+            raise failure
+
+
+def _remove_after(folder: Path, last: int) -> None:
+    # A link in a run directory that came from someone else could lead to a folder of yours.
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        step = _step(path)
+        if step is not None and step > last:
+            path.unlink(missing_ok=True)
+
+
+def _step(path: Path) -> int | None:
+    match = _FILE.fullmatch(path.name)
+    return None if match is None else int(match[1])

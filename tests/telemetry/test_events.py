@@ -1,7 +1,9 @@
 """What a run reports, and the sinks that keep it; the console's line; throughput."""
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -16,9 +18,18 @@ from tensorboard_events import events, scalars
 from tensorboardX.proto.event_pb2 import SessionLog
 
 from jaxtrain.errors import InputError
-from jaxtrain.telemetry import line_files
-from jaxtrain.telemetry.console import Console, console_line, duration
-from jaxtrain.telemetry.events import EventLog, Metrics, Rewound, Sample
+from jaxtrain.telemetry import line_files, samples
+from jaxtrain.telemetry.console import Console, console_line, duration, fitted
+from jaxtrain.telemetry.events import (
+    BadStep,
+    EventLog,
+    Message,
+    Metrics,
+    Rewound,
+    Sample,
+    StepCompiled,
+)
+from jaxtrain.telemetry.line_files import LogFile
 from jaxtrain.telemetry.throughput import Window
 from jaxtrain.training.validation import weighted_means
 
@@ -36,7 +47,7 @@ LINE = {
 def test_console_line_of_the_video_model() -> None:
     assert console_line(100, 100000, LINE, 30 * 3600 + 51 * 60) == (
         "step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s | "
-        "115 samples/s | data 1% | eta 30h51m"
+        "115 examples/s | data wait 1% | eta 30h51m"
     )
 
 
@@ -50,10 +61,28 @@ def test_console_line_of_a_text_model_on_a_cpu() -> None:
         "train/data_wait_fraction": 0.0,
     }
     assert console_line(1, 20, values, None) == (
-        "step 1/20 | loss 9.2103 | acc 41.2% | 0.042 steps/s | 4.2 samples/s | 2.1k tokens/s | "
-        "data 0%"
+        "step 1/20 | loss 9.2103 | accuracy 41.2% | 0.042 steps/s | 4.2 examples/s | "
+        "2.1k tokens/s | data wait 0%"
     )
     assert "loss nan" in console_line(1, 20, {"train/loss": math.nan}, None)
+
+
+def test_a_step_line_fits_the_terminal() -> None:
+    line = console_line(100, 100000, LINE, 30 * 3600 + 51 * 60)
+    assert fitted(line, 119) == line
+    assert fitted(line, 118) == line.replace(" | 115 examples/s", "")
+    without_rate = "step 10/40 | loss 1.5 | 1.00 steps/s | eta 30s"
+    short = without_rate.replace(" | eta", " | 4.0 examples/s | eta")
+    assert (fitted(short, 90), fitted(short, 89)) == (short, without_rate)
+    assert (
+        fitted(line, 80) == "step 100/100000 | loss 0.1200 | psnr 20.5 | 0.90 steps/s | eta 30h51m"
+    )
+    values = LINE | {"train/accuracy": 0.5, "train/tokens_per_second": 2e6}
+    del values["train/psnr"]
+    for columns in (40, 60, 80, 100):
+        assert len(fitted(console_line(99999, 100000, values, 99.0), columns)) <= columns
+    for other in ("step 1/2 | validation | " + "x" * 90, "run directory " + "x" * 90):
+        assert fitted(other, 80) == other
 
 
 @pytest.mark.parametrize(
@@ -175,7 +204,7 @@ def test_pictures(tmp_path: Path) -> None:
     (value,) = events(tmp_path)[-1].summary.value
     assert (value.tag, value.image.height, value.image.width) == ("reconstruction", 6, 8)
     assert value.image.encoded_image_string == path.read_bytes()
-    with pytest.raises(ValueError, match=r"picture x is float64 \[2, 2\], not uint8 \[H, W, 3\]"):
+    with pytest.raises(ValueError, match=r"image x is float64 \[2, 2\], not uint8 \[H, W, 3\]"):
         log.emit(Sample(1, "x", np.zeros((2, 2))))
     with pytest.raises(ValueError, match="sample name"):
         log.emit(Sample(1, "../x", picture))
@@ -237,6 +266,108 @@ def test_a_full_disk_is_reported_once_and_stops_nothing(
     steps = [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4]  # what could not be written has waited
     assert "metrics.jsonl" in capsys.readouterr().out
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_rewind_that_a_full_disk_prevents_is_retried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = event_log.attached(tmp_path, 0, 1)
+    for step in (1, 2, 3):
+        log.emit(Metrics(step, {"train/loss": 1.0}))
+        log.emit(BadStep(step, 8 * step, "nan", "nan", ids=[step]))
+    with monkeypatch.context() as full:
+        full.setattr(line_files, "write_whole", no_space)
+        log.emit(Rewound(1, 16))
+        log.emit(Metrics(2, {"train/loss": 2.0}))  # waits behind the rewind
+    steps = [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")]
+    assert steps == [1, 2, 3]
+    log.emit(Metrics(3, {"train/loss": 3.0}))
+    log.close()  # retries what got no further event
+    records = list(line_files.read(tmp_path / "metrics.jsonl"))
+    assert [(record["step"], record["train/loss"]) for record in records] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+    ]
+    bad = (tmp_path / "bad_steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["position"] for line in bad] == [8]
+    said = capsys.readouterr().out
+    assert said.count("warning: cannot write metrics.jsonl") == 1
+    assert said.count("warning: cannot write bad_steps.jsonl") == 1
+    assert "metrics.jsonl in" in said.splitlines()[-1]
+
+
+def test_lines_that_wait_go_before_a_rewind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = event_log.attached(tmp_path, 0, 1)
+    log.emit(Metrics(1, {"train/loss": 1.0}))
+    with full_disk.full(monkeypatch, "metrics.jsonl"):
+        log.emit(Metrics(2, {"train/loss": 1.0}))
+        log.emit(Rewound(1, 16))
+        log.emit(Metrics(2, {"train/loss": 2.0}))
+    log.close()
+    records = list(line_files.read(tmp_path / "metrics.jsonl"))
+    assert [(record["step"], record["train/loss"]) for record in records] == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_sample_that_a_full_disk_prevents_is_retried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = event_log.attached(tmp_path, 0, 1)
+    for step, name in ((1, "a"), (1, "b"), (2, "a")):
+        with monkeypatch.context() as full:
+            full.setattr(samples, "write_whole", no_space)
+            log.emit(Sample(step, name, f"{name} {step}"))
+    assert list((tmp_path / "samples").iterdir()) == []
+    log.emit(Sample(2, "b", "b 2"))
+    found = {path.name: path.read_text() for path in (tmp_path / "samples").iterdir()}
+    assert found == {f"{name}_{step}.txt": f"{name} {step}" for name in "ab" for step in (1, 2)}
+    with monkeypatch.context() as full:
+        full.setattr(samples, "write_whole", no_space)
+        log.emit(Sample(3, "a", "a 3"))
+    log.close()  # no further event: the end of the run retries
+    assert (tmp_path / "samples" / "a_3.txt").read_text() == "a 3"
+    assert capsys.readouterr().out.count("warning: cannot write samples") == 2
+
+
+def test_samples_of_abandoned_steps_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = event_log.attached(tmp_path, 0, 1)
+    folder = tmp_path / "samples"
+    image = np.zeros((2, 2, 3), np.uint8)
+    for step in (10, 20, 30):
+        log.emit(Sample(step, "x", image))
+        log.emit(Sample(step, "text", "a"))
+    (folder / "notes.md").touch()  # not a sample
+    with monkeypatch.context() as full:
+        full.setattr(Path, "unlink", no_space)
+        log.emit(Rewound(20, 160))
+    assert (folder / "x_30.png").exists()
+    log.emit(Sample(25, "x", image))  # retries the removal first
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["notes.md", "text_10.txt", "text_20.txt", "x_10.png", "x_20.png", "x_25.png"]
+    )
+    log.emit(Rewound(20, 160, validated=False))  # the validation after step 20 comes again
+    assert sorted(path.name for path in folder.iterdir()) == ["notes.md", "text_10.txt", "x_10.png"]
+    log.close()
+
+
+def test_a_linked_samples_folder_is_left_alone(tmp_path: Path) -> None:
+    """A run directory of someone else's may link to a folder of yours."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "img_99.png").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "samples").symlink_to(tmp_path / "photos")
+    log = event_log.attached(tmp_path / "run", 0, 1)
+    log.emit(Rewound(20, 160))
+    log.close()
+    assert (tmp_path / "photos" / "img_99.png").exists()
 
 
 def test_a_validation_that_comes_again_is_forgotten(tmp_path: Path) -> None:
@@ -364,6 +495,71 @@ def test_a_tracker_is_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert said == [
         "too early for the run's files",
         f"warning: cannot write tracker in {tmp_path} (Connection refused): training continues; "
-        "what is appended to a file is kept in memory until it can be written",
+        "unwritten data is kept in memory and retried",
         f"tracker in {tmp_path} is written again",
     ]
+
+
+class Broken(Tracker):
+    """Raises what no sink should raise."""
+
+    name = "broken"
+
+    def handle(self, event: Metrics | Rewound) -> None:
+        self.got.append(event)
+        raise ValueError("no such\ncolumn")
+
+    def close(self) -> None:
+        self.closed = True
+        raise RuntimeError("not open")
+
+
+def test_a_sink_that_raises_is_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a sink raises, the run and the other sinks continue; it is reported once."""
+    log, broken, other = EventLog(Console(event_log.phases(), 0)), Broken(), Tracker()
+    log.attach([broken, LogFile(tmp_path, 0), other], tmp_path)
+    for step in (1, 2, 3):
+        log.emit(Metrics(step, {"train/loss": 1.0}))
+    log.close()
+    assert len(broken.got) == 1
+    assert broken.closed
+    assert [event.step for event in other.got] == [1, 2, 3]
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: broken failed (ValueError: no such): training continues without broken",
+        "warning: cannot close broken (not open)",
+    ]
+    logged = (tmp_path / "log.txt").read_text()
+    assert "Traceback" in logged
+    assert logged.count("warning: broken failed") == 1
+
+
+def test_a_console_that_raises_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, other = Console(event_log.phases(), 0), Tracker()
+
+    def broken(text: str) -> None:
+        raise ValueError("no such color")
+
+    monkeypatch.setattr(console, "show", broken)
+    log = EventLog(console)
+    log.attach([other], tmp_path)
+    log.emit(Message("one"))
+    log.emit(Metrics(1, {"train/loss": 1.0}))
+    assert [event.step for event in other.got] == [1]
+    assert capsys.readouterr().out == (
+        "warning: console failed (ValueError: no such color): training continues without console\n"
+    )
+
+
+def test_a_foreign_file_ends_no_run_that_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = event_log.attached(tmp_path, 0, 1)
+    log.emit(StepCompiled(0, None, 1.0, 1, 1.0))
+    (tmp_path / "metrics.jsonl").write_text("hello\n")
+    log.emit(Rewound(0, 0))
+    log.emit(Metrics(1, {"train/loss": 1.0}))
+    log.close()
+    assert "training continues without metrics.jsonl" in capsys.readouterr().out
+    assert scalars(tmp_path) == [(1, "train/loss", 1.0)]

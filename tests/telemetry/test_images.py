@@ -46,7 +46,7 @@ def test_a_clip_is_an_mp4_and_a_gif(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 2, 4), (1, 2, 2, 2, 3)])
 def test_other_forms_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"picture x is uint8 .* or, for a clip"):
+    with pytest.raises(ValueError, match=r"image x is uint8 .* or, for a clip"):
         images.encode("x", np.zeros(shape, np.uint8))
     with pytest.raises(ValueError, match="float32"):
         images.encode("x", np.zeros((2, 2, 3), np.float32))
