@@ -8,8 +8,8 @@ from typing import Any
 from jaxtrain import terminal
 from jaxtrain.cli import command_line
 from jaxtrain.distributed import cluster_env
-from jaxtrain.doctor import examination, page
-from jaxtrain.doctor.finding import Finding
+from jaxtrain.doctor import examination
+from jaxtrain.doctor.finding import Finding, verdict
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses, atomic
 from jaxtrain.xla.subprocess_worker import exit_on_sigterm
@@ -52,12 +52,12 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
             if event.group != heading:
                 heading = event.group
                 terminal.out(f"\n{heading}")
-            terminal.out(addresses.scrub(page.finding(event)))
+            terminal.out(addresses.scrub(event.as_text()))
         elif "about" in event:
             about = event["about"]
             terminal.out(f"{about['config']} on {about['host']} (about half a minute)")
-    verdict = page.verdict(findings)
-    terminal.out(f"\n{verdict}")
+    summary = verdict(findings)
+    terminal.out(f"\n{summary}")
     ready = all(one.level != "problem" for one in findings)
     if flags.json and _writes_the_file():
         told = addresses.scrubbed(
@@ -65,7 +65,7 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
                 **about,
                 "overrides": overrides,
                 "ready": ready,
-                "verdict": verdict,
+                "verdict": summary,
                 "findings": [one.as_dict() for one in findings],
             }
         )

@@ -1,8 +1,9 @@
 """What a check has found, and how checks are run: none of them can end the doctor."""
 
 import dataclasses
+import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,10 @@ Level = Literal["ok", "warning", "problem"]
 Check = Callable[[], Iterable["Finding"]]
 Tell = Callable[["Finding"], None]
 
+WIDTH = 100  # of the printed lines
+
+_MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
+_INDENT = 11
 _LONGEST = 300  # characters of a foreign error
 
 
@@ -38,6 +43,13 @@ class Finding:
         """For JSON."""
         return dataclasses.asdict(self)
 
+    def as_text(self) -> str:
+        """For the console: the mark, what was seen, and the cure below it."""
+        lines = [_wrapped(f"  {_MARKS[self.level]:<{_INDENT - 2}}", self.seen)]
+        if self.cure:
+            lines.append(_wrapped(" " * _INDENT + "cure: ", self.cure))
+        return "\n".join(lines)
+
 
 def ok(seen: str) -> Finding:
     """All is well."""
@@ -52,6 +64,18 @@ def warning(seen: str, cure: str) -> Finding:
 def problem(seen: str, cure: str) -> Finding:
     """The run would fail, or lose something."""
     return Finding(level="problem", seen=seen, cure=cure)
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Summarizes all findings in one line, the last one on the console."""
+    problems = [one for one in findings if one.level == "problem"]
+    warnings = sum(one.level == "warning" for one in findings)
+    warned = f"{warnings} warning{'s' if warnings != 1 else ''}"
+    if not problems:
+        return "ready" + (f", with {warned}" if warnings else "")
+    where = ", ".join(dict.fromkeys(one.group for one in problems))
+    count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''} ({where})"
+    return f"not ready: {count}" + (f", {warned}" if warnings else "")
 
 
 def run_checks(group: str, checks: Mapping[str, Check], tell: Tell) -> None:
@@ -85,4 +109,15 @@ def _of_error(check: str, error: Exception) -> Finding:
         f"{last.lineno})",
         "nothing is known of what it looks at: see whether the words above name a cause, and "
         "report it if not",
+    )
+
+
+def _wrapped(mark: str, text: str) -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
     )

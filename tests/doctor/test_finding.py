@@ -1,10 +1,10 @@
-"""No check can end the doctor."""
+"""Findings: how they are printed, and that no check can end the doctor."""
 
 from collections.abc import Iterator
 
 from examined import judged
 
-from jaxtrain.doctor.finding import Finding, ok, run_checks, warning
+from jaxtrain.doctor.finding import Finding, ok, problem, run_checks, verdict, warning
 from jaxtrain.errors import InputError
 
 
@@ -32,3 +32,24 @@ def test_a_check_that_breaks_is_a_problem_that_names_it_and_the_next_goes_on() -
     assert found[1].cure
     assert found[2].seen == "--data.path x: no such file: give another"
     assert judged(found)[1] == 1
+
+
+def test_marks_and_cures_are_aligned_within_100_columns() -> None:
+    lines = problem("word " * 40, "do this " * 20).as_text().splitlines()
+    assert lines[0].startswith("  PROBLEM  word")
+    assert lines[1].startswith(" " * 11 + "word")
+    assert lines[3].startswith(" " * 11 + "cure: do this")
+    assert lines[4].startswith(" " * 17 + "this")
+    assert max(map(len, lines)) <= 100
+    assert ok("fine").as_text() == "  ok       fine"
+
+
+def test_the_verdict_counts_problems_and_names_their_groups() -> None:
+    def of(group: str) -> Finding:
+        return Finding(level="problem", seen="seen", cure="cure", group=group)
+
+    assert verdict([ok("fine")]) == "ready"
+    assert verdict([ok("fine"), warning("a", "b")]) == "ready, with 1 warning"
+    assert verdict([of("data")]) == "not ready: 1 problem (data)"
+    several = [of("data"), of("system"), of("data"), warning("a", "b"), warning("a", "b")]
+    assert verdict(several) == "not ready: 3 problems (data, system), 2 warnings"
