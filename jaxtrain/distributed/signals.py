@@ -33,6 +33,10 @@ _HELD: dict[Wish, str] = {
     "SIGTERM": "SIGTERM: stopping after this step",
     "SIGINT": "stopping after this step; press Ctrl-C again to stop at once, without saving",
 }
+_ENDING: dict[Wish, str] = {
+    "SIGTERM": "SIGTERM: the last step is done; finishing the run",
+    "SIGINT": "the last step is done; finishing the run; press Ctrl-C again to stop at once",
+}
 _NOT_HELD = "{}: stopping; nothing to save, no update was done since the start"
 
 
@@ -67,6 +71,7 @@ class StopSignals:
     - Before :meth:`hold` there is nothing to save: the main thread gets :class:`Stopped`, and where
       it does not come out of a long call within ``UNWIND_S``, the thread ends the process.
     - After it a signal interrupts nothing: the loop reads ``requested``.
+    - After :meth:`no_more_steps` it only reports that the run is ending.
 
     The first signal counts; a SIGINT that follows any earlier one raises ``KeyboardInterrupt``, and
     where the main thread does not come out of a long call, or out of what it then closes, within
@@ -75,15 +80,15 @@ class StopSignals:
     Attributes:
         requested: the signal that came first, once the main thread knows of it.
         heard: the same, also while the main thread is in a long call.
-        before_exit: called before the thread ends the process, with the exit code.
     """
 
     def __init__(self) -> None:
         self.requested: Wish | None = None
         self.heard: Wish | None = None
-        self.before_exit: Callable[[int], None] = lambda code: None
+        self._exit_actions: list[Callable[[int], None]] = []
         self._then: Callable[[], None] = lambda: None
         self._held = False
+        self._ending = False
         self._at_once = False
         self._again: threading.Timer | None = None
         self._left = threading.Event()
@@ -125,6 +130,24 @@ class StopSignals:
     def hold(self) -> None:
         """From here on there are updates to save: a signal waits until the loop looks."""
         self._held = True
+
+    def no_more_steps(self) -> None:
+        """The last step is done: the run is ending, and a first signal does not stop it earlier."""
+        self._ending = True
+
+    def before_exit(self, action: Callable[[int], None]) -> None:
+        """Registers an action to run, with the exit code, before the thread ends the process.
+
+        Actions run in reverse order of registration, as in an ``ExitStack``: what was opened last
+        is closed first.
+        """
+        self._exit_actions.append(action)
+
+    def run_exit_actions(self, code: int) -> None:
+        """Runs the registered actions, newest first. One that fails does not stop the others."""
+        for action in reversed(self._exit_actions):
+            with contextlib.suppress(Exception):
+                action(code)
 
     def request(self, wish: Wish) -> None:
         """As if the signal had come: another process of the run got it."""
@@ -171,7 +194,8 @@ class StopSignals:
                 continue
             wish, held = _wish(number[0]), self._held
             # Not print(): the main thread may hold the lock of the stream.
-            text = _HELD[wish] if held else _NOT_HELD.format(wish)
+            waiting = _ENDING if self._ending else _HELD
+            text = waiting[wish] if held else _NOT_HELD.format(wish)
             with contextlib.suppress(OSError):
                 os.write(2, f"\n{text}\n".encode())
             self.heard = wish
@@ -181,7 +205,7 @@ class StopSignals:
 
     def _end_within(self, limit_s: float, code: int) -> None:
         if not self._left.wait(limit_s):
-            self.before_exit(code)
+            self.run_exit_actions(code)
             os._exit(code)
 
 

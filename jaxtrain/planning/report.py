@@ -115,7 +115,7 @@ def memory(plan: Plan) -> str:
         f"  {'needed':<18}{memory['needed'] / GIB:9.3f}{estimated}",
         f"  {'there is':<18}{memory['capacity'] / GIB:9.3f}   of {memory['total'] / GIB:.1f}: "
         f"outside stay {_kept(memory['outside'])} (assumed), and what is spare of a tenth "
-        "(the program sets XLA_PYTHON_CLIENT_MEM_FRACTION)",
+        "(the program sets XLA_CLIENT_MEM_FRACTION)",
     ]
     return "\n".join(lines)
 

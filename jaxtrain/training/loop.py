@@ -40,6 +40,7 @@ def train(setup: TrainSetup) -> None:
                     saver.save(progress.position(), state, regular=saves, best=best)
         if stopping.decision or stopping.after_step():
             break
+    stopping.no_more_steps()
     progress.flush()
     setup.log.phases.ending()
     jax.block_until_ready(state)  # on all devices: none needs the last batch any more

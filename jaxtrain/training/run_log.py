@@ -14,7 +14,6 @@ import jax
 
 from jaxtrain import config, versions
 from jaxtrain.config.run_length import Position
-from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals, exit_code, why
 from jaxtrain.distributed.watchdog import Watchdog
 from jaxtrain.errors import RUN_AGAIN, InputError, stop_inside
@@ -61,16 +60,14 @@ class RunLog(events.EventLog):
 
     Args:
         signals: may end the process in the middle of a call.
-        heartbeat: the other processes, which are told of an end.
         watchdog: may end the process, too.
 
     Attributes:
         phases: which phase of the run is open.
     """
 
-    def __init__(self, signals: StopSignals, heartbeat: Heartbeat, watchdog: Watchdog) -> None:
+    def __init__(self, signals: StopSignals, watchdog: Watchdog) -> None:
         self._signals = signals
-        self._heartbeat = heartbeat
         self._watchdog = watchdog
         self.phases = Phases(watchdog)
         self._shown = Console(self.phases, jax.process_index())
@@ -84,7 +81,7 @@ class RunLog(events.EventLog):
     def __enter__(self) -> Self:
         self._stack.enter_context(self._shown)
         self._shown.note_in(self)
-        self._signals.before_exit = self._leave
+        self._signals.before_exit(lambda code: self._shown.close())
         return self
 
     def __exit__(
@@ -141,7 +138,7 @@ class RunLog(events.EventLog):
         kind = jax.devices()[0].device_kind
         self.say(f"{run.name}: {jax.device_count()} x {kind}, {versions.line()}")
         self._watchdog.report_to(directory, self._say_last)
-        self._signals.before_exit = self._cut_off
+        self._signals.before_exit(self._cut_off)
 
     def started(self, total: int) -> None:
         """The length of the run is known.
@@ -192,7 +189,6 @@ class RunLog(events.EventLog):
             self.say(words)
 
         _soon(write)
-        self._leave(code)
 
     def _say_last(self, words: str) -> None:
         """The watchdog's last words: they end the log, too."""
@@ -201,10 +197,6 @@ class RunLog(events.EventLog):
             _soon(self.ended, RUN_AGAIN, words)
         finally:
             self._shown.close()
-
-    def _leave(self, code: int) -> None:
-        self._shown.close()
-        self._heartbeat.leave(code)
 
 
 def _soon(action: Callable[..., None], *arguments: Any) -> None:

@@ -48,7 +48,7 @@ def start(
         Heartbeat(key_value.of_run(), signals) as heartbeat,
         Watchdog(run.loop.hang_timeout_s, heartbeat) as watchdog,
     ):
-        signals.before_exit = heartbeat.leave
+        signals.before_exit(heartbeat.leave)
         signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
         try:  # from here on others may wait for this process
             process_group.check_accelerator(os.environ)
@@ -75,7 +75,7 @@ def _train(
     relief: out_of_memory.Relief | None,
 ) -> int:
     with (
-        RunLog(signals, heartbeat, watchdog) as log,
+        RunLog(signals, watchdog) as log,
         open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
     ):
         if setup is None:  # there is nothing left to train

@@ -339,7 +339,7 @@ def open_training(
         stack.callback(batches.close)
         evaluator = _evaluator(step_setup, sources, quarantine)
         with phases.within("compile"), explained():
-            step = compiled_step(step_setup, flags.debug, log)
+            step = compile_in_all_processes(step_setup, flags.debug, log)
         checkpoints = Checkpoints(
             directory / layout.CHECKPOINTS,
             run.checkpoint.keep,
@@ -445,10 +445,10 @@ def _first_values(setup: StepSetup, say: Say) -> State:
     return with_values(setup.fresh_state(), params, frozen)
 
 
-def compiled_step(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:
-    """The training step; returns when all processes have compiled theirs.
+def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> TrainStep:
+    """Compiles the training step; returns when all processes have compiled theirs.
 
-    So the first step is as long as the others, however much later one process compiles.
+    Otherwise the first step would include the time that the slowest process still compiles.
     """
     began = time.perf_counter()
     compiled = setup.compile_step(donate=not debug)

@@ -52,6 +52,10 @@ class Stopping:
         self.decision = int(self._agreement.now(self._wish()))
         return self.decision != GO_ON
 
+    def no_more_steps(self) -> None:
+        """The loop has ended: a signal no longer stops it."""
+        self._signals.no_more_steps()
+
     def _wish(self) -> int:
         if self._bad_share.complaint():
             return STOP_BAD_DATA

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import jax
 
+from jaxtrain import terminal
 from jaxtrain.ops import cpu
 
 # Compilations shorter than this are not worth a file.
@@ -16,6 +17,7 @@ _WORTH_KEEPING_S = 0.5
 # default is 0.75; CUDA's context, loaded kernels and NCCL's buffers lie outside, and with too
 # little left NCCL fails to start ("unhandled system error").
 MEMORY_FRACTION = 0.9
+_FRACTION, _DEPRECATED_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 Options = dict[str, str | bool]
 T = TypeVar("T")
@@ -64,12 +66,25 @@ def still_compiling() -> bool:
 
 
 def reserve_memory(environment: MutableMapping[str, str]) -> None:
-    """Has XLA take as much of each GPU as a plan counts on; before jax looks for devices.
+    """Sets the fraction of each GPU's memory that XLA takes; call it before jax finds devices.
+
+    jax reads two variables, ignores empty ones, and raises ValueError if both are set (jaxlib 0.10,
+    ``generate_pjrt_gpu_plugin_options``). A value that you set takes precedence. If you set both,
+    the deprecated one is removed, with a warning if it differs.
 
     Args:
-        environment: XLA_PYTHON_CLIENT_MEM_FRACTION in it wins.
+        environment: ``os.environ``.
     """
-    environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
+    fraction, deprecated = environment.get(_FRACTION), environment.get(_DEPRECATED_FRACTION)
+    if fraction and deprecated:
+        del environment[_DEPRECATED_FRACTION]
+        if fraction != deprecated:
+            terminal.warn(
+                f"warning: {_FRACTION}={fraction} and {_DEPRECATED_FRACTION}={deprecated} are both "
+                "set: the second, which is deprecated, is ignored"
+            )
+    elif not (fraction or deprecated):
+        environment[_FRACTION] = str(MEMORY_FRACTION)
 
 
 def use_cache(environment: Mapping[str, str], folder: Path) -> None:

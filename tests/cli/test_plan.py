@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from compiled_step import findings
 from program import TINY_MLM
+from step_findings import findings
 
 from jaxtrain import main
 from jaxtrain.cli import plan

@@ -120,6 +120,32 @@ def test_ctrl_c_after_a_signal_stops_at_once(
     assert ("press Ctrl-C again" in said) == (first == signal.SIGINT)
 
 
+def test_a_signal_after_the_last_step_does_not_announce_a_stop(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with StopSignals() as signals:
+        signals.hold()
+        signals.no_more_steps()
+        send(signal.SIGTERM)
+        wait_until_heard(signals)
+    assert capfd.readouterr().err.strip() == "SIGTERM: the last step is done; finishing the run"
+
+
+def test_all_exit_actions_run_newest_first_though_one_fails() -> None:
+    signals = StopSignals()
+    ran: list[tuple[str, int]] = []
+
+    def fail(code: int) -> None:
+        ran.append(("fails", code))
+        raise OSError("a dead disk")
+
+    signals.before_exit(lambda code: ran.append(("first", code)))
+    signals.before_exit(fail)
+    signals.before_exit(lambda code: ran.append(("last", code)))
+    signals.run_exit_actions(75)
+    assert ran == [("last", 75), ("fails", 75), ("first", 75)]
+
+
 def test_who_asks_is_told_also_of_a_signal_that_came_before() -> None:
     told = []
     with StopSignals() as signals:
@@ -148,7 +174,8 @@ def busy(hold: bool, call: str = BUSY) -> subprocess.Popen[str]:
 
     jaxtrain.distributed.signals.UNWIND_S = 0.5
     with StopSignals() as signals:
-        signals.before_exit = lambda code: print("leaving with", code, flush=True)
+        signals.before_exit(lambda code: print("leaving with", code, flush=True))
+        signals.before_exit(lambda code: 1 / 0)
         if {hold}:
             signals.hold()
             signals.when_heard(lambda: print("heard", signals.heard, flush=True))

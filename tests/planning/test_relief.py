@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from compiled_step import findings
+from step_findings import findings
 
 from jaxtrain.planning import cards, planner, relief
 

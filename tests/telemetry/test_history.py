@@ -43,7 +43,8 @@ class Story:
         signals = StopSignals()
         self.heartbeat = Left(KeyValueStore(), signals)
         self.watchdog = Watchdog(None, self.heartbeat)
-        self.log = RunLog(signals, self.heartbeat, self.watchdog)
+        signals.before_exit(self.heartbeat.leave)
+        self.log = RunLog(signals, self.watchdog)
         self.phases = self.log.phases = Phases(self.watchdog, self.log.emit, lambda: self.now)
         self.signals = signals
 
@@ -199,7 +200,7 @@ def test_a_process_that_is_cut_off_writes_what_it_was_in(story: Story) -> None:
     written.started(10)
     with story.phases.within("compile"):
         story.spend(7.0)
-        story.signals.before_exit(130)  # from the thread that hears signals
+        story.signals.run_exit_actions(130)  # from the thread that hears signals
     assert story.heartbeat.code == 130
     assert story.phases_told() == [("compile", 7.0, 0)]
     assert story.records()[-1]["code"] == 130

@@ -36,9 +36,9 @@ def begin(directory: Path, before: run_directory.Before = KEPT) -> tuple[RunLog,
     signals = StopSignals()
     heartbeat = Left(KeyValueStore(), signals)
     watchdog = Watchdog(None, heartbeat)
-    log = RunLog(signals, heartbeat, watchdog)
+    signals.before_exit(heartbeat.leave)
+    log = RunLog(signals, watchdog)
     log.__enter__()
-    assert signals.before_exit == log._leave
     log.open(config.named("demo_mlm"), directory, None, Position(), ("--debug",), before)
     return log, signals, heartbeat
 
@@ -94,7 +94,7 @@ def test_a_named_directory_that_was_there_stays_with_what_was_in_it(
 
 def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path) -> None:
     log, signals, heartbeat = begin(tmp_path)
-    signals.before_exit(130)
+    signals.run_exit_actions(130)
     assert heartbeat.left == 130
     words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
     assert end(tmp_path) == (130, words)
