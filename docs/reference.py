@@ -65,7 +65,10 @@ def command_help() -> str:
 
 def _commands() -> dict[str, tuple[str, ...]]:
     actions = {"prepare": ("clips", "tokens", "latents")}
-    found: dict[str, tuple[str, ...]] = {"jaxtrain": ("--help",)}
+    found: dict[str, tuple[str, ...]] = {
+        "jaxtrain": ("--help",),
+        "jaxtrain --config demo": ("--config", "demo", "--help"),
+    }
     for name in main.COMMANDS:
         found[name] = (name, "--help")
         for action in actions.get(name, ()):

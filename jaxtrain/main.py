@@ -21,23 +21,30 @@ from jaxtrain.cli import train
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, RunAgain, Stopped
 
-COMMANDS = {
-    "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
-    "checkpoints": "list and verify a run's checkpoints; which one a resume would take",
-    "configs": "list the configs, show one whole, or compare two",
-    "decode": "latents of a video to a video",
-    "doctor": "is this machine, this cluster and this data fit for a config?",
-    "encode": "a video to its latents",
-    "evaluate": "quality of autoencoders on the same videos; of a language model on a text",
-    "export": "weights out, under the names of the program that the model comes from",
-    "fill": "the likeliest words for each [MASK] of a text",
-    "generate": "a causal language model goes on with a text",
-    "import": "published weights in: checks them and says which model they are",
-    "plan": "memory, traffic, time and money of a config on GPUs, without any",
-    "prepare": "once, before a run: videos cut, text tokenised, a teacher's latents computed",
-    "report": "a run, or several side by side, as one HTML page",
-    "reconstruct": "a video, any length, through an autoencoder and back",
+COMMAND_GROUPS = {
+    "Use a model": {
+        "generate": "generate text with a causal language model",
+        "fill": "predict the tokens behind each [MASK] of a text",
+        "encode": "encode a video to latents",
+        "decode": "decode latents to a video",
+        "reconstruct": "encode and decode a video of any length",
+        "evaluate": "measure the quality of one or several models",
+        "export": "write weights for PyTorch or transformers",
+        "import": "convert published weights to a weights file",
+    },
+    "Prepare data": {
+        "prepare": "cut videos, tokenize text, compute latents",
+    },
+    "Check and plan": {
+        "plan": "predict memory, time and cost without GPUs",
+        "doctor": "check machine, cluster and data for a config",
+        "bench": "measure speed and memory on this machine",
+        "configs": "list, show or compare configs",
+        "checkpoints": "list and verify the checkpoints of a run",
+        "report": "write an HTML report of one or several runs",
+    },
 }
+COMMANDS = {name: text for commands in COMMAND_GROUPS.values() for name, text in commands.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments and not arguments[0].startswith("-"):
             return _command(arguments[0], arguments[1:])
         with StopSignals() as signals:
-            return train.main(arguments, signals, COMMANDS)
+            return train.main(arguments, signals, COMMAND_GROUPS)
     except InputError as error:
         terminal.fail(error)
         return WRONG_USE
@@ -78,9 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _command(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
-        from jaxtrain.config import overrides
-
-        raise InputError(f"no command {name!r}; {overrides.did_you_mean(name, COMMANDS)}")
+        raise InputError(f"unknown command {name!r}; {_hint(name)}")
     module = importlib.import_module(f"jaxtrain.cli.{name}")
     try:
         code: int = module.main(arguments)
@@ -96,6 +101,21 @@ def _command(name: str, arguments: list[str]) -> int:
         text = f"{name}: {where} cannot be read or written: {error.strerror}{cure}"
         raise InputError(text) from error
     return code
+
+
+def _hint(name: str) -> str:
+    """What was probably meant by a word that is not a command."""
+    from jaxtrain.config import files, invocation, overrides
+
+    train_with = f"{invocation.program()} --config"
+    if name in files.names():
+        return f"to train this config: {train_with} {name}"
+    near = overrides.close_to(name, [*COMMANDS, *files.names(), "help", "version"])
+    if not near:
+        return f"the commands are {', '.join(COMMANDS)}"
+    if near[0] in ("help", "version"):
+        return f"did you mean {invocation.program()} --{near[0]}?"
+    return f"did you mean {near[0] if near[0] in COMMANDS else f'{train_with} {near[0]}'}?"
 
 
 def console() -> None:

@@ -53,6 +53,14 @@ DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
         ([*DEMO_ON_8, "--profile", "9:3"], "9:3"),
         (["--config", "demo", "--simulate-devices", "many"], "many"),
         (["confgs", "list"], "configs"),
+        (["dmeo"], "--config demo?"),
+        (["demo"], "--config demo"),
+        (["version"], "--version"),
+        ([*DEMO_ON_8, "--lr", "1"], "--optim.peak_lr"),
+        ([*DEMO_ON_8, "--bs", "1"], "--data.batch_size"),
+        ([*DEMO_ON_8, "--batch_size", "1"], "--data.batch_size"),
+        ([*DEMO_ON_8, "--steps", "1"], "--loop.steps"),
+        ([*DEMO_ON_8, "--epochs", "1"], "--loop.epochs"),
     ],
 )
 def test_wrong_use_is_one_line_that_names_the_cure(
@@ -98,14 +106,30 @@ def test_help_lists_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> No
     assert main.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert "--resume" in text
-    assert "configs" in text
+    assert len(text.splitlines()) <= 24
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for command in main.COMMANDS:
+        assert re.search(rf"^[\w ]{{16}}{command} ", text, re.MULTILINE)
 
 
 def test_help_of_a_config_documents_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--config", "demo", "--help"]) == 0
     text = capsys.readouterr().out
-    for field in ("--optim.peak", "--data.path", "--mesh.shard", "--loop.log", "--model."):
-        assert field in text.replace("_", "-") or field in text
+    assert "--resume" in text
+    assert text.count("usage:") == 1
+    for section in ("run", "model", "data", "optim", "mesh", "loop", "checkpoint"):
+        assert f"\n  {section} " in text
+
+
+def test_help_of_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--help", "optim", "loop"]) == 0
+    text = capsys.readouterr().out
+    assert "--optim.peak_lr" in text
+    assert "--loop.log_every" in text
+    assert "--data.path" not in text
+    assert "--config demo" in text
+    assert main.main(["--help", "generate"]) == 2
+    assert "generate is a command" in capsys.readouterr().err
 
 
 def test_version_names_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,13 +79,13 @@ def parse(
         flags, overrides = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see {_typed(parser)} --help") from None
-    _refuse_misspelt(parser, overrides)
-    require_config(flags)
+    _refuse_misspelled(parser, overrides)
+    require_config(flags.config)
     return flags, overrides
 
 
-def _refuse_misspelt(parser: argparse.ArgumentParser, overrides: list[str]) -> None:
-    """What is nearly a flag of the command; the config only knows its own fields."""
+def _refuse_misspelled(parser: argparse.ArgumentParser, overrides: list[str]) -> None:
+    """Refuses what resembles a flag of the command: the config would only suggest its fields."""
     fields = {f"--{field.name}" for field in dataclasses.fields(config.Run)}
     own = [flag for action in parser._actions for flag in action.option_strings]
     for word in overrides:
@@ -94,16 +94,16 @@ def _refuse_misspelt(parser: argparse.ArgumentParser, overrides: list[str]) -> N
             continue
         near = difflib.get_close_matches(typed, own, n=1, cutoff=0.75)
         if near:
-            raise InputError(f"{typed} is no flag of {parser.prog}; did you mean {near[0]}?")
+            raise InputError(f"{parser.prog}: unknown flag {typed}; did you mean {near[0]}?")
 
 
-def require_config(flags: argparse.Namespace) -> None:
+def require_config(name: str | None) -> None:
     """Refuses a command line without ``--config``.
 
     Raises:
-        InputError: names the configs.
+        InputError: lists the configs.
     """
-    if not flags.config:
+    if not name:
         names = ", ".join(files.names())
         raise InputError(f"--config is missing; the configs are: {names}")
 

@@ -1,7 +1,7 @@
 """Overrides of dataclass fields from the command line: ``--section.field VALUE``.
 
-tyro parses the values and writes the help. What goes wrong is told in one line of our own, which
-names the field, what was given, what it takes and the nearest right word.
+tyro parses the values. The errors are our own: one line with the field, the given value, what the
+field takes, and the nearest valid name or value.
 """
 
 import contextlib
@@ -21,8 +21,33 @@ T = TypeVar("T")
 _FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
 _WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
-# Not fields, but near enough to be meant (jaxtrain.cli.train.flags_parser).
+# Not fields, but suggested for a misspelled flag (jaxtrain.cli.train.flags_parser).
 _FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
+
+# Names that other trainers use, and the field's name here.
+_OTHER_NAMES = {
+    "lr": "optim.peak_lr",
+    "learning_rate": "optim.peak_lr",
+    "bs": "data.batch_size",
+    "global_batch_size": "data.batch_size",
+    "num_workers": "data.workers",
+    "wd": "optim.weight_decay",
+    "beta1": "optim.b1",
+    "beta2": "optim.b2",
+    "grad_clip": "optim.max_grad_norm",
+    "clip_grad_norm": "optim.max_grad_norm",
+    "gradient_accumulation_steps": "optim.accumulate",
+    "grad_accum": "optim.accumulate",
+    "warmup": "optim.warmup_steps",
+    "max_steps": "loop.steps",
+    "iterations": "loop.steps",
+    "num_epochs": "loop.epochs",
+    "eval_interval": "loop.eval_every",
+    "log_interval": "loop.log_every",
+    "save_every": "checkpoint.every",
+    "save_steps": "checkpoint.every",
+    "dtype": "precision",
+}
 
 
 class Leaf(NamedTuple):
@@ -116,27 +141,6 @@ def _is_within(name: str, sections: Iterable[str]) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in sections)
 
 
-def print_help(default: Any, prog: str) -> None:
-    """Prints each field with its type, help and default.
-
-    Args:
-        default: nested frozen dataclasses; the docstring under a field is its help.
-        prog: the command in the first line.
-    """
-    import tyro
-
-    with contextlib.suppress(SystemExit):
-        tyro.cli(type(default), default=default, args=["--help"], prog=prog, **_tyro_options())
-    for name, value, section in _optional_sections(default):
-        if value is None:
-            print(f"{name} is None; one of its fields switches it on:")
-            nested: type[Any] = section
-            for part in reversed(name.split(".")):
-                nested = dataclasses.make_dataclass("_", [(part, nested)])
-            with contextlib.suppress(SystemExit):
-                tyro.cli(nested, args=["--help"], prog=prog, **_tyro_options())
-
-
 def matches(value: Any, annotation: Any) -> bool:
     """Whether a value fits an annotation; a whole number fits ``float``, ``True`` no number."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -194,10 +198,15 @@ def choices(section: Any, field: str) -> tuple[str, ...]:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """``"did you mean WORD?"``, or all choices when none is near."""
+    """Returns ``"did you mean WORD?"``, or a list of all choices if none is close."""
     choices = list(choices)
-    near = difflib.get_close_matches(word, choices, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(choices)}"
+    near = close_to(word, choices)
+    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"
+
+
+def close_to(word: str, choices: Iterable[str]) -> list[str]:
+    """Returns up to three choices that resemble a word, the closest first."""
+    return difflib.get_close_matches(word, list(choices))
 
 
 def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -320,6 +329,8 @@ def _in_words(flag: str, known: dict[str, Leaf]) -> tuple[str, list[str]]:
         return f"{message} but a section; its fields are {', '.join(inside)}", inside
     word = flag.rpartition(".")[2].removeprefix("--")
     same = [other for other in known if other.rpartition(".")[2].removeprefix("--") == word]
+    if not same and f"--{_OTHER_NAMES.get(word)}" in known:
+        same = [f"--{_OTHER_NAMES[word]}"]
     if same:
         return f"{message}; did you mean {' or '.join(same)}?", same
     dashed = flag.replace("_", "-")
@@ -401,13 +412,8 @@ def _tyro_options() -> dict[str, Any]:
 
     return {
         "use_underscores": True,
-        # A switch takes True or False like any field; optional sections are no subcommands; help
-        # is what stands under a field, not the comment above it.
-        "config": (
-            tyro.conf.FlagConversionOff,
-            tyro.conf.AvoidSubcommands,
-            tyro.conf.HelptextFromCommentsOff,
-        ),
+        # A bool takes True or False like any field; optional sections are not subcommands.
+        "config": (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
     }
 
 

@@ -309,11 +309,6 @@ def _changes(base: Run, run: Run) -> list[str]:
     ]
 
 
-def print_help(run: Run) -> None:
-    """Prints each field of a config with its unit and default."""
-    overrides.print_help(run, f"jaxtrain --config {run.name}")
-
-
 def validate(run: Run) -> None:
     """Checks what can be checked without files and devices.
 

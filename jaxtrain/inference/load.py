@@ -9,7 +9,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +22,6 @@ from jaxtrain.interop import weights
 from jaxtrain.models import from_file
 from jaxtrain.training import state
 from jaxtrain.xla import options
-
-Precision = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +112,7 @@ def cannot(model: Any, command: str, *methods: str, source: Path) -> InputError:
         f"needs one of {', '.join(able(*methods))}"
     )
     if hasattr(model, "usage"):
-        typed = model.usage.format(run=shlex.quote(str(source)))
+        typed = model.usage.format(run=shlex.quote(str(source)), input="IN.mp4")
         message += f"; to use this one: {invocation.program()} {typed}"
     return InputError(message)
 

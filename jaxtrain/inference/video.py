@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain.config import Precision
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
-from jaxtrain.inference.load import Precision
 from jaxtrain.models.video_ae import streaming
 from jaxtrain.models.video_ae.timing import TIME_FACTOR
 

@@ -68,7 +68,7 @@ def test_other_ways_are_compiled_and_ranked(
         (["--config", "h100_1x"], "did you mean h100_1"),
         (["--gpu", "h100"], "--config is missing"),
         (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
-        (["--config", "demo", "--dvices", "1x8"], "--dvices is no flag of jaxtrain plan; did you "),
+        (["--config", "demo", "--dvices", "1x8"], "jaxtrain plan: unknown flag --dvices; did you "),
         (["--config", "demo", "--devicess=1x8"], "did you mean --devices?"),
         (["--config", "demo", "--precison", "float32"], "did you mean --precision?"),
         (["--config", "h100_16", "--devices", "3x8"], "24 devices do not divide"),

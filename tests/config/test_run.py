@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from jaxtrain import config
-from jaxtrain.config import files, overrides, run_length
+from jaxtrain.config import files, help, overrides, run_length
 from jaxtrain.errors import InputError
 
 
@@ -334,7 +335,7 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
     for name, words in {
         "toy_61": r"no config 'toy_61'; did you mean toy_16\?",
         "toy8": r"did you mean toy_8\?",
-        "zzz": "there are: toy_16, toy_8",
+        "zzz": "choose from toy_16, toy_8",
         "here/none.py": "no config file here/none.py",
         str(folder): "no config file",
     }.items():
@@ -364,13 +365,13 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
         (  # the video model and video data have a Config too, and other fields
             "from jaxtrain.data import video\nfrom jaxtrain.models import gpt, mlm, video_ae\n"
             "run = (\n    gpt,\n    mlm.Config(depth=3),\n)",
-            "Config has no field 'depth'; there are: attend, dropout, ff,",
+            "Config has no field 'depth'; choose from attend, dropout, ff,",
         ),
         (
             "import dataclasses\nfrom jaxtrain.models import gpt, mlm\n"
             "base = gpt.Config(vocab_size=64, sequence_length=8, depth=1)\n"
             "run = dataclasses.replace(base, layers=3)",
-            "line 4: Config has no field 'layers'; there are: depth, heads,",
+            "line 4: Config has no field 'layers'; choose from depth, heads,",
         ),
         ("from jaxtrain import config\nrun = config.Mesh(data=1)", "line 2: TypeError: Mesh"),
     ],
@@ -391,17 +392,53 @@ def test_an_error_inside_the_program_keeps_its_traceback(folder: Path) -> None:
         config.load(str(path))
 
 
-def test_help_lists_each_field_with_help_and_default(capsys: pytest.CaptureFixture[str]) -> None:
-    config.print_help(RUN)
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+def test_help_lists_each_field_with_help_and_default() -> None:
+    text = " ".join(help.fields(RUN, ["all", "optim.average", "optim.muon"]).split())
     for leaf in overrides.leaves(RUN):
-        # Of a section that is None its fields are listed.
         inside = {"optim.average": ".decay", "optim.muon": ".momentum"}.get(leaf.name, "")
         assert f"--{leaf.name}{inside} " in text
-    assert "Learning rate at the end of the warm-up. (default: 0.001)" in text
-    assert "Channels of each stage (channels). (default: 64 32)" in text
-    assert "Validation metric, such as val/psnr, whose best checkpoint is kept." in text
-    assert "jaxtrain --config toy" in text
+    assert "--model.widths INT ... Channels of each stage (channels) (default: 64 32)" in text
+    assert "--data.path TEXT|None Folder (default: None)" in text
+    assert "--model.remat {none,block} " in text
+
+
+def test_help_of_a_section_has_its_fields_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line break in a docstring is none in the help; sections that are off are one line."""
+    monkeypatch.setenv("COLUMNS", "500")
+    text = help.fields(RUN, ["optim"])
+    fields = [field.name for field in dataclasses.fields(config.Optim)]
+    assert re.findall(r"--optim\.(\w+) ", text) == [
+        name for name in fields if name not in ("muon", "average")
+    ]
+    assert "optim.muon is off; its fields: --help optim.muon" in text
+    lines = [line for line in text.splitlines() if line.startswith("  --")]
+    assert all(line.endswith(")") for line in lines if "(default" in line)
+    assert text.count("(default: ") == len(fields) - 2
+    single = help.fields(RUN, ["peak_lr"])
+    assert "--optim.peak_lr" in single
+    assert "--optim.schedule" not in single
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("optm", "did you mean optim?"),
+        ("max_grad_nrm", "max_grad_norm"),
+        ("xyz", "use run, model,"),
+    ],
+)
+def test_help_of_an_unknown_section_names_close_ones(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"--help {name}: unknown section; ") as caught:
+        help.fields(RUN, [name])
+    assert said in str(caught.value)
+
+
+def test_the_overview_has_a_line_for_each_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = help.overview(RUN).splitlines()
+    assert [line.split()[0] for line in lines] == [one.name for one in help.sections(RUN)]
+    assert all(len(line) <= 80 for line in lines)
+    assert any("optim.muon" in line and "(off)" in line for line in lines)
 
 
 @pytest.mark.parametrize(
