@@ -243,13 +243,13 @@ def test_a_long_piece_of_work_is_a_bar_in_the_same_line(on_terminal: Any) -> Non
     drawn = on_terminal(
         """
         with console.Console(phases, 0), phases.within("data"):
-            with progress_bar.metered("tokenising", 40.0, 0.0, print) as tell:
+            with progress_bar.metered("tokenizing", 40.0, 0.0, print) as tell:
                 tell(10.0)
                 time.sleep(0.3)
             time.sleep(0.3)
         """
     ).end()
-    assert re.search(r"reading data ━+╌+ tokenising 10 of 40 MB \| 0s", drawn)
+    assert re.search(r"reading data ━+╌+ tokenizing 10 of 40 MB \| 0s", drawn)
     assert re.search(r"reading data \d+s", drawn)
 
 
@@ -353,7 +353,7 @@ def test_without_a_display_the_meter_draws_its_own(monkeypatch: pytest.MonkeyPat
     assert terminal.taken() is None
     asked: list[bool] = []
     monkeypatch.setattr(terminal, "lively", lambda *_: bool(asked.append(True)))
-    with progress_bar.metered("tokenising", 1.0, 0.0, print):
+    with progress_bar.metered("tokenizing", 1.0, 0.0, print):
         pass
     assert asked == [True]
 

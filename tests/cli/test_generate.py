@@ -256,7 +256,7 @@ def test_without_a_source_it_takes_the_latest_run(
             "holds the model mlm, which generate cannot use: it needs one of gpt, llama; to use "
             "this one: ",
         ),
-        (["BARE", "a"], "no tokenizer.json in it"),
+        (["BARE", "a"], "no tokenizer.json found in"),
         ([__file__, "a"], "is a file of weights, which has no tokenizer"),
     ],
 )

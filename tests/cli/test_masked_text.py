@@ -196,7 +196,7 @@ def test_a_run_takes_the_tokenizer_of_what_it_starts_from(folder: Path, tmp_path
     assert json.loads(kept) == json.loads((folder / "tokenizer.json").read_text())
     assert f"tokenizer of model.init_from: {folder}/tokenizer.json" in said
     lone = dataclasses.replace(model, init_from=str(folder / "model.safetensors"))
-    with pytest.raises(InputError, match=r"no tokenizer beside it: .*--data.tokenizer"):
+    with pytest.raises(InputError, match=r"without a tokenizer beside it: .*--data.tokenizer"):
         data.open(lone, seed=0, say=said.append)
 
 
@@ -213,15 +213,15 @@ def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: 
     run: Any = types.SimpleNamespace(data=data, model=gone, seed=0)
     kept = setup.open_data(run, tmp_path / "8", lambda line: None).files_to_keep
     assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
-    with pytest.raises(InputError, match=r"init_from .*gone has no tokenizer beside it"):
+    with pytest.raises(
+        InputError, match=r"init_from .*gone is a weights file, without a tokenizer"
+    ):
         setup.open_data(run, None, lambda line: None)
 
 
 def test_padding_of_another_id_is_refused(folder: Path, tmp_path: Path) -> None:
     other = changed(folder, tmp_path / "other", {"pad_token_id": 3})
-    message = (
-        r"its padding has id 0, and model.pad_id is 3: .* or take the tokenizer that the model"
-    )
+    message = r"has padding id 0, but model.pad_id is 3: .* or use the tokenizer that the model"
     with pytest.raises(InputError, match=message):
         fill_mask.MaskedModel(other)
     found = weights.load(other)
@@ -358,7 +358,7 @@ def test_commands(
         (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: name a text file"),
         (["evaluate", "FOLDER", "--data", "EMPTY"], "there is no token in the text"),
         (["evaluate", "FOLDER", "--data", "EMPTY", "--rows", "0"], "--rows 0: use at least 1"),
-        (["fill", "FILE", "[MASK]"], "is a file of weights, which has no tokenizer: name the"),
+        (["fill", "FILE", "[MASK]"], "is a weights file, which has no tokenizer: pass the"),
         (["export", "FILE", "out", "--format", "hf"], "is a file of weights, which has no token"),
         (
             ["export", "FOLDER", "FULL", "--format", "hf"],
