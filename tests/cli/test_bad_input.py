@@ -31,15 +31,15 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 
 # What stands in the last line of stderr; None where the command does it.
 NO_VIDEO = {
-    "gone.mp4": "gone.mp4: No such file or directory; name a whole video file",
+    "gone.mp4": "gone.mp4: No such file or directory: pass an intact video file",
     "text.mp4": "text.mp4: cannot be read: Invalid data",
-    "empty.mp4": "empty.mp4: is empty; name a whole video file",
-    "none.mp4": "none.mp4: holds no video",
+    "empty.mp4": "empty.mp4: is empty: pass an intact video file",
+    "none.mp4": "none.mp4: has no video",
     "one.mp4": None,
     "odd.mkv": None,
-    "sound.mp4": "sound.mp4: holds no video stream; name a whole video file",
+    "sound.mp4": "sound.mp4: has no video stream: pass an intact video file",
 }
-NOT_USABLE = "{name}: none of 1 videos can be used; see what was left out above"
+NOT_USABLE = "{name}: none of 1 videos can be used; see the skipped files above"
 NO_PIECE = "none of 1 video gave a piece; "
 WORDS: dict[str, dict[str, str | None]] = {
     "encode": NO_VIDEO,
@@ -53,9 +53,9 @@ WORDS: dict[str, dict[str, str | None]] = {
 REASONS = {
     "text.mp4": "text.mp4: cannot be read: Invalid data",
     "empty.mp4": "empty.mp4: is empty",
-    "none.mp4": "none.mp4: holds no video",
+    "none.mp4": "none.mp4: has no video",
     "one.mp4": "one.mp4: ",
-    "sound.mp4": "sound.mp4: holds no video stream",
+    "sound.mp4": "sound.mp4: has no video stream",
 }
 
 

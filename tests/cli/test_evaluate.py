@@ -242,10 +242,10 @@ def test_broken_and_short_videos_are_left_out_and_named(
     (folder / "text.mp4").write_text("no video")
     assert run(place / "0.safetensors", "--data", folder, *SIZE) == 0
     lines = capsys.readouterr().out.splitlines()
-    left_out = " ".join(line for line in lines if line.startswith("left out"))
-    assert "short.mp4: 3 frames, a clip needs 8 (--frames)" in left_out
-    assert "garbled.mp4" in left_out
-    assert "text.mp4: cannot be read" in left_out
+    skipped = " ".join(line for line in lines if line.startswith("skipped"))
+    assert "short.mp4: 3 frames, a clip needs 8 (--frames)" in skipped
+    assert "garbled.mp4" in skipped
+    assert "text.mp4: cannot be read" in skipped
     assert any(line.startswith("measured on 1 video (1 clip of") for line in lines)
     (folder / "a.mp4").unlink()
     with pytest.raises(InputError, match="no clip can be read; see what was left out above"):

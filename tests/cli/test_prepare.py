@@ -70,7 +70,7 @@ def test_clips_then_latents_then_training(
     run = (*data, *taught, *start, "--output-dir", tmp_path / "run")
     assert _main(*run) == 2
     complaint = capsys.readouterr().err
-    assert " prepare latents` makes them; it takes this run's --config" in complaint
+    assert " prepare latents`, this run's --config" in complaint
     assert "and --teacher SPEC" in complaint
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
