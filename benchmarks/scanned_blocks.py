@@ -27,8 +27,8 @@ from jaxtrain import config
 from jaxtrain.models import gpt
 from jaxtrain.ops import attention, layers, per_device
 from jaxtrain.planning import cards
-from jaxtrain.sharding import make_mesh
-from jaxtrain.training import setup, state
+from jaxtrain.sharding import GatheredParam, make_mesh
+from jaxtrain.training import setup
 from jaxtrain.xla import hlo
 
 GIB = 2**30
@@ -112,7 +112,7 @@ def _of_layer(stack: Any, shard: jax.Array) -> Any:
     stored: NamedSharding = stack.get_metadata()["stored"]
     assert not stored.spec or stored.spec[0] is None, f"{stored}: the layers are sharded"
     of_layer = NamedSharding(stored.mesh, PartitionSpec(*stored.spec[1:]))
-    return state.GatheredParam(shard, stored=of_layer)
+    return GatheredParam(shard, stored=of_layer)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,19 @@ batch is split over both. So ``fsdp`` across all devices is ZeRO-3, and ``data``
 hybrid: shard inside a node, replicate across nodes.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
+from jaxtrain.ops import layers
 
 AXES = ("data", "fsdp")
 
@@ -132,6 +136,43 @@ class ShardingRule:
             if int(np.prod(array.shape)) >= self._min_elements
             and self(array).spec == PartitionSpec()
         }
+
+
+class GatheredParam(nnx.Param, layers.Gathered):
+    """A sharded parameter that is gathered where it is read.
+
+    The gathered copy is named, and :func:`jaxtrain.ops.layers.remat` never saves that name: as in
+    ZeRO-3, the backward pass gathers again. The gradient is constrained to the shards' layout, so
+    that the compiler emits a reduce-scatter.
+    """
+
+    def get_value(self, *, index: Any = ..., **kwargs: Any) -> Any:
+        """Returns the gathered array; NNX calls this for each read."""
+        value = super().get_value(**kwargs)
+        stored = self.get_metadata().get("stored")
+        if stored is not None and any(stored.spec):
+            value = checkpoint_name(_gather(value, stored), layers.GATHERED)
+        return value if index is ... else value[index]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gather(shard: jax.Array, stored: NamedSharding) -> jax.Array:
+    whole = NamedSharding(stored.mesh, PartitionSpec())
+    return jax.lax.with_sharding_constraint(shard, whole)
+
+
+def _gather_forward(shard: jax.Array, stored: NamedSharding) -> tuple[jax.Array, None]:
+    return _gather(shard, stored), None
+
+
+def _gather_backward(stored: NamedSharding, _: None, grad: jax.Array) -> tuple[jax.Array]:
+    # First replicated: a sum over devices that is then sliced becomes a reduce-scatter. With the
+    # shards' layout alone, the compiler may communicate a scatter's operands (an embedding's rows).
+    whole = jax.lax.with_sharding_constraint(grad, NamedSharding(stored.mesh, PartitionSpec()))
+    return (jax.lax.with_sharding_constraint(whole, stored),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
 
 
 def local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> slice:

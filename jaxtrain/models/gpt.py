@@ -24,7 +24,7 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, gpt_weights
 from jaxtrain.ops import attention, chunked_loss, generation
-from jaxtrain.ops.cpu import normal_init
+from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, remat
 
 _ASPECT = 64  # width of a layer for each layer

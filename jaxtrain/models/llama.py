@@ -27,7 +27,7 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, llama_weights
 from jaxtrain.ops import attention, chunked_loss, generation
-from jaxtrain.ops.cpu import normal_init
+from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, dropout, remat, split_keys
 
 _INIT_STD = 0.02

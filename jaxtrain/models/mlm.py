@@ -22,7 +22,7 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import bert_weights
-from jaxtrain.ops.cpu import normal_init
+from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
     Remat,
     cross_entropy,

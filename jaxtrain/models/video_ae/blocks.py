@@ -19,7 +19,7 @@ from flax import nnx
 from jax import lax
 
 from jaxtrain.ops import convolution, layers
-from jaxtrain.ops.cpu import uniform_init
+from jaxtrain.ops.init import uniform_init
 
 WIDE = 7
 """Side of the window in which a channel of the "super" decoder looks around."""
@@ -113,7 +113,7 @@ def kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax
 
     Not PyTorch's default (a third of the variance), from which the reference starts: under it a
     signal fades on its way through sixty layers, and training sits for hundreds of steps on clips
-    of one colour (14.7 dB where this start reaches 20; benchmarks/RESULTS.md).
+    of one colour (14.7 dB where this start reaches 20; benchmarks/LOG.md).
     """
     bound = math.sqrt(3 / fan_in)
     return uniform_init(rngs, shape, bound)
