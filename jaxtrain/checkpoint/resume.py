@@ -9,30 +9,33 @@ A run asks :func:`choose`, in process 0, once its directory is locked:
 3. The newest is damaged: the newest intact one, and where all of ``checkpoints/`` are damaged, the
    one in ``best/``. What is damaged moves to ``damaged/`` with a ``reason.txt``; so does a damaged
    one in ``best/`` in any case, as nothing should be compared with it.
-4. None is intact, but none was saved after more than ``max_lost_updates``: a fresh start. Without
-   ``--output-dir``, the run that saved before that one is tried first.
-5. None is intact, and more would be lost: refused, and nothing moves. Without ``--output-dir``, the
-   run that saved before that one is tried first, with a warning.
-6. The run has never saved: none, a fresh start.
-7. ``--resume STEP``: that step of ``--output-dir``, in ``checkpoints/`` or else in ``best/``;
+4. None is intact, but no step after ``max_lost_updates`` was saved: a fresh start.
+5. None is intact, and more steps would be lost: refused, and nothing moves.
+6. No checkpoint of the run that saved last is intact (4 or 5), and there is no ``--output-dir``:
+   the run that saved before it is tried. A warning names the damaged run, its damage and the
+   checkpoint taken instead, also if its checkpoints no longer record when they were saved (the
+   folders' times count then) or are all in ``damaged/``.
+7. The run has never saved: none, a fresh start.
+8. ``--resume STEP``: that step of ``--output-dir``, in ``checkpoints/`` or else in ``best/``;
    refused where it is missing or damaged.
-8. ``--resume PATH``: that checkpoint, or the newest in that run's directory, which may be another
+9. ``--resume PATH``: that checkpoint, or the newest in that run's directory, which may be another
    run's; refused where it is missing or damaged.
-9. A file cannot be read now: refused or worth another try, and nothing moves. It may be intact.
+10. A file cannot be read now: refused or worth another try, and nothing moves. It may be intact.
 
-Then, for the checkpoint of 2, 3, 7 or 8:
+Then, for the checkpoint of 2, 3, 6, 8 or 9:
 
-10. :func:`check_directory`: refused where the directory that the run writes to already holds
+11. :func:`check_directory`: refused where the directory that the run writes to already holds
     checkpoints, and this is not one of them. Without ``--resume`` too.
-11. :func:`check_same_run`: refused where it is of other data, another seed, or parameters that mean
+12. :func:`check_same_run`: refused where it is of other data, another seed, or parameters that mean
     something else in this model.
-12. :func:`best_so_far`: its best validation counts only in the same run's directory, with the same
+13. :func:`best_so_far`: its best validation counts only in the same run's directory, with the same
     metric, while that checkpoint is there.
 
 A command that uses a trained model asks :func:`of_source`; a rollback asks :func:`to_roll_back_to`.
 "Intact" means that every byte was verified (:func:`jaxtrain.checkpoint.manifest.verify`).
 """
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -77,7 +80,7 @@ def choose(
     hold: Callable[[Path], None] = lambda run: None,
     max_lost_updates: int = 0,
 ) -> Path | None:
-    """The checkpoint to start from, verified; None for a fresh start. Cases 1 to 9 above.
+    """The checkpoint to start from, verified; None for a fresh start. Cases 1 to 10 above.
 
     Args:
         resume: the flag's value: ``"latest"``, a step, or a path; None without the flag.
@@ -89,14 +92,14 @@ def choose(
             this is lost.
 
     Raises:
-        InputError: refused (5, 7, 8); the message says what is there.
+        InputError: refused (5, 8, 9); the message says what is there.
         RunAgain: a disk does not answer now.
     """
     try:
         if resume is None:
             return None
         if resume == "latest":
-            runs = _runs(runs_root) if output_dir is None else [output_dir]
+            runs = _saved_runs(runs_root) if output_dir is None else [output_dir]
             return _latest(runs, say, hold, max_lost_updates)
         if _is_step(resume):
             if output_dir is not None:
@@ -127,7 +130,7 @@ class Latest:
 
 
 def latest_of(run: Path, max_lost_updates: int, verify: Verify = manifest.verify) -> Latest:
-    """Decides cases 2 to 6 for one run; changes nothing.
+    """Decides cases 2 to 5 and 7 for one run; changes nothing.
 
     Args:
         run: the run's directory.
@@ -157,20 +160,29 @@ def _last_saved(run: Path) -> int:
     Something else than a first save is wrong where no checkpoint of a long run is intact, such as a
     disk or a copy, and somebody should look before all of it is trained again.
     """
-    places = [run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST)]
-    saved = [step for place in places for step in (*numbered(place), *files.replaced(place))]
+    saved = [step for place in _places(run) for step in (*numbered(place), *files.replaced(place))]
     return max(saved, default=0)
 
 
-def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_updates: int) -> str:
+def _places(run: Path) -> list[Path]:
+    """The folders of a run that hold its checkpoints, intact or found damaged."""
+    return [run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST)]
+
+
+def _none_intact(run: Path, damaged: Mapping[Path, str]) -> str:
     which = [f"{path.relative_to(run)}: {wrong}" for path, wrong in damaged.items()]
     more = f", and {len(which) - 1} more" if len(which) > 1 else ""
     return (
-        f"--resume latest: no checkpoint of {run} is intact ("
-        f"{which[0] if which else 'all are in ' + DAMAGED}{more}; "
-        f"{invocation.program()} checkpoints {shlex.quote(str(run))} lists "
-        f"them), and more than {max_lost_updates} updates would be trained again: to start from "
-        "scratch give another --output-dir, or move this directory away"
+        f"no checkpoint of {run} is intact ({which[0] if which else 'all are in ' + DAMAGED}{more};"
+        f" {invocation.program()} checkpoints {shlex.quote(str(run))} lists them)"
+    )
+
+
+def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_updates: int) -> str:
+    return (
+        f"--resume latest: {_none_intact(run, damaged)}, and more than {max_lost_updates} steps "
+        "would be lost: to start from scratch, give another --output-dir or move this directory "
+        "away"
     )
 
 
@@ -178,21 +190,22 @@ def _latest(
     runs: Iterable[Path], say: Say, hold: Callable[[Path], None], max_lost_updates: int
 ) -> Path | None:
     refused = ""
+    skipped: list[str] = []  # what is wrong with the runs that saved later
     for run in runs:
         hold(run)
         for folder in (CHECKPOINTS, BEST):
             files.give_back(run / folder)
         latest = latest_of(run, max_lost_updates)
-        if latest.refused:
-            refused = refused or latest.refused
-            continue
-        for path, wrong in latest.damaged.items():
-            set_aside(path, wrong, say)
-        _explain(run, latest, say)
+        refused = refused or latest.refused
+        if not latest.refused:
+            for path, wrong in latest.damaged.items():
+                set_aside(path, wrong, say)
+            _explain(run, latest, say)
         if latest.start is not None:
-            if refused:
-                say(f"warning: passed over a later run: {refused}")
+            for wrong in skipped:
+                say(f"warning: {wrong}: resuming an older run from {latest.start} instead")
             return latest.start
+        skipped.append(_none_intact(run, latest.damaged))
     if refused:
         raise InputError(refused)
     return None
@@ -360,20 +373,47 @@ def _runs(root: Path) -> list[Path]:
     return sorted((run for run in saved if saved[run]), key=lambda run: (saved[run], run))[::-1]
 
 
+def _saved_runs(root: Path) -> list[Path]:
+    """All runs below ``output/NAME`` that ever saved, the one that saved last first.
+
+    Unlike :func:`_runs`, also those without a readable checkpoint: a resume must not pass over them
+    in silence.
+    """
+
+    def saved(run: Path) -> int:
+        folders = [
+            place / name
+            for place in _places(run)
+            for name in (
+                *map(str, numbered(place)),
+                *map("{}.replaced".format, files.replaced(place)),
+            )
+        ]
+        return _last_commit(folders) or max(
+            (path.stat().st_mtime_ns for path in folders), default=0
+        )
+
+    found = {run: saved(run) for run in root.iterdir()} if root.is_dir() else {}
+    return sorted((run for run in found if found[run]), key=lambda run: (found[run], run))[::-1]
+
+
 def _last_save(run: Path) -> int:
-    """When a run saved last, nanoseconds since 1970; 0 if nothing tells."""
+    """When a run saved last, nanoseconds since 1970; 0 if no checkpoint records it."""
+    folders = (run / CHECKPOINTS, run / BEST)
+    return _last_commit(folder / str(step) for folder in folders for step in numbered(folder))
+
+
+def _last_commit(checkpoints: Iterable[Path]) -> int:
+    """When the last of these was saved, nanoseconds since 1970; 0 if none records it."""
     last = 0
-    for folder in (run / CHECKPOINTS, run / BEST):
-        for step in numbered(folder):
-            try:
-                last = max(last, committed(folder / str(step)))
-            except (FileNotFoundError, NotADirectoryError, ValueError):
-                continue  # damaged: the others tell
+    for path in checkpoints:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):  # damaged
+            last = max(last, committed(path))
     return last
 
 
 def check_directory(directory: Path, resume: str | None, start_from: Path | None) -> None:
-    """Case 10: two histories in one directory would overwrite one another.
+    """Case 11: two histories in one directory would overwrite one another.
 
     Args:
         directory: that the run will write to.
@@ -418,7 +458,7 @@ def check_same_run(
     versions: Mapping[str, str],
     say: Say,
 ) -> None:
-    """Case 11: the checkpoint must continue this run's data order; prints whatever else differs.
+    """Case 12: the checkpoint must continue this run's data order; prints whatever else differs.
 
     What older versions saved may hold addresses with their query, which is not printed.
 
@@ -476,7 +516,7 @@ def _same_groups(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def best_so_far(
     best: dict[str, Any] | None, settings: config.Checkpoint, start_from: Path, directory: Path
 ) -> dict[str, Any] | None:
-    """Case 12: the best validation that a resumed run starts with; None: the next one is the first.
+    """Case 13: the best validation that a resumed run starts with; None: the next one is the first.
 
     Process 0 looks: what other hosts see of a network disk can be old, and early stopping must be
     the same in all processes.

@@ -185,8 +185,8 @@ def test_nothing_starts_anew_beside_damaged_checkpoints(saved: Path, tmp_path: P
         assert "\n" not in str(caught.value)
         assert re.fullmatch(
             rf"--resume latest: no checkpoint of {run} is intact \(checkpoints/9: state/_METADATA "
-            r"has other bytes .*, and 2 more; .*, and more than 0 updates would be trained again: "
-            r"to start from scratch give another --output-dir, or move .*",
+            r"has other bytes .*, and 2 more; .*, and more than 0 steps would be lost: "
+            r"to start from scratch, give another --output-dir or move .*",
             str(caught.value),
         )
     assert files_of(run) == before
@@ -230,7 +230,7 @@ def test_a_long_run_never_begins_again_by_itself(saved: Path, tmp_path: Path, ho
         (run / "checkpoints" / "4").rename(run / "damaged" / "checkpoints" / "4")
     before = files_of(run)
     for _ in range(2):
-        with pytest.raises(InputError, match=r"more than 8 updates would be trained again"):
+        with pytest.raises(InputError, match=r"more than 8 steps would be lost"):
             resume.choose("latest", run, tmp_path, max_lost_updates=8)
     assert files_of(run) == before
 
@@ -345,7 +345,44 @@ def test_the_run_that_saved_last_falls_back_within_itself(saved: Path, tmp_path:
         spoil(runs / "new" / "checkpoints" / step)
     said: list[str] = []
     assert resume.choose("latest", None, runs, said.append) == runs / "old" / "checkpoints" / "4"
-    assert f"passed over a later run: --resume latest: no checkpoint of {runs / 'new'}" in said[0]
+    assert len(said) == 1
+    assert f"warning: no checkpoint of {runs / 'new'} is intact (checkpoints/9: state/" in said[0]
+    instead = runs / "old" / "checkpoints" / "4"
+    assert said[0].endswith(f"resuming an older run from {instead} instead")
+
+
+@pytest.mark.parametrize("max_lost", [0, 100])
+@pytest.mark.parametrize("damage", ["a byte", "no record", "moved"])
+def test_resuming_an_older_run_is_never_silent(
+    saved: Path, tmp_path: Path, damage: str, max_lost: int
+) -> None:
+    """Whether the later run's only save is readable in part, not at all, or was moved before."""
+    runs = tmp_path / "runs"
+    new, old = (runs / name / "checkpoints" for name in ("new", "old"))
+    shutil.copytree(saved / "checkpoints" / "4", old / "4")
+    shutil.copytree(saved / "checkpoints" / "9", new / "9")
+    if damage == "no record":
+        (new / "9" / "_CHECKPOINT_METADATA").unlink()
+        (new / "9" / "manifest.json").unlink()
+    else:
+        spoil(new / "9")
+    if damage == "moved":
+        (runs / "new" / "damaged" / "checkpoints").mkdir(parents=True)
+        (new / "9").rename(runs / "new" / "damaged" / "checkpoints" / "9")
+    for _ in range(2):  # the second time, too, when the damaged one may have been moved
+        said: list[str] = []
+        found = resume.choose("latest", None, runs, said.append, max_lost_updates=max_lost)
+        assert found == old / "4"
+        assert f"warning: no checkpoint of {runs / 'new'} is intact (" in said[-1]
+        assert said[-1].endswith(f": resuming an older run from {old / '4'} instead")
+
+
+def test_without_an_older_run_an_unreadable_one_is_refused(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "new"
+    shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
+    (run / "checkpoints" / "9" / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(InputError, match=rf"no checkpoint of {run} is intact .*more than 8 steps"):
+        resume.choose("latest", None, run.parent, max_lost_updates=8)
 
 
 def test_leftovers_of_an_interrupted_save_are_no_damage(saved: Path, tmp_path: Path) -> None:
