@@ -1,7 +1,7 @@
-"""The command line: ``python -m jaxtrain.main --config NAME`` trains; a command first does that.
+"""Runs the command line: ``jaxtrain --config NAME`` trains, ``jaxtrain COMMAND`` runs a command.
 
-Processes that load data import this module again, before anything else. So it imports nothing
-heavy until it knows what to do, and there it keeps jax away.
+Data worker processes import this module first, too. So it imports nothing heavy before it has
+chosen the command, and no jax in workers.
 """
 
 import atexit
@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 
-# A process that was spawned has its name before it imports this, and its parent only afterwards.
+# In a spawned process, the name is already set here, and parent_process() is not yet.
 if multiprocessing.current_process().name != "MainProcess":
     from jaxtrain.data import worker_process
 
@@ -50,9 +50,9 @@ COMMANDS = {name: text for commands in COMMAND_GROUPS.values() for name, text in
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 1 an error that nobody foresaw, or what a command has found (doctor and checkpoints
-    problems, bench a failure), 2 wrong use or input, 3 a plan does not fit, 75 run me again
-    (preempted, hung, a full disk), 130 Ctrl-C, 141 nobody reads what it prints.
+    0 done, 1 unexpected error or problems found (by doctor, checkpoints or bench), 2 wrong use or
+    input, 3 a plan does not fit, 75 temporary failure (such as SIGTERM, a hang or a full disk),
+    130 Ctrl-C, 141 output pipe closed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         terminal.warn(
             f"error: {error.name} is not installed for {sys.executable}: activate the environment "
-            "that jaxtrain was installed into, or name its python (.venv/bin/python)"
+            "that has jaxtrain, or run its interpreter (.venv/bin/python)"
         )
         return WRONG_USE
     except Stopped as stopped:
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it recurs at exit
         return 141
 
 
@@ -91,20 +91,20 @@ def _command(name: str, arguments: list[str]) -> int:
         code: int = module.main(arguments)
     except (BrokenPipeError, ConnectionError):
         raise
-    except OSError as error:  # of a file or disk that no part of the command has expected
+    except OSError as error:  # of a file or disk, not handled by the command
         if error.strerror is None:
             raise
         from jaxtrain.storage import disks
 
         where = error.filename or "a file"
-        cure = "; free space there, or write to another place" if disks.is_full(error) else ""
+        cure = "; free space there, or write to another disk" if disks.is_full(error) else ""
         text = f"{name}: {where} cannot be read or written: {error.strerror}{cure}"
         raise InputError(text) from error
     return code
 
 
 def _hint(name: str) -> str:
-    """What was probably meant by a word that is not a command."""
+    """Returns what a word that is not a command probably meant."""
     from jaxtrain.config import files, invocation, overrides
 
     train_with = f"{invocation.program()} --config"
@@ -123,8 +123,8 @@ def console() -> None:
     sys.excepthook = terminal.show_error
     code = main()
     if code in (INTERRUPTED, RUN_AGAIN):
-        # A compilation that is broken off goes on in XLA's threads, and XLA crashes where it is
-        # torn down under them (jaxlib 0.10.2). Python waits for its own threads, then calls this.
+        # An abandoned compilation continues in XLA's threads, and XLA crashes if it is torn down
+        # during it (jaxlib 0.10.2). Python joins its own threads and then calls this.
         atexit.register(_end, code)
     sys.exit(code)
 

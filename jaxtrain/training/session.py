@@ -1,4 +1,4 @@
-"""One start of a run: its processes, its training, its end, and the exit code."""
+"""Starts a run: connects its processes, trains, reports the end, and returns the exit code."""
 
 import os
 
@@ -31,14 +31,14 @@ def start(
     """Connects the processes, trains, and returns the exit code.
 
     Args:
-        run: the config, by itself without problems.
+        run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
         flags: of the command line.
         signals: entered.
-        relief: looks for a way out when device memory is full.
+        relief: finds overrides that fit when device memory is full.
 
     Raises:
         InputError: wrong use or input.
-        RunAgain: something outside of this program is full or not there.
+        RunAgain: a temporary failure, such as a full disk or an unreachable process.
     """
     options.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
@@ -50,7 +50,7 @@ def start(
     ):
         signals.before_exit(heartbeat.leave)
         signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
-        try:  # from here on others may wait for this process
+        try:  # from here on, other processes may be waiting for this one
             process_group.check_accelerator(os.environ)
             process_group.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
@@ -78,7 +78,7 @@ def _train(
         RunLog(signals, watchdog) as log,
         open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
     ):
-        if setup is None:  # there is nothing left to train
+        if setup is None:  # nothing left to train
             return DONE
         loop.train(setup)
         heartbeat.ending()
@@ -86,7 +86,7 @@ def _train(
 
 
 def _end(setup: TrainSetup, flags: Flags) -> int:
-    """Reports why the run has ended and how to continue; returns the exit code."""
+    """Reports why the run has ended and how to resume it; returns the exit code."""
     run, log, progress, decision = setup.run, setup.log, setup.progress, setup.stopping.decision
     stopped_early = patience_over(run.loop, setup.saver.meta)
     ending = run_summary.ending(run, progress.done, setup.total, decision, stopped_early)
@@ -95,23 +95,21 @@ def _end(setup: TrainSetup, flags: Flags) -> int:
     if decision != GO_ON:
         again = run_summary.resume_command(program, typed, setup.directory)
         each = run_summary.in_each(jax.process_count())
-        log.say(f"go on{each} with: {again}" if typed else again)
+        log.say(f"resume{each} with: {again}" if typed else again)
     else:
         run_summary.print_summary(
             run,
             program,
             typed,
             setup.directory,
-            first=progress.first,
-            last=progress.last,
-            samples=[setup.directory / sample.file for sample in progress.samples],
-            since=progress.began,
+            results=progress.results,
+            example_file=setup.example_file,
             stopped_early=stopped_early,
             processes=jax.process_count(),
             say=log.say,
         )
     log.ended(EXIT_CODES[decision], ending)
     if decision == GO_ON and jax.process_index() == 0:
-        with log.phases.within("report"):  # which takes a minute where a run has many records
+        with log.phases.within("report"):  # takes up to a minute for a run with many records
             run_summary.write_report(setup.directory, log.say)
     return EXIT_CODES[decision]

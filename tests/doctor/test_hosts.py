@@ -243,7 +243,7 @@ def test_two_processes_see_storage_that_is_not_shared(two: list[dict[str, Any]])
     for process in two:
         assert process["together"]["level"] == "ok", process["together"]
         apart = only_problem([of(process["apart"])])
-        assert "apart is not one folder for all processes: process 0 (on " in apart.seen
+        assert "apart is not the same folder for all processes: process 0 (on " in apart.seen
         assert ") does not see what process 1 wrote" in apart.seen
         assert "give --output-dir a place on storage that every host sees" in apart.seen
 

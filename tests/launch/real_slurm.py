@@ -239,7 +239,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     limited, log = whole(folder), slurm.log(job)
     assert limited > 0, log
     assert "slurm.sbatch: SIGTERM: handed on to the tasks" in log
-    assert f"stopped by SIGTERM; {limited} of 1000000 updates are done and saved" in log
+    assert f"stopped by SIGTERM; {limited} of 1000000 steps are done and saved" in log
     assert "ended with 75: requeued, restart 1 of at most 5 without a new checkpoint" in log
 
     with watched() as lines:

@@ -278,7 +278,7 @@ def test_doctor_finds_a_host_without_the_shared_storage(cluster: Cluster) -> Non
     with cluster.launch("--doctor", *FLAGS, "--output-dir", "apart") as launcher:
         code, output = launcher.wait()
     assert code == 1, output
-    assert "is not one folder for all processes" in output
+    assert "is not the same folder for all processes" in output
     assert "process 1 (n2), system: the output directory" in output  # as process 0 reports it
     own = [line for line in output.splitlines() if line.startswith("ssh.sh: ")]
     assert not [line for line in own if "restart" in line], own

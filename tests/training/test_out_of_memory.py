@@ -70,15 +70,15 @@ def test_what_was_held_is_printed() -> None:
     first, second = said
     assert first.startswith("RESOURCE_EXHAUSTED: Out of memory allocating 1125899906842624 bytes")
     assert second == (
-        "each device holds 1.250 GiB of state and 0.188 GiB of batch (computed), and the "
-        "activations of 4 examples at a time"
+        "computed: per device 1.250 GiB of state and 0.188 GiB of batch, plus the "
+        "activations of 4 examples"
     )
 
 
 def test_without_a_gpu_no_override_is_suggested() -> None:
     """None was verified."""
     message, _ = told(lambda *_: pytest.fail("there is no GPU to plan for"))
-    assert f"`{COMMAND}` finds ways that fit" in message
+    assert f"`{COMMAND}` finds overrides that fit" in message
     assert "--optim" not in message
 
 
@@ -94,7 +94,7 @@ def test_overrides_that_were_compiled_are_suggested() -> None:
     message, said = told(relief)
     assert asked == [("cpu", 71 * GIB)]
     assert said[2:] == [
-        "what happened (measured): a device held 70.0 GiB at most, and jax may take 71.0 GiB of it",
+        "measured: at most 70.0 GiB in use on a device, of 71.0 GiB available to jax",
         "the plan",
     ]
     assert message.endswith(
@@ -105,7 +105,7 @@ def test_overrides_that_were_compiled_are_suggested() -> None:
 @pytest.mark.usefixtures("on_a_gpu")
 def test_where_nothing_fits_that_is_said() -> None:
     message, _ = told(lambda *_: [])
-    assert "no way to run the same global batch is known to fit" in message
+    assert "no overrides with the same global batch are known to fit" in message
 
 
 def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_run_whose_step_does_not_fit_prints_its_own_command(tmp_path: Path) ->
         check=False,
     )
     assert ended.returncode == 2, ended.stdout + ended.stderr
-    (command,) = re.findall(r"`(.*? plan --config .*?)` finds ways that fit", ended.stderr)
+    (command,) = re.findall(r"`(.*? plan --config .*?)` finds overrides that fit", ended.stderr)
     assert "--data.path corpus" in command
     assert "--output-dir" not in command
     assert command.endswith(" --fit")

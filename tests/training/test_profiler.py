@@ -103,7 +103,9 @@ def test_a_trace_that_nobody_can_read_ends_no_run(
     said: list[str] = []
     with profiler.profiled((0, 1), tmp_path, step, said.append, counted) as (traced, before_step):
         run(traced, before_step, 2)
-    assert said == ["no summary.txt of the trace: ZeroDivisionError: division by zero"]
+    assert said == [
+        "warning: no summary.txt of the trace was written: ZeroDivisionError: division by zero"
+    ]
     assert opened == ["profile"]  # its time is no step's
 
 
@@ -168,7 +170,7 @@ def test_instructions_are_read_from_the_program() -> None:
     found = profiler._described(PROGRAM)
     assert found["dot.3"] == ("dot", "jit(f)/while/body/dot_general", "dot_general")
     assert found["fusion.1"] == ("fusion", "jit(f)/add", "add")
-    assert found["while.2"] == ("while", "", "the compiler's own")
+    assert found["while.2"] == ("while", "", "(added by the compiler)")
 
 
 def test_a_name_is_the_model_s_own_words() -> None:

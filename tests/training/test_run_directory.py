@@ -73,7 +73,7 @@ def test_a_directory_is_tried_without_a_trace(root: Path, tmp_path: Path) -> Non
     assert not list(run_directory.problems(str(given), None))
     assert not given.parent.exists()
     (found,) = run_directory.problems("/proc/jaxtrain/deep", None)
-    assert "cannot write in the run's directory /proc/jaxtrain/deep" in found
+    assert "cannot write to the run directory /proc/jaxtrain/deep" in found
     fake_checkpoint(given, 7)
     (found,) = run_directory.problems(str(given), None)
     assert "already holds checkpoints (newest: 7)" in found
@@ -120,7 +120,7 @@ def test_latest_of_nothing_starts_anew(root: Path) -> None:
 def test_an_unwritable_directory_is_named(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for given in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/jaxtrain")):
-        with pytest.raises(InputError, match=r"cannot write in the run's directory .*--output-dir"):
+        with pytest.raises(InputError, match=r"cannot write to the run directory .*--output-dir"):
             run_directory.prepare("demo", str(given), None, None, root)
 
 
@@ -158,7 +158,7 @@ def test_a_new_run_on_a_full_disk_is_worth_another_start(
         real(path, *arguments, **more)
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(RunAgain, match=r"cannot make .*\(No space left on device\): free space"):
+    with pytest.raises(RunAgain, match=r"cannot create .*\(No space left on device\): free space"):
         run_directory.prepare("demo", None, None, None, root)
 
 
@@ -240,7 +240,7 @@ def test_a_folder_of_its_own_in_each_process_is_wrong_input(
     shared_by_two(monkeypatch, tmp_path)
     says = "(on b) does not see what process 0 wrote"
     with pytest.raises(
-        InputError, match=r"is not one folder for all processes: process 1 \(on b\) does"
+        InputError, match=r"is not the same folder for all processes: process 1 \(on b\) does"
     ):
         shared_by_two(monkeypatch, tmp_path, says)
     says = "(on b) cannot write there (Permission denied)"
@@ -302,7 +302,7 @@ def test_folders_made_above_a_run_are_reported(
     assert capsys.readouterr().err == ""
     run_directory.prepare("demo", str(tmp_path / "mnt" / "shared" / "run"), None, None, root)
     said = capsys.readouterr().err
-    assert f"{tmp_path}/mnt/shared did not exist and was made" in said
+    assert f"{tmp_path}/mnt/shared did not exist and was created" in said
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_a_directory_with_links_is_refused(name: str, root: Path, tmp_path: Path
         mine = link.rename(mine / name)
     link.symlink_to(mine)
     there = sorted(tmp_path.rglob("*"))
-    named = rf"{run} contains a symbolic link, {name}, .*: remove the link, or .* an --output-dir"
+    named = rf"{run} contains a symbolic link, {name}, .*: remove the link; .* set --output-dir"
     for given in (str(run), None):
         with pytest.raises(InputError, match=named):
             run_directory.start_from("demo", "latest", given, root)

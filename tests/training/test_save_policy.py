@@ -178,7 +178,7 @@ def test_the_last_save_is_tried_three_times(
     one.finish(at(10), STATE)
     assert [meta["step"] for meta in checkpoints.metas] == [10, 10, 10]
     assert slept == [5.0, 5.0]
-    assert said.count("the last save is tried again in 5 s") == 2
+    assert said.count("retrying the last save in 5 s") == 2
 
 
 def test_a_last_save_that_never_works_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

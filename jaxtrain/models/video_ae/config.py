@@ -46,7 +46,7 @@ _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
 class Config:
     """The video autoencoder."""
 
-    usage = "reconstruct {run} IN.mp4 OUT.mp4 --side-by-side"
+    usage = "reconstruct {run} {input} OUT.mp4 --side-by-side"
     not_in_weights = (("trim", "trim"),)  # no array's shape tells them
 
     frames: int
