@@ -7,7 +7,8 @@ removed and fetched again. Callers :func:`discard` a file that is not a valid vi
 A file is kept only if it arrived complete, with the number of bytes that the server announced, and
 if it is not a web page, such as a login page. A server that announces no size must use chunked
 transfer, which marks the end. Temporary failures (connection errors, timeouts, HTTP 408, 425, 429
-and 5xx) are retried. A download of fewer than ``_MIN_BYTES`` in ``_STALL_S`` seconds is aborted.
+and 5xx) are retried. A download is aborted when it receives fewer than ``_MIN_BYTES`` in
+``_STALL_S`` seconds.
 
 http and https:
     Python's own client. User names and passwords come from ``~/.netrc`` (or ``$NETRC``), for https

@@ -20,8 +20,8 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Grouped, Source
 from jaxtrain.errors import BadExample, InputError
 
-# Training stops if this many substitutes in a row are broken. A config tolerates far less than half
-# of the files being bad, so the probability of meeting this limit by chance is below 2**-32.
+# A run stops if this many examples in a row are broken. Configs tolerate far less than half of the
+# files being bad, so the probability of reaching this limit by chance is below 2**-32.
 MAX_SUBSTITUTES = 32
 
 # Fields of an example that the pipeline adds.

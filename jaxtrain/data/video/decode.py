@@ -70,7 +70,7 @@ def verify(path: str, info: Scan, span: Span | None = None) -> FrameCheck:
 
 
 def _missing(delivered: list[int | None], stamps: list[int | None], info: Scan) -> tuple[int, ...]:
-    if not info.keyframes:  # frames are numbered in decoding order
+    if not info.keyframes:  # frames are numbered as the decoder outputs them
         return tuple(range(len(delivered), info.frames))
     came = set(delivered)
     ordered = sorted(pts for pts in stamps if pts is not None)

@@ -153,9 +153,7 @@ def check_unchanged(entry: Entry) -> int:
     try:
         status = os.stat(entry.path if span is None else span.file)
     except OSError as error:
-        raise BadExample(
-            entry.path, f"{error.strerror}: it has been removed since it was indexed"
-        ) from error
+        raise BadExample(entry.path, f"{error.strerror}, although it was indexed") from error
     if span is not None:
         if status.st_mtime_ns != entry.mtime_ns or status.st_size < span.offset + span.size:
             raise BadExample(entry.path, "changed during the run: its tar was modified")

@@ -143,7 +143,7 @@ def test_a_verdict_is_discarded_when_its_file_changes(data: Path, calls: list[st
     with pytest.raises(BadExample, match=r"changed during the run: has \d+ bytes now, \d+ when"):
         index.first_use(entry, folder)
     (data / "0.mp4").unlink()
-    with pytest.raises(BadExample, match="No such file or directory: it has been removed since"):
+    with pytest.raises(BadExample, match="No such file or directory, although it was indexed"):
         index.first_use(entry, folder)
 
 
