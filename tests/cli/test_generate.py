@@ -189,7 +189,9 @@ def test_the_command_prints_the_text_and_no_more(
     assert re.fullmatch(r"\nnote: the model sees 24 tokens at once: .*\n", found.err)
     assert run("generate", source, "once", *ASKED, "--samples", 2) == 0
     first, second = (expected(model, "once", row, 2) for row in range(2))
-    assert capsys.readouterr().out == f"===== 1 of 2\n{first}\n===== 2 of 2\n{second}\n"
+    assert capsys.readouterr().out == (
+        f"--- completion 1 of 2 ---\n{first}\n--- completion 2 of 2 ---\n{second}\n"
+    )
 
 
 def test_a_terminal_gets_no_control_characters(
@@ -220,7 +222,7 @@ def test_without_a_source_it_takes_the_latest_run(
     assert run("generate", "once", *ASKED) == 0
     assert capsys.readouterr().out == expected(model, "once") + "\n"
     assert run("generate", "output/latest") == 2
-    assert "TEXT is missing: what shall the model at output/latest" in capsys.readouterr().err
+    assert "missing TEXT: give a prompt, such as output/latest" in capsys.readouterr().err
     for text in ("output", "~nobody went"):  # no names of models
         assert run("generate", text, "--tokens", 2) == 0
     assert run("generate", "x" * 2000) == 2
@@ -249,7 +251,7 @@ def test_without_a_source_it_takes_the_latest_run(
         (["RUN", "a", "--top-k", "0"], "--top-k 0: use at least 1"),
         (["RUN", "a", "--top-k", "291"], "--top-k 291: use a number from 1 to 290"),
         (["RUN", "a", "--top-p", "1.2"], "--top-p 1.2: it is a share"),
-        (["RUN", "a", "--topk", "3"], "does not know --topk 3"),
+        (["RUN", "a", "--topk", "3"], "unknown argument --topk 3"),
         (["nowhere", "a"], "nowhere: nothing is there"),
         (
             ["MASKED", "a"],
@@ -257,7 +259,7 @@ def test_without_a_source_it_takes_the_latest_run(
             "this one: ",
         ),
         (["BARE", "a"], "no tokenizer.json found in"),
-        ([__file__, "a"], "is a file of weights, which has no tokenizer"),
+        ([__file__, "a"], "is a weights file, which has no tokenizer"),
     ],
 )
 def test_wrong_use_is_said_in_one_line(

@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_named(
 
 
 def test_a_run_takes_the_tokenizer_of_what_it_starts_from(folder: Path, tmp_path: Path) -> None:
-    """And refuses to learn another one, with which the word vectors mean nothing."""
+    """Training another one is refused: the embeddings would not fit it."""
     data, said = text.Masked(batch_size=1, path=str(tmp_path)), list[str]()
     model = dataclasses.replace(mlm.Config.tiny(), init_from=str(folder))
     (tmp_path / "a.txt").write_text(TEXT)
@@ -196,12 +196,12 @@ def test_a_run_takes_the_tokenizer_of_what_it_starts_from(folder: Path, tmp_path
     assert json.loads(kept) == json.loads((folder / "tokenizer.json").read_text())
     assert f"tokenizer of model.init_from: {folder}/tokenizer.json" in said
     lone = dataclasses.replace(model, init_from=str(folder / "model.safetensors"))
-    with pytest.raises(InputError, match=r"without a tokenizer beside it: .*--data.tokenizer"):
+    with pytest.raises(InputError, match=r"not a folder with a tokenizer.json: .*--data.tokenizer"):
         data.open(lone, seed=0, say=said.append)
 
 
 def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
-    """What the run has started from may be gone by then."""
+    """The source of model.init_from may no longer exist by then."""
     (tmp_path / "8").mkdir()
     shutil.copy(folder / "tokenizer.json", tmp_path / "8")
     for name in ("a.jsonl", "b.jsonl"):
@@ -213,9 +213,7 @@ def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: 
     run: Any = types.SimpleNamespace(data=data, model=gone, seed=0)
     kept = setup.open_data(run, tmp_path / "8", lambda line: None).files_to_keep
     assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
-    with pytest.raises(
-        InputError, match=r"init_from .*gone is a weights file, without a tokenizer"
-    ):
+    with pytest.raises(InputError, match=r"init_from .*gone is not a folder with a tokenizer.json"):
         setup.open_data(run, None, lambda line: None)
 
 
@@ -339,7 +337,7 @@ def test_commands(
     assert run("evaluate", folder, "--data", file, "--max-tokens", 9, "--json", numbers) == 0
     out = capsys.readouterr().out
     assert "8 tokens of the first 9 (--max-tokens), each masked in turn" in out
-    assert "1 unknown words beside them are not counted" in out
+    assert "1 unknown tokens are not counted" in out
     content = json.loads(numbers.read_text())
     assert f"pseudo-perplexity  {content['pseudo_perplexity']:.4f}" in out
     assert (content["tokens"], content["unknown"]) == (8, 1)
@@ -355,18 +353,21 @@ def test_commands(
         (["fill", "FOLDER", "[MASK]", "--top", "0"], "--top 0: use a number from 1 to 11"),
         (["fill", "nowhere", "[MASK]"], "nowhere: nothing is there"),
         (["evaluate", "FOLDER", "--data", "nowhere"], "--data nowhere cannot be read"),
-        (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: name a text file"),
+        (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: pass a text file"),
         (["evaluate", "FOLDER", "--data", "EMPTY"], "there is no token in the text"),
         (["evaluate", "FOLDER", "--data", "EMPTY", "--rows", "0"], "--rows 0: use at least 1"),
         (["fill", "FILE", "[MASK]"], "is a weights file, which has no tokenizer: pass the"),
-        (["export", "FILE", "out", "--format", "hf"], "is a file of weights, which has no token"),
+        (["export", "FILE", "out", "--format", "hf"], "is a weights file, which has no tokenizer"),
         (
             ["export", "FOLDER", "FULL", "--format", "hf"],
             "holds other files, as empty.txt: name a new folder",
         ),
-        (["import", "FOLDER", "FOLDER"], "is IN itself: name another folder"),
+        (["import", "FOLDER", "FOLDER"], "is the same folder as IN: choose another one"),
         (["import", "FOLDER", "out.safetensors"], "name a folder for it"),
-        (["import", "FOLDER", "out", "--trim", "always"], "is no video autoencoder: drop --trim"),
+        (
+            ["import", "FOLDER", "out", "--trim", "always"],
+            "is not a video autoencoder: drop --trim",
+        ),
     ],
 )
 def test_wrong_use_is_said_in_one_line(

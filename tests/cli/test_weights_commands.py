@@ -126,7 +126,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("import", tmp_path / "gone.safetensors", out), "gone.safetensors does not exist"),
         (("import", tmp_path, out), "weights files end with one of"),
         (("import", tmp_path / "torn.safetensors", out), "is no whole .safetensors file"),
-        (("import", theirs, theirs), f"OUT {theirs} is IN itself"),
+        (("import", theirs, theirs), f"OUT {theirs} is the same file as IN"),
         (("import", ours), "the following arguments are required: OUT"),
         (("import", ours, out, "--trim", "never"), "invalid choice: 'never'"),
         (("export", theirs, out), f" import {theirs} OUT.safetensors makes a file"),
@@ -134,7 +134,7 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("export", ours, tmp_path / "no" / "o.safetensors"), "does not exist: create it"),
         (("export", tmp_path / "gone", out), "gone: nothing is there"),
         (("export", tmp_path, out), "is not a checkpoint, and not a run's directory with one"),
-        (("export", ours, out, "--format", "hf"), "is a file of weights, which has no tokenizer"),
+        (("export", ours, out, "--format", "hf"), "is a weights file, which has no tokenizer"),
     ):
         assert words in error(capsys, *arguments)
         assert not out.exists()

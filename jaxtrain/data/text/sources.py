@@ -242,11 +242,11 @@ class Text:
         source = expanded(model.init_from)
         if not source.is_dir():
             raise InputError(
-                f"model.init_from {source} is a weights file, without a tokenizer beside it: pass "
-                "its tokenizer with --data.tokenizer"
+                f"model.init_from {source} is not a folder with a {tokenizer.NAME}: pass the "
+                "model's tokenizer with --data.tokenizer"
             )
         path = tokenizer.beside(source)
-        say(f"using the tokenizer of model.init_from: {path}")
+        say(f"tokenizer of model.init_from: {path}")
         return dataclasses.replace(self, tokenizer=str(path))
 
     def going_on(self, checkpoint: Path) -> "Text":
