@@ -208,7 +208,7 @@ def test_doctor_checks_both_nodes(slurm: Slurm) -> None:
     assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "0"), (
         log
     )
-    assert "2 processes on 2 hosts have met" in log
+    assert "2 processes on 2 hosts have connected" in log
     assert not (slurm.directory / "checked").exists()
 
 
@@ -238,7 +238,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # for the other starts
     limited, log = whole(folder), slurm.log(job)
     assert limited > 0, log
-    assert "slurm.sbatch: SIGTERM: handed on to the tasks" in log
+    assert "slurm.sbatch: SIGTERM: forwarded to the tasks" in log
     assert f"stopped by SIGTERM; {limited} of 1000000 steps are done and saved" in log
     assert "ended with 75: requeued, restart 1 of at most 5 without a new checkpoint" in log
 

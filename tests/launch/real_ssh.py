@@ -266,7 +266,7 @@ def test_doctor_checks_both_hosts(cluster: Cluster) -> None:
     assert "Pseudo-terminal" not in output  # of ssh itself: nothing here needs a terminal
     for host in cluster.hosts:
         assert f"[{host.name}] ready\n" in output
-    assert re.search(r"^\[n1\] .*2 processes on 2 hosts have met", output, re.MULTILINE)
+    assert re.search(r"^\[n1\] .*2 processes on 2 hosts have connected", output, re.MULTILINE)
     assert not (cluster.directory / "checked").exists()
 
 
