@@ -10,6 +10,9 @@ from jaxtrain.training.state import State
 def train(setup: TrainSetup) -> None:
     """Trains until the run has all its steps or stops early, and saves the last state.
 
+    ``setup.batches`` yields batches (:mod:`jaxtrain.data.pipeline`); ``setup.step`` is the compiled
+    function of :func:`jaxtrain.training.step.build_train_step`.
+
     Args:
         setup: from :func:`jaxtrain.training.setup.open_training`.
 

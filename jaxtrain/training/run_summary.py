@@ -146,7 +146,7 @@ def print_summary(
 
     Args:
         run: the config.
-        program: the words typed before the arguments.
+        program: the command before the arguments.
         arguments: of the command line; empty if no command line gives this run.
         directory: of the run.
         results: metrics of this start.
@@ -196,7 +196,7 @@ def write_report(directory: Path, say: Callable[[str], None]) -> None:
 
 
 def in_each(processes: int) -> str:
-    """Returns where to type a command, for the words before its colon; "" for one process."""
+    """Returns a note on where to run a command, if there are several processes."""
     return "" if processes == 1 else f" (in each of {processes} processes, or with the launcher)"
 
 
@@ -206,7 +206,7 @@ def resume_command(
     """Returns the command that resumes a run; if no command does, an explanation.
 
     Args:
-        program: the words typed before the arguments.
+        program: the command before the arguments.
         arguments: of the command line; empty if no command line gives this run.
         directory: of the run.
         longer: overrides that replace those in ``arguments``.
@@ -225,7 +225,7 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
     """Returns the command that looks for overrides with which a run fits its GPUs.
 
     Args:
-        program: the words typed before the arguments.
+        program: the command before the arguments.
         arguments: of the command line; if empty, so is the command.
     """
     if not arguments:

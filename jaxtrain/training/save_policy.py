@@ -1,4 +1,4 @@
-"""Decides what is saved when, and which metadata each checkpoint stores.
+"""Decides when to save which checkpoint, and the metadata stored with it.
 
 The metadata identifies the run: the fingerprint of the data, the config, the versions, the step,
 the examples seen, and the best validation so far.

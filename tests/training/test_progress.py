@@ -63,7 +63,7 @@ class Computing:
 
 
 class Story:
-    """A run in which nothing happens but what the test says; the device takes 1 s for a step."""
+    """A run controlled by the test; the device takes 1 s per step."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory, self.now, self.done = directory, 100.0, 0
@@ -77,7 +77,7 @@ class Story:
         self.progress = self.begin()
 
     def begin(self, *, waits: bool = False, faster: str = "", **optim: Any) -> Progress:
-        """From the start, with another optimizer config."""
+        """Starts from scratch, with another optimizer config."""
         self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
         self.progress = Progress(
             self.run,
