@@ -247,7 +247,7 @@ def test_two_processes_find_storage_that_is_not_shared(two: list[dict[str, Any]]
         apart = only_problem([of(process["apart"])])
         assert "apart is not the same folder for all processes: process 0 (on " in apart.seen
         assert ") does not see what process 1 wrote" in apart.seen
-        assert "give --output-dir a place on storage that every host sees" in apart.seen
+        assert "set --output-dir to storage that every host sees" in apart.seen
 
 
 @pytest.mark.slow
