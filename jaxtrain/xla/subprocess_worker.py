@@ -59,8 +59,8 @@ class WorkerFailed(Exception):
         killed = f"was ended by {self.killed_by}{memory}"
         self.how = killed if self.killed_by else f"ended with exit code {code}"
         self.last_lines = last_lines
-        words = error or (last_lines[-1] if last_lines else "")
-        super().__init__(f"{self.how}: {words[:_LONGEST]}" if words else self.how)
+        reason = error or (last_lines[-1] if last_lines else "")
+        super().__init__(f"{self.how}: {reason[:_LONGEST]}" if reason else self.how)
 
 
 class SubprocessWorker:
