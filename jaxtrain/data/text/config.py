@@ -51,7 +51,7 @@ class Masked(Text):
                 ``attend`` and ``init_from``.
             seed: the run's seed. The split does not depend on it, so runs that differ only in the
                 seed share a cache and validate on the same text.
-            say: takes messages for the console.
+            say: prints a line on the console.
 
         Raises:
             InputError: see :meth:`Text.prepare`.
@@ -135,7 +135,7 @@ class Causal(Text):
             model: provides ``sequence_length``, ``vocab_size`` and ``init_from``.
             seed: the run's seed. The split does not depend on it, so runs that differ only in the
                 seed share a cache and validate on the same text.
-            say: takes messages for the console.
+            say: prints a line on the console.
 
         Raises:
             InputError: see :meth:`Text.prepare`.

@@ -65,7 +65,7 @@ _LARGEST_PAGE = 2**28  # bytes, unpacked; most writers use 1 MiB, DuckDB up to 1
 _MOST_COMPRESSED = 1000  # ratio; text has 3 to 20, equal lines with zstd up to a few hundred
 _VERSION = 2  # of the scan record and of how files are read
 _CHUNK_BYTES = 1 << 20
-_MB_WORTH_A_PROCESS = 64.0  # for less text, starting a process costs more time than it saves
+_MIN_MB_PER_PROCESS = 64.0  # for less text, starting a process costs more time than it saves
 _KEEP_EVERY_S = 10.0
 _LISTED = 5
 
@@ -218,7 +218,7 @@ def _scan_fresh(
         result[crashing[0]] = _bad(crashing[1:], "broken parquet: it crashes the reader")
         fresh = [one for one in fresh if one is not crashing]
     total_mb = sum(size for *_, size, _ in fresh) / 1e6
-    processes = min(worker_pool.cores(), len(fresh), int(total_mb / _MB_WORTH_A_PROCESS))
+    processes = min(worker_pool.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
     done_mb, kept = 0.0, time.monotonic()
     with progress_bar.metered("scanning", total_mb, 0.0, say) as tell:
         scanned = worker_pool.in_order(
@@ -472,9 +472,7 @@ def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
     except BadExample:
         raise
     except Exception as error:  # a dozen classes of pyarrow, and Python's own
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # the disk's fault, not the file's
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise
         raise BadExample(str(path), f"broken parquet: {first_line(error)}") from error
 

@@ -174,31 +174,33 @@ def _datasets(named: _Named) -> Any:
 
 def _fail(named: _Named, error: Exception) -> NoReturn:
     """Raises errors of the Hub and the network as one line, and any other error unchanged."""
-    import huggingface_hub.errors as refusals
+    import huggingface_hub.errors as hub_errors
 
-    said = " ".join(str(error).split())[:200]
-    if isinstance(error, refusals.GatedRepoError):
+    reason = " ".join(str(error).split())[:200]
+    if isinstance(error, hub_errors.GatedRepoError):
         raise InputError(
             f"{named.flag}: access to this dataset is restricted: request it on its page on the "
-            f"Hub, then run hf auth login ({said})"
+            f"Hub, then run hf auth login ({reason})"
         ) from error
-    if isinstance(error, refusals.RevisionNotFoundError):
-        raise InputError(f"{named.flag}: the dataset has no such revision") from error
-    absent = (refusals.RepositoryNotFoundError, refusals.HFValidationError)
+    if isinstance(error, hub_errors.RevisionNotFoundError):
+        raise InputError(
+            f"{named.flag}: no such revision; pass a commit, branch or tag of the dataset"
+        ) from error
+    absent = (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError)
     if isinstance(error, absent) or type(error).__name__ == "DatasetNotFoundError":
         raise InputError(
             f"{named.flag}: no such folder, and no such dataset on the Hub; if it is private, run "
             "hf auth login"
         ) from error
-    if _is_of_network(error):
+    if _is_network_error(error):
         raise RunAgain(
             f"{named.flag}: no such folder, and the Hub cannot be reached ({type(error).__name__}: "
-            f"{said}): connect this machine; or run {invocation.program()} prepare tokens with "
+            f"{reason}): connect this machine; or run {invocation.program()} prepare tokens with "
             "this run's --config and overrides on a connected one and copy its cache folder here "
             "($JAXTRAIN_CACHE); or pass a folder with the dataset as hf:FOLDER"
         ) from error
-    if isinstance(error, refusals.HfHubHTTPError):
-        raise InputError(f"{named.flag}: the Hub refuses the request ({said})") from error
+    if isinstance(error, hub_errors.HfHubHTTPError):
+        raise InputError(f"{named.flag}: the Hub refuses the request ({reason})") from error
     if isinstance(error, OSError) and error.errno is not None:
         raise disk_trouble(
             error,
@@ -206,12 +208,12 @@ def _fail(named: _Named, error: Exception) -> NoReturn:
             "make it readable and writable",
         ) from error
     if isinstance(error, ValueError | KeyError):
-        raise InputError(f"{named.flag}: {said}") from error
+        raise InputError(f"{named.flag}: {reason}") from error
     raise error
 
 
-def _is_of_network(error: BaseException | None) -> bool:
-    """Returns whether an error or one of its causes is a failed connection, timeout or server.
+def _is_network_error(error: BaseException | None) -> bool:
+    """Returns whether an error, or one of its causes, is of the network or a failing server.
 
     Each library has its own classes for these, which need not derive from Python's.
     """

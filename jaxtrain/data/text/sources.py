@@ -1,4 +1,4 @@
-"""The part that all text data sets share: from files to token caches.
+"""The code that all text data sets share: from files to token caches.
 
 Files are tokenized once (:mod:`jaxtrain.data.text.tokens`). The supported files are described in
 :mod:`jaxtrain.data.text.documents`, the examples made of the tokens in

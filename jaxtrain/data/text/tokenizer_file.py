@@ -170,9 +170,7 @@ def _growth(node: dict[str, Any], path: Path) -> int:
         fixed = pattern.get("String") if isinstance(pattern, dict) else None
         return max(1, length) if fixed else 1 + length  # a regex may match between characters
     if kind == "Prepend":
-        return 1 + len(
-            str(node.get("prepend", ""))
-        )  # added before each part between special tokens
+        return 1 + len(str(node.get("prepend", "")))  # before each part between special tokens
     if kind == "Precompiled":
         return _longest_precompiled(node.get("precompiled_charsmap"), path)
     return 2 if kind == "ByteLevel" else 1  # a byte becomes a character of up to two bytes

@@ -40,7 +40,7 @@ from jaxtrain.telemetry.progress_bar import Say
 
 _VERSION = 2  # of the files and all rules that determine their contents: change it with those
 _PIECE_CHARACTERS = 1 << 20
-_MB_WORTH_A_PROCESS = 8.0  # for less text, starting a process costs more time than it saves
+_MIN_MB_PER_PROCESS = 8.0  # for less text, starting a process costs more time than it saves
 _KEEP_EVERY_S = 2.0  # the most work that a kill can lose
 _PROGRESS = "progress.json"
 TOKEN_BYTES = "token_bytes"
@@ -192,7 +192,7 @@ def _write(
     dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
     total_mb = corpus.megabytes()
     if processes is None:
-        processes = min(worker_pool.cores(), int(total_mb / _MB_WORTH_A_PROCESS))
+        processes = min(worker_pool.cores(), int(total_mb / _MIN_MB_PER_PROCESS))
     streams = _Streams(work, dtype)
     before_mb = streams.megabytes()
     if streams.documents:
