@@ -268,7 +268,7 @@ def console_line(
 
 
 def fitted(line: str, columns: int) -> str:
-    """Shortens a step line to the width of a terminal; returns other lines unchanged.
+    """Shortens a step or validation line to the width of a terminal; returns others unchanged.
 
     ``log.txt`` and ``metrics.jsonl`` keep every field.
 
@@ -276,6 +276,8 @@ def fitted(line: str, columns: int) -> str:
         line: as :func:`console_line` returns it.
         columns: of the terminal.
     """
+    if _VALIDATION.match(line) and len(line) > columns:
+        return re.sub(r" \| val/\w+_std [^|]+?(?= \||$)", "", line)
     if not _STEP.match(line):
         return line
     for number, field in enumerate(_EXPENDABLE):

@@ -81,6 +81,9 @@ def test_a_step_line_fits_the_terminal() -> None:
     del values["train/psnr"]
     for columns in (40, 60, 80, 100):
         assert len(fitted(console_line(99999, 100000, values, 99.0), columns)) <= columns
+    validation = "step 20/20 | validation | val/loss 0.5 | val/psnr 9 | val/ssim 0.3"
+    long = validation.replace("9", "9 | val/psnr_std 2.636") + " | val/ssim_std 0.1904"
+    assert (fitted(long, 80), fitted(long, 120)) == (validation, long)
     for other in ("step 1/2 | validation | " + "x" * 90, "run directory " + "x" * 90):
         assert fitted(other, 80) == other
 
