@@ -108,7 +108,7 @@ def test_a_row_begins_a_missing_table_and_cannot_break_it(tmp_path: Path) -> Non
 def test_rows_of_a_bench_are_few_words() -> None:
     found: dict[str, Any] = {"rows": ROWS, "notes": {"pipeline": "no data"}, "sweep": {}}
     assert results.bench_results(found) == [
-        "pipeline left out: no data",
+        "pipeline skipped: no data",
         "first step after 19.0 s cold (compile 11.7), 5.9 s warm",
         "a save blocks 43 ms, complete in 0.57 s (0.008 GiB)",
         "synthetic: step 500.0 ms (p95 600.0, spread 1.0% of 9), 8 examples/s, 25.0% MFU, "
