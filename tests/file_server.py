@@ -40,7 +40,7 @@ class Answer:
 
 
 class Server:
-    """Serves ``files``; of a list, each request gets the next response, and the last one repeats."""
+    """Serves ``files``; a list gives one response per request, and its last one repeats."""
 
     def __init__(self) -> None:
         self.files: dict[str, Answer | list[Answer]] = {}

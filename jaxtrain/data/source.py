@@ -82,6 +82,7 @@ class Sources:
             be used without the data, such as a tokenizer.
         decode: turns token ids into text.
         faster: advice on making this data cheaper to read; may be empty.
+        example_file: path of an input file, on which a user can try the model; may be empty.
     """
 
     train: Source
@@ -92,3 +93,4 @@ class Sources:
     files_to_keep: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     decode: Callable[[Sequence[int]], str] = as_numbers
     faster: str = ""
+    example_file: str = ""

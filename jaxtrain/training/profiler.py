@@ -116,7 +116,7 @@ class Profile:
         directory: ``profile/`` of the run.
         step: compiled.
         say: prints a line.
-        apart: opens a phase by its name; its time does not count as training.
+        open_phase: opens a phase by its name; its time does not count as training.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class Profile:
         directory: Path,
         step: TrainStep,
         say: Callable[[str], None],
-        apart: Phase,
+        open_phase: Phase,
     ) -> None:
         self._steps = steps
-        self._apart = apart
+        self._open_phase = open_phase
         self._directory = directory
         self._step = step
         self._say = say
@@ -170,7 +170,7 @@ class Profile:
             return
         self._running = False
         took_s = time.perf_counter() - self._began_s
-        with self._apart("profile"):
+        with self._open_phase("profile"):
             jax.profiler.stop_trace()
             files = sorted(set(self._files()) - self._before)
             if not (summarize and files and self._traced) or jax.process_index():
@@ -221,7 +221,7 @@ def profiled(
     directory: Path,
     step: TrainStep,
     say: Callable[[str], None],
-    apart: Phase,
+    open_phase: Phase,
 ) -> Iterator[tuple[TrainStep, Callable[[int, State], None]]]:
     """Wraps a step with the profiler; yields the step and a function to call before each step.
 
@@ -230,12 +230,12 @@ def profiled(
         directory: ``profile/`` of the run.
         step: compiled.
         say: prints a line.
-        apart: opens a phase by its name; its time does not count as training.
+        open_phase: opens a phase by its name; its time does not count as training.
     """
     if steps is None:
         yield step, lambda done, state: None
         return
-    profile = Profile(steps, directory, step, say, apart)
+    profile = Profile(steps, directory, step, say, open_phase)
     try:
         yield profile.step, profile.before_step
     except BaseException:  # a stop must not wait for the summary

@@ -48,13 +48,13 @@ class Rollback:
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.guard["bad_in_a_row"])
         trouble = f"{bad} steps in a row after step {done} are bad (see bad_steps.jsonl)"
-        told = process_group.told_by_process_zero(lambda: self._choose(done))
-        if not told:
+        chosen = process_group.told_by_process_zero(lambda: self._choose(done))
+        if not chosen:
             raise InputError(
                 f"{trouble}, and there is no checkpoint to restore: lower --optim.peak_lr, or find "
                 "the cause with --debug"
             )
-        back_to = int(told)
+        back_to = int(chosen)
         times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
         if times > _MOST:
             raise InputError(
@@ -63,7 +63,7 @@ class Rollback:
             )
         self._last = back_to, times
         self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")
-        path = self._directory / layout.CHECKPOINTS / told
+        path = self._directory / layout.CHECKPOINTS / chosen
         restored: State = restore(path, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
         guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}

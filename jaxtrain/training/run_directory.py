@@ -105,8 +105,8 @@ def start_from(
         )
         return "" if chosen is None else str(chosen.absolute())
 
-    told = process_group.told_by_process_zero(decide)
-    return Path(told) if told else None
+    chosen = process_group.told_by_process_zero(decide)
+    return Path(chosen) if chosen else None
 
 
 def prepare(

@@ -113,9 +113,9 @@ class Saver:
         self._say = say
         self._saved = saved
         self._failures = 0  # in a row
-        self._begun = False  # a save whose result was not checked yet
+        self._started = False  # a save whose result was not checked yet
         self._best_kept = meta.best  # the newest on the disk
-        self._best_begun: Best | None = None  # of the save whose result was not checked yet
+        self._best_started: Best | None = None  # of the save whose result was not checked yet
         self._best_at: Position | None = None  # position of the best state of this start
 
     def judge(self, position: Position, values: dict[str, float]) -> bool:
@@ -153,7 +153,7 @@ class Saver:
         for part in (self.settle, lambda: self._start(position, state, regular, best)):
             failure = part()
             if failure and self._failures >= FAILURES_IN_A_ROW:
-                raise _given_up(f"{self._failures} saves in a row have failed", failure)
+                raise _save_failed(f"{self._failures} saves in a row have failed", failure)
 
     def finish(self, position: Position, state: State) -> None:
         """Saves the last state and waits until it is complete; retries if that fails.
@@ -176,7 +176,7 @@ class Saver:
             if failure is None:
                 return
             if not tries_left:
-                raise _given_up("the last state is not saved", failure)
+                raise _save_failed("the last state is not saved", failure)
             self._say(f"retrying the last save in {BETWEEN_TRIES_S:g} s")
             time.sleep(BETWEEN_TRIES_S)
 
@@ -196,42 +196,42 @@ class Saver:
                 self._checkpoints.save_best(state, meta)
         except saver.SaveFailed as failure:
             return self._failed(failure)
-        self._begun = True
-        self._best_begun = self.meta.best if best else None
+        self._started = True
+        self._best_started = self.meta.best if best else None
         return None
 
     def settle(self) -> saver.SaveFailed | None:
         """Waits for the current save; returns its failure, which was reported."""
-        if not self._begun:
+        if not self._started:
             return None
-        self._begun = False
+        self._started = False
         try:
             self._checkpoints.wait()
         except saver.BestNotKept as failure:
-            self._best_is_not(failure.target)
+            self._reset_best(failure.target)
         except saver.SaveFailed as failure:
             return self._failed(failure)
         else:
-            self._best_kept = self._best_begun or self._best_kept
+            self._best_kept = self._best_started or self._best_kept
         self._failures = 0
         self._saved()
         return None
 
     def _failed(self, failure: saver.SaveFailed) -> saver.SaveFailed:
         self._failures += 1
-        self._best_is_not(failure.target)
+        self._reset_best(failure.target)
         if not failure.said:
             self._say(f"warning: {failure}")
         return failure
 
-    def _best_is_not(self, target: Path) -> None:
+    def _reset_best(self, target: Path) -> None:
         """Restores the previous best, because the checkpoint of the new one was not written."""
         best = self.meta.best
         if best is not None and target.name == str(best.step):
             self.meta.best = self._best_kept
 
 
-def _given_up(what: str, failure: saver.SaveFailed) -> RunAgain:
+def _save_failed(what: str, failure: saver.SaveFailed) -> RunAgain:
     return RunAgain(f"{what}: {failure}; then resume with --resume latest")
 
 

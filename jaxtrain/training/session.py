@@ -18,7 +18,7 @@ from jaxtrain.training.preflight import Flags
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training
-from jaxtrain.training.stopping import EXIT_CODES, GO_ON
+from jaxtrain.training.stopping import CONTINUE, EXIT_CODES
 from jaxtrain.xla import options
 
 
@@ -92,7 +92,7 @@ def _end(setup: TrainSetup, flags: Flags) -> int:
     ending = run_summary.ending(run, progress.done, setup.total, decision, stopped_early)
     log.say(ending)
     program, typed = invocation.program(), run_summary.typed(run, flags)
-    if decision != GO_ON:
+    if decision != CONTINUE:
         again = run_summary.resume_command(program, typed, setup.directory)
         each = run_summary.in_each(jax.process_count())
         log.say(f"resume{each} with: {again}" if typed else again)
@@ -109,7 +109,7 @@ def _end(setup: TrainSetup, flags: Flags) -> int:
             say=log.say,
         )
     log.ended(EXIT_CODES[decision], ending)
-    if decision == GO_ON and jax.process_index() == 0:
+    if decision == CONTINUE and jax.process_index() == 0:
         with log.phases.within("report"):  # takes up to a minute for a run with many records
             run_summary.write_report(setup.directory, log.say)
     return EXIT_CODES[decision]

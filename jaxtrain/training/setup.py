@@ -114,7 +114,7 @@ class StepSetup:
             self.rule,
             skip_step.detector(
                 self.run.optim,
-                {k: one.prefix for k, one in _apart(self.run).items()},
+                {k: one.prefix for k, one in _separate_groups(self.run).items()},
                 optim.warmup_steps(self.run.optim, self.total),
             ),
             precision=self.run.precision,
@@ -196,7 +196,7 @@ def _groups(run: config.Run) -> param_groups.Groups:
     return run.model.optimizer_groups() if has_some else {}
 
 
-def _apart(run: config.Run) -> Mapping[str, param_groups.Group]:
+def _separate_groups(run: config.Run) -> Mapping[str, param_groups.Group]:
     """Returns the groups of parameters with an optimizer of their own."""
     return param_groups.apart(_groups(run))
 

@@ -6,9 +6,9 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE
 
 # The requests of a process; the largest request of all processes is the decision.
-GO_ON, STOP_SIGTERM, STOP_SIGINT, STOP_BAD_DATA = range(4)
+CONTINUE, STOP_SIGTERM, STOP_SIGINT, STOP_BAD_DATA = range(4)
 EXIT_CODES = {
-    GO_ON: DONE,
+    CONTINUE: DONE,
     STOP_SIGTERM: RUN_AGAIN,
     STOP_SIGINT: INTERRUPTED,
     STOP_BAD_DATA: WRONG_USE,
@@ -29,14 +29,14 @@ class Stopping:
         agreement: exchanges requests between all processes.
 
     Attributes:
-        decision: of all processes; ``GO_ON`` until one of them requests a stop.
+        decision: of all processes; ``CONTINUE`` until one of them requests a stop.
     """
 
     def __init__(self, signals: StopSignals, bad_share: BadShare, agreement: Agreement) -> None:
         self._signals = signals
         self._bad_share = bad_share
         self._agreement = agreement
-        self.decision = GO_ON
+        self.decision = CONTINUE
 
     def wanted(self) -> bool:
         """Returns whether this process received a signal, without asking the others."""
@@ -47,19 +47,19 @@ class Stopping:
 
         It does not wait: it uses the request that each process made after the previous step.
         """
-        self.decision = int(self._agreement.exchange(self._wish()) or GO_ON)
-        return self.decision != GO_ON
+        self.decision = int(self._agreement.exchange(self._request()) or CONTINUE)
+        return self.decision != CONTINUE
 
     def agreed(self) -> bool:
         """Returns whether all processes stop now; waits until all of them call it."""
-        self.decision = int(self._agreement.now(self._wish()))
-        return self.decision != GO_ON
+        self.decision = int(self._agreement.now(self._request()))
+        return self.decision != CONTINUE
 
     def no_more_steps(self) -> None:
         """The loop has ended: a signal no longer stops it."""
         self._signals.no_more_steps()
 
-    def _wish(self) -> int:
+    def _request(self) -> int:
         if self._bad_share.complaint():
             return STOP_BAD_DATA
-        return {None: GO_ON, "SIGTERM": STOP_SIGTERM, "SIGINT": STOP_SIGINT}[self._signals.heard]
+        return {None: CONTINUE, "SIGTERM": STOP_SIGTERM, "SIGINT": STOP_SIGINT}[self._signals.heard]

@@ -76,7 +76,7 @@ class Evaluator:
         self._jitted = {"evaluate": jitted("evaluate")}
         if definition.has("samples"):
             self._jitted["samples"] = jitted("samples")
-        self._programs: options.Beside[dict[str, Any]] | None = None
+        self._programs: options.BackgroundCompilation[dict[str, Any]] | None = None
 
     def names(self) -> set[str]:
         """Returns the names of the metrics, without computing them."""
@@ -88,7 +88,7 @@ class Evaluator:
     def compile(self, stop: Stop) -> None:
         """Compiles on the first call; returns early if this process received a stop signal."""
         if self._programs is None:
-            self._programs = options.Beside(self._compile)
+            self._programs = options.BackgroundCompilation(self._compile)
         self._programs.ready(until=stop.wanted)
 
     def __call__(

@@ -102,8 +102,8 @@ def collectives(text: str, devices: int) -> list[Collective]:
         for number, line in enumerate(lines):
             one = _collective(line, devices, times.get(name, 0))
             if one is not None and one.times:
-                apart = _apart(lines, number, one.name)
-                found.append(dataclasses.replace(one, overlapped=apart))
+                overlapped = _overlapped(lines, number, one.name)
+                found.append(dataclasses.replace(one, overlapped=overlapped))
     return found
 
 
@@ -316,7 +316,7 @@ def _iota(sizes: str, order: str | None) -> list[int]:
     return [int(one) for one in numbers.flat]
 
 
-def _apart(lines: list[str], number: int, name: str) -> bool:
+def _overlapped(lines: list[str], number: int, name: str) -> bool:
     """Returns whether computation is scheduled between a collective's start and its end."""
     idle = (
         "-start",

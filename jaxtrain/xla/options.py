@@ -26,7 +26,7 @@ _THREAD = "compile"
 _LOOK_EVERY_S = 0.05
 
 
-class Beside(Generic[T]):
+class BackgroundCompilation(Generic[T]):
     """Compiles in a thread. The compilation cannot be interrupted, but you need not wait for it.
 
     Args:

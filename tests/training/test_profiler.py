@@ -31,7 +31,7 @@ def step() -> Any:
 
 
 @contextlib.contextmanager
-def apart(phase: str) -> Iterator[None]:
+def during(phase: str) -> Iterator[None]:
     assert phase == "profile"
     yield
 
@@ -50,7 +50,10 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_trace_has_its_steps_and_a_summary_of_the_time(tmp_path: Path, step: Any) -> None:
     said: list[str] = []
-    with profiler.profiled((2, 5), tmp_path, step, said.append, apart) as (traced, before_step):
+    with profiler.profiled((2, 5), tmp_path, step, said.append, during) as (
+        traced,
+        before_step,
+    ):
         run(traced, before_step, 8)
     found = events(tmp_path)
     ops = [one for one in found if "hlo_op" in one.get("args", {})]
@@ -71,7 +74,10 @@ def test_a_trace_has_its_steps_and_a_summary_of_the_time(tmp_path: Path, step: A
 def test_a_trace_ends_with_its_last_step(tmp_path: Path, step: Any) -> None:
     """A validation or a save may follow before the next step."""
     said: list[str] = []
-    with profiler.profiled((2, 4), tmp_path, step, said.append, apart) as (traced, before_step):
+    with profiler.profiled((2, 4), tmp_path, step, said.append, during) as (
+        traced,
+        before_step,
+    ):
         state = batch = jnp.ones((600, 600))
         for done in range(5):
             before_step(done, state)
@@ -84,7 +90,7 @@ def test_a_trace_ends_with_its_last_step(tmp_path: Path, step: Any) -> None:
 
 
 def test_a_run_that_ends_during_a_trace_writes_it(tmp_path: Path, step: Any) -> None:
-    with profiler.profiled((1, 9), tmp_path, step, print, apart) as (traced, before_step):
+    with profiler.profiled((1, 9), tmp_path, step, print, during) as (traced, before_step):
         run(traced, before_step, 3)
     assert (tmp_path / "summary.txt").read_text().startswith("steps 1 to 3 took ")
 
@@ -111,7 +117,7 @@ def test_an_unreadable_trace_does_not_end_the_run(
 
 def test_a_stop_does_not_wait_for_the_summary(tmp_path: Path, step: Any) -> None:
     def interrupted() -> None:
-        with profiler.profiled((0, 9), tmp_path, step, print, apart) as (traced, before_step):
+        with profiler.profiled((0, 9), tmp_path, step, print, during) as (traced, before_step):
             run(traced, before_step, 1)
             raise KeyboardInterrupt
 
@@ -125,7 +131,10 @@ def test_without_a_profile_the_step_is_unchanged(tmp_path: Path) -> None:
     def plain(state: Any, batch: Any) -> Any:
         return state, batch
 
-    with profiler.profiled(None, tmp_path / "profile", plain, print, apart) as (step, before_step):
+    with profiler.profiled(None, tmp_path / "profile", plain, print, during) as (
+        step,
+        before_step,
+    ):
         assert step is plain
         before_step(0, None)  # type: ignore[arg-type]
     assert not (tmp_path / "profile").exists()
@@ -146,7 +155,10 @@ def test_the_second_process_writes_a_separate_trace_and_no_summary(
     tmp_path: Path, step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiler.jax, "process_index", lambda: 1)
-    with profiler.profiled((0, 1), tmp_path, step, pytest.fail, apart) as (traced, before_step):
+    with profiler.profiled((0, 1), tmp_path, step, pytest.fail, during) as (
+        traced,
+        before_step,
+    ):
         run(traced, before_step, 2)
     assert events(tmp_path / "process-1")
     assert not (tmp_path / "summary.txt").exists()

@@ -5,6 +5,7 @@ a teacher's latents, at a fixed one.
 """
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +257,7 @@ class Config:
             train=train_clips,
             val=val_clips,
             files=files,
+            example_file=next((e.path for e in val[:1] if os.path.isfile(e.path)), ""),
             bad=tuple(bad + known),
             faster=self._faster(path, model) if train_clips.keyframes_are_far else "",
             summary=f"{files:,} videos ({good:,} good), {frames:,} frames, "
