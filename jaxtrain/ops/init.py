@@ -17,21 +17,24 @@ from jax import lax
 
 from jaxtrain.ops.layers import mixed, numbers
 
-_STEPS = 2**24  # float32 holds that many numbers of one distance in (-1, 1)
+_STEPS = 2**24  # float32 has that many evenly spaced numbers in (-1, 1)
 
 
 def uniform_init(rngs: nnx.Rngs, shape: tuple[int, ...], bound: float) -> nnx.Param[jax.Array]:
-    """float32, even in (-bound, bound)."""
+    """Returns a float32 parameter, uniform in (-bound, bound)."""
     return nnx.Param(bound * _even(*_drawn(rngs), shape))
 
 
 def normal_init(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Param[jax.Array]:
-    """float32, of mean zero and this standard deviation, at most 5.42 times that large."""
+    """Returns a normal float32 parameter with mean 0, cut off at 5.42 standard deviations."""
     return nnx.Param(deviation * math.sqrt(2) * lax.erf_inv(_even(*_drawn(rngs), shape)))
 
 
 def _drawn(rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
-    """The stream's key, uint32 [2], and its next number, which `rngs.params()` would take too."""
+    """Returns the stream's key, uint32 [2], and its counter, which it increments.
+
+    `rngs.params()` uses the same counter.
+    """
     stream = rngs.params
     place = stream.count.get_value()
     stream.count.set_value(place + 1)
@@ -40,7 +43,7 @@ def _drawn(rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
 
 @functools.partial(jax.jit, static_argnums=2)  # traced once for all parameters of a shape
 def _even(words: jax.Array, place: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """In (-1, 1): the middles of `_STEPS` intervals, so that neither end is drawn."""
+    """Returns uniform numbers in (-1, 1): the middles of `_STEPS` intervals, so never an end."""
     first, second = mixed(words[0], place), mixed(words[1], place)
     bits = mixed(numbers(shape) + first, second) // (2**32 // _STEPS)
     return (2 * bits.astype(jnp.float32) + (1 - _STEPS)) / _STEPS

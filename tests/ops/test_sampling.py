@@ -105,7 +105,7 @@ def test_seeds_repeat_and_rows_are_on_their_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -1.0}, r"--temperature -1: use 0 for the likeliest"),
+        ({"temperature": -1.0}, r"--temperature -1: use 0 \(always the most likely"),
         ({"temperature": float("nan")}, r"--temperature nan"),
         ({"temperature": float("inf")}, r"--temperature inf"),
         ({"temperature": 1e-30}, r"--temperature 1e-30: use 0"),
