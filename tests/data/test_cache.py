@@ -174,7 +174,7 @@ sys.exit(main.main(sys.argv[1:]))
             "error: the cache folder ~/.cache/jaxtrain needs a home folder, and none was found: "
             "set HOME or $JAXTRAIN_CACHE, or pass a folder with --data.cache_dir",
         ),
-        (["fill", "~/model", "a [MASK]"], "error: ~/model: the home folder that ~ stands for"),
+        (["fill", "~/model", "a [MASK]"], "error: ~/model: the home folder for ~ is unknown"),
         (
             ["report", "~nobody-of-this-name/run"],
             "error: ~nobody-of-this-name/run: the home folder",
