@@ -65,14 +65,14 @@ Any data:
 - ``video``: uint8 [B, T, H, W, 3], RGB frames;
 - ``augment``: float32 [B, 5], factors of brightness, contrast and saturation, hue shift in turns,
   blur sigma in pixels;
-- ``latents``, only if ``model.teacher`` is not None: float32 [B, L, h, w, C], the teacher's latents.
+- ``latents``, only if ``model.teacher`` is set: float32 [B, L, h, w, C], the teacher's latents.
 
 Data sets read their sizes from the model's config, so it needs these attributes:
 
 - all text: ``sequence_length`` (S, tokens per example), ``vocab_size`` (ids, special tokens
   included; a tokenizer is trained for this many) and ``init_from``;
-- masked text also: ``mask_fraction`` (M is ``mask_fraction * S``, rounded to nearest, halves
-  up), ``pad_id`` and ``attend``;
+- masked text also: ``mask_fraction`` (M is ``mask_fraction * S``, rounded to nearest, halves up),
+  ``pad_id`` and ``attend``;
 - video: ``frames``, ``height`` and ``width`` (T, H and W) and, if present, ``teacher``.
 
 

@@ -175,7 +175,7 @@ def test_json_that_describes_no_model(text: str, tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_named() -> None:
     tiny = config.to_dict(gpt.Config.tiny())
-    with pytest.raises(InputError, match=r"x names the model 'os.system', which is unknown; there"):
+    with pytest.raises(InputError, match=r"x: unknown model 'os.system'; the models are "):
         from_file.make({"class": "os.system"}, "x")
     with pytest.raises(InputError, match=r"x: model has no field 'colour': another version of"):
         from_file.make({**tiny, "colour": 1}, "x")
@@ -195,5 +195,5 @@ def test_heads_that_do_not_go_with_the_rest_are_refused_too() -> None:
     six = dataclasses.replace(four, heads=6, kv_heads=3)
     left, right = (ModelDefinition(one.build).params for one in (four, six))
     assert {n: a.shape for n, a in left.items()} == {n: a.shape for n, a in right.items()}
-    with pytest.raises(InputError, match=r"with model.heads=4, and this model has 6"):
+    with pytest.raises(InputError, match=r"with model.heads=4, but this model has 6"):
         from_file.check_not_in_weights(six, vars(four), Path("there"))
