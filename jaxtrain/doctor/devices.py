@@ -9,7 +9,7 @@ from jaxtrain import config, versions
 from jaxtrain.config import invocation
 from jaxtrain.doctor import packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
-from jaxtrain.doctor.subject import Subject, size
+from jaxtrain.doctor.subject import Subject, counted, size
 from jaxtrain.planning import cards
 from jaxtrain.telemetry.hardware import Driver
 
@@ -94,8 +94,7 @@ def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
     on_cpu = devices[0].platform == "cpu"
     if card is not None and on_cpu and subject.simulate_devices is None:
         yield problem(
-            f"0 GPUs of {wanted}: {run.name} is for {wanted} x {card.name} ({mesh}); jax sees "
-            f"{kinds}",
+            f"{run.name} is for {wanted} x {card.name} ({mesh}), but jax sees no GPU, only {kinds}",
             "start it on a host with the GPUs; without any, "
             f"{_plan(run, card.name)} shows what it needs, and "
             f"--simulate-devices {wanted} tests the mesh",
@@ -109,11 +108,11 @@ def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
         return
     if here != wanted:
         apart = "" if subject.store.count == 1 else f" in {subject.store.count} processes"
+        required = counted(wanted, "device")
         yield problem(
-            f"{here} devices of {wanted}: {run.name} requires {wanted} ({mesh}), jax sees {kinds}"
-            f"{apart}",
-            f"start it on {wanted} devices (and on all hosts of the run); or set {own}; or test it "
-            f"with --simulate-devices {wanted}",
+            f"{run.name} requires {required} ({mesh}), but jax sees {kinds}{apart}",
+            f"start it on {required}, and on all hosts of the run; or set {own}; or test it with "
+            f"--simulate-devices {wanted}",
         )
         return
     if card is not None and on_cpu:

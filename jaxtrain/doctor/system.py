@@ -155,7 +155,7 @@ def host_memory(
     }
     need = sum(parts.values())
     listed = ", ".join(f"{name} {size(part)}" for name, part in parts.items() if part >= 2**20)
-    seen = f"{size(free)} of host memory free{limited}; about {size(need)} are needed ({listed})"
+    seen = f"{size(free)} of host memory free{limited}; about {size(need)} is needed ({listed})"
     if need <= free:
         yield ok(seen)
         return

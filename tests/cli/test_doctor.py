@@ -86,7 +86,7 @@ def test_a_machine_with_everything_wrong(place: Path) -> None:
     assert found.returncode == 1, found.stdout + found.stderr
     page = flat(found.stdout)
     for seen, cure in {
-        "3 devices of 1": "--simulate-devices 1",
+        "1 device (mesh.data 1 x mesh.fsdp 1), but jax sees 3 x": "--simulate-devices 1",
         "only 200 files may be open": "ulimit -n",
         "checkpoints of 8.2 MiB": "set another --output-dir",
         "bad.mp4": "fix or remove them",
@@ -101,10 +101,11 @@ def test_a_machine_with_everything_wrong(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_gpus_of_eight_is_said_plainly(place: Path) -> None:
+def test_a_missing_gpu_is_reported(place: Path) -> None:
     found = run(place, "doctor", "--config", "h100_8", JAX_PLATFORMS="cpu")
     assert found.returncode == 1
-    assert "PROBLEM  0 GPUs of 8: h100_8 is for 8 x NVIDIA H100 80GB HBM3" in found.stdout
+    assert "PROBLEM  h100_8 is for 8 x NVIDIA H100 80GB HBM3 (mesh" in found.stdout
+    assert "but jax sees no GPU" in flat(found.stdout)
 
 
 @pytest.mark.slow

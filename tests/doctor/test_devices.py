@@ -33,18 +33,20 @@ def gpus(count: int, kind: str = Gpu.device_kind) -> list[Any]:
 def test_no_gpus_for_a_config_of_eight(tmp_path: Path) -> None:
     wants = subject(tmp_path, config.load("h100_8"))
     found = only_problem(devices.count(wants, jax.devices()[:1]))
-    assert found.seen.startswith("0 GPUs of 8: h100_8 is for 8 x NVIDIA H100 80GB HBM3")
-    assert "jax sees 1 x cpu" in found.seen
+    assert found.seen.startswith("h100_8 is for 8 x NVIDIA H100 80GB HBM3 (mesh.data 1 x")
+    assert "jax sees no GPU, only 1 x cpu" in found.seen
     assert "--simulate-devices 8" in found.cure
 
 
 def test_too_few_and_too_many_devices(tmp_path: Path) -> None:
     wants = subject(tmp_path, config.load("h100_8"))
     found = only_problem(devices.count(wants, gpus(6)))
-    assert found.seen.startswith("6 devices of 8: h100_8 requires 8 (mesh.data 1 x mesh.fsdp 8)")
+    assert found.seen.startswith("h100_8 requires 8 devices (mesh.data 1 x mesh.fsdp 8)")
+    assert "but jax sees 6 x NVIDIA H100" in found.seen
     assert "--mesh.data 1 --mesh.fsdp 6" in found.cure
     found = only_problem(devices.count(subject(tmp_path, tiny()), jax.devices()))
-    assert found.seen.startswith("8 devices of 1: demo_mlm")
+    assert found.seen.startswith("demo_mlm requires 1 device (")
+    assert "but jax sees 8 x cpu" in found.seen
     assert "--simulate-devices 1" in found.cure
 
 
