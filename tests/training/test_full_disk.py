@@ -197,7 +197,7 @@ def test_the_last_save_is_retried(place: Path, disk: Disk, freed: bool) -> None:
         assert text.count("retrying the last save") == (1 if freed else 2)
         assert bool(intact_steps(run)) == freed
         assert ("error: the last state is not saved" in text) != freed
-        assert "no complete one exists" in text
+        assert "none is complete" in text
 
 
 def test_a_directory_that_goes_away_and_comes_back(place: Path, tmp_path: Path) -> None:

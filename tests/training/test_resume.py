@@ -67,11 +67,11 @@ def test_a_damaged_checkpoint_loses_only_its_own_steps(place: Path) -> None:
     data.write_bytes(content)
     refused = run(place, *arguments, "--loop.steps", 20, "--resume", 8)
     assert refused.returncode == 2
-    assert "its checksum is wrong): complete ones are 4" in refused.stderr
+    assert "its checksum is wrong); complete checkpoints: 4" in refused.stderr
     found = run(place, *arguments, "--loop.steps", 20, "--resume", "latest")
     assert found.returncode == 0, found.stderr
     name = data.relative_to(newest).as_posix()
-    moved = f"warning: checkpoint {newest} is damaged ({name} has other bytes"
+    moved = f"warning: checkpoint {newest} is damaged ({name} was changed after"
     assert (found.stderr + found.stdout).count(moved) == 1
     assert moved in (place / "spoilt" / "log.txt").read_text()
     assert "32 examples seen" in found.stdout
