@@ -165,7 +165,7 @@ def test_all_missing_files_are_reported(tmp_path: Path) -> None:
     video = found_by(config.load("demo", [*lost, *lpips]), tmp_path, "inputs", "open")
     for found, named in (
         (text, ("init_from weights.safetensors", "--data.path gone", "words.json")),
-        (video, ("init_from weights.safetensors", "perceptual.weights lpips.pth", "gone")),
+        (video, ("init_from weights.safetensors", "perceptual.weights=lpips.pth", "gone")),
     ):
         assert {one.level for one in found} == {"problem"}
         for part, one in zip(named, found, strict=True):
