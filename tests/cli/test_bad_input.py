@@ -40,7 +40,7 @@ NO_VIDEO = {
     "sound.mp4": "sound.mp4: has no video stream: pass an intact video file",
 }
 NOT_USABLE = "{name}: none of 1 videos can be used; see the skipped files above"
-NO_PIECE = "none of 1 video gave a piece; "
+NO_PIECE = "no clip could be cut from 1 video; "
 WORDS: dict[str, dict[str, str | None]] = {
     "encode": NO_VIDEO,
     "reconstruct": NO_VIDEO,
@@ -151,6 +151,4 @@ def test_a_single_frame_is_enough_where_one_is_asked_for(
     assert set(found["metrics"]) == {"psnr", "ssim"}
     size = ("--height", 16, "--width", 16, "--min-side", 16, "--workers", 1)
     assert run("prepare", "clips", video, tmp_path / "out", *size, "--min-frames", 1) == 0
-    assert (
-        "1 piece, 1 frame, of 1 video; 0 videos dropped, 0 frames left" in capsys.readouterr().out
-    )
+    assert "1 clip, 1 frame, from 1 video; dropped 0 videos and 0 frames" in capsys.readouterr().out

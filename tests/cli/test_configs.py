@@ -61,7 +61,7 @@ def test_diff_says_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shwo"], r"configs has no 'shwo'; did you mean show\?"),
+        (["shwo"], r"configs: unknown action 'shwo'; did you mean show\?"),
         (["show"], "configs show takes one NAME, not nothing"),
         (["diff", "a", "b", "c"], "configs diff takes two names, not a b c"),
         (["list", "x"], "configs list takes no argument, not x"),

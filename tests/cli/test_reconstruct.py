@@ -79,7 +79,7 @@ def test_every_frame_comes_back_at_its_time(
             for container in (after, before)
         ]
     assert times[0] == times[1]
-    assert f"of 50x36 written to {out}" in capsys.readouterr().out
+    assert f"of 50x36 to {out}" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"]
 
 
@@ -140,7 +140,7 @@ def test_odd_sizes_are_filled_up_and_said(
     assert run(weights, clip, tmp_path / "out.mp4", "--crf", 1) == 0
     found = small_autoencoder.read(tmp_path / "out.mp4")
     assert found.shape == (3, 34, 48, 3)
-    assert "47x33 was filled up to 48x34 by repeating its edges" in capsys.readouterr().out
+    assert "padded 47x33 to 48x34 by repeating the edges" in capsys.readouterr().out
     wanted = small_autoencoder.reconstructed(weights, np.stack(pictures))
     assert np.abs(blocks(found[:, :32, :44]) - blocks(wanted[:, :32, :44])).mean() < 2.0
 
@@ -272,12 +272,12 @@ def test_wrong_use(weights: Path, clip: Path, tmp_path: Path) -> None:
     for arguments, words in (
         ([weights, clip, tmp_path / "out.gif"], r"must be one of \.mp4"),
         ([weights, clip, tmp_path / "no" / "out.mp4"], "does not exist: create it"),
-        ([weights, clip, clip], "is the input itself"),
+        ([weights, clip, clip], "is the same file as the input"),
         ([weights, clip, out, "--crf", 99], "--crf 99: use a number from 0"),
-        ([weights, clip, out, "--fps", 3], "does not know --fps 3"),
+        ([weights, clip, out, "--fps", 3], "unknown argument --fps 3"),
         ([weights, clip], "the following arguments are required: OUT"),
-        ([tmp_path / "gone", clip, out], "gone: nothing is there"),
-        ([clip, clip, out], "weights files end with"),
+        ([tmp_path / "gone", clip, out], "gone does not exist"),
+        ([clip, clip, out], "the name of a weights file must end with"),
         ([preview, clip, out], "has a decoder for previews"),
     ):
         with pytest.raises(InputError, match=words):

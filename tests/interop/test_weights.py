@@ -93,13 +93,15 @@ def test_a_run_starts_from_the_parameters_that_fit(tmp_path: Path) -> None:
     found, notes = weights.params_for(tmp_path / "run", WITH, expected)
     same(found, drawn(MODEL))
     assert notes == [
-        "24 parameters of the model start fresh, as adversary.discriminator.layers.0.head"
+        "24 parameters of the model are newly initialized, such as adversary.discriminator.layers.0.head"
     ]
     write_run(tmp_path / "with", WITH, 8, drawn(WITH))
     bare = ModelDefinition(MODEL.build).params
     found, notes = weights.params_for(tmp_path / "with", MODEL, bare)
     assert set(found) == set(bare)
-    assert notes == ["24 parameters there are not taken, as adversary.discriminator.layers.0.head"]
+    assert notes == [
+        "24 parameters in the source are not used, such as adversary.discriminator.layers.0.head"
+    ]
 
 
 @pytest.mark.slow
@@ -128,29 +130,29 @@ def test_a_model_guessed_from_weights_leaves_unknown_fields_open(tmp_path: Path)
     tensor_files.write(tmp_path / "bare.safetensors", model.to_weights(params), {})
     found, notes = weights.params_for(tmp_path / "bare.safetensors", model, shapes)
     same(found, params)
-    assert "it does not tell model.heads, 2 is taken" in notes
+    assert "model.heads cannot be read from the weights: using 2" in notes
     one = dataclasses.replace(model, heads=1)
     dial = dataclasses.replace(model, heads=None)
     weights.save(tmp_path / "one.safetensors", one, params)
     assert weights.params_for(tmp_path / "one.safetensors", dial, shapes)[1] == []
-    with pytest.raises(InputError, match=r"with model.heads=1, and this model has 2: set --model"):
+    with pytest.raises(InputError, match=r"with model.heads=1, but this model has 2: set --model"):
         weights.params_for(tmp_path / "one.safetensors", model, shapes)
 
 
 def test_weights_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
     wide = dataclasses.replace(MODEL, encoder_width=16)
-    with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: take the"):
+    with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: use the"):
         weights.params_for(tmp_path / "run", wide, ModelDefinition(wide.build).params)
-    with pytest.raises(InputError, match=r"is not a checkpoint, and not a run's directory"):
+    with pytest.raises(InputError, match=r"no checkpoint found in "):
         weights.load(tmp_path)
-    with pytest.raises(InputError, match=r"gone.pth: nothing is there"):
+    with pytest.raises(InputError, match=r"gone.pth does not exist"):
         weights.load(tmp_path / "gone.pth")
     (tmp_path / "x.txt").write_text("hello")
-    with pytest.raises(InputError, match=r"x.txt: weights files end with one of"):
+    with pytest.raises(InputError, match=r"x.txt: the name of a weights file must end with"):
         weights.load(tmp_path / "x.txt")
     (tmp_path / "x.safetensors").write_bytes(b"hello")
-    with pytest.raises(InputError, match=r"x.safetensors is no whole .safetensors file"):
+    with pytest.raises(InputError, match=r"x.safetensors is not a complete .safetensors file"):
         weights.load(tmp_path / "x.safetensors")
     weights.save(tmp_path / "y.safetensors", MODEL, drawn(MODEL))
     language = mlm.Config.tiny()
@@ -168,5 +170,7 @@ def test_arrays_that_do_not_fit_their_own_config_are_rejected(
     out = tmp_path / "out.safetensors"
     assert main.main(["encode", str(tmp_path / "run"), str(video), str(out)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"run.checkpoints.8: encoder\S+ has shape \(.*\), and the model that it", line)
+    assert re.search(
+        r"run.checkpoints.8: encoder\S+ has shape \(.*\), but its config requires", line
+    )
     assert not out.exists()
