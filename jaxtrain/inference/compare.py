@@ -88,8 +88,8 @@ class Meter:
                 )
         if min(height, width) < quality.SSIM_WINDOW:
             raise InputError(
-                f"--height {height} and --width {width}: use at least 16 for each (SSIM has windows "
-                f"of {quality.SSIM_WINDOW} pixels)"
+                f"--height {height} and --width {width}: use at least 16 for each (SSIM windows have "
+                f"{quality.SSIM_WINDOW} pixels)"
             )
         decoded = [model.model.timing.decoded(timing.latent_frames(frames)) for model in models]
         self.compared = min(frames, *decoded)
