@@ -88,7 +88,7 @@ class Meter:
                 )
         if min(height, width) < quality.SSIM_WINDOW:
             raise InputError(
-                f"--height {height} and --width {width}: use at least 16 for each (SSIM windows have "
+                f"--height {height} and --width {width}: use at least 16 for each (SSIM window: "
                 f"{quality.SSIM_WINDOW} pixels)"
             )
         decoded = [model.model.timing.decoded(timing.latent_frames(frames)) for model in models]

@@ -23,7 +23,7 @@ def no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_an_estimate_is_labelled_and_its_state_is_exact(
+def test_an_estimate_is_labeled_and_its_state_is_exact(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "plan.json"

@@ -35,7 +35,7 @@ def run(*arguments: Any) -> int:
 
 
 def blocks(video_THW3: np.ndarray) -> np.ndarray:
-    """Mean grey of 4x4 squares: what chroma subsampling and H.264 leave alone."""
+    """Mean gray of 4x4 squares: what chroma subsampling and H.264 leave alone."""
     t, h, w, _ = video_THW3.shape
     cut = video_THW3[:, : h // 4 * 4, : w // 4 * 4].mean(3)
     return cut.reshape(t, h // 4, 4, w // 4, 4).mean((2, 4))
@@ -145,7 +145,7 @@ def test_odd_sizes_are_filled_up_and_said(
     assert np.abs(blocks(found[:, :32, :44]) - blocks(wanted[:, :32, :44])).mean() < 2.0
 
 
-def test_rotation_is_honoured(weights: Path, clip: Path, tmp_path: Path) -> None:
+def test_rotation_is_honored(weights: Path, clip: Path, tmp_path: Path) -> None:
     turned = tmp_path / "turned.mp4"
     turned.write_bytes(clip.read_bytes())
     sample_videos.rotate_quarter(turned)
