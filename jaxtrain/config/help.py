@@ -22,6 +22,7 @@ from jaxtrain.errors import InputError
 TOP = "run"
 """The section of the fields that have no section, such as ``--seed``."""
 ALL = "all"
+REQUIRED = "required"
 
 _HELP_COLUMN = 30  # at which the help of a field begins
 
@@ -126,8 +127,39 @@ def _own_fields(section: Section) -> list[dataclasses.Field[Any]]:
     ]
 
 
+class Described(NamedTuple):
+    """One field, in words.
+
+    Attributes:
+        name: dotted, such as ``"optim.peak_lr"``.
+        takes: stands for a value, such as ``INT|None``.
+        text: its docstring, on one line, without the last period.
+        default: as one types it, or "required".
+    """
+
+    name: str
+    takes: str
+    text: str
+    default: str
+
+
+def described(section: Section) -> list[Described]:
+    """Returns all fields of a section, but for those that are sections themselves."""
+    return [_field(section, field) for field in _own_fields(section)]
+
+
+def _field(section: Section, field: dataclasses.Field[Any]) -> Described:
+    hints = typing.get_type_hints(section.kind)
+    texts = docstrings(section.kind)  # type: ignore[arg-type]
+    return Described(
+        name=field.name if section.name == TOP else f"{section.name}.{field.name}",
+        takes=_placeholder(hints[field.name]),
+        text=" ".join(texts.get(field.name, "").split()).removesuffix("."),
+        default=_default(section, field),
+    )
+
+
 def _block(section: Section, chosen: Sequence[dataclasses.Field[Any]]) -> str:
-    hints, texts = typing.get_type_hints(section.kind), docstrings(section.kind)
     parser = argparse.ArgumentParser(
         usage=argparse.SUPPRESS,
         add_help=False,
@@ -135,13 +167,13 @@ def _block(section: Section, chosen: Sequence[dataclasses.Field[Any]]) -> str:
     )
     off = ", off" if section.value is None else ""
     group = parser.add_argument_group(section.name + off, " ".join(_paragraph(section).split()))
-    prefix = "" if section.name == TOP else f"{section.name}."
     for field in chosen:
-        text = " ".join(texts.get(field.name, "").split()).removesuffix(".")
+        one = _field(section, field)
+        default = one.default if one.default == REQUIRED else f"default: {one.default}"
         group.add_argument(
-            f"--{prefix}{field.name}",
-            metavar=_placeholder(hints[field.name]),
-            help=f"{text} ({_default(section, field)})".replace("%", "%%").strip(),
+            f"--{one.name}",
+            metavar=one.takes,
+            help=f"{one.text} ({default})".replace("%", "%%").strip(),
         )
     return parser.format_help().strip()
 
@@ -159,8 +191,8 @@ def _default(section: Section, field: dataclasses.Field[Any]) -> str:
     elif field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
     else:
-        return "required"
-    return f"default: {' '.join(overrides.words(value))}"
+        return REQUIRED
+    return " ".join(overrides.words(value))
 
 
 def _placeholder(annotation: Any) -> str:

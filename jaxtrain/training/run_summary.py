@@ -11,8 +11,10 @@ from jaxtrain.training.save_policy import RunMeta, patience_over
 from jaxtrain.training.stopping import REASONS
 
 _TRAIN = ("train/accuracy", "train/loss", "train/psnr")
-_VAL = ("val/accuracy", "val/loss", "val/bits_per_byte", "val/pseudo_perplexity")
-_VAL += ("val/psnr", "val/ssim")
+_VAL = (
+    *("val/accuracy", "val/loss", "val/bits_per_byte", "val/pseudo_perplexity"),
+    *("val/psnr", "val/ssim"),
+)
 # A training metric is that of one batch: the summary compares means of the first and the last tenth
 # of the logged steps, but of no fewer steps than this.
 _LEAST_WINDOW = 3

@@ -503,8 +503,8 @@ def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
     Raises:
         InputError: the processes have different data.
     """
-    resumes = start_from is not None and hasattr(run.data, "going_on")
-    data = run.data.going_on(start_from) if resumes else run.data
+    resumes = start_from is not None and hasattr(run.data, "for_resume")
+    data = run.data.for_resume(start_from) if resumes else run.data
     sources = process_group.process_zero_first(
         lambda: data.open(run.model, seed=run.seed, say=say), "data"
     )

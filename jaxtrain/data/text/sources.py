@@ -249,7 +249,7 @@ class Text:
         say(f"tokenizer of model.init_from: {path}")
         return dataclasses.replace(self, tokenizer=str(path))
 
-    def going_on(self, checkpoint: Path) -> "Text":
+    def for_resume(self, checkpoint: Path) -> "Text":
         """Returns the config for a resume: with the checkpoint's tokenizer unless another is set.
 
         So the tokenizer's origin, such as ``model.init_from``, need not exist any more.
