@@ -66,7 +66,7 @@ def test_equal_records_pass_whatever_their_times(runs: tuple[Path, Path]) -> Non
         ({**LOSSES, 3: 1 / 3 + 1e-15}, IDS, "train/loss of step 3", 0, 0),
         ({1: 1.0, 2: 0.5, 4: 0.25}, IDS, "has no train/loss of 1 steps", 0, 0),
         ({**LOSSES, 5: 0.2}, IDS, "which are unexpected", 0, 0),
-        ({1: 1.0, 3: 1 / 3, 2: 0.5, 4: 0.25}, IDS, "stands behind", 0, 0),
+        ({1: 1.0, 3: 1 / 3, 2: 0.5, 4: 0.25}, IDS, "follows step", 0, 0),
         (LOSSES, {**IDS, 3: [7, 6]}, "step 3", 0, 0),
         (LOSSES, {**IDS, 3: [4, 5]}, "step 3", 2, 2),
         (LOSSES, {1: IDS[1], 2: IDS[2]}, "step 3: None", 4, 0),

@@ -37,7 +37,7 @@ def test_valid_json_is_read(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(path)
     found = atomic.read_json(tmp_path / "link.json")
     assert found["a"] == [1, {"b": "ü"}]
-    with pytest.raises(ValueError, match="more than 10"):
+    with pytest.raises(ValueError, match="the limit is 10"):
         atomic.read_json(path, limit_bytes=10)
 
 
