@@ -59,7 +59,7 @@ BOMBS = {
     ),
     "a program": (b"cos\nsystem\n" + text("touch ran") + b"\x85R", "'os.system'"),
     "a function of torch": (b"ctorch\nzeros\nK\x03\x85R", "torch.zeros"),
-    "a storage that is made": (b"ctorch.storage\nUntypedStorage\nK\x03\x85R", "an allowed function"),
+    "a storage that is made": (b"ctorch.storage\nUntypedStorage\nK\x03\x85R", "allowed function"),
     "a size that is copied": (b"ctorch\nSize\n)\x85R", "torch.Size"),
     "a dict of an array's rows": (ORDERED + ARRAY + b"\x85R", "other than a list of pairs"),
     "a dict of arrays": (ORDERED + b"](" + ARRAY + b"e\x85R", "other than a list of pairs"),
