@@ -55,7 +55,7 @@ def make(saved: Any, source: str) -> Any:
     """
     said = saved.get("class") if isinstance(saved, Mapping) else None
     if not isinstance(said, str):
-        raise InputError(f"{source} has no name of a model: {_OTHER_VERSION}")
+        raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
     name = config.OLDER_CLASSES.get(said, said)
     made = config_class(name)
     if made is None:
@@ -74,9 +74,9 @@ def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
     try:
         saved = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{source} has no valid JSON that describes its model: {error}") from error
+        raise InputError(f"{source} describes its model in invalid JSON: {error}") from error
     if not isinstance(saved, Mapping):
-        raise InputError(f"{source} has no name of a model: {_OTHER_VERSION}")
+        raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
     return saved
 
 

@@ -103,7 +103,10 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("prepare", "clips", tmp_path, "out", "--no-such"), "unknown argument --no-such"),
         (("prepare", "latents", "--config", "demo"), "--teacher is missing"),
         (("prepare", "latents", "--teacher", "x"), "--config is missing"),
-        (("prepare", "latents", "--config", "demo_mlm", "--teacher", "x"), "no video autoencoder"),
+        (
+            ("prepare", "latents", "--config", "demo_mlm", "--teacher", "x"),
+            "is not a video autoencoder",
+        ),
         (("prepare", "latents", "--config", "demo", "--teacher", "x"), "x: no such file"),
     ):
         assert _main(*arguments) == 2

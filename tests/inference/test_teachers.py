@@ -75,7 +75,7 @@ def test_what_is_no_teacher(made: tuple[Path, Any], tmp_path: Path) -> None:
         _load(tmp_path / "gone")
     with pytest.raises(InputError, match=r"no checkpoint found in"):
         _load(tmp_path)
-    with pytest.raises(InputError, match=r"--teacher-sample 1: .* without a distribution"):
+    with pytest.raises(InputError, match=r"--teacher-sample 1: .* has no latent distribution"):
         _load(made[0], sample_seed=1)
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKL"}))
     with pytest.raises(InputError, match=r"pip install -e '.\[interop\]'|is a AutoencoderKL;"):

@@ -93,7 +93,8 @@ def test_a_run_starts_from_the_parameters_that_fit(tmp_path: Path) -> None:
     found, notes = weights.params_for(tmp_path / "run", WITH, expected)
     same(found, drawn(MODEL))
     assert notes == [
-        "24 parameters of the model are newly initialized, such as adversary.discriminator.layers.0.head"
+        "24 parameters of the model are newly initialized, such as "
+        "adversary.discriminator.layers.0.head"
     ]
     write_run(tmp_path / "with", WITH, 8, drawn(WITH))
     bare = ModelDefinition(MODEL.build).params

@@ -146,7 +146,7 @@ def test_no_file_runs_anything(
         commands += [["reconstruct", source, video, str(tmp_path / "out.mp4")]]
     else:
         source = str(tmp_path / "run")
-        write_run(Path(source), None, 8, {"a": np.ones(2, np.float32)}, said=said)
+        write_run(Path(source), None, 8, {"a": np.ones(2, np.float32)}, stored=said)
         commands = [
             ["export", source, out],
             ["generate", source, "Once"],
@@ -169,7 +169,10 @@ def test_no_file_runs_anything(
 def test_json_that_describes_no_model(text: str, tmp_path: Path) -> None:
     about = {weights.ABOUT: text.encode("utf-8", "replace").decode()}
     tensor_files.write(tmp_path / "x.safetensors", {"a": np.ones(2, np.float32)}, about)
-    with pytest.raises(InputError, match=r"^.*x\.safetensors does not (describe|name) its model"):
+    undescribed = (
+        r"^.*x\.safetensors (describes its model in invalid JSON|does not name its model): "
+    )
+    with pytest.raises(InputError, match=undescribed):
         weights.load(tmp_path / "x.safetensors")
 
 
@@ -177,7 +180,7 @@ def test_what_is_wrong_is_named() -> None:
     tiny = config.to_dict(gpt.Config.tiny())
     with pytest.raises(InputError, match=r"x: unknown model 'os.system'; the models are "):
         from_file.make({"class": "os.system"}, "x")
-    with pytest.raises(InputError, match=r"x: model has no field 'colour': another version of"):
+    with pytest.raises(InputError, match=r"x: model has no field 'colour': .* another version of"):
         from_file.make({**tiny, "colour": 1}, "x")
     with pytest.raises(InputError, match=r"x: model.vocab_size takes a whole number, not '12'"):
         from_file.make({**tiny, "vocab_size": "12"}, "x")

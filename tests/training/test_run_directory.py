@@ -84,7 +84,7 @@ def test_checking_a_directory_leaves_nothing_behind(root: Path, tmp_path: Path) 
 def test_a_directory_with_checkpoints_needs_a_resume(root: Path, tmp_path: Path) -> None:
     given = tmp_path / "run"
     newest = fake_checkpoint(given, 7)
-    with pytest.raises(InputError, match=r"already contains checkpoints \(newest: 7\).*--resume late"):
+    with pytest.raises(InputError, match=r"contains checkpoints \(newest: 7\).*--resume late"):
         run_directory.prepare("demo", str(given), None, None, root)
     found = run_directory.start_from("demo", "latest", str(given), root)
     assert found == newest
