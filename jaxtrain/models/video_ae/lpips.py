@@ -1,7 +1,7 @@
-"""LPIPS: how different two frames look (Zhang et al., arXiv 1801.03924), version 0.1, AlexNet.
+"""LPIPS, the perceptual distance of two frames (Zhang et al., arXiv 1801.03924), v0.1, AlexNet.
 
-The features of five layers of an AlexNet, each pixel's scaled to length one; their squared
-differences, weighted by channel, averaged over pixels and summed over layers. Architecture and
+The features of five AlexNet layers are normalized to unit length at each pixel. Their squared
+differences are weighted by channel, averaged over pixels and summed over layers. Architecture and
 constants are those of github.com/richzhang/PerceptualSimilarity.
 
 Shapes: N frames, H height, W width, C channels; layout NHWC.
@@ -20,12 +20,12 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import tensor_files
 
 LEAST_SIDE = 32
-"""Smaller frames have no pixel left in the deepest layer."""
+"""Minimum height and width: smaller frames have no pixels left in the deepest layer."""
 
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 _EPSILON = 1e-10
-# Kernel side, stride, border, inputs, outputs, and whether pixels are pooled (3x3, every second)
-# before; and the layer's number in torchvision's AlexNet, with that of LPIPS's slice of it.
+# Kernel size, stride, padding, input channels, output channels, whether max pooling (3x3, stride 2)
+# comes before; then the layer's name in torchvision's AlexNet and in LPIPS's copy of it.
 _LAYERS = (
     (11, 4, 2, 3, 64, False, "features.0", "net.slice1.0"),
     (5, 1, 2, 64, 192, True, "features.3", "net.slice2.3"),
@@ -40,7 +40,7 @@ class Frozen(nnx.Variable[jax.Array]):
 
 
 class Lpips(nnx.Module):
-    """The network, with zeros for weights; :func:`read` reads the real ones."""
+    """The network, initialized with zero weights; :func:`read` reads the real ones."""
 
     def __init__(self) -> None:
         self.kernels = nnx.List(
@@ -50,7 +50,7 @@ class Lpips(nnx.Module):
         self.channels = nnx.List([Frozen(jnp.zeros((layer[4],))) for layer in _LAYERS])
 
     def __call__(self, frames_NHW3: jax.Array, others_NHW3: jax.Array) -> jax.Array:
-        """Distance of each frame from the other one; both in [0, 1], as [-1, 1] inside.
+        """Computes the distance of each pair of frames; values in [0, 1].
 
         Returns:
             float32 [N], at least 0.
@@ -86,14 +86,15 @@ class Lpips(nnx.Module):
 
 
 def read(weights: Path, backbone: Path | None) -> dict[str, np.ndarray]:
-    """The weights by their dotted path inside :class:`Lpips`.
+    """Reads the weights, keyed by their dotted path inside :class:`Lpips`.
 
     Args:
-        weights: state dict of ``lpips.LPIPS(net="alex")``, whole, or of its linear layers.
-        backbone: state dict of torchvision's AlexNet, where the first has only the linear layers.
+        weights: state dict of ``lpips.LPIPS(net="alex")``, complete or only its linear layers.
+        backbone: state dict of torchvision's AlexNet; required if `weights` has only the linear
+            layers.
 
     Raises:
-        InputError: names what is missing or misshapen.
+        InputError: an array is missing or has the wrong shape; the message names it.
     """
     tensors, _ = tensor_files.read(weights)
     sources = {"net": str(weights), "features": str(backbone)}
@@ -113,10 +114,12 @@ def read(weights: Path, backbone: Path | None) -> dict[str, np.ndarray]:
 
 
 def measure(weights: Path, backbone: Path | None) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """(video, other), float32 [B, T, H, W, 3] in [0, 1] -> the distance of each frame, [B, T].
+    """Returns a function that computes the LPIPS distance of each frame of two videos.
+
+    It maps two float32 arrays [B, T, H, W, 3] in [0, 1] to [B, T].
 
     Raises:
-        InputError: as :func:`read`; the measure itself, for frames that are too small.
+        InputError: see :func:`read`; the returned function raises it for frames that are too small.
     """
     values = read(weights, backbone)
     graph, variables = nnx.split(nnx.eval_shape(Lpips))
@@ -151,18 +154,18 @@ def _taken(
 def _to_length_one(x_NHWC: jax.Array) -> jax.Array:
     x = x_NHWC.astype(jnp.float32)
     squares = jnp.square(x).sum(-1, keepdims=True)
-    # Where all features are 0 the root has no gradient; it must be 0.
+    # Where all features are 0 the square root has no gradient; it must be 0.
     length = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
     return x / (length + _EPSILON)
 
 
 def _pool(x_NHWC: jax.Array) -> jax.Array:
-    low = np.asarray(-np.inf, x_NHWC.dtype)  # a constant: only so it has a gradient
+    low = np.asarray(-np.inf, x_NHWC.dtype)  # JAX differentiates max pooling only for a constant
     return lax.reduce_window(x_NHWC, low, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
 
 
 def forward_flops(height: int, width: int) -> float:
-    """Multiplications and additions for one frame."""
+    """Returns the forward FLOPs for one frame."""
     total = 0.0
     for side, stride, border, inputs, outputs, pooled, *_ in _LAYERS:
         if pooled:

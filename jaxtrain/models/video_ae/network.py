@@ -1,9 +1,9 @@
 """The networks of the video autoencoder: TAEHV's (github.com/madebyollin/taehv).
 
-Encoder: space shrinks by 8, time by 4. :class:`Decoder` is the base decoder, :class:`WideDecoder`
-the larger one that the reference calls "super". Called, each takes all frames of a clip at once;
-``step`` takes the next group of them (one latent's worth) with the memory that those before have
-left, so that a video of any length needs the memory of one group.
+The encoder shrinks space by 8 and time by 4. :class:`Decoder` is the base decoder,
+:class:`WideDecoder` the larger one that the reference calls "super". A call processes all frames of
+a clip at once. ``step`` processes the next group of frames (those of one latent) with the memory
+that the groups before it left, so a video of any length needs only the memory of one group.
 
 Shapes: B clips, T frames, H height, W width, C channels; L latents in time. Layout BTHWC.
 """
@@ -19,13 +19,13 @@ from jaxtrain.models.video_ae import blocks, folding, pairs
 from jaxtrain.models.video_ae.blocks import Memory, relu
 
 SPACE_FACTOR = 8
-"""Pixels (or patches) of a side that a latent stands for."""
+"""Width and height, in pixels (or patches), of the square that one latent represents."""
 MEMORY_BLOCKS = 3
 ENCODER_POOLS = (2, 2, 1)
 
 
 _Halving = tuple[jax.Array, jax.Array]
-"""A matrix and the kernel behind it."""
+"""A matrix and the kernel that is applied after it."""
 
 
 def _halving(parts: _Halving) -> jax.Array:
@@ -33,7 +33,7 @@ def _halving(parts: _Halving) -> jax.Array:
 
 
 class EncoderStage(nnx.Module):
-    """Half the height and width, a part of the frames, then memory blocks."""
+    """Pools frames, halves the height and width, then applies memory blocks."""
 
     def __init__(self, width: int, pool: int, *, rngs: nnx.Rngs) -> None:
         self.pool = blocks.TimePool(width, pool, rngs=rngs)
@@ -41,17 +41,17 @@ class EncoderStage(nnx.Module):
         self.blocks = nnx.List([blocks.MemoryBlock(width, rngs=rngs) for _ in range(MEMORY_BLOCKS)])
 
     def halved(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] -> [B, T / pool, H / 2, W / 2, C], which goes into the memory blocks."""
+        """[B, T, H, W, C] -> [B, T / pool, H / 2, W / 2, C], the input of the memory blocks."""
         groups = blocks.grouped(x_BTHWC, self.pool.stride)
         return blocks.conv_frames(groups, self.halving(), stride=2, fold=_halving)
 
     def halving(self) -> _Halving:
-        """What makes of a group of frames one of half the height and width."""
+        """Returns the weights that reduce a group of frames to one of half the height and width."""
         return self.pool.kernel[...], self.down.kernel[...]
 
 
 class Encoder(nnx.Module):
-    """Video -> latents."""
+    """Encodes a video into latents."""
 
     def __init__(
         self, *, width: int, latent_channels: int, patch_size: int, rngs: nnx.Rngs
@@ -70,7 +70,7 @@ class Encoder(nnx.Module):
         return self.tail(x)
 
     def step(self, video_BTHW3: jax.Array, memory: list[Memory]) -> tuple[jax.Array, list[Memory]]:
-        """The next latents from the next frames."""
+        """Encodes the next frames into the next latents."""
         x, left = blocks.run_step(self.stages[0].blocks, self._opened(video_BTHW3), memory[0])
         following = [left]
         for stage, of_stage in zip(self.stages[1:], memory[1:], strict=True):
@@ -79,7 +79,7 @@ class Encoder(nnx.Module):
         return self.tail(x), following
 
     def _opened(self, video_BTHW3: jax.Array, remat: blocks.VideoRemat = "none") -> jax.Array:
-        """What goes into the first memory blocks; only in here frames are as large as the video."""
+        """Computes the input of the first memory blocks, the only part at full resolution."""
         first, bias = self.stages[0], self.head.bias
         count = first.pool.stride
         assert bias is not None
@@ -98,7 +98,7 @@ class Encoder(nnx.Module):
         return pairs.by_pair(pixels, parts, fold, 2, remat)
 
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
-        """What is remembered before the first frame of a video of this size (pixels): zeros."""
+        """Returns the zero memory before the first frame of a video of this size (in pixels)."""
         side = self.patch_size
         memory: list[Memory] = []
         for _ in self.stages:
@@ -109,7 +109,7 @@ class Encoder(nnx.Module):
 
 
 class DecoderStage(nnx.Module):
-    """Memory blocks, then twice the height and width and `grow` times the frames."""
+    """Applies memory blocks, then enlarges space `space_up` times and time `grow` times."""
 
     def __init__(
         self, width: int, next_width: int, grow: int, space_up: int, *, rngs: nnx.Rngs
@@ -123,8 +123,8 @@ class DecoderStage(nnx.Module):
     def enlarged(self, x_BTHWC: jax.Array) -> jax.Array:
         """[B, T, H, W, C] of the memory blocks -> [B, T * grow, up H, up W, next_width]."""
         if self.grow.stride == 1:
-            # The first stage: its frames are small and its kernel is large, and folded it would be
-            # four times as large; so would be its gradient, which devices sum up.
+            # The first stage has small frames and a large kernel. Folding would make the kernel and
+            # its gradient, which is summed over devices, four times as large.
             x = self.grow(x_BTHWC)
             return self.out(x if self.space_up == 1 else blocks.upsample(x))
         up = self.space_up
@@ -139,7 +139,7 @@ class DecoderStage(nnx.Module):
 
 
 class WideStage(nnx.Module):
-    """The same with wide memory blocks; a convolution makes the pixels of a larger frame."""
+    """Does the same with wide memory blocks; a convolution computes the larger frame's pixels."""
 
     def __init__(
         self, width: int, next_width: int, grow: int, space_up: int, *, rngs: nnx.Rngs
@@ -158,7 +158,7 @@ class WideStage(nnx.Module):
 
 
 class _AnyDecoder(nnx.Module):
-    """What both decoders do between their first and their last layer."""
+    """Implements what both decoders share."""
 
     stage: type[DecoderStage] | type[WideStage]
 
@@ -186,7 +186,7 @@ class _AnyDecoder(nnx.Module):
     def __call__(
         self, latents_BLHWC: jax.Array, remat: blocks.VideoRemat, first_frame: int
     ) -> jax.Array:
-        """Latents -> [B, T, H, W, 3], not clamped; T of all latents' frames but the first ones."""
+        """Decodes latents to [B, T, H, W, 3], not clamped, without frames before `first_frame`."""
         x = self.opened(latents_BLHWC)
         for stage in self.stages[:-1]:
             x = stage.enlarged(blocks.run(stage.blocks, x, remat))
@@ -195,7 +195,7 @@ class _AnyDecoder(nnx.Module):
     def step(
         self, latents_BLHWC: jax.Array, memory: list[Memory]
     ) -> tuple[jax.Array, list[Memory]]:
-        """All frames of the next latents."""
+        """Decodes all frames of the next latents."""
         x = self.opened(latents_BLHWC)
         following: list[Memory] = []
         for stage, of_stage in zip(self.stages[:-1], memory[:-1], strict=True):
@@ -206,10 +206,10 @@ class _AnyDecoder(nnx.Module):
         return self._frames(x, "none", 0), [*following, left]
 
     def _frames(self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, first_frame: int) -> jax.Array:
-        """Frames from what the last memory block gives, without those before `first_frame`.
+        """Computes the frames from `first_frame` on from the last memory block's output.
 
-        Only in here frames are as large as the video, and no layer looks at more than one: so those
-        that are dropped are not computed.
+        This is the only part at full resolution. Each layer sees a single frame, so dropped frames
+        are not computed.
         """
         grow, up = self.stages[-1].grow.stride, self.stages[-1].space_up
         skipped = [max(0, math.ceil((first_frame - number) / grow)) for number in range(grow)]
@@ -217,7 +217,7 @@ class _AnyDecoder(nnx.Module):
         return blocks.shuffle(blocks.shuffle(squares, up), self.patch_size)
 
     def no_memory(self, clips: int, height: int, width: int, dtype: jnp.dtype) -> list[Memory]:
-        """What is remembered before the first of latents of this size: zeros."""
+        """Returns the zero memory before the first latent of this size."""
         memory: list[Memory] = []
         for stage in self.stages:
             shape = (clips, 1, height, width, stage.width)
@@ -226,7 +226,7 @@ class _AnyDecoder(nnx.Module):
         return memory
 
     def opened(self, latents_BLHWC: jax.Array) -> jax.Array:
-        """What goes into the first stage."""
+        """Computes the input of the first stage."""
         raise NotImplementedError
 
     def closed(
@@ -237,11 +237,11 @@ class _AnyDecoder(nnx.Module):
         Args:
             x_BTHWC: small frames; each becomes several.
             remat: what the backward pass recomputes.
-            skipped: for each of the several, the number of small frames for which it is skipped.
+            skipped: for each of these, the number of leading small frames that do not compute it.
 
         Returns:
-            For each of the several [B, T - skipped, H, W, 3 P P S], the pixels of a square of a
-            small pixel as channels.
+            For each of these, [B, T - skipped, H, W, 3 P P S]: the pixels of the square that
+            replaces a small pixel are channels.
         """
         raise NotImplementedError
 
@@ -257,7 +257,7 @@ class Decoder(_AnyDecoder):
         return blocks.Conv(inputs, outputs, rngs=rngs)
 
     def opened(self, latents_BLHWC: jax.Array) -> jax.Array:
-        """Latents, squeezed into (-3, 3), to the width of the first stage."""
+        """Limits latents to (-3, 3) by tanh and maps them to the width of the first stage."""
         return relu(self.head(3 * jnp.tanh(latents_BLHWC / 3)))
 
     def closed(
@@ -281,7 +281,7 @@ class Decoder(_AnyDecoder):
 
 
 class WideDecoder(_AnyDecoder):
-    """The "super" decoder: wider, with depthwise convolutions, and no squeeze in front."""
+    """The "super" decoder: wider, with depthwise convolutions, and without limiting latents."""
 
     stage = WideStage
 
@@ -291,7 +291,7 @@ class WideDecoder(_AnyDecoder):
         return blocks.Pointwise(inputs, outputs, use_bias=False, rngs=rngs)
 
     def opened(self, latents_BLHWC: jax.Array) -> jax.Array:
-        """Latents to the width of the first stage."""
+        """Maps latents to the width of the first stage."""
         return self.head(latents_BLHWC)
 
     def closed(
@@ -325,7 +325,7 @@ class WideDecoder(_AnyDecoder):
 
 
 def _enlarging(matrix: jax.Array, kernel_33IO: jax.Array, up: int) -> jax.Array:
-    """The kernel that makes one of the frames that one becomes: squares are channels."""
+    """Folds the kernel that computes one of a frame's enlarged frames, squares as channels."""
     kernel = folding.after_matrix(matrix, kernel_33IO)
     return kernel if up == 1 else folding.enlarged(kernel)
 
@@ -339,7 +339,7 @@ def _last_bias(bias: jax.Array, up: int) -> jax.Array:
 
 
 def _unfolded(x_BTHWC: jax.Array, grow: int, up: int) -> jax.Array:
-    """Channels (frame, row, column, C) -> [B, T * grow, H * up, W * up, C]."""
+    """Unfolds channels (frame, row, column, C) to [B, T * grow, H * up, W * up, C]."""
     b, t, h, w, _ = x_BTHWC.shape
     pieces = x_BTHWC.reshape(b, t, h, w, grow, up, up, -1)
     return pieces.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, t * grow, h * up, w * up, -1)
@@ -347,6 +347,6 @@ def _unfolded(x_BTHWC: jax.Array, grow: int, up: int) -> jax.Array:
 
 def _tail(width: int, patch_size: int, rngs: nnx.Rngs) -> blocks.Conv:
     tail = blocks.Conv(width, 3 * patch_size**2, rngs=rngs)
-    # Gray, so that few pixels start outside [0, 1] (the reference does so from scratch).
+    # Gray, so that few pixels start outside [0, 1]; the reference does the same from scratch.
     tail.bias = nnx.Param(jnp.full((3 * patch_size**2,), 0.5))
     return tail

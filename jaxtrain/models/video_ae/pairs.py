@@ -1,7 +1,7 @@
-"""Two convolutions of single frames, frame after frame: where frames are as large as the video.
+"""Two consecutive convolutions of single frames, one frame at a time, at full resolution.
 
-What lies between them is most of a step's memory, and neither sees the frame before. So it need
-not exist of all frames at a time.
+The intermediate frames between the two would be most of a step's memory. Neither convolution sees
+the previous frame, so the intermediates need not exist for all frames at once.
 
 Shapes: B clips, T frames, H height, W width, C channels.
 """
@@ -25,7 +25,7 @@ from jaxtrain.ops.per_device import Wanted
 
 
 class Pair(NamedTuple):
-    """Kernels and biases of two convolutions with a rectifier between them, float32."""
+    """Kernels and biases of two convolutions with a ReLU between them, float32."""
 
     kernel: jax.Array
     bias: jax.Array | None
@@ -34,24 +34,25 @@ class Pair(NamedTuple):
 
 
 Fold = Callable[[Any], Pair]
-"""Makes a pair of its parts; by itself it has no arrays but constants."""
+"""Builds a pair from its parts; must not close over any arrays but constants."""
 
 
 def by_pair(
     x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int, remat: blocks.VideoRemat
 ) -> jax.Array:
-    """A convolution, a rectifier, a convolution, each of single frames.
+    """Applies a convolution, a ReLU and a second convolution, each to single frames.
 
     Args:
-        x_BTHWC: what goes in.
-        parts: arrays of which the pair is folded. They are gathered already, once for all frames,
-            and kept until the backward pass: unlike what blocks gather they are small. Their
-            gradients travel between devices, in their dtype; with `remat` "none" the pair's do.
-        fold: makes the pair of them.
-        stride: of the second one.
-        remat: but for "none" one frame follows the other. The backward pass computes what lies
-            between the two of a frame again just before it needs it, so that it exists of few
-            frames at a time.
+        x_BTHWC: the frames.
+        parts: arrays that the pair is folded from. They are gathered once for all frames and kept
+            until the backward pass, since they are small, unlike the parameters of the blocks.
+            Their gradients are summed over devices in their dtype; if `remat` is "none", the
+            gradients of the pair are.
+        fold: builds the pair from the parts.
+        stride: stride of the second convolution.
+        remat: with "none", all frames are computed at once. Otherwise they are computed one after
+            another, and the backward pass recomputes a frame's intermediate result just before it
+            is needed, so that it exists for only a few frames at a time.
     """
     if remat == "none" or not x_BTHWC.shape[1]:
         pair = fold(parts)
@@ -69,9 +70,9 @@ def _second(x_BTHWC: jax.Array, pair: Pair, stride: int) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _in_turn(x_BTHWC: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
-    """As :func:`by_pair`; nothing but its arguments is kept.
+    """Computes :func:`by_pair` and keeps only the arguments for the backward pass.
 
-    Without the barriers the compiler, which sees room, works on all frames at the same time.
+    Without the barriers the compiler computes all frames at once when it finds enough memory.
     """
     pair, found = fold(parts), list[jax.Array]()
     for frame in _frames(x_BTHWC):
@@ -85,7 +86,7 @@ def _in_turn_forward(
     x_BTHWC: CustomVJPPrimal, parts: Any, fold: Fold, stride: int
 ) -> tuple[jax.Array, tuple[jax.Array, Any, Wanted]]:
     x, values = custom_vjp_primal_tree_values((x_BTHWC, parts))
-    # Nothing trains what lies before a pair and not the pair itself.
+    # No model trains the layers before a pair without training the pair.
     return _in_turn(x, values, fold, stride), (x, values, Wanted(x_BTHWC.perturbed, of_shared=True))
 
 
@@ -107,10 +108,10 @@ def _in_turn_backward(
 def _gradients(
     rows: tuple[jax.Array, jax.Array], pair: Pair, *, stride: int, wanted: Wanted
 ) -> tuple[jax.Array | None, Pair]:
-    """Of the frames, and of the pair.
+    """Computes the gradients of the frames and of the pair.
 
-    Each frame's gradient of a kernel comes from its convolution in the frames' dtype; they are
-    added up in float32.
+    Each frame's contribution to a kernel's gradient is computed in the frames' dtype; the
+    contributions are summed in float32.
     """
     x_BTHWC, grad_BTHWC = lax.optimization_barrier(rows)
     total: Pair | None = None
@@ -155,11 +156,11 @@ def _frames(x_BTHWC: jax.Array) -> list[jax.Array]:
 
 
 def interleaved(parts: Sequence[jax.Array], first: int) -> jax.Array:
-    """Frames in their order: frame i is the next one of part i modulo their number.
+    """Interleaves frames: frame i is the next frame of part i modulo the number of parts.
 
     Args:
-        parts: [B, n, H, W, C] each.
-        first: the first frame that there is.
+        parts: arrays [B, n, H, W, C].
+        first: number of the first frame that the parts contain.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,4 +1,4 @@
-"""How close two videos are: PSNR and SSIM of each frame, and how alike they move.
+"""Measures the similarity of two videos: PSNR and SSIM per frame, and how they change over time.
 
 Shapes: B clips, T frames, H height, W width, C channels. Values in [0, 1], float32.
 """
@@ -10,30 +10,31 @@ from jax import lax
 SSIM_WINDOW = 11
 _K1, _K2 = 0.01, 0.03
 _LEAST_ERROR = 1e-10
-_LEAST_SPREAD = 1e-6  # below it float32 sums differ by as much
+_LEAST_SPREAD = 1e-6  # smaller deviations are float32 rounding errors
 
 
 def psnr(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
-    """Peak signal-to-noise ratio of each frame, 10 log10(1 / mean squared error).
+    """Computes the peak signal-to-noise ratio of each frame, 10 log10(1 / mean squared error).
 
     Returns:
-        float32 [B, T], in decibel; at most 100, which identical frames get.
+        float32 [B, T], in decibels; at most 100, the value for identical frames.
     """
     error = jnp.square(video_BTHWC - other_BTHWC).mean((2, 3, 4))
     return -10 * jnp.log10(jnp.maximum(error, _LEAST_ERROR))
 
 
 def ssim(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
-    """Structural similarity of each frame (Wang et al. 2004), as scikit-image computes it.
+    """Computes the structural similarity of each frame (Wang et al. 2004) like scikit-image.
 
-    Uniform windows of 11x11 pixels inside the frame (which excludes a border of 5 pixels),
-    sample covariance, K1 = 0.01, K2 = 0.03, values from 0 to 1; mean over pixels and channels.
+    Uses uniform windows of 11x11 pixels inside the frame (which excludes a border of 5 pixels),
+    sample covariance, K1 = 0.01, K2 = 0.03 and values from 0 to 1. The result is the mean over
+    pixels and channels.
 
     Returns:
         float32 [B, T], at most 1.
 
     Raises:
-        ValueError: a frame is smaller than a window.
+        ValueError: the frames are smaller than a window.
     """
     height, width = video_BTHWC.shape[2:4]
     if min(height, width) < SSIM_WINDOW:
@@ -56,36 +57,36 @@ def ssim(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
 
 
 def temporal_consistency(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
-    """How alike two videos change: 1 - mean over time of the difference of their changes.
+    """Compares how much two videos change: 1 - mean absolute difference of their changes.
 
     A video's change at t is the mean absolute difference of the frames t and t + 1.
 
     Returns:
-        float32 [B], at most 1; not a number for a single frame, which changes nothing.
+        float32 [B], at most 1; NaN for a single frame, which has no change.
     """
     return 1 - jnp.abs(_changes(video_BTHWC) - _changes(other_BTHWC)).mean(1)
 
 
 def flicker_ratio(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
-    """How unevenly `other` changes, as a multiple of how unevenly `video` does.
+    """Computes how unevenly `other` changes over time, relative to `video`.
 
-    That is the ratio of the standard deviations, over time, of the changes that
-    :func:`temporal_consistency` compares; above 1 it flickers.
+    This is the ratio of the standard deviations, over time, of the changes that
+    :func:`temporal_consistency` compares. Above 1, `other` flickers.
 
     Returns:
-        float32 [B]; not a number where `video` changes evenly, as where nothing moves.
+        float32 [B]; NaN where `video` changes evenly, for example where nothing moves.
     """
     even = _changes(video_BTHWC).std(1)
     return jnp.where(even > _LEAST_SPREAD, _changes(other_BTHWC).std(1) / even, jnp.nan)
 
 
 def _changes(x_BTHWC: jax.Array) -> jax.Array:
-    """[B, T - 1]."""
+    """Computes the changes between consecutive frames, [B, T - 1]."""
     return jnp.abs(jnp.diff(x_BTHWC, axis=1)).mean((2, 3, 4))
 
 
 def _window_means(x_BTHWC: jax.Array) -> jax.Array:
-    """Means of all windows inside each frame: [B, T, H - 10, W - 10, C]."""
+    """Computes the means of all windows inside each frame: [B, T, H - 10, W - 10, C]."""
     for axis in (2, 3):
         window = [1] * x_BTHWC.ndim
         window[axis] = SSIM_WINDOW

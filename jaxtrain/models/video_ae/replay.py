@@ -1,11 +1,11 @@
-"""Reconstructions of earlier updates, kept where they will be looked at again.
+"""A replay buffer of reconstructions from earlier steps.
 
-The places are shared out among the windows of a batch: each window has a shelf of its own, from
-which it draws and to which it puts. So what is kept crosses no device, where a draw from all places
-would send every window of every batch over the wire, and which window sees what depends on the
-batch alone. Clips stand at random in a batch: what lies on a shelf is of any clip.
+The buffer's slots are divided among the windows of a batch: each window draws from and writes to a
+shelf of its own. So buffered windows never cross devices; drawing from all slots would send every
+window of every batch between devices. Which window draws what depends only on the batch. Clips are
+at random positions in a batch, so a shelf holds windows of any clip.
 
-Shapes: R places; N windows of a batch, P = R // N places of a shelf; H, W, C of a window.
+Shapes: R slots; N windows per batch, P = R // N slots per shelf; H, W, C of a window.
 """
 
 from typing import NamedTuple
@@ -16,16 +16,16 @@ from flax import nnx
 
 
 class Kept(nnx.Variable[jax.Array]):
-    """A part of what is kept."""
+    """A buffered array."""
 
 
 class Drawn(NamedTuple):
-    """What a batch drew; float32.
+    """The windows drawn for a batch.
 
     Attributes:
-        images_NHWC: windows of frames.
-        context_NhwC: and the context of each.
-        there_N: whether there was one.
+        images_NHWC: windows of frames, float32.
+        context_NhwC: the context of each window, float32.
+        there_N: whether the drawn slot held a window.
     """
 
     images_NHWC: jax.Array
@@ -34,13 +34,13 @@ class Drawn(NamedTuple):
 
 
 class Replay(nnx.Module):
-    """Windows and their contexts, in bfloat16.
+    """Stores windows and their contexts in bfloat16.
 
     Args:
-        places: R. A batch with more windows keeps the first R; places that cannot be shared out
-            evenly stay empty.
+        places: the number of slots, R. Of a batch with more windows, the first R are kept. Slots
+            that cannot be divided evenly among the windows stay empty.
         image: shape of a window.
-        context: shape of its context.
+        context: shape of a window's context.
     """
 
     def __init__(self, places: int, image: tuple[int, ...], context: tuple[int, ...]) -> None:
@@ -49,7 +49,7 @@ class Replay(nnx.Module):
         self.there = Kept(jnp.zeros((places,), jnp.bool_))
 
     def draw(self, draws_N: jax.Array) -> Drawn:
-        """A place of each window's shelf, by a number in [0, 1)."""
+        """Draws a slot of each window's shelf, chosen by a number in [0, 1)."""
         windows = draws_N.size
         chosen_NP = self._chosen(draws_N)
 
@@ -62,7 +62,7 @@ class Replay(nnx.Module):
         return Drawn(pick(self.images), pick(self.context), pick(self.there) > 0)
 
     def keep(self, images_NHWC: jax.Array, context_NhwC: jax.Array, draws_N: jax.Array) -> None:
-        """Puts a batch in a place of each window's shelf."""
+        """Writes each window of a batch to a slot of its shelf, chosen by a number in [0, 1)."""
         windows = draws_N.size
         chosen_NP = self._chosen(draws_N)
         parts = (
@@ -75,18 +75,18 @@ class Replay(nnx.Module):
             put = new[: shelves.shape[0], None].astype(shelves.dtype)
             after = jnp.where(_wide(chosen_NP, shelves), put, shelves)
             after = after.reshape(-1, *after.shape[2:])
-            # New arrays in place of the old ones: the variables are the model's state.
+            # Replaces the arrays, not the variables, which are the model's state.
             kept.set_value(jnp.concatenate([after, kept[...][after.shape[0] :]]))
 
     def _chosen(self, draws_N: jax.Array) -> jax.Array:
-        """Whether a place is the one that was drawn, [N, P]; N at most R."""
+        """Returns whether each slot is the one that was drawn, [N, P]; N is at most R."""
         shelves, places = _shelves(self.there[...], draws_N.size).shape
         place_N = jnp.floor(draws_N[:shelves] * places)
         return jnp.arange(places)[None] == place_N[:, None]
 
 
 def _shelves(kept: jax.Array, windows: int) -> jax.Array:
-    """[R, ...] -> [N, P, ...], or [R, 1, ...] of more windows than places."""
+    """[R, ...] -> [N, P, ...], or [R, 1, ...] if there are more windows than slots."""
     shelves = min(windows, kept.shape[0])
     places = kept.shape[0] // shelves
     return kept[: shelves * places].reshape(shelves, places, *kept.shape[1:])

@@ -1,6 +1,6 @@
-"""Sample images of a validation: originals, reconstructions, errors and latents.
+"""Draws the sample images of a validation: originals, reconstructions, errors and latents.
 
-Shapes: B clips, T frames, H height, W width; R rows of a clip (original, reconstruction, error).
+Shapes: B clips, T frames, H height, W width; R rows per clip (original, reconstruction, error).
 """
 
 import math
@@ -8,18 +8,18 @@ import math
 import jax
 import jax.numpy as jnp
 
-_FRAMES = 6  # of a clip, in an image
-_WIDEST_PICTURE, _WIDEST_CLIP = 2160, 1080  # pixels; wider ones are made smaller
-_BRIGHTEST = 0.25  # mean absolute error of a pixel that is white in the heat map
-_LEAST_CHANNEL = 64  # pixels of the longer side of a latent's channel, about
+_FRAMES = 6  # per clip in an image
+_WIDEST_PICTURE, _WIDEST_CLIP = 2160, 1080  # pixels; wider ones are scaled down
+_BRIGHTEST = 0.25  # mean absolute error of a pixel drawn white in the heat map
+_LEAST_CHANNEL = 64  # approximate length in pixels of the longer side of a latent's channel
 _LINE = 2  # pixels
-_DEVIATIONS = 2.5  # of a latent's channel, from middle gray to black or white
+_DEVIATIONS = 2.5  # standard deviations of a latent's channel from middle gray to black or white
 
 
 def beside(target_BTHW3: jax.Array, found_BTHW3: jax.Array) -> jax.Array:
-    """Original, reconstruction and error of each frame, [B, R, T, H, W, 3] in [0, 1].
+    """Stacks original, reconstruction and error of each frame: [B, R, T, H, W, 3] in [0, 1].
 
-    The error is black where there is none, then red, yellow and white.
+    The error is drawn as a heat map: black where there is none, then red, yellow and white.
     """
     error = jnp.abs(found_BTHW3 - target_BTHW3).mean(-1, keepdims=True) / _BRIGHTEST
     heat = jnp.concatenate([jnp.clip(3 * error - start, 0, 1) for start in (0, 1, 2)], axis=-1)
@@ -27,10 +27,10 @@ def beside(target_BTHW3: jax.Array, found_BTHW3: jax.Array) -> jax.Array:
 
 
 def in_a_row(shown_BRTHW3: jax.Array) -> jax.Array:
-    """Up to 6 frames from left to right, uint8 [B R H, frames W, 3]."""
+    """Draws up to 6 frames of each clip from left to right: uint8 [B R H, frames W, 3]."""
     frames = shown_BRTHW3.shape[2]
     count = min(frames, _FRAMES)
-    # Evenly spaced, the first and the last among them.
+    # Evenly spaced, including the first and the last frame.
     picked = [i * (frames - 1) // max(count - 1, 1) for i in range(count)]
     some = jnp.stack([shown_BRTHW3[:, :, i] for i in picked], axis=2)
     some = _smaller(some, _WIDEST_PICTURE // count)
@@ -39,7 +39,7 @@ def in_a_row(shown_BRTHW3: jax.Array) -> jax.Array:
 
 
 def moving(shown_BRTHW3: jax.Array) -> jax.Array:
-    """A clip of all clips side by side, uint8 [T, R H, B W, 3]."""
+    """Draws a video of all clips side by side: uint8 [T, R H, B W, 3]."""
     small = _smaller(shown_BRTHW3, _WIDEST_CLIP // shown_BRTHW3.shape[0])
     b, rows, t, h, w, c = small.shape
     return _bytes(small.transpose(2, 1, 3, 0, 4, 5).reshape(t, rows * h, b * w, c))
@@ -67,7 +67,7 @@ def grid(latent_BHWC: jax.Array) -> jax.Array:
 
 
 def _smaller(shown_BRTHW3: jax.Array, widest: int) -> jax.Array:
-    """Means of squares of pixels, so that no frame is wider than that."""
+    """Averages squares of pixels so that no frame is wider than `widest`."""
     b, rows, t, h, w, c = shown_BRTHW3.shape
     side = math.ceil(w / widest)
     cut = shown_BRTHW3[:, :, :, : h // side * side, : w // side * side]

@@ -1,9 +1,9 @@
-"""Videos of any length with the memory of four frames: in one program, or frame by frame.
+"""Encodes and decodes videos of any length with the memory of four frames.
 
-Three ways lead to the same numbers: :meth:`VideoAutoencoder.encode` and ``decode`` take a whole
-clip; :func:`encode_in_turn` and :func:`decode_in_turn` take a whole clip too, but compute one
-latent after the other inside one program; :class:`EncoderStream` and :class:`DecoderStream` take
-frames and latents as they come and give back what is ready.
+Three ways give the same numbers. :meth:`VideoAutoencoder.encode` and ``decode`` process a complete
+clip at once. :func:`encode_in_turn` and :func:`decode_in_turn` also take a complete clip, but
+compute one latent after another inside one compiled function. :class:`EncoderStream` and
+:class:`DecoderStream` take one frame or latent at a time and return each result once it is ready.
 
 Shapes: B videos, T frames, H height, W width; L latents.
 """
@@ -21,7 +21,7 @@ from jaxtrain.models.video_ae.blocks import Memory
 
 
 def encode_in_turn(module: VideoAutoencoder, video_BTHW3: jax.Array) -> jax.Array:
-    """As ``module.encode``; only one group of four frames is in work at a time."""
+    """Computes ``module.encode``, one group of four frames at a time."""
     video = timing.pad_time(video_BTHW3)
     b, t, h, w, _ = video.shape
     groups = video.reshape(b, t // timing.TIME_FACTOR, timing.TIME_FACTOR, h, w, 3)
@@ -35,7 +35,7 @@ def encode_in_turn(module: VideoAutoencoder, video_BTHW3: jax.Array) -> jax.Arra
 
 
 def decode_in_turn(module: VideoAutoencoder, latents_BLHWC: jax.Array) -> jax.Array:
-    """As ``module.decode``; only one latent is in work at a time."""
+    """Computes ``module.decode``, one latent at a time."""
     b, count, h, w, _ = latents_BLHWC.shape
 
     def body(memory: list[Memory], latent: jax.Array) -> tuple[list[Memory], jax.Array]:
@@ -50,7 +50,7 @@ def decode_in_turn(module: VideoAutoencoder, latents_BLHWC: jax.Array) -> jax.Ar
 
 
 class EncoderStream:
-    """Frames in, a latent out whenever four frames are there.
+    """Takes frames one by one and returns a latent after every fourth.
 
     Args:
         module: the autoencoder.
@@ -64,10 +64,10 @@ class EncoderStream:
         self._memory: list[Memory] | None = None
 
     def push(self, frame_BHW3: jax.Array) -> jax.Array | None:
-        """The next frame, in [0, 1] -> the latent [B, h, w, C] that it completes, or None.
+        """Adds a frame, in [0, 1]; returns the latent [B, h, w, C] that it completes, or None.
 
         Raises:
-            ValueError: its shape is another than that of the first frame.
+            ValueError: the frame's shape differs from that of the first frame.
         """
         self._shape = self._shape or frame_BHW3.shape
         if frame_BHW3.shape != self._shape:
@@ -86,9 +86,9 @@ class EncoderStream:
         return latent[:, 0]
 
     def flush(self) -> jax.Array | None:
-        """The latent of frames that still wait, filled up with the last one; None if none does.
+        """Returns the latent of the pending frames, padded with the last; None if none is pending.
 
-        The stream then starts again from its first frame.
+        The next frame then starts a new video.
         """
         latent = None
         while self._waiting:
@@ -98,14 +98,15 @@ class EncoderStream:
 
 
 class DecoderStream:
-    """Latents in, their frames out.
+    """Takes latents one by one and returns their frames.
 
     Args:
         module: the autoencoder.
-        latents: of the whole video; needed only where ``module.timing.trim`` asks for it.
+        latents: number of latents of the video; required only if ``module.timing.trim`` is
+            "odd_latents".
 
     Raises:
-        InputError: it is needed and not given.
+        InputError: the number of latents is required but not given.
     """
 
     def __init__(self, module: VideoAutoencoder, latents: int | None = None) -> None:
@@ -115,7 +116,7 @@ class DecoderStream:
         self._memory: list[Memory] | None = None
 
     def push(self, latent_BHWC: jax.Array) -> jax.Array:
-        """The next latent -> its frames [B, T, H, W, 3], not clamped: 1 at first, then 4 each."""
+        """Decodes the next latent to [B, T, H, W, 3], not clamped: first 1 frame, then 4 each."""
         first = 0
         if self._memory is None:
             b, h, w, _ = latent_BHWC.shape
@@ -132,5 +133,5 @@ def _jitted(module: VideoAutoencoder, method: str) -> Callable[..., Any]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _step(graph: Any, method: str, arrays: Any, x: jax.Array, memory: list[Memory]) -> Any:
-    """Compiled once for all streams of a kind of model."""
+    """Compiles once for all streams of models of the same structure."""
     return getattr(nnx.merge(graph, arrays), method)(x, memory)

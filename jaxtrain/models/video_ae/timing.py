@@ -1,9 +1,9 @@
-"""Frames and latents: how many become how many, and which of them belong together.
+"""Converts between numbers of frames and latents, and matches decoded frames to originals.
 
-T frames are filled up to a multiple of 4 by repeating the last one and become L = ceil(T / 4)
-latents. A decoder makes ``growth`` frames of each (4 in training), and the first ``growth - 1`` of
-all are dropped, because the first latent has no past: decoded frame i then reconstructs frame i of
-the filled-up clip. The reference (TAEHV) keeps them in one case, see :data:`Trim`.
+T frames are padded to a multiple of 4 by repeating the last one and become L = ceil(T / 4) latents.
+A decoder makes ``growth`` frames of each latent (4 in training). The first ``growth - 1`` frames
+are dropped, because the first latent has no past: decoded frame i then reconstructs frame i of the
+padded clip. The reference (TAEHV) keeps these frames in one case, see :data:`Trim`.
 """
 
 import dataclasses
@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from jaxtrain.errors import InputError
 
 TIME_FACTOR = 4
-"""Frames that a latent stands for."""
+"""Frames per latent."""
 
 Trim = Literal["always", "odd_latents"]
-"""When the first decoded frames are dropped: always, or, as for the latents of CogVideoX, only if
-the number of latents is odd. Those models encode 4 n + 1 frames as n + 1 latents."""
+"""When the first decoded frames are dropped: always, or, for the latents of CogVideoX, only if the
+number of latents is odd. CogVideoX models encode 4 n + 1 frames as n + 1 latents."""
 
 
 def latent_frames(frames: int) -> int:
-    """Latents that `frames` frames become: the last group is filled with the last frame."""
+    """Returns the number of latents of `frames` frames; the last group is padded."""
     return math.ceil(frames / TIME_FACTOR)
 
 
@@ -36,24 +36,24 @@ def pad_time(video_BTHWC: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """How a decoder counts.
+    """The numbers of frames that a decoder makes and drops.
 
     Attributes:
-        growth: frames that it makes of a latent: 4, 2 or 1.
-        trim: when it drops the first ones.
+        growth: frames that the decoder makes of each latent: 4, 2 or 1.
+        trim: when the first decoded frames are dropped.
     """
 
     growth: int = TIME_FACTOR
     trim: Trim = "always"
 
     def dropped(self, latents: int | None) -> int:
-        """Frames that are dropped in front.
+        """Returns the number of decoded frames that are dropped at the start.
 
         Args:
-            latents: of the complete video; None if not known yet.
+            latents: number of latents of the complete video; None if not known yet.
 
         Raises:
-            InputError: it depends on the number of latents, which is unknown.
+            InputError: the result depends on the number of latents, which is unknown.
         """
         if self.trim == "odd_latents":
             if latents is None:
@@ -67,18 +67,18 @@ class Timing:
         return self.growth - 1
 
     def decoded(self, latents: int) -> int:
-        """Frames that so many latents become."""
+        """Returns the number of frames that `latents` latents are decoded to."""
         return latents * self.growth - self.dropped(latents)
 
     def shown(self, frames: int) -> int:
-        """Frames that a video of so many frames is to have when it has been decoded."""
+        """Returns the number of decoded frames to show for a video of `frames` frames."""
         return math.ceil(frames * self.growth / TIME_FACTOR)
 
     def needed(self, frames: int) -> int:
-        """Latents from which :meth:`shown` frames can be decoded, at least one for each four.
+        """Returns the number of latents needed to decode :meth:`shown` frames.
 
-        One more than :func:`latent_frames` where dropping would take frames from the end; it
-        stands for the last frame, repeated.
+        That is :func:`latent_frames`, plus one where dropping the first frames would leave too few;
+        the extra latent encodes the last frame, repeated.
         """
         latents = latent_frames(frames)
         while self.decoded(latents) < self.shown(frames):
@@ -86,10 +86,10 @@ class Timing:
         return latents
 
     def target(self, video_BTHWC: jax.Array) -> jax.Array:
-        """The frames that a decoded clip is to equal: frame i for decoded frame i.
+        """Returns the frames that a decoded clip should equal: frame i for decoded frame i.
 
         Raises:
-            InputError: this decoder gives fewer frames than went in.
+            InputError: this decoder makes fewer frames than were encoded.
         """
         if self.growth != TIME_FACTOR:
             raise InputError(

@@ -1,8 +1,8 @@
-"""The reference's weights (TAEHV's state dict, as its `.pth` and `.safetensors` hold it) and ours.
+"""Converts between our weights and the reference's (TAEHV's state dict, `.pth` or `.safetensors`).
 
 The reference numbers the layers of two ``nn.Sequential``s. Its kernels are [out, in, height,
-width]; the first convolution of its memory blocks takes [frame, predecessor] stacked over inputs,
-where ours has their halves beside each other over outputs (:class:`blocks.MemoryConv`).
+width]. The first convolution of its memory blocks stacks frame and previous frame as input
+channels; ours stacks the kernels of the two as output channels (:class:`blocks.MemoryConv`).
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ _LISTED = 6
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """One array under its two names.
+    """An array's two names.
 
     Attributes:
-        reference: in the reference's state dict.
+        reference: name in the reference's state dict.
         ours: dotted path in the module.
-        kind: which layout it has.
+        kind: layout.
     """
 
     reference: str
@@ -37,10 +37,10 @@ class Weight:
 
 
 def table(*, wide: bool) -> list[Weight]:
-    """All arrays of the network, in the reference's order.
+    """Lists all arrays of the network, in the reference's order.
 
     Args:
-        wide: with the "super" decoder.
+        wide: whether the decoder is "super".
     """
     found: list[Weight] = []
 
@@ -91,11 +91,11 @@ def table(*, wide: bool) -> list[Weight]:
 
 
 def to_reference(params: Tensors, *, wide: bool) -> dict[str, np.ndarray]:
-    """Our parameters under the reference's names and in its layout, in its order.
+    """Converts our parameters to the reference's names, layout and order.
 
     Args:
-        params: dotted path -> float32 array; no other array may be among them.
-        wide: with the "super" decoder.
+        params: dotted path -> float32 array, for the parameters and nothing else.
+        wide: whether the decoder is "super".
     """
     return {one.reference: _OUT[one.kind](np.asarray(params[one.ours])) for one in table(wide=wide)}
 
@@ -103,19 +103,20 @@ def to_reference(params: Tensors, *, wide: bool) -> dict[str, np.ndarray]:
 def from_reference(
     tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, wide: bool, source: str
 ) -> dict[str, np.ndarray]:
-    """The reference's state dict as our parameters, float32.
+    """Converts the reference's state dict to our parameters, float32.
 
-    A growing layer that makes more frames than this model needs drops the first ones, as in the
-    reference: so weights of a complete model also fit one whose time switches are off.
+    As in the reference, a growing layer that makes more frames than this model needs drops the
+    first ones, so the weights of a full model also fit one with `time_upscale` switched off.
 
     Args:
         tensors: name -> array.
         expected: dotted path -> shape of each of the model's parameters.
-        wide: with the "super" decoder.
-        source: the file, for the error.
+        wide: whether the decoder is "super".
+        source: the file's name, for error messages.
 
     Raises:
-        InputError: an array is missing, has another shape, or belongs to no layer; names all.
+        InputError: arrays are missing, have the wrong shape, or belong to no layer; the message
+            names them.
     """
     known = table(wide=wide)
     missing = [one.reference for one in known if one.reference not in tensors]
@@ -127,7 +128,7 @@ def from_reference(
             continue
         tensor_files.check_real({one.reference: tensors[one.reference]}, source)
         tensor = np.asarray(tensors[one.reference], np.float32)
-        # An array that takes no memory, but where the change of layout copies it.
+        # A broadcast array takes no memory, except where the layout change copies it.
         wanted = _OUT[one.kind](np.broadcast_to(np.bool_(0), expected[one.ours])).shape
         if one.kind == "grow" and tensor.ndim == 4 and tensor.shape[0] > wanted[0]:
             tensor = tensor[-wanted[0] :]
@@ -150,14 +151,14 @@ def from_reference(
 
 
 def guess(tensors: Tensors, name: str) -> dict[str, Any]:
-    """Fields of the config that such weights ask for.
+    """Infers the config fields that the weights require.
 
     Args:
-        tensors: name -> array, in the reference's names.
-        name: of the file: only it tells weights for CogVideoX, as in the reference.
+        tensors: the reference's name -> array.
+        name: the file's name, which alone identifies weights for CogVideoX, as in the reference.
 
     Raises:
-        InputError: the weights are not of this network.
+        InputError: the weights do not belong to this network.
     """
     head, tail = tensors.get("encoder.0.weight"), tensors.get("encoder.17.weight")
     if head is None or tail is None or head.ndim != 4 or tail.ndim != 4 or not head.size:

@@ -1,8 +1,9 @@
-"""Floating-point operations of the video autoencoder, by formula.
+"""Computes the floating-point operations (FLOPs) of the video autoencoder by formula.
 
-A 3x3 convolution costs `18 * in * out` a pixel of its output; a memory block four of them (its
-first has twice the output channels); a pooling or growing layer and any other matrix `2 * in * out`
-a pixel; a wide memory block `2 * 49` for each of its 2 C stacked channels and two matrices.
+Per output pixel, a 3x3 convolution costs `18 * in * out` FLOPs, and a pooling layer, a growing
+layer or any other matrix `2 * in * out`. A memory block costs four convolutions (its first has
+twice the output channels). A wide memory block costs `2 * 49` FLOPs for each of its 2 C stacked
+channels, plus two matrices.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def forward(
     space_ups: Sequence[int],
     timing: Timing,
 ) -> tuple[float, float]:
-    """Multiplications and additions of encoder and decoder for one clip, and of the first layer."""
+    """Returns the forward FLOPs for one clip: the full model's, and the first layer's."""
     colours = 3 * patch_size**2
     latents = latent_frames(frames)
     t, pixels = latents * TIME_FACTOR, height * width // patch_size**2
