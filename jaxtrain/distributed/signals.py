@@ -77,12 +77,17 @@ class StopSignals:
     where the main thread does not come out of a long call, or out of what it then closes, within
     ``AT_ONCE_S``, the thread ends the process. Enter it in the main thread.
 
+    Args:
+        ends_process: whether the thread may end the process. A run inside a notebook or another
+            program only waits: its kernel outlives the run.
+
     Attributes:
         requested: the signal that came first, once the main thread knows of it.
         heard: the same, also while the main thread is in a long call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_process: bool = True) -> None:
+        self.ends_process = ends_process
         self.requested: Wish | None = None
         self.heard: Wish | None = None
         self._exit_actions: list[Callable[[int], None]] = []
@@ -204,7 +209,7 @@ class StopSignals:
                 self._end_within(UNWIND_S, CODES[wish])
 
     def _end_within(self, limit_s: float, code: int) -> None:
-        if not self._left.wait(limit_s):
+        if self.ends_process and not self._left.wait(limit_s):
             self.run_exit_actions(code)
             os._exit(code)
 
