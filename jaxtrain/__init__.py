@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtrain.config import Run
     from jaxtrain.inference.load import Precision
     from jaxtrain.inference.model import Model
-    from jaxtrain.planning.prediction import Prediction
+    from jaxtrain.planning.result import PlanResult
     from jaxtrain.training.result import TrainResult
 
 __all__ = ["InputError", "RunAgain", "load_config", "load_model", "plan", "train"]
@@ -109,7 +109,7 @@ def plan(
     gpus: str | None = None,
     price_per_gpu_hour: float | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> "Prediction":
+) -> "PlanResult":
     """Predicts memory, time, and cost of a run on GPUs, without any.
 
     Args:
@@ -122,7 +122,7 @@ def plan(
     Raises:
         InputError: wrong use, or the step cannot be compiled.
     """
-    from jaxtrain.planning.prediction import predict
+    from jaxtrain.planning.result import predict
 
     return predict(
         str(config), gpu=gpu, devices=gpus, price=price_per_gpu_hour, changes=overrides or {}

@@ -460,9 +460,9 @@ def replaced(instance: T, changes: Mapping[str, Any]) -> T:
             direct[name] = float(value) if leaf.annotation is float else value
         elif any(name.startswith(f"{section}.") for section in sections):
             typed += [f"--{name}", *words(value)]
-        elif name in sections and (value is None or isinstance(value, sections[name])):
-            direct[name] = value
-        elif dataclasses.is_dataclass(value) and hasattr(instance, name):
+        elif (name in sections and (value is None or isinstance(value, sections[name]))) or (
+            dataclasses.is_dataclass(value) and hasattr(instance, name)
+        ):
             direct[name] = value
         else:
             wrong.append(_unknown(f"--{name}", known))

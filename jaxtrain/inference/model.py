@@ -14,6 +14,7 @@ from jaxtrain.inference.language_model import CausalModel, TextScore
 from jaxtrain.inference.load import Precision
 from jaxtrain.inference.video import Autoencoder, fetched
 from jaxtrain.interop import weights
+from jaxtrain.models import from_file
 from jaxtrain.ops.sampling import Choice
 
 
@@ -25,25 +26,19 @@ class Model:
             of transformers, or a weights file.
         precision: of the computation; bfloat16 is faster on GPUs.
 
-    Attributes:
-        config: of the model.
-
     Raises:
-        InputError: there is no model at ``source``, or it cannot be read.
+        InputError: nothing is at ``source``, or another version wrote it.
     """
 
     def __init__(self, source: Path, precision: Precision = "float32") -> None:
-        found = weights.model_at(source)
-        if found is None:
-            raise InputError(
-                f"no model found in {source}: name a checkpoint, a run directory, or a weights file"
-            )
-        self.config = found
+        weights.check_there(source)
         self._source, self._precision = source, precision
+        self._described = weights.model_at(source)  # None for a weights file
 
     def __repr__(self) -> str:
-        """The model and where it is."""
-        return f"Model({str(self._source)!r}: {type(self.config).__module__.split('.')[2]})"
+        """Where the model is, and of which kind if the source is not a weights file."""
+        kind = "" if self._described is None else f": {from_file.name_of(self._described)}"
+        return f"Model({str(self._source)!r}{kind})"
 
     @cached_property
     def _causal(self) -> CausalModel:
@@ -113,7 +108,9 @@ class Model:
         model = self._autoencoder
         return np.stack(list(fetched(model.encoded(_frames(video)))))
 
-    def decode(self, latents: np.ndarray, *, height: int | None = None, width: int | None = None) -> np.ndarray:
+    def decode(
+        self, latents: np.ndarray, *, height: int | None = None, width: int | None = None
+    ) -> np.ndarray:
         """Decodes latents to a video.
 
         Args:
@@ -121,7 +118,7 @@ class Model:
             height, width: of a frame without padding; None takes all of the decoded frame.
 
         Returns:
-            uint8 [T, H, W, 3].
+            uint8 [T, H, W, 3]; up to three frames more than the encoded video had.
 
         Raises:
             InputError: not a video autoencoder.
@@ -148,15 +145,20 @@ class Model:
             InputError: not a language model (``jaxtrain evaluate`` compares autoencoders), or the
                 file has no token.
         """
+        described = self._described
+        if described is None:
+            raise InputError(
+                f"{self._source} does not describe a language model: name a checkpoint or a run "
+                "directory"
+            )
         model: CausalModel | MaskedModel
-        if load.has(self.config, "decode_step"):
+        if load.has(described, "decode_step"):
             model = self._causal
-        elif load.has(self.config, "logits_at"):
+        elif load.has(described, "logits_at"):
             model = self._masked
         else:
-            raise load.cannot(
-                self.config, "evaluate", "decode_step", "logits_at", source=self._source
-            )
+            methods = ("decode_step", "logits_at")
+            raise load.cannot(described, "evaluate", *methods, source=self._source)
         text = Path(data).expanduser().read_text(encoding="utf-8")
         score: TextScore | MaskedScore = model.score(
             text, rows=16, max_tokens=max_tokens, each=lambda done, count: None

@@ -73,7 +73,9 @@ class TrainResult:
         values = ", ".join(f"{name} {value:.4g}" for name, value in newest(records).items())
         step = records[-1]["step"] if records else 0
         ended = "finished" if self.finished else EXIT_CODES.get(self.exit_code, "stopped")
-        return f"TrainResult({str(self.directory)!r}: {ended}, step {step}{values and ', '}{values})"
+        return (
+            f"TrainResult({str(self.directory)!r}: {ended}, step {step}{values and ', '}{values})"
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows: first and newest values, and the newest sample image."""
