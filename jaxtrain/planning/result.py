@@ -23,7 +23,7 @@ class PlanResult(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f'<pre style="font-family: monospace">{html.escape(str(self))}</pre>'
 
 
 def predict(

@@ -1,0 +1,37 @@
+"""Runs the notebooks of docs/notebooks from start to end. Takes the ``notebooks`` extra.
+
+Run by name: ``python -m pytest tests/docs/notebooks.py``. The name keeps it out of the ordinary suite.
+"""
+
+import os
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((CHECKOUT / "docs" / "notebooks").glob("*.ipynb"))
+SHOWN = {"first_run": ("finished, step 160", "train/loss"), "plan_your_run": ("GiB",)}
+
+
+def test_every_notebook_is_checked() -> None:
+    assert {path.stem for path in NOTEBOOKS} == set(SHOWN)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.timeout(1200)
+def test_a_notebook_runs_from_start_to_end(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # eight virtual devices are the suite's
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    notebook = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    shown = str([cell.get("outputs", ()) for cell in notebook.cells])
+    for text in SHOWN[path.stem]:
+        assert text in shown, text
+    nbformat.write(notebook, tmp_path / path.name)
