@@ -1,4 +1,4 @@
-"""Packages are discovered. The configs lie at the top of a checkout and ship inside the package."""
+"""Discovers the packages. The configs are at the top of a checkout and ship inside the package."""
 
 from setuptools import find_packages, setup
 

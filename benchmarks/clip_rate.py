@@ -1,11 +1,11 @@
-"""Random training clips a second and core: from videos as they are, and after `prepare clips`.
+"""Measures random training clips per second and core: from raw videos, and after `prepare clips`.
 
     python benchmarks/clip_rate.py --videos DIR [--seconds N] [--section.field value ...]
 
-In one process, without batches or devices: what one worker does. Sizes are those of `h100_8`
-(12x480x720) unless overrides say otherwise. Videos as they are are read one clip at a time and in
-groups, in turn. Seconds are of the process's own time, so that other work on the machine counts
-little; it still takes caches and the shared parts of a core.
+Runs in one process, without batches or devices, as one worker does. Sizes are those of `h100_8`
+(12x480x720) unless overridden. Raw videos are read one clip at a time and in groups, in turns.
+Seconds are CPU time, so that other work on the machine has little effect, except through caches and
+shared parts of a core.
 """
 
 import argparse
@@ -24,13 +24,15 @@ from jaxtrain.data.video import pieces, prepare_clips
 
 
 def main() -> None:
-    """Measures both, prints them, and writes rows where the flags ask for them."""
+    """Measures both, prints them, and appends rows to the results file if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     results.add_flags(parser)
     parser.add_argument("--videos", required=True, help="a folder of long videos")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement (20)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="seconds per measurement (default: 20)"
+    )
     flags, overrides = parser.parse_known_args()
     output = common_start.CHECKOUT / "output"
     output.mkdir(exist_ok=True)
@@ -41,7 +43,7 @@ def main() -> None:
         groups = _rows(flags.videos, [grouped, *overrides])
         found = dict(
             zip(
-                ("as they are, one by one", f"as they are, groups of {_size(groups)}"),
+                ("raw videos, one by one", f"raw videos, groups of {_size(groups)}"),
                 _clips_per_second([single, groups], flags.seconds),
                 strict=True,
             )
@@ -53,7 +55,7 @@ def main() -> None:
         found["after prepare clips"] = _clips_per_second([rows], flags.seconds)[0]
         shape = f"{model.frames}x{model.height}x{model.width}"
         for what, rate in found.items():
-            text = f"{rate:.1f} clips/s a core"
+            text = f"{rate:.1f} clips/s per core"
             print(f"{shape}, {what}: {text}", flush=True)
             if flags.results:
                 command = "python benchmarks/clip_rate.py --videos DIR"
@@ -61,7 +63,7 @@ def main() -> None:
 
 
 def _rows(path: str, overrides: list[str]) -> sampler.TrainingRows:
-    """The training split in its order; files are not decoded whole when they are first used."""
+    """Returns the training split in order; files are not decoded completely on first use."""
     more = ["--data.path", path, "--data.verify", "never", *overrides]
     run = config.load("h100_8", more)
     source = run.data.open(run.model, seed=run.seed, say=print).train
@@ -74,7 +76,7 @@ def _size(rows: sampler.TrainingRows) -> int:
 
 
 def _clips_per_second(ways: list[sampler.TrainingRows], seconds: float) -> list[float]:
-    """Clips a second of processor time for each way, in turn, group after group."""
+    """Returns clips per second of CPU time for each way, measured in turns."""
     made, took = [0] * len(ways), [0.0] * len(ways)
     for rows in ways:
         rows.load([0])

@@ -1,9 +1,9 @@
-"""The GPT's training step, depth 12, against the same network in PyTorch.
+"""Compares the training step of a GPT of depth 12 with the same network in PyTorch.
 
     python benchmarks/gpt_vs_torch.py [--rounds N] [--section.field value ...]
 
-Same weights, same batches, AdamW on both sides (Muon is a matter of the optimizer, not of the
-network). On a GPU PyTorch runs in bfloat16 with SDPA and torch.compile, 32 x 2048 tokens; on a CPU
+Same weights, same batches, AdamW on both sides (Muon would compare optimizers, not the network). On
+a GPU, PyTorch runs in bfloat16 with SDPA and torch.compile, 32 x 2048 tokens; on a CPU
 both compute 256 tokens in float32.
 """
 
@@ -35,7 +35,7 @@ CURVE_STEPS = 8
 
 
 def main() -> None:
-    """Compares, prints a row, and writes it down."""
+    """Compares, prints a row, and records it."""
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
@@ -86,7 +86,7 @@ class _Theirs:
         self.module.load(params)
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Tokens and targets as PyTorch indexes with them."""
+        """Returns tokens and targets as integer tensors for PyTorch."""
         wide = {name: batch[name].astype(np.int64) for name in ("tokens", "targets")}
         return torch_training.to_torch(wide, self._device)
 

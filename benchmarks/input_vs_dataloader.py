@@ -1,11 +1,11 @@
-"""The video input pipeline against a torch DataLoader that decodes and cuts the same clips.
+"""Compares the video input pipeline with a torch DataLoader that produces the same clips.
 
     python benchmarks/input_vs_dataloader.py [--rounds N] [--section.field value ...]
 
-Both sides have as many workers (data.workers) and hold as many batches ready; both draw a file, a
-frame distance, a start and a crop of the same distributions. The other side decodes as most loaders
-do: seek to the key frame before the clip, decode, convert to RGB, cut, resize with antialiasing.
-Files: data.path, or the scenes that `demo` renders.
+Both sides use the same number of workers (data.workers) and prefetched batches, and draw the file,
+frame distance, start and crop from the same distributions. The other side decodes like most
+loaders: seek to the key frame before the clip, decode, convert to RGB, crop, resize with
+antialiasing. The files are those of data.path, or the scenes that `demo` renders.
 """
 
 import os
@@ -26,17 +26,17 @@ from jaxtrain import config
 from jaxtrain.data import pipeline
 from jaxtrain.data.quarantine import Quarantine
 
-BATCHES = 8  # a measurement; those that were ready before are taken first, and not timed
+BATCHES = 8  # per measurement; prefetched batches are consumed first, untimed
 
 
 class RandomClips(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
-    """Endless random clips, uint8 [T, H, W, 3].
+    """Yields endless random clips, uint8 [T, H, W, 3].
 
     Args:
         paths: video files with their number of frames.
         frames, height, width: of a clip.
-        largest_delta: largest distance of two frames.
-        least_scale: least side of a crop as a share of the largest that fits.
+        largest_delta: maximum distance between two frames.
+        least_scale: minimum side of a crop as a fraction of the largest that fits.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RandomClips(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
                     found.append(frame.to_ndarray(format="rgb24"))
                 if number >= wanted[-1]:
                     break
-        while len(found) < self.frames:  # a file whose last frames have no own time
+        while len(found) < self.frames:  # a file whose last frames have no timestamps
             found.append(found[-1])
         return np.stack(found)
 
@@ -104,7 +104,7 @@ class RandomClips(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
 
 
 def main() -> None:
-    """Compares, prints a row, and writes it down."""
+    """Compares, prints a row, and records it."""
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def _seconds(batches: Iterator[Any], ready: int) -> float:
-    """Time of some batches; those that were made before it began are taken first.
+    """Times some batches, after consuming those that were prefetched.
 
     Each time with new workers, so that those of the other side have ended.
     """

@@ -1,9 +1,9 @@
-"""The masked LM's training step against transformers' BertForMaskedLM.
+"""Compares the masked LM's training step with transformers' BertForMaskedLM.
 
     python benchmarks/mlm_vs_transformers.py [--rounds N] [--section.field value ...]
 
-Same weights, same batches, same optimizer, dropout as configured while times are taken and none
-while losses are compared. On a GPU transformers runs in bfloat16 with SDPA and torch.compile.
+Same weights, same batches, same optimizer; dropout as configured when timing, and none when
+comparing losses. On a GPU, transformers runs in bfloat16 with SDPA and torch.compile.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ from jaxtrain import config
 from jaxtrain.data.text import specials
 from jaxtrain.models.bert_weights import to_bert
 
-# BERT base on a GPU; on a CPU the guide's own sizes (8 layers of width 256, 25,000 words).
+# BERT base on a GPU; on a CPU the guide's own sizes (8 layers of width 256, 25,000 tokens).
 ON_GPU = ("mlm_h200_8", *sizes.BERT_BASE)
 ON_CPU = ("mlm_h200_8", "--data.batch_size", "16", "--precision", "float32")
 CURVE_STEPS = 20
-CURVE_BATCH = 4  # losses of few sequences tell as much, and a CPU takes a second for each
-_IGNORED = -100  # transformers' label of a position that is not predicted
+CURVE_BATCH = 4  # few sequences suffice for losses, and a CPU takes a second for each
+_IGNORED = -100  # transformers' label for positions that are not predicted
 
 
 def main() -> None:
-    """Compares, prints a row, and writes it down."""
+    """Compares, prints a row, and records it."""
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
@@ -86,12 +86,12 @@ class _Theirs:
             attn_implementation="sdpa",
         )
         self.module = transformers.BertForMaskedLM(settings).to(device).train()
-        # Our positions hold what is the same for all tokens.
+        # jaxtrain's position embeddings include the constant token-type embedding.
         token_types = self.module.bert.embeddings.token_type_embeddings.weight
         token_types.requires_grad_(False).zero_()
         called: Any = self.module
         if device == "cuda":
-            torch._dynamo.reset()  # or a second size would be compiled for any size
+            torch._dynamo.reset()  # or a second size would compile with dynamic shapes
             called = torch.compile(self.module, dynamic=False)
         self._training = torch_training.Training(
             self.module, lambda batch: called(**batch).loss, run.optim, autocast=device == "cuda"
@@ -103,18 +103,20 @@ class _Theirs:
         state = {name: torch.from_numpy(array.copy()) for name, array in to_bert(params).items()}
         missing, unexpected = self.module.load_state_dict(state, strict=False)
         left = [name for name in missing if "token_type" not in name and "decoder" not in name]
-        assert not left, f"transformers' parameters without one of ours: {left}"
-        assert not unexpected, f"ours without one of transformers': {unexpected}"
+        assert not left, f"parameters of transformers without a counterpart in jaxtrain: {left}"
+        assert not unexpected, (
+            f"parameters of jaxtrain without a counterpart in transformers: {unexpected}"
+        )
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Ids, attention and labels, as transformers takes them."""
+        """Returns token ids, attention mask and labels in the format of transformers."""
         labels = np.full(batch["tokens"].shape, _IGNORED, np.int64)
         np.put_along_axis(labels, batch["positions"], batch["targets"], axis=1)
         arrays = {
             "input_ids": batch["tokens"].astype(np.int64),
             "labels": labels,
         }
-        if (batch["tokens"] == specials.PAD).any():  # without a mask SDPA takes its fastest kernel
+        if (batch["tokens"] == specials.PAD).any():  # without a mask, SDPA uses its fastest kernel
             arrays["attention_mask"] = (batch["tokens"] != specials.PAD).astype(np.int64)
         return torch_training.to_torch(arrays, self._device)
 

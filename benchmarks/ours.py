@@ -1,4 +1,4 @@
-"""jaxtrain's own step, as the loop runs it, for the comparisons."""
+"""Runs jaxtrain's training step for the comparisons, as the training loop does."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from jaxtrain.training import setup
 
 
 def on_one_device(run: config.Run) -> config.Run:
-    """The same run on one device, without a schedule: what a comparison with one process takes."""
+    """Returns the same run on one device, without a schedule, for a comparison in one process."""
     return dataclasses.replace(
         run,
         mesh=dataclasses.replace(run.mesh, data=1, fsdp=1),
@@ -25,7 +25,7 @@ def on_one_device(run: config.Run) -> config.Run:
 
 
 class Training:
-    """The compiled step of a config and its state."""
+    """A config's compiled step and its state."""
 
     def __init__(self, run: config.Run) -> None:
         self._built = setup.build(run, make_mesh(run.mesh), 1, lambda line: None)
@@ -33,15 +33,15 @@ class Training:
         self._step = self._built.compile_step()
 
     def params(self) -> dict[str, np.ndarray]:
-        """The parameters by their names."""
+        """Returns the parameters by name."""
         return {name: np.asarray(array) for name, array in self._state.params.items()}
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """A host batch on the devices."""
+        """Copies a host batch to the devices."""
         return jax.device_put(dict(batch), batch_sharding(self._built.rule.mesh))
 
     def step(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """One update; returns the loss before it, still on the device."""
+        """Runs one step; returns the loss before it, still on the device."""
         self._state, metrics = self._step(self._state, batch)
         return metrics["loss"]
 
@@ -50,5 +50,5 @@ class Training:
         jax.block_until_ready(self._state.step)
 
     def losses(self, batches: Sequence[Mapping[str, Any]]) -> list[float]:
-        """The loss of each batch in turn, each after the update of the one before."""
+        """Trains on the batches in turn; returns the loss of each before its step."""
         return [float(self.step(self.place(batch))) for batch in batches]

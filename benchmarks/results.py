@@ -1,4 +1,4 @@
-"""What all benchmarks share: their flags, the device, and rows of RESULTS.md."""
+"""Flags, device detection and results tables shared by all benchmarks."""
 
 import argparse
 import datetime
@@ -26,20 +26,22 @@ RESULTS = common_start.CHECKOUT / "benchmarks" / "RESULTS.md"
 
 
 def arguments(text: str | None) -> tuple[argparse.Namespace, list[str]]:
-    """Flags of a comparison, and the overrides of its config."""
+    """Parses the flags of a comparison and its config overrides."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add_flags(parser)
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side (5)")
     parser.add_argument(
-        "--processes", type=int, default=2, help="in which that is done, one after the other (2)"
+        "--rounds", type=int, default=5, help="measurements of each side (default: 5)"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=2, help="processes to repeat this in (default: 2)"
     )
     return parser.parse_known_args()
 
 
 def repeated(flags: argparse.Namespace) -> bool:
-    """Runs this program in several processes and records them as one; False if one is enough.
+    """Runs this script in several processes and records one result; False if one is enough.
 
     Where memory lies and which cores threads get differs from process to process, by more than
     rounds differ inside one.
@@ -61,13 +63,13 @@ def repeated(flags: argparse.Namespace) -> bool:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Where results go."""
+    """Adds the flags for results files."""
     parser.add_argument("--results", type=Path, help="append rows to this table (RESULTS.md)")
-    parser.add_argument("--json", type=Path, help="write the findings there too")
+    parser.add_argument("--json", type=Path, help="also write the findings to this file")
 
 
 def device() -> str:
-    """``"cuda"`` where both jax and PyTorch see a GPU, else ``"cpu"``.
+    """Returns ``"cuda"`` if both jax and PyTorch see a GPU, else ``"cpu"``.
 
     Raises:
         SystemExit: only one of them sees it; the comparison would be unfair.
@@ -77,12 +79,12 @@ def device() -> str:
 
     seen = (jax.default_backend() == "gpu", torch.cuda.is_available())
     if seen[0] != seen[1]:
-        raise SystemExit(f"jax runs on {jax.default_backend()}, PyTorch's CUDA is {seen[1]}")
+        raise SystemExit(f"jax runs on {jax.default_backend()}, but PyTorch's CUDA is {seen[1]}")
     return "cuda" if seen[0] else "cpu"
 
 
 def machine(device_kind: str) -> str:
-    """What a row says of the machine; a CPU is named by its maker's words."""
+    """Describes the machine for a row; a CPU by its model name."""
     if device_kind != "cpu":
         return device_kind
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -93,7 +95,7 @@ def machine(device_kind: str) -> str:
 
 
 def append_row(path: Path, device_kind: str, what: str, result: str, command: str) -> None:
-    """Adds a dated row to the last table of a results file, which is begun if it is missing."""
+    """Appends a dated row to the last table of a results file; creates the table if missing."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     python, jax = platform.python_version(), importlib.metadata.version("jax")
     driver = hardware.driver().version
@@ -124,12 +126,12 @@ def record_comparison(
     """Prints a comparison; writes a row and a JSON file where the flags ask for them.
 
     Args:
-        flags: of the command line.
-        what: was compared, for the table.
-        compared: times of both sides, by the setting that both had; "" if there is but one.
-        examples: in a step.
-        unit: of examples a second.
-        same_work: how one sees that both did the same.
+        flags: from the command line.
+        what: describes the comparison, for the table.
+        compared: setting -> times of both sides; "" if there is only one setting.
+        examples: per step.
+        unit: of examples per second.
+        same_work: evidence that both sides did the same work.
     """
     _record(
         flags,
@@ -147,7 +149,7 @@ def record_comparison(
 
 
 def of_losses(ours: list[float], theirs: list[float]) -> str:
-    """How far two loss curves are apart."""
+    """Describes the difference between two loss curves."""
     difference = side_by_side.largest_difference(ours, theirs)
     return (
         f"over {len(ours)} steps the losses differ by at most {difference:.1e} "
@@ -190,7 +192,7 @@ def _ratio(compared: side_by_side.Comparison, examples: float, unit: str, proces
 
 
 def _without_results(typed: list[str]) -> list[str]:
-    """Arguments without where the results go, and in how many processes."""
+    """Returns the arguments without those for results files and processes."""
     kept: list[str] = []
     rest = iter(typed)
     for argument in rest:
@@ -202,17 +204,17 @@ def _without_results(typed: list[str]) -> list[str]:
 
 
 def shown(typed: list[str]) -> list[str]:
-    """Arguments for a table: not where the data lies on this machine."""
+    """Returns the arguments for a table, without local data paths."""
     hidden = {place + 1 for place, argument in enumerate(typed) if argument == "--data.path"}
     return ["DIR" if place in hidden else argument for place, argument in enumerate(typed)]
 
 
 def bench_results(found: dict[str, Any]) -> list[str]:
-    """What ``jaxtrain bench`` found, a few words a row: starts, steps, pipeline, sweep."""
+    """Summarizes the findings of ``jaxtrain bench``: startup, steps, pipeline, sweep."""
     if "failure" in found:
         return [f"failed: {found['failure']} {found['detail']}"]
     rows = found["rows"]
-    lines = [f"{part} left out: {note}" for part, note in found["notes"].items()]
+    lines = [f"{part} skipped: {note}" for part, note in found["notes"].items()]
     if "ceilings/bf16_flops" in rows and "start/total" not in rows:
         return [
             f"bf16 {rows['ceilings/bf16_flops'] / 1e12:.4g} TFLOP/s, float32 "

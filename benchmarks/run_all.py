@@ -1,10 +1,10 @@
-"""All measurements that this machine allows, the most valuable first, within a time.
+"""Runs all measurements that this machine supports within a time limit, most valuable first.
 
     python benchmarks/run_all.py [--minutes N] [--only WORD] [--videos DIR]
 
-Each runs in a process of its own; what it finds is appended to benchmarks/RESULTS.md at once, so
-that nothing is lost when the time ends. Works from a checkout; a measurement whose packages are
-missing is left out, and said.
+Each runs in a separate process, and its findings are appended to benchmarks/RESULTS.md at once, so
+that nothing is lost when the time ends. Works from a checkout. Measurements whose packages are
+missing are skipped and reported.
 """
 
 import argparse
@@ -27,19 +27,19 @@ import sizes
 from jaxtrain.telemetry import hardware
 
 _HERE = Path(__file__).parent
-_LEAST_S = 45  # less is not worth starting
+_LEAST_S = 45  # with less time left, no measurement is started
 _PROBE = "import jax; print(jax.default_backend(), jax.local_devices()[0].device_kind, sep='|')"
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One process.
+    """A measurement in one process.
 
     Attributes:
         name: for the console.
         arguments: after ``python``.
-        needs: packages.
-        at_most_s: it is ended after this time.
+        needs: required packages.
+        at_most_s: seconds after which it is stopped.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Measurement:
 
 
 def on_gpu(videos: str | None) -> list[Measurement]:
-    """On one GPU: the comparisons first, then what explains them."""
+    """Lists the measurements for one GPU: first the comparisons, then those that explain them."""
     clips = ("--data.path", videos) if videos else ("--data.demo", "True")
     video = ("--config", "h100_8", *sizes.ONE_GPU, "--data.batch_size", "8", *clips)
     text = ("--config", "mlm_h200_8", *sizes.ONE_GPU, *sizes.BERT_BASE, "--data.demo", "True")
@@ -73,7 +73,7 @@ def on_gpu(videos: str | None) -> list[Measurement]:
 
 
 def on_cpu(videos: str | None) -> list[Measurement]:
-    """On a CPU, at sizes that step in a second or so."""
+    """Lists the measurements for a CPU, at sizes with steps of about a second."""
     found = [
         _bench("ceilings"),
         _script("video_ae_vs_torch.py", "torch"),
@@ -105,12 +105,17 @@ def _script(name: str, *needs: str, arguments: tuple[str, ...] = ()) -> Measurem
 
 
 def main() -> None:
-    """Runs what fits, and says what did not."""
+    """Runs the measurements, and prints which were skipped."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=20.0, help="time for all (20)")
-    parser.add_argument("--only", help="those whose name holds this word")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=20.0,
+        help="time limit in minutes for all measurements (default: 20)",
+    )
+    parser.add_argument("--only", help="run only measurements with this text in their name")
     parser.add_argument("--videos", help="a folder of videos for the input comparison")
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="table to append to")
     parser.add_argument("--output", type=Path, default=Path("output/benchmarks"), help="JSON files")
@@ -126,15 +131,15 @@ def main() -> None:
         missing = [name for name in one.needs if importlib.util.find_spec(name) is None]
         left_s = min(ends - time.monotonic(), one.at_most_s)
         if missing:
-            print(f"=== {one.name}: left out, not installed: {', '.join(missing)}", flush=True)
+            print(f"=== {one.name}: skipped, not installed: {', '.join(missing)}", flush=True)
         elif left_s < _LEAST_S:
-            print(f"=== {one.name}: left out, {max(left_s, 0):.0f} s are left", flush=True)
+            print(f"=== {one.name}: skipped, only {max(left_s, 0):.0f} s left", flush=True)
         else:
             run(one, flags.output / f"{number:02}.json", flags.results, left_s, kind)
 
 
 def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: str) -> None:
-    """Runs one measurement in a process of its own; what it found until it ended is kept."""
+    """Runs one measurement in a separate process; keeps its findings even if it is stopped."""
     findings.unlink(missing_ok=True)
     of_bench = one.arguments[0] == "-m"
     options = ["--json", str(findings.absolute())]
@@ -151,7 +156,7 @@ def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: s
         ended = f"exit code {process.wait(timeout_s)}"
     except subprocess.TimeoutExpired:
         ended = "ended, the time is over"
-    finally:  # it, and what it has started
+    finally:  # the process and its children
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         time.sleep(1)
@@ -166,7 +171,7 @@ def run(one: Measurement, findings: Path, table: Path, timeout_s: float, kind: s
 
 
 def _device() -> tuple[str, str]:
-    """jax's platform and the device's name, asked for in a process that then lets go of it."""
+    """Returns jax's platform and the device's name, using a process that releases the device."""
     asked = subprocess.run(
         [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=True
     )

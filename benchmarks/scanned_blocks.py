@@ -1,10 +1,10 @@
-"""Layers of the GPT written out, or one layer scanned over stacked parameters: what GPUs would get.
+"""Compiles the GPT for GPUs with unrolled layers, and with one layer scanned over parameters.
 
     python benchmarks/scanned_blocks.py [--config gpt_h100_8] [--section.field value ...]
 
 Compiles the config's real training step (with AdamW alone) for the described GPUs in both forms,
-and prints one JSON object for each: seconds to trace and to compile, temporaries, bytes that pass
-memory, bytes sent. Takes the extra `cuda12`.
+and prints one JSON object for each: seconds to trace and compile, temporaries, bytes read and
+written, and communication volume. Requires the extra `cuda12`.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from jaxtrain import config
 from jaxtrain.models import gpt
 from jaxtrain.ops import attention, layers, per_device
 from jaxtrain.planning import cards
-from jaxtrain.sharding import make_mesh
-from jaxtrain.training import setup, state
+from jaxtrain.sharding import GatheredParam, make_mesh
+from jaxtrain.training import setup
 from jaxtrain.xla import hlo
 
 GIB = 2**30
 
 
 def main() -> None:
-    """Compiles both forms and prints what they take."""
+    """Compiles both forms and prints their costs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="gpt_h100_8")
     parser.add_argument("--gpu", default="h100", choices=cards.CARDS)
@@ -76,14 +76,14 @@ def _compiled(run: config.Run, model: gpt.Config, mesh: jax.sharding.Mesh) -> di
 
 
 class _ScannedConfig(gpt.Config):
-    """The same network over stacked parameters."""
+    """The same network with stacked parameters."""
 
     def build(self, rngs: nnx.Rngs) -> "_ScannedGPT":  # type: ignore[override]
         return _ScannedGPT(self, rngs)
 
 
 class _ScannedGPT(gpt.GPT):
-    """Holds one block, whose parameters have the layers as their first dimension."""
+    """A GPT with one block whose parameters have the layers as their first dimension."""
 
     def __init__(self, config: gpt.Config, rngs: nnx.Rngs) -> None:
         super().__init__(config, rngs)
@@ -92,7 +92,7 @@ class _ScannedGPT(gpt.GPT):
         self.blocks = nnx.merge(graph, stacked)  # type: ignore[assignment]
 
     def encode(self, tokens_BS: jax.Array) -> jax.Array:
-        """Ids -> [B, S, D], a layer at a time from the stack."""
+        """Token ids -> [B, S, D], scanning over the layers."""
         cos_SI, sin_SI = attention.rotary(tokens_BS.shape[1], self.head_width, gpt._ROTARY_BASE)
         x_BSD = layers.remat(gpt.Embedding.__call__, self.remat)(self.wte, tokens_BS)
         graph, variables = nnx.split(self.blocks)
@@ -108,11 +108,11 @@ class _ScannedGPT(gpt.GPT):
 
 
 def _of_layer(stack: Any, shard: jax.Array) -> Any:
-    """One layer's variable, gathered inside the loop; the layers' own dimension is not sharded."""
+    """Returns one layer's variable, gathered in the loop; the layer dimension is not sharded."""
     stored: NamedSharding = stack.get_metadata()["stored"]
     assert not stored.spec or stored.spec[0] is None, f"{stored}: the layers are sharded"
     of_layer = NamedSharding(stored.mesh, PartitionSpec(*stored.spec[1:]))
-    return state.GatheredParam(shard, stored=of_layer)
+    return GatheredParam(shard, stored=of_layer)
 
 
 if __name__ == "__main__":

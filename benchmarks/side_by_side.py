@@ -1,4 +1,4 @@
-"""Two programs that do the same work, timed in turn: both see one machine."""
+"""Times two programs that do the same work, in turns on the same machine."""
 
 import dataclasses
 import multiprocessing
@@ -16,37 +16,37 @@ from jaxtrain.ops import cpu
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Times of a step of ours and of theirs, s, in the order in which they were measured."""
+    """Seconds per step of both sides, in the order of measurement."""
 
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
 
     @property
     def ratio(self) -> float:
-        """How many times as long as ours theirs takes: ratio of medians."""
+        """How many times longer theirs takes than ours: the ratio of medians."""
         return float(np.median(self.theirs) / np.median(self.ours))
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the largest ratio of neighbours."""
+        """The smallest and the largest ratio of adjacent measurements."""
         ratios = np.divide(self.theirs, self.ours)
         return float(ratios.min()), float(ratios.max())
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of the two.
+    """One side of a comparison.
 
     Attributes:
-        step: hands over one step's work.
-        finish: waits until all that was handed over is done.
+        step: queues one step.
+        finish: waits until all queued steps are done.
     """
 
     step: Callable[[], object]
     finish: Callable[[], object]
 
     def seconds(self, steps: int) -> float:
-        """Time of one of ``steps`` steps, handed over one behind the other as a loop does."""
+        """Returns the time per step of ``steps`` steps, queued back to back as in training."""
         began = time.perf_counter()
         for _ in range(steps):
             self.step()
@@ -55,18 +55,18 @@ class Side:
 
 
 class Timed(Protocol):
-    """What can be asked for the time of its steps."""
+    """Anything whose steps can be timed."""
 
     def seconds(self, steps: int) -> float:
-        """Time of one of ``steps`` steps."""
+        """Returns the time per step of ``steps`` steps."""
 
 
 class Apart:
-    """A side in a process of its own, which waits while the other one is timed.
+    """A side in a separate process, which waits while the other side is timed.
 
     Args:
-        build: makes the side there; with ``args`` it is pickled.
-        keep_freed: with :func:`jaxtrain.ops.cpu.keep_freed`, as `jaxtrain` trains on a CPU.
+        build: creates the side in that process; pickled together with ``args``.
+        keep_freed: call :func:`jaxtrain.ops.cpu.keep_freed`, as `jaxtrain` does on a CPU.
 
     Raises:
         RuntimeError: ``keep_freed`` is not possible on this system; on the first use.
@@ -93,7 +93,7 @@ class Apart:
         except (EOFError, OSError) as error:
             self._process.join()
             code = self._process.exitcode
-            raise RuntimeError(f"the process of one side has ended, exit code {code}") from error
+            raise RuntimeError(f"the process of one side ended with exit code {code}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +115,7 @@ def _serve(
     args: tuple[object, ...],
 ) -> None:
     if keep_freed and not cpu.keep_freed():
-        raise RuntimeError("this system's C library cannot be told to keep freed memory")
+        raise RuntimeError("this system's C library cannot keep freed memory")
     side = build(*args)
     while True:
         try:
@@ -131,9 +131,9 @@ def alternate(ours: Timed, theirs: Timed, *, rounds: int, steps: int, warm_up: i
     Args:
         ours: one side.
         theirs: the other.
-        rounds: measurements of each.
-        steps: in a measurement.
-        warm_up: steps of each that do not count.
+        rounds: measurements of each side.
+        steps: per measurement.
+        warm_up: untimed steps of each side.
     """
     for side in (ours, theirs):
         side.seconds(warm_up)
@@ -142,5 +142,5 @@ def alternate(ours: Timed, theirs: Timed, *, rounds: int, steps: int, warm_up: i
 
 
 def largest_difference(ours: list[float], theirs: list[float]) -> float:
-    """Of two loss curves, relative to theirs."""
+    """Returns the largest difference of two loss curves, relative to theirs."""
     return float(np.max(np.abs(np.subtract(ours, theirs)) / np.abs(theirs)))

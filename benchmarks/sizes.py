@@ -1,10 +1,10 @@
-"""Sizes that several measurements share, as overrides."""
+"""Overrides for model sizes shared by several measurements."""
 
 ONE_GPU = (
     *("--mesh.data", "1", "--mesh.fsdp", "1", "--mesh.shard", "none"),
     *("--optim.accumulate", "1"),
 )
-# BERT base (arXiv 1810.04805) with sequences of its full length.
+# BERT base (arXiv 1810.04805) with sequences of full length.
 BERT_BASE = (
     *("--model.hidden", "768", "--model.layers", "12", "--model.heads", "12"),
     *("--model.sequence_length", "512", "--model.vocab_size", "30522"),

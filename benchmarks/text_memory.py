@@ -1,11 +1,11 @@
-"""Peak anonymous memory of a run on a generated corpus: of all processes, from start to end.
+"""Measures the peak anonymous memory of all processes of a run on a generated corpus.
 
     python benchmarks/text_memory.py --megabytes 2000 --folder /tmp/corpus
 
-Writes a corpus (.jsonl), then trains `demo_mlm` on it with the command line, as anyone would: the
-files are read through, a vocabulary is learned, all is tokenised and packed, and some steps are
-made. Meanwhile it adds up `RssAnon` (/proc) of the program and all its children: what the kernel
-cannot take back by dropping pages of files. Prints one JSON object.
+Writes a corpus (.jsonl), then trains `demo_mlm` on it from the command line: this reads the files,
+trains a vocabulary, tokenizes and packs everything, and runs some steps. Meanwhile it sums
+`RssAnon` (/proc) of the process and all its children: memory that the kernel cannot free by
+dropping file pages. Prints one JSON object.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _LOOK_EVERY_S = 0.1
 
 
 def generate(path: Path, megabytes: float, seed: int = 0) -> None:
-    """Documents of 2 to 60 sentences; words by Zipf's law, some of them seen once only."""
+    """Generates documents of 2 to 60 sentences; words follow Zipf's law, and some occur once."""
     rng = random.Random(seed)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(rng.choices(letters, range(26, 0, -1), k=n % 11 + 2)) for n in range(50_000)]
@@ -42,7 +42,7 @@ def generate(path: Path, megabytes: float, seed: int = 0) -> None:
 
 
 def anonymous_gib(pid: int) -> float:
-    """Anonymous memory of a process and its descendants, GiB; shared memory is not in it."""
+    """Returns the anonymous memory of a process and its descendants, GiB, without shared memory."""
     total = 0
     try:
         family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
@@ -60,7 +60,7 @@ def anonymous_gib(pid: int) -> float:
 
 
 def measured(command: list[str], folder: Path) -> dict[str, float]:
-    """Runs a command to its end: peak of anonymous memory, and where the time went.
+    """Runs a command; returns its peak anonymous memory and how its time was spent.
 
     Raises:
         SystemExit: it failed.
@@ -87,10 +87,12 @@ def measured(command: list[str], folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Generates, runs, prints."""
+    """Generates the corpus, runs the training, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=float, default=2000.0)
-    parser.add_argument("--folder", type=Path, required=True, help="made; needs twice the corpus")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="created; needs space for twice the corpus"
+    )
     flags = parser.parse_args()
     folder = flags.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

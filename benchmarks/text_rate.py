@@ -1,10 +1,10 @@
-"""Training tokens a second and core: what one worker of the text pipeline makes, cache built.
+"""Measures training tokens per second and core of one text pipeline worker, with a built cache.
 
     python benchmarks/text_rate.py --texts DIR [--seconds N] [--section.field value ...]
 
-In one process, without batches or devices. Masked sequences as `bert_base_h200_8` takes them, whole
-ones as `gpt_h200_1` does. Seconds are of the process's own time, so that other work on the machine
-counts little; it still takes caches and the shared parts of a core.
+Runs in one process, without batches or devices: masked sequences as for `bert_base_h200_8`, and
+plain ones as for `gpt_h200_1`. Seconds are CPU time, so that other work on the machine has little
+effect, except through caches and shared parts of a core.
 """
 
 import argparse
@@ -24,13 +24,15 @@ _AT_ONCE = 64
 
 
 def main() -> None:
-    """Measures both, prints them, and writes rows where the flags ask for them."""
+    """Measures both, prints them, and appends rows to the results file if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     results.add_flags(parser)
     parser.add_argument("--texts", required=True, help="a folder of texts")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (10)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="seconds per measurement (default: 10)"
+    )
     flags, overrides = parser.parse_known_args()
     for name in CONFIGS:
         run = config.load(name, ["--data.path", flags.texts, *overrides])
@@ -39,7 +41,7 @@ def main() -> None:
         rows = sampler.TrainingRows(source, sampler.of(source, 0), 0, 1, 0, 1, 2**40, quarantine)
         length = run.model.sequence_length
         rate = _examples_per_second(rows, flags.seconds) * length
-        text = f"{rate / 1e6:.2f} million tokens/s a core"
+        text = f"{rate / 1e6:.2f} million tokens/s per core"
         print(f"{name}, sequences of {length}: {text}", flush=True)
         if flags.results:
             command = "python benchmarks/text_rate.py --texts DIR"
@@ -47,7 +49,7 @@ def main() -> None:
 
 
 def _examples_per_second(rows: sampler.TrainingRows, seconds: float) -> float:
-    """Examples a second of processor time, in the order of a run."""
+    """Returns examples per second of CPU time, in the order of a run."""
     rows.load(range(_AT_ONCE))
     done, began, since = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - began < seconds:

@@ -1,6 +1,6 @@
-"""nanochat's network in plain PyTorch, under nanochat's names, for the comparison.
+"""nanochat's network in plain PyTorch, with nanochat's names, for the comparison.
 
-Causal SDPA, parameter-free norms, capped float32 logits of the whole batch, as its users run it.
+Causal SDPA, parameter-free norms, and capped float32 logits of the complete batch, as in nanochat.
 
 Shapes: B sequences, S tokens, D width, N query heads, H heads of keys and values, K head width.
 """
@@ -19,7 +19,7 @@ ROTARY_BASE = 10_000.0
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions; queries and keys are normalised after turning."""
+    """Causal attention with rotary embeddings, followed by normalization of queries and keys."""
 
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Four times as wide inside; squared ReLU."""
+    """An MLP of four times the width with squared ReLU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Both, each added to what came in."""
+    """Attention and feed-forward, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Its call gives the mean cost of the targets, nats."""
+    """The network; its call returns the mean loss of the targets in nats."""
 
     def __init__(
         self, vocab_size: int, length: int, depth: int, width: int, heads: int, kv_heads: int
@@ -109,6 +109,6 @@ def _norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[B, S, N, K] with the halves of K as coordinates."""
+    """Rotates [B, S, N, K]; the halves of K are the coordinates."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos + right * sin, right * cos - left * sin], -1)

@@ -21,8 +21,8 @@ class Training:
 
     Args:
         module: its parameters are trained in place.
-        loss: mean loss of a batch; it calls ``module``.
-        settings: of the optimizer; ``peak_lr`` is used throughout.
+        loss: computes the mean loss of a batch with ``module``.
+        settings: of the optimizer, with a constant learning rate ``peak_lr``.
         autocast: compute in bfloat16.
     """
 
@@ -50,7 +50,7 @@ class Training:
         self._autocast = torch.autocast(device, torch.bfloat16, enabled=autocast)
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One update; returns the loss before it, still on the device."""
+        """Runs one step; returns the loss before it, still on the device."""
         self._optimizer.zero_grad(set_to_none=True)
         with self._autocast:
             loss = self._loss(batch)
@@ -62,20 +62,20 @@ class Training:
 
 
 class Theirs(Protocol):
-    """A PyTorch program at the same work."""
+    """A PyTorch program that does the same work."""
 
     def load(self, params: Mapping[str, np.ndarray]) -> None:
         """Copies jaxtrain's parameters."""
 
     def step(self, batch: Any) -> Any:
-        """One update with what :meth:`place` gave."""
+        """Runs one step on the result of :meth:`place`."""
 
     def place(self, batch: Mapping[str, Any]) -> Any:
-        """A host batch as it takes one."""
+        """Converts a host batch to the program's format, on the device."""
 
 
 Build = Callable[[config.Run, str], Theirs]
-"""Of a config and a device; at a module's top level, as another process calls it."""
+"""Builds a program from a config and a device; top-level, as another process calls it."""
 
 
 def compare(
@@ -91,25 +91,25 @@ def compare(
     examples: int,
     unit: str,
 ) -> None:
-    """Shows that both sides do the same, times their steps in turn, and records both.
+    """Checks that both sides do the same, times their steps in turns, and records both.
 
-    On a CPU each side is timed in a process of its own: behind PyTorch's steps the heap is such
-    that ours take a tenth longer (benchmarks/RESULTS.md). Both sides have the same allocator, first
-    the system's, then one that keeps freed memory, and both ratios are recorded: each side gains
-    from the second, not equally. This process, which has compared the losses, keeps its memory
+    On a CPU, each side is timed in a separate process: after PyTorch's steps, the state of the heap
+    makes ours 10% slower (benchmarks/LOG.md). Both sides use the same allocator, first the
+    system's, then one that keeps freed memory, and both ratios are recorded: both sides gain from
+    the second, but not equally. This process, which has compared the losses, keeps its memory
     meanwhile.
 
     Args:
-        flags: of the command line.
-        what: is compared, for the table.
-        run: whose steps are timed.
+        flags: from the command line.
+        what: describes the comparison, for the table.
+        run: the config whose steps are timed.
         theirs: builds the other side.
-        batch: of each step that is timed.
-        curve_run: of which both sides train on ``curve`` from the same parameters.
-        curve: batches, one an update.
+        batch: for each timed step.
+        curve_run: the config that both sides train on ``curve`` from the same parameters.
+        curve: batches, one per step.
         device: "cpu" or "cuda".
         examples: in a batch.
-        unit: of examples a second.
+        unit: of examples per second.
     """
     left, right = ours.Training(curve_run), theirs(curve_run, device)
     right.load(left.params())
@@ -143,14 +143,14 @@ def compare(
 
 
 def our_side(run: config.Run, batch: Mapping[str, Any]) -> side_by_side.Side:
-    """jaxtrain's, built where it is timed."""
+    """Builds jaxtrain's side in the process where it is timed."""
     return _side_of_ours(ours.Training(run), batch)
 
 
 def their_side(
     theirs: Build, run: config.Run, device: str, batch: Mapping[str, Any]
 ) -> side_by_side.Side:
-    """The other one, built where it is timed."""
+    """Builds the other side in the process where it is timed."""
     return _side_of_theirs(theirs(run, device), device, batch)
 
 
@@ -165,7 +165,7 @@ def _side_of_theirs(program: Theirs, device: str, batch: Mapping[str, Any]) -> s
 
 
 def to_torch(batch: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
-    """Host arrays -> tensors on the device."""
+    """Copies host arrays to tensors on the device."""
     return {name: torch.from_numpy(array.copy()).to(device) for name, array in batch.items()}
 
 

@@ -1,7 +1,7 @@
-"""The base network of TAEHV in plain PyTorch, as its users run it, and jaxtrain's weights in it.
+"""TAEHV's base network in plain PyTorch, as in the reference, with jaxtrain's weights.
 
-All frames at once, frames folded into the batch, channels last on a GPU. Growing comes after
-enlarging and all decoded frames are computed, as in the reference.
+Processes all frames at once, folded into the batch, channels last on a GPU. As in the reference,
+the number of frames grows after upsampling, and all decoded frames are computed.
 
 Shapes: B clips, T frames, C channels, H height, W width.
 """
@@ -20,7 +20,7 @@ _DROPPED = timing.TIME_FACTOR - 1
 
 
 class MemoryBlock(nn.Module):
-    """Three convolutions of a frame stacked on the block's input at the frame before; a skip."""
+    """Three convolutions of each frame stacked with the previous frame's input; a residual."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class MemoryBlock(nn.Module):
 
 
 class EncoderStage(nn.Module):
-    """Joins frames, halves the size, then memory blocks."""
+    """Pools frames, halves the size, then applies memory blocks."""
 
     def __init__(self, width: int, pool: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Encoder(nn.Module):
 
 
 class DecoderStage(nn.Module):
-    """Memory blocks, twice the size, more frames."""
+    """Applies memory blocks, doubles the size, and grows the number of frames."""
 
     def __init__(self, width: int, following: int, grow: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class DecoderStage(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents -> frames, three more than are wanted."""
+    """Latents -> frames, including three extra ones."""
 
     def __init__(self, widths: tuple[int, ...], latent_channels: int) -> None:
         super().__init__()
@@ -152,6 +152,6 @@ def load(module: VideoAutoencoder, params: Mapping[str, np.ndarray]) -> None:
 def _kernel(name: str, array: np.ndarray) -> np.ndarray:
     if array.ndim == 2:  # pooling and growing: [in, out]
         return array.T[:, :, None, None]
-    if ".conv1." in name:  # own share and what is left to the next frame -> stacked inputs
+    if ".conv1." in name:  # kernels for this and the next frame -> stacked inputs
         array = np.concatenate(np.split(array, 2, axis=3), axis=2)
     return array.transpose(3, 2, 0, 1)

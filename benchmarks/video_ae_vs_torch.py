@@ -1,9 +1,9 @@
-"""The video autoencoder's training step against the same network in PyTorch.
+"""Compares the video autoencoder's training step with the same network in PyTorch.
 
     python benchmarks/video_ae_vs_torch.py [--rounds N] [--section.field value ...]
 
 Same weights, same batches, same optimizer. PyTorch runs eagerly on a CPU; on a GPU in bfloat16 with
-channels last and torch.compile. Our step also varies colours (here by nothing) and computes PSNR.
+channels last and torch.compile. Our step also augments colors (here by zero) and computes PSNR.
 """
 
 import os
@@ -23,8 +23,8 @@ import torch_video_ae
 
 from jaxtrain import config
 
-# What one H200 trains at (targets: 12x480x720), and what a CPU can step through in a second.
-# Four clips: both sides' activations are held at once.
+# The training size for one H200 (targets: 12x480x720), and one with CPU steps of a second.
+# Four clips, as the activations of both sides are in memory together.
 ON_GPU = ("h100_8", "--data.batch_size", "4", "--model.remat", "none")
 ON_CPU = (
     "h100_8",
@@ -45,7 +45,7 @@ CURVE_STEPS = 20
 
 
 def main() -> None:
-    """Compares, prints a row, and writes it down."""
+    """Compares, prints a row, and records it."""
     flags, overrides = results.arguments(__doc__)
     if results.repeated(flags):
         return
@@ -95,7 +95,7 @@ class _Theirs:
         torch_video_ae.load(self.module, params)
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """The clips alone."""
+        """Returns only the clips."""
         return torch_training.to_torch({"video": batch["video"]}, self._device)
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -103,7 +103,7 @@ class _Theirs:
 
 
 def _batches(run: config.Run, count: int) -> list[dict[str, np.ndarray]]:
-    """Smooth random clips (white noise cannot be learned)."""
+    """Generates smooth random clips (white noise cannot be learned)."""
     rng = np.random.default_rng(0)
     spec = run.model.batch_spec(run.data.batch_size)
     b, t, h, w, c = spec["video"].shape

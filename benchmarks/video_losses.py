@@ -1,10 +1,11 @@
-"""What each loss of the video autoencoder, and bfloat16, does to held-out files, at equal steps.
+"""Measures the effect of each video autoencoder loss, and of bfloat16, on held-out files.
 
     python benchmarks/video_losses.py --videos DIR [--steps N] [--only WORD] [--section.field value]
 
-Each variant is a run of its own of `jaxtrain`, from the same parameters over the same clips in the
-same order. The teacher is another run of the same network, from another seed; its latents are
-computed once. Sizes are those of `demo` at 12x64x64 unless overrides say otherwise.
+Each variant is a separate run of `jaxtrain` with the same number of steps, from the same
+parameters, on the same clips in the same order. The teacher is a run of the same network with
+another seed; its latents are computed once. Sizes are those of `demo` at 12x64x64 unless
+overridden.
 """
 
 import argparse
@@ -23,8 +24,8 @@ SIZES = (
     *("--model.frames", "12", "--data.windows", "fixed", "--loop.eval_examples", "64"),
     *("--optim.peak_lr", "1e-3"),
 )
-# A teacher of 200 steps has small latents: with the default of 0.1 their distance is a thirtieth of
-# the loss, and nothing is drawn to them.
+# A teacher trained for 200 steps has small latents: with the default weight of 0.1, their distance
+# is 1/30 of the loss, too little to have an effect.
 ENCODER = ("--model.teacher.encoder_weight", "5")
 ADVERSARY = ("--model.adversary.replay", "64")
 BFLOAT16 = ("--precision", "bfloat16")
@@ -39,15 +40,17 @@ METRICS = ("val/psnr", "val/ssim", "val/encoder_loss")
 
 
 def main() -> None:
-    """Trains each variant and prints its curve; writes rows where the flags ask for them."""
+    """Trains each variant, prints its curve, and appends rows to the results file if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     results.add_flags(parser)
     parser.add_argument("--videos", required=True, help="a folder of videos, split by file")
-    parser.add_argument("--steps", type=int, default=200, help="updates of each run (200)")
-    parser.add_argument("--only", help="variants whose name holds this word")
-    parser.add_argument("--output", type=Path, default=Path("output/losses"), help="their folders")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each run (default: 200)")
+    parser.add_argument("--only", help="run only variants with this text in their name")
+    parser.add_argument(
+        "--output", type=Path, default=Path("output/losses"), help="folder for the runs"
+    )
     flags, overrides = parser.parse_known_args()
     run = _Runs(flags, overrides)
     found: dict[str, dict[int, dict[str, float]]] = {}
@@ -69,7 +72,7 @@ def main() -> None:
 
 
 class _Runs:
-    """Starts `jaxtrain` with what all runs share."""
+    """Starts `jaxtrain` with the arguments shared by all runs."""
 
     def __init__(self, flags: argparse.Namespace, overrides: list[str]) -> None:
         self._output: Path = flags.output
@@ -79,7 +82,7 @@ class _Runs:
         self._sizes = (*SIZES, *length, "--checkpoint.every", str(flags.steps), *overrides)
 
     def teach(self) -> None:
-        """Trains the teacher and computes its latents, unless that has been done."""
+        """Trains the teacher and computes its latents, unless already done."""
         teacher = self._output / "teacher"
         if not teacher.exists():
             self.train("teacher", "--seed", "1")
@@ -87,7 +90,7 @@ class _Runs:
         _jaxtrain(*prepared, *self._data, *self._sizes)
 
     def train(self, name: str, *variant: str) -> dict[int, dict[str, float]]:
-        """Metrics of each validation, by step."""
+        """Returns the metrics of each validation by step."""
         directory = self._output / name.replace(", ", "-").replace(" ", "-")
         arguments = ("--config", CONFIG, "--output-dir", str(directory), *self._data, *self._sizes)
         _jaxtrain(*arguments, *variant, "--resume", "latest")
@@ -101,7 +104,7 @@ class _Runs:
 
 
 def _curve(found: dict[int, dict[str, float]]) -> str:
-    """Each metric at each validation."""
+    """Formats each metric at each validation."""
     curves = []
     for metric in METRICS:
         values = {step: one[metric] for step, one in found.items() if metric in one}

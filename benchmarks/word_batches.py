@@ -1,4 +1,4 @@
-"""Batches of made-up words, as the pipeline would make them of text."""
+"""Generates random token batches in the format of the text pipeline."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from jaxtrain.data.text.specials import CLS, NAMES, SEP, Specials
 
 
 def masked(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
-    """Words of a skewed distribution, masked: what the masked language model's step takes.
+    """Generates masked tokens from a skewed distribution, for the masked language model.
 
     Unused slots repeat a used one, so that a PyTorch label tensor holds every target once.
 
     Args:
         model: ``jaxtrain.models.mlm.Config``.
-        batch_size: rows of a batch.
-        count: batches.
+        batch_size: examples per batch.
+        count: number of batches.
     """
     rng = np.random.default_rng(0)
     shares = _shares(model.vocab_size - len(NAMES))
@@ -46,12 +46,12 @@ def masked(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray
 
 
 def following(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndarray]]:
-    """Words of the same distribution, each the target of the one before: for causal models.
+    """Generates tokens of the same distribution with next-token targets, for causal models.
 
     Args:
         model: ``jaxtrain.models.gpt.Config`` or ``llama.Config``.
-        batch_size: rows of a batch.
-        count: batches.
+        batch_size: examples per batch.
+        count: number of batches.
     """
     rng = np.random.default_rng(0)
     shares = _shares(model.vocab_size)
@@ -71,6 +71,6 @@ def following(model: Any, batch_size: int, count: int) -> list[dict[str, np.ndar
 
 
 def _shares(count: int) -> np.ndarray:
-    """Of each word, by Zipf's law."""
+    """Returns the probability of each token by Zipf's law."""
     shares = 1 / np.arange(1, count + 1)
     return shares / shares.sum()

@@ -1,4 +1,4 @@
-"""Llama-style model of 58.5M parameters, sequences of 2048, on one A6000 (48 GB).
+"""Llama-style model, 58.5M parameters, sequences of 2048, on one A6000 (48 GB).
 
 python -m jaxtrain.main --config a6000_medium --data.path TEXT
 """
@@ -30,7 +30,7 @@ run = config.Run(
         b2=0.95,
         eps=1e-8,
         weight_decay=1e-2,
-        accumulate=4,  # 32 sequences on the GPU x 4
+        accumulate=4,  # microbatches of 32 sequences x 4
         max_grad_norm=1.0,
     ),
     mesh=config.Mesh(data=1, fsdp=1, shard="optimizer"),

@@ -1,6 +1,6 @@
 """Video autoencoder, 12x480x720, a short run on one node of 8 A800.
 
-Differs from `h100_8` in a smaller microbatch, a weaker reconstruction loss, and 2000 steps.
+Differs from `h100_8` in smaller microbatches, a weaker reconstruction loss, and 2000 steps.
 
     python -m jaxtrain.main --config a800_8 --data.path CLIPS
 """

@@ -1,6 +1,7 @@
 """BERT base, 110M parameters, sequences of 512, on one node of 8 H200.
 
-Sizes, rates and length of https://arxiv.org/abs/1810.04805: a million updates of 256 sequences.
+Sizes, learning rate and length of https://arxiv.org/abs/1810.04805: a million steps of 256
+sequences.
 
     python -m jaxtrain.main --config bert_base_h200_8 --data.path TEXT
 """

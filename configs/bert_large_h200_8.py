@@ -1,6 +1,6 @@
 """BERT large, 335M parameters, sequences of 512, on one node of 8 H200.
 
-Otherwise the run of `bert_base_h200_8`.
+Otherwise the same as `bert_base_h200_8`.
 
     python -m jaxtrain.main --config bert_large_h200_8 --data.path TEXT
 """

@@ -1,6 +1,6 @@
-"""Video autoencoder, small, on two CPU cores: about two minutes, and no data needed.
+"""Video autoencoder, small, on two CPU cores: about two minutes, no data needed.
 
-Trains on moving scenes that the program renders and encodes once; `--data.path` takes your own.
+Trains on moving scenes, rendered and encoded once; set `--data.path` to use your own videos.
 
     python -m jaxtrain.main --config demo
 """

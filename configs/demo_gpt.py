@@ -1,6 +1,6 @@
-"""GPT, small, on two CPU cores: one to two minutes, and no data needed.
+"""GPT, small, on two CPU cores: one to two minutes, no data needed.
 
-Trains on the documentation of Python's standard library; `--data.path` takes your own text.
+Trains on the documentation of Python's standard library; set `--data.path` to use your own text.
 
     python -m jaxtrain.main --config demo_gpt
 """

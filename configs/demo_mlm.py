@@ -1,6 +1,6 @@
-"""Masked language model, small, on two CPU cores: about two minutes, and no data needed.
+"""Masked language model, small, on two CPU cores: about two minutes, no data needed.
 
-Trains on the documentation of Python's standard library; `--data.path` takes your own text.
+Trains on the documentation of Python's standard library; set `--data.path` to use your own text.
 
     python -m jaxtrain.main --config demo_mlm
 """

@@ -1,6 +1,6 @@
 """GPT of depth 12, 186M parameters, sequences of 1536, on one GPU of 32 GB.
 
-Twenty tokens for each parameter, with Muon and AdamW.
+Trains on 20 tokens per parameter, with Muon and AdamW.
 
     python -m jaxtrain.main --config gpt_32gb_conservative --data.path TEXT
 """
@@ -15,7 +15,7 @@ run = config.Run(
     model=gpt.Config(vocab_size=65_536, sequence_length=1536, depth=12, remat="none"),
     data=text.Causal(batch_size=16, workers=4, prefetch=2),  # 24,576 tokens
     optim=config.Optim(
-        peak_lr=6e-4,  # without Muon
+        peak_lr=6e-4,  # AdamW, except embedding and output layer
         schedule="trapezoid",
         warmup_fraction=0.0,
         warmdown_fraction=0.2,
@@ -23,7 +23,7 @@ run = config.Run(
         b2=0.95,
         eps=1e-10,
         weight_decay=0.0,
-        accumulate=2,  # 8 sequences on the GPU x 2
+        accumulate=2,  # microbatches of 8 sequences x 2
         max_grad_norm=1.0,
         muon=config.Muon(),
     ),

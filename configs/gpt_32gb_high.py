@@ -1,6 +1,6 @@
 """GPT of depth 20, 561M parameters, sequences of 3072, on one GPU of 32 GB.
 
-Otherwise the run of `gpt_32gb_conservative`.
+Otherwise the same as `gpt_32gb_conservative`.
 
     python -m jaxtrain.main --config gpt_32gb_high --data.path TEXT
 """
@@ -14,6 +14,6 @@ run = dataclasses.replace(
     base,
     model=dataclasses.replace(base.model, depth=20, sequence_length=3072),
     data=dataclasses.replace(base.data, batch_size=28),  # 86,016 tokens: 7 sequences x 4
-    # As `plan --fit` ranks it: 14 x 2 fits only if each layer is computed again, a fifth more work.
+    # Ranked by `plan --fit`: 14 x 2 fits only with every layer rematerialized, a fifth more work.
     optim=dataclasses.replace(base.optim, accumulate=4),
 )

@@ -1,6 +1,6 @@
 """GPT of depth 16, 335M parameters, sequences of 2048, on one GPU of 32 GB.
 
-Otherwise the run of `gpt_32gb_conservative`.
+Otherwise the same as `gpt_32gb_conservative`.
 
     python -m jaxtrain.main --config gpt_32gb_medium --data.path TEXT
 """

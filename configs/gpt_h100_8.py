@@ -1,6 +1,7 @@
 """GPT of depth 20, 561M parameters, sequences of 2048, on one node of 8 H100 (80 GB).
 
-Batches of 524,288 tokens, for which the rates were tuned; otherwise `gpt_32gb_conservative`.
+Batches of 524,288 tokens, for which the learning rates were tuned; otherwise the same as
+`gpt_32gb_conservative`.
 
     python -m jaxtrain.main --config gpt_h100_8 --data.path TEXT
 """
@@ -14,7 +15,7 @@ run = dataclasses.replace(
     base,
     model=dataclasses.replace(base.model, depth=20, sequence_length=2048),
     data=dataclasses.replace(base.data, batch_size=256, workers=8),
-    optim=dataclasses.replace(base.optim, accumulate=2),  # 16 sequences on each of 8 GPUs x 2
+    optim=dataclasses.replace(base.optim, accumulate=2),  # 16 sequences x 8 GPUs x 2
     mesh=config.Mesh(data=1, fsdp=8, shard="params"),
     loop=dataclasses.replace(base.loop, hang_timeout_s=3600.0),
 )

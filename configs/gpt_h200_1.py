@@ -1,6 +1,7 @@
 """GPT of depth 12, 186M parameters, sequences of 2048, on one H200.
 
-Batches of 524,288 tokens, for which the rates were tuned; otherwise `gpt_32gb_conservative`.
+Batches of 524,288 tokens, for which the learning rates were tuned; otherwise the same as
+`gpt_32gb_conservative`.
 
     python -m jaxtrain.main --config gpt_h200_1 --data.path TEXT
 """
@@ -14,5 +15,5 @@ run = dataclasses.replace(
     base,
     model=dataclasses.replace(base.model, sequence_length=2048),
     data=dataclasses.replace(base.data, batch_size=256, workers=8),
-    optim=dataclasses.replace(base.optim, accumulate=4),  # 64 sequences on the GPU x 4
+    optim=dataclasses.replace(base.optim, accumulate=4),  # microbatches of 64 sequences x 4
 )

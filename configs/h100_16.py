@@ -1,6 +1,6 @@
 """Video autoencoder, 12x480x720, on two nodes of 8 H100 (80 GB).
 
-Differs from `h100_8` in sharding the parameters too (ZeRO-3) and in needing no accumulation.
+Differs from `h100_8` in also sharding the parameters (ZeRO-3), and needs no gradient accumulation.
 
     python -m jaxtrain.main --config h100_16 --data.path CLIPS
 """

@@ -1,7 +1,7 @@
 """Video autoencoder, 12x480x720, on eight nodes of 8 H100 (80 GB).
 
-Parameters are sharded inside a node and repeated across nodes. Differs from `h100_48` in the mesh,
-the batch with its rate, and cadence.
+Parameters are sharded within a node and replicated across nodes. Differs from `h100_48` in the
+mesh, a larger batch with a higher learning rate, and how often it logs and saves.
 
     python -m jaxtrain.main --config h100_64 --data.path CLIPS
 """

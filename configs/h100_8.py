@@ -1,7 +1,6 @@
 """Video autoencoder, 12x480x720, on one node of 8 H100 (80 GB).
 
-The optimizer state is sharded over the eight GPUs; each computes with a whole copy of the
-parameters.
+The optimizer state is sharded over the eight GPUs; each GPU has a full copy of the parameters.
 
     python -m jaxtrain.main --config h100_8 --data.path CLIPS
 """
@@ -24,7 +23,7 @@ run = config.Run(
         reconstruction_weight=20.0,
     ),
     data=video.Config(
-        batch_size=128,  # 8 clips on each of 8 GPUs, twice an update
+        batch_size=128,  # 8 clips x 8 GPUs x 2 microbatches
         workers=8,
         prefetch=2,
         train_split=0.95,

@@ -1,6 +1,6 @@
 """Masked language model, 8 layers of width 256, sequences of 256, on one node of 8 A10 (24 GB).
 
-The same run as `mlm_h200_8`: it fits the smaller GPUs as it is.
+The same as `mlm_h200_8`, which also fits these smaller GPUs.
 
     python -m jaxtrain.main --config mlm_a10_8 --data.path TEXT
 """

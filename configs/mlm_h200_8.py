@@ -1,6 +1,6 @@
 """Masked language model, 8 layers of width 256, sequences of 256, on one node of 8 H200.
 
-Five epochs of ten million documents, of which nine train.
+Five epochs of ten million documents, nine million of them for training.
 
     python -m jaxtrain.main --config mlm_h200_8 --data.path TEXT
 """
@@ -23,7 +23,7 @@ run = config.Run(
         remat="none",
     ),
     data=text.Masked(
-        batch_size=768,  # 96 sequences on each of 8 GPUs
+        batch_size=768,  # 96 sequences x 8 GPUs
         workers=8,
         prefetch=2,
         max_examples=10_000_000,

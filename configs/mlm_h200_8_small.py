@@ -1,6 +1,6 @@
 """Masked language model, 6 layers of width 16, sequences of 128, on one node of 8 H200.
 
-The small one beside mlm_h200_8; with so few parameters sharding saves nothing.
+A smaller variant of `mlm_h200_8`; with so few parameters, sharding saves no memory.
 
     python -m jaxtrain.main --config mlm_h200_8_small --data.path TEXT
 """

@@ -1,8 +1,8 @@
 """Sphinx's settings: ``python -m sphinx -W docs docs/_build`` builds the site.
 
-The pages are plain Markdown that reads well in a repository, so nothing in them is for Sphinx. What the
-site needs in addition is put in while it reads them: the navigation, from the lists of links in README.md;
-the text of the docstrings, on the page of the Python modules; and code in place of links that leave docs/.
+The pages are plain Markdown that reads well in a repository, so nothing in them is for Sphinx. The
+rest is added while it reads them: the navigation, from the lists of links in README.md; the
+docstrings, on the page of the Python modules; and plain words in place of links that leave docs/.
 """
 
 import re

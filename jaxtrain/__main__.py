@@ -1,4 +1,4 @@
-"""``python -m jaxtrain``: the same as ``python -m jaxtrain.main``."""
+"""Runs ``python -m jaxtrain``, which is the same as ``python -m jaxtrain.main``."""
 
 from jaxtrain.main import console
 

@@ -1,21 +1,22 @@
-"""Errors and stops that cross module borders, exit codes, and how a message shows a value."""
+"""Defines the exceptions shared by all packages, the exit codes, and how messages show values."""
 
 import re
 from typing import Literal, Self
 
-DONE = 0  # the run reached its end
+DONE = 0  # the run is complete
 WRONG_USE = 2  # wrong use or wrong input
-RUN_AGAIN = 75  # preempted or hung: the same command with --resume latest goes on (EX_TEMPFAIL)
+RUN_AGAIN = 75  # temporary failure: retry with --resume latest (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT)
 
 EXIT_CODES = {
     DONE: "done",
-    1: "unexpected error, with its traceback; `doctor` found problems; `checkpoints` found a damaged "
-    "or unreadable checkpoint in `checkpoints/` or `best/`; `bench` could not measure anything",
+    1: "unexpected error, with its traceback; `doctor` found problems; `checkpoints` found a "
+    "damaged or unreadable checkpoint in `checkpoints/` or `best/`; `bench` could not "
+    "measure anything",
     WRONG_USE: "wrong use or wrong input; each problem is one line that names it and the fix",
     3: "`plan`: the run does not fit",
-    RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, or a "
-    "disk that rejects checkpoints",
+    RUN_AGAIN: "temporary failure, run the same command again: SIGTERM, a hang, a lost process, or "
+    "a disk that rejects checkpoints",
     INTERRUPTED: "Ctrl-C",
     141: "the output pipe is closed (`... | head`)",
 }
@@ -25,35 +26,35 @@ Wish = Literal["SIGTERM", "SIGINT"]
 CODES: dict[Wish, int] = {"SIGTERM": RUN_AGAIN, "SIGINT": INTERRUPTED}
 
 
-# What a terminal obeys instead of showing it: control characters (C0 except tab and line feed, DEL,
-# C1), the marks that change the order of what surrounds them (Unicode's bidirectional marks,
-# overrides, embeddings and isolates), and Unicode's own ends of lines and paragraphs. Surrogates
-# stand for bytes of a file name that are not UTF-8, and cannot be encoded.
-_OBEYED = re.compile(
+# Characters that a terminal interprets instead of showing: control characters (C0 except tab and
+# line feed, DEL, C1), Unicode's bidirectional marks, overrides, embeddings and isolates, and
+# Unicode's line and paragraph separators. Surrogates represent bytes of a file name that are not
+# UTF-8 and cannot be encoded.
+_CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_BYTE = range(0xDC80, 0xDD00)  # what Python makes of a byte of a file name that is not UTF-8
+_BYTE = range(0xDC80, 0xDD00)  # Python's surrogates for bytes of a file name that are not UTF-8
 
 
 class Problem(str):
-    """A message about wrong input that knows which fields of a config it is about.
+    """A message about wrong input, with the config fields that it concerns.
 
     Args:
         message: names the thing, its value and the fix.
-        about: dotted names; the first is the one to blame.
+        about: dotted field names; the first is the most likely cause.
     """
 
     about: tuple[str, ...]
 
     def __new__(cls, message: str, *about: str) -> Self:
-        """A text that remembers ``about``."""
+        """Creates the text and stores ``about``."""
         problem = super().__new__(cls, message)
         problem.about = about
         return problem
 
 
 def fields_of(message: str) -> tuple[str, ...]:
-    """The fields that a message is about; none where it does not say."""
+    """Returns the config fields that a message concerns; empty if unknown."""
     return message.about if isinstance(message, Problem) else ()
 
 
@@ -64,8 +65,8 @@ class InputError(Exception):
     message names the thing, its value and the fix.
 
     Args:
-        messages: one, or all that were found together.
-        about: the field of a config that they are about, or several, the one to blame first.
+        messages: one, or several that were found together.
+        about: the config field that they concern, or several, the most likely cause first.
     """
 
     def __init__(self, *messages: str, about: str | tuple[str, ...] = ()) -> None:
@@ -80,33 +81,33 @@ class InputError(Exception):
 
 
 class RunAgain(Exception):
-    """The run cannot go on now, but the same command with ``--resume latest`` may: something
-    outside of this program is full, or not there.
+    """Temporary failure: a resource outside of jaxtrain, such as a disk, is full or unavailable.
 
-    The command line prints the message as one line, without a traceback, and exits with 75. In a
-    run of several processes all of them raise it at the same point.
+    The same command with ``--resume latest`` may succeed later. The command line prints the message
+    as one line, without a traceback, and exits with 75. In a run with several processes, all of
+    them raise it at the same point.
     """
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says first; its type, if it says nothing."""
-    words = str(error).strip()
-    return words.splitlines()[0] if words else type(error).__name__
+    """Returns the first line of an error's message; its type if the message is empty."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 class BadExample(Exception):
-    """One example that cannot be read.
+    """An example that cannot be read.
 
-    The pipeline records it in ``quarantine.jsonl`` and takes the substitute that the order
+    The pipeline records it in ``quarantine.jsonl`` and uses a substitute that the sampler
     determines.
 
     Args:
-        path: the file that holds the example.
-        reason: what is wrong with it, in words.
+        path: the file that contains the example.
+        reason: why it cannot be read.
     """
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)  # both in args, so that the error survives pickling
+        super().__init__(path, reason)  # both in args, so that the error can be pickled
         self.path = path
         self.reason = reason
 
@@ -115,7 +116,7 @@ class BadExample(Exception):
 
 
 class Stopped(BaseException):
-    """A stop signal came while there was nothing to save. No error: nothing should catch it.
+    """A stop signal arrived while there was nothing to save. Not an error: do not catch it.
 
     Attributes:
         code: exit code of the program.
@@ -127,9 +128,9 @@ class Stopped(BaseException):
 
 
 def stop_inside(error: BaseException) -> BaseException | None:
-    """The stop signal or Ctrl-C that a library has wrapped into an error of its own, if it was one.
+    """Returns the stop signal or Ctrl-C that a library has wrapped in its own error, if any.
 
-    Orbax does so: it reads in a loop that turns into an error whatever interrupts it.
+    Orbax wraps whatever interrupts its reading loop.
     """
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, Stopped | KeyboardInterrupt):
@@ -138,39 +139,39 @@ def stop_inside(error: BaseException) -> BaseException | None:
 
 
 def visible(text: str) -> str:
-    """The text with what a terminal would obey written out, such as ``\\x1b`` or ``\\u202e``.
+    """Escapes control characters in a text, such as ``\\x1b`` or ``\\u202e``.
 
-    File names, messages of other hosts and the text of models come from strangers. Everything that
-    is printed or logged goes through here, by the functions below, the console and the event log.
+    File names, messages from other hosts and generated text are untrusted. Everything that is
+    printed or logged passes through here: by the functions below, the console and the event log.
     """
-    return _OBEYED.sub(_written_out, text)
+    return _CONTROL.sub(_escaped, text)
 
 
 def one_line(text: str) -> str:
-    """The same with line feeds written out as ``\\n``, too.
+    """Escapes control characters, and line feeds as ``\\n``.
 
-    For what is one line, whatever a file name or another host's message in it contains: with a line
-    feed a file name could add a line of its own to the console or the log.
+    A file name or a message from another host could otherwise add a forged line to the console or
+    the log.
     """
     return visible(text).replace("\n", "\\n")
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value from a stranger's file for a message: as Python writes it, in ASCII, and cut.
+    """Formats an untrusted value for a message: its ASCII repr, truncated.
 
     Args:
         value: any.
-        limit: characters that are kept of it.
+        limit: maximum number of characters.
     """
     try:
-        # numpy's own way to write a number names its type
+        # the repr of a numpy number includes its type
         text = str(value) if isinstance(value, int | float) else ascii(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or a deep list
         text = f"a {type(value).__name__}"
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def _written_out(match: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code in _BYTE:
         code -= 0xDC00

@@ -1,7 +1,7 @@
-"""The command line: ``python -m jaxtrain.main --config NAME`` trains; a command first does that.
+"""Runs the command line: ``jaxtrain --config NAME`` trains, ``jaxtrain COMMAND`` runs a command.
 
-Processes that load data import this module again, before anything else. So it imports nothing
-heavy until it knows what to do, and there it keeps jax away.
+Data worker processes import this module first, too. So it imports nothing heavy before it has
+chosen the command, and no jax in workers.
 """
 
 import atexit
@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 
-# A process that was spawned has its name before it imports this, and its parent only afterwards.
+# In a spawned process, the name is already set here, and parent_process() is not yet.
 if multiprocessing.current_process().name != "MainProcess":
     from jaxtrain.data import worker_process
 
@@ -21,38 +21,45 @@ from jaxtrain.cli import train
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, InputError, RunAgain, Stopped
 
-COMMANDS = {
-    "bench": "measure a config on the devices at hand: start, steps, pipeline, memory, saves",
-    "checkpoints": "list and verify a run's checkpoints; which one a resume would take",
-    "configs": "list the configs, show one whole, or compare two",
-    "decode": "latents of a video to a video",
-    "doctor": "is this machine, this cluster and this data fit for a config?",
-    "encode": "a video to its latents",
-    "evaluate": "quality of autoencoders on the same videos; of a language model on a text",
-    "export": "weights out, under the names of the program that the model comes from",
-    "fill": "the likeliest words for each [MASK] of a text",
-    "generate": "a causal language model goes on with a text",
-    "import": "published weights in: checks them and says which model they are",
-    "plan": "memory, traffic, time and money of a config on GPUs, without any",
-    "prepare": "once, before a run: videos cut, text tokenised, a teacher's latents computed",
-    "report": "a run, or several side by side, as one HTML page",
-    "reconstruct": "a video, any length, through an autoencoder and back",
+COMMAND_GROUPS = {
+    "Use a model": {
+        "generate": "generate text with a causal language model",
+        "fill": "predict the tokens behind each [MASK] of a text",
+        "encode": "encode a video to latents",
+        "decode": "decode latents to a video",
+        "reconstruct": "encode and decode a video of any length",
+        "evaluate": "measure the quality of one or several models",
+        "export": "write weights for PyTorch or transformers",
+        "import": "convert published weights to a weights file",
+    },
+    "Prepare data": {
+        "prepare": "cut videos, tokenize text, compute latents",
+    },
+    "Check and plan": {
+        "plan": "predict memory, time and cost without GPUs",
+        "doctor": "check machine, cluster and data for a config",
+        "bench": "measure speed and memory on this machine",
+        "configs": "list, show or compare configs",
+        "checkpoints": "list and verify the checkpoints of a run",
+        "report": "write an HTML report of one or several runs",
+    },
 }
+COMMANDS = {name: text for commands in COMMAND_GROUPS.values() for name, text in commands.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done, 1 an error that nobody foresaw, or what a command has found (doctor and checkpoints
-    problems, bench a failure), 2 wrong use or input, 3 a plan does not fit, 75 run me again
-    (preempted, hung, a full disk), 130 Ctrl-C, 141 nobody reads what it prints.
+    0 done, 1 unexpected error or problems found (by doctor, checkpoints or bench), 2 wrong use or
+    input, 3 a plan does not fit, 75 temporary failure (such as SIGTERM, a hang or a full disk),
+    130 Ctrl-C, 141 output pipe closed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments and not arguments[0].startswith("-"):
             return _command(arguments[0], arguments[1:])
         with StopSignals() as signals:
-            return train.main(arguments, signals, COMMANDS)
+            return train.main(arguments, signals, COMMAND_GROUPS)
     except InputError as error:
         terminal.fail(error)
         return WRONG_USE
@@ -64,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         terminal.warn(
             f"error: {error.name} is not installed for {sys.executable}: activate the environment "
-            "that jaxtrain was installed into, or name its python (.venv/bin/python)"
+            "that has jaxtrain, or run its interpreter (.venv/bin/python)"
         )
         return WRONG_USE
     except Stopped as stopped:
@@ -72,30 +79,43 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it recurs at exit
         return 141
 
 
 def _command(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
-        from jaxtrain.config import overrides
-
-        raise InputError(f"no command {name!r}; {overrides.did_you_mean(name, COMMANDS)}")
+        raise InputError(f"unknown command {name!r}; {_hint(name)}")
     module = importlib.import_module(f"jaxtrain.cli.{name}")
     try:
         code: int = module.main(arguments)
     except (BrokenPipeError, ConnectionError):
         raise
-    except OSError as error:  # of a file or disk that no part of the command has expected
+    except OSError as error:  # of a file or disk, not handled by the command
         if error.strerror is None:
             raise
         from jaxtrain.storage import disks
 
         where = error.filename or "a file"
-        cure = "; free space there, or write to another place" if disks.is_full(error) else ""
+        cure = "; free space there, or write to another disk" if disks.is_full(error) else ""
         text = f"{name}: {where} cannot be read or written: {error.strerror}{cure}"
         raise InputError(text) from error
     return code
+
+
+def _hint(name: str) -> str:
+    """Returns what a word that is not a command probably meant."""
+    from jaxtrain.config import files, invocation, overrides
+
+    train_with = f"{invocation.program()} --config"
+    if name in files.names():
+        return f"to train this config: {train_with} {name}"
+    near = overrides.close_to(name, [*COMMANDS, *files.names(), "help", "version"])
+    if not near:
+        return f"the commands are {', '.join(COMMANDS)}"
+    if near[0] in ("help", "version"):
+        return f"did you mean {invocation.program()} --{near[0]}?"
+    return f"did you mean {near[0] if near[0] in COMMANDS else f'{train_with} {near[0]}'}?"
 
 
 def console() -> None:
@@ -103,8 +123,8 @@ def console() -> None:
     sys.excepthook = terminal.show_error
     code = main()
     if code in (INTERRUPTED, RUN_AGAIN):
-        # A compilation that is broken off goes on in XLA's threads, and XLA crashes where it is
-        # torn down under them (jaxlib 0.10.2). Python waits for its own threads, then calls this.
+        # An abandoned compilation continues in XLA's threads, and XLA crashes if it is torn down
+        # during it (jaxlib 0.10.2). Python joins its own threads and then calls this.
         atexit.register(_end, code)
     sys.exit(code)
 

@@ -1,42 +1,47 @@
-"""Devices to a mesh, array shapes to shardings. The only place that asks jax for devices.
+"""Builds the mesh, decides where arrays are stored, and gathers sharded parameters.
 
-Two axes. ``fsdp`` shards parameters, gradients and optimizer state, ``data`` repeats them; the
-batch is split over both. So ``fsdp`` across all devices is ZeRO-3, and ``data`` x ``fsdp`` is the
-hybrid: shard inside a node, replicate across nodes.
+The mesh has two axes. ``fsdp`` shards parameters, gradients and optimizer state; ``data``
+replicates them; the batch is split over both. So ``fsdp`` across all devices is ZeRO-3, and
+``data`` x ``fsdp`` is the hybrid: shard inside a node, replicate across nodes. No other module asks
+jax for its devices.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxtrain import config
 from jaxtrain.errors import InputError
+from jaxtrain.ops import layers
 
 AXES = ("data", "fsdp")
 
 
 class HasShape(Protocol):
-    """An array, or what stands for one under ``eval_shape``."""
+    """An array, or its abstract form under ``eval_shape``."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Size of each dimension."""
+        """Returns the size of each dimension."""
 
 
 def make_mesh(
     settings: config.Mesh, devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
-    """The mesh over all devices of all processes.
+    """Builds the mesh over all devices of all processes.
 
-    Axes are ``Auto`` (the compiler propagates shardings): ``jax.make_mesh`` would otherwise choose
-    explicit ones, under which embeddings and sharded convolutions fail (jax 0.10).
+    Axes are ``Auto`` (the compiler propagates shardings): the default of ``jax.make_mesh`` is
+    explicit axes, with which embeddings and sharded convolutions fail (jax 0.10).
 
     Args:
-        settings: how many devices along which axis.
-        devices: in place of those that there are: such as only a compiler knows.
+        settings: number of devices along each axis.
+        devices: used instead of jax's devices, such as the described devices of a compiler.
 
     Raises:
         InputError: the machine has another number of devices than the config.
@@ -50,37 +55,37 @@ def make_mesh(
 
 
 def wrong_count(settings: config.Mesh, devices: Sequence[jax.Device] | None = None) -> str | None:
-    """What is wrong with the number of devices, and how to fix it; None where it is right.
+    """Explains a wrong number of devices and how to fix it; returns None if it is right.
 
     Args:
-        settings: how many devices along which axis.
-        devices: in place of those that there are.
+        settings: number of devices along each axis.
+        devices: used instead of jax's devices.
     """
     present = jax.devices() if devices is None else devices
     wanted = settings.devices
     if len(present) == wanted or wanted < 1:  # the field itself is wrong
         return None
-    # Where parameters are sharded inside a node only, that is to stay so.
+    # If parameters are sharded only inside a node, keep it so.
     inside = settings.data > 1 and len(present) % settings.fsdp == 0
     fsdp = settings.fsdp if inside else len(present)
     return (
-        f"the config wants {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
+        f"the config needs {wanted} devices (mesh.data {settings.data} x mesh.fsdp "
         f"{settings.fsdp}), this machine has {len(present)} ({present[0].device_kind}): "
         f"set --mesh.data {len(present) // fsdp} --mesh.fsdp {fsdp} (data.batch_size / "
-        f"optim.accumulate has to be a multiple of {len(present)}), try it with "
-        f"--simulate-devices {wanted}, or take a config for {len(present)}"
+        f"optim.accumulate must be a multiple of {len(present)}), try the config with "
+        f"--simulate-devices {wanted}, or use a config for {len(present)}"
     )
 
 
 def partition_spec(shape: tuple[int, ...], fsdp: int, min_elements: int) -> PartitionSpec:
-    """The largest dimension that ``fsdp`` divides goes over it; small arrays stay whole.
+    """Shards the largest dimension that ``fsdp`` divides; replicates small arrays.
 
-    Of equal dimensions the last one is taken: it is the output features of a kernel, whose gather
-    needs no transposition.
+    Of equal dimensions it takes the last one, the output features of a kernel, whose gather needs
+    no transposition.
 
     Args:
         shape: of the array.
-        fsdp: devices along the axis.
+        fsdp: number of devices along the axis.
         min_elements: arrays with fewer elements are replicated; gathering them costs a message's
             latency and saves nothing.
     """
@@ -94,17 +99,17 @@ def partition_spec(shape: tuple[int, ...], fsdp: int, min_elements: int) -> Part
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """Returns the sharding of arrays that every device stores in full."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Rows of a batch over all devices, in the mesh's order."""
+    """Returns the sharding of a batch: split over all devices, in the mesh's order."""
     return NamedSharding(mesh, PartitionSpec(AXES))
 
 
 class ShardingRule:
-    """Shape to sharding, for one mesh and one choice of ``mesh.shard``.
+    """Maps shapes to shardings, for one mesh and one choice of ``mesh.shard``.
 
     Attributes:
         mesh: the mesh.
@@ -118,12 +123,12 @@ class ShardingRule:
         self._min_elements = settings.min_shard_elements
 
     def __call__(self, array: HasShape) -> NamedSharding:
-        """Where an array of the state is stored."""
+        """Returns the sharding of an array of the state."""
         spec = partition_spec(tuple(array.shape), self._fsdp, self._min_elements)
         return NamedSharding(self.mesh, spec)
 
     def unsharded(self, arrays: Mapping[str, HasShape]) -> dict[str, tuple[int, ...]]:
-        """Arrays large enough to be sharded that no dimension allows to, with their shapes."""
+        """Returns name and shape of large arrays without a dimension that can be sharded."""
         if self._fsdp == 1:
             return {}
         return {
@@ -134,18 +139,55 @@ class ShardingRule:
         }
 
 
+class GatheredParam(nnx.Param, layers.Gathered):
+    """A sharded parameter that is gathered where it is read.
+
+    The gathered copy is named, and :func:`jaxtrain.ops.layers.remat` never saves that name: as in
+    ZeRO-3, the backward pass gathers again. The gradient is constrained to the shards' layout, so
+    that the compiler emits a reduce-scatter.
+    """
+
+    def get_value(self, *, index: Any = ..., **kwargs: Any) -> Any:
+        """Returns the gathered array; NNX calls this for each read."""
+        value = super().get_value(**kwargs)
+        stored = self.get_metadata().get("stored")
+        if stored is not None and any(stored.spec):
+            value = checkpoint_name(_gather(value, stored), layers.GATHERED)
+        return value if index is ... else value[index]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gather(shard: jax.Array, stored: NamedSharding) -> jax.Array:
+    whole = NamedSharding(stored.mesh, PartitionSpec())
+    return jax.lax.with_sharding_constraint(shard, whole)
+
+
+def _gather_forward(shard: jax.Array, stored: NamedSharding) -> tuple[jax.Array, None]:
+    return _gather(shard, stored), None
+
+
+def _gather_backward(stored: NamedSharding, _: None, grad: jax.Array) -> tuple[jax.Array]:
+    # First replicated: a sum over devices that is then sliced becomes a reduce-scatter. With the
+    # shards' layout alone, the compiler may communicate a scatter's operands (an embedding's rows).
+    whole = jax.lax.with_sharding_constraint(grad, NamedSharding(stored.mesh, PartitionSpec()))
+    return (jax.lax.with_sharding_constraint(whole, stored),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
 def local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> slice:
-    """The rows of a global batch that this process loads.
+    """Returns the rows of a global batch that this process loads.
 
     Raises:
-        InputError: the process's devices do not hold consecutive rows of the batch.
+        InputError: the process's devices do not have consecutive rows of the batch.
     """
     holders = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     spans = sorted({rows[0].indices(batch_size)[:2] for rows in holders.values() if rows})
     start, stop = spans[0][0], spans[-1][1]
     if sum(end - begin for begin, end in spans) != stop - start:
         raise InputError(
-            f"process {jax.process_index()} holds rows {spans} of a batch of {batch_size}, which "
-            "are not consecutive: start the processes in the order of their devices"
+            f"process {jax.process_index()} has rows {spans} of a batch of {batch_size}, which are "
+            "not consecutive: start the processes in the order of their devices"
         )
     return slice(start, stop)

@@ -1,4 +1,4 @@
-"""Standard output: whether a person is looking, who draws on it, and plain lines otherwise."""
+"""Prints to standard output and standard error, and detects terminals."""
 
 import errno
 import os
@@ -11,16 +11,16 @@ from typing import NamedTuple, Protocol, TextIO
 from jaxtrain.errors import one_line, visible
 from jaxtrain.storage import addresses
 
-_LONGEST = 4000  # characters of an error; several times the longest of our own
+_LONGEST = 4000  # characters of an error message; several times our own longest
 
 
 class Work(NamedTuple):
-    """How far a piece of work is.
+    """The progress of a task.
 
     Attributes:
-        what: is done, as "tokenising".
-        done: megabytes, those of an earlier start included.
-        total: megabytes; an estimate will do.
+        what: name of the task, such as "tokenizing".
+        done: completed megabytes, including those of an earlier start.
+        total: total megabytes; may be an estimate.
     """
 
     what: str
@@ -29,45 +29,45 @@ class Work(NamedTuple):
 
 
 class Display(Protocol):
-    """What draws on the terminal; only one can."""
+    """An object that draws on the terminal; there is at most one."""
 
     def working(self, work: Work | None) -> None:
-        """Shows how far a piece of work is, until the next call."""
+        """Shows the progress of a task until the next call."""
 
 
 _display: Display | None = None
 
 
 def take(display: Display | None) -> None:
-    """From here on ``display`` draws on the terminal, and nobody else should; None: nobody does."""
+    """Makes ``display`` the only one that draws on the terminal; None releases the terminal."""
     global _display
     _display = display
 
 
 def taken() -> Display | None:
-    """Who draws on the terminal now."""
+    """Returns the display that draws on the terminal, if any."""
     return _display
 
 
 def lively(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a stream is a terminal on which lines can change in place.
+    """Returns whether a stream is a terminal on which a line can be updated in place.
 
     Args:
         stream: standard output or standard error.
-        environment: ``os.environ``; CI, or a TERM that is empty, ``dumb`` or ``unknown``, rules it
-            out.
+        environment: ``os.environ``. False if CI is set, or if TERM is empty, ``dumb`` or
+            ``unknown``.
     """
     capable = environment.get("TERM", "") not in ("", "dumb", "unknown")
     return capable and not environment.get("CI") and stream.isatty()
 
 
 def without_color(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether NO_COLOR is set (https://no-color.org)."""
+    """Returns whether NO_COLOR is set (https://no-color.org)."""
     return bool(environment.get("NO_COLOR"))
 
 
 def color_of(line: str) -> str:
-    """The color of a line: yellow for a warning, red for an error, "" for all others."""
+    """Returns the color of a line: yellow for a warning, red for an error, "" otherwise."""
     for start, color in (("warning: ", "yellow"), ("error: ", "red")):
         if line.startswith(start):
             return color
@@ -78,7 +78,7 @@ def out(text: str) -> None:
     """Prints a line on standard output.
 
     Raises:
-        BrokenPipeError: the reader of the output is gone.
+        BrokenPipeError: the reader has closed the pipe.
     """
     print(visible(text), flush=True)
 
@@ -87,13 +87,13 @@ def say(text: str) -> None:
     """Prints exactly one line on standard output (:func:`one_line`).
 
     Raises:
-        BrokenPipeError: the reader of the output is gone.
+        BrokenPipeError: the reader has closed the pipe.
     """
     out(one_line(text))
 
 
 def warn(text: str) -> None:
-    """Prints a line on standard error, in color on a terminal; credentials in URLs are removed."""
+    """Prints a line on standard error, in color on a terminal; removes credentials from URLs."""
     line = visible(addresses.scrub(text))
     color = color_of(line)
     if color and not without_color() and lively(sys.stderr):
@@ -105,7 +105,7 @@ def warn(text: str) -> None:
 
 
 def fail(error: BaseException) -> None:
-    """Prints each message of an error as one line, whatever a library has put into it."""
+    """Prints each message of an error as one line on standard error."""
     for message in getattr(error, "messages", (str(error),)):
         line = " ".join(filter(None, map(str.strip, str(message).split("\n"))))
         cut = f"{line[:_LONGEST]} ... ({len(line):,} characters)"
@@ -120,12 +120,12 @@ def show_error(
 
 
 def plain(text: str) -> None:
-    """Prints a line; whoever read the output may have gone, for the log has every line."""
+    """Prints a line; ignores a closed pipe or terminal, since log.txt has every line."""
     try:
         out(text)
     except OSError as error:
-        if error.errno in (errno.EPIPE, errno.EIO):  # a reader or a terminal that is gone
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
-        # Else into a file on a full disk: nothing is left to say it with.
+        if error.errno in (errno.EPIPE, errno.EIO):  # closed pipe or terminal
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+        # Otherwise stdout is a file on a full disk, and there is no other place to report that.

@@ -1,4 +1,4 @@
-"""Versions of this program and of what it stands on."""
+"""Reports the versions of jaxtrain and its dependencies."""
 
 import importlib.metadata
 import platform
@@ -21,18 +21,18 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Package -> version, Python's included."""
+    """Returns package -> version, including Python's."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from a checkout, say
+        except importlib.metadata.PackageNotFoundError:  # for example, run from a checkout
             found[package] = "not installed"
     return found
 
 
 def line() -> str:
-    """All versions in one line."""
+    """Returns all versions in one line."""
     return ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
@@ -41,10 +41,10 @@ _OF_EXTRA = re.compile(r"""(?P<package>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of this program, for messages.
+    """Returns the command that installs an extra, for messages.
 
-    From a checkout it names the extra. An installed wheel has the packages themselves named: the
-    index may have something else under the name of this program.
+    From a checkout, it installs the extra. For an installed wheel, it lists the packages, because
+    the package index may have another project under the name of jaxtrain.
 
     Args:
         extra: as in pyproject.toml, for example ``hf``.

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Trains with N processes on this machine, and starts them again after a crash or a preemption.
+# Trains with N processes on this machine, and restarts them after a crash or a preemption.
 #
 #   launch/local.sh N --config NAME --output-dir DIR [flags] [--section.field value ...]
-#   launch/local.sh N --doctor --config NAME ...     check this machine first, train nothing
+#   launch/local.sh N --doctor --config NAME ...     only check this machine
 #
-# One process (N=1) uses all GPUs; more share them evenly. The output of process 0 is shown, that of
-# process i lies in DIR/log.<i>.txt. Ctrl-C and SIGTERM reach all: they save and leave.
+# One process (N=1) uses all GPUs; several share them evenly. The output of process 0 is shown, that
+# of process i is in DIR/log.<i>.txt. Ctrl-C and SIGTERM are forwarded to all: they save and exit.
 # Settings (MAX_RESTARTS, PYTHON, ...): supervise.sh.
 set -euo pipefail
 # shellcheck source=launch/supervise.sh
@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/supervise.sh"
 
 (($#)) || refuse "how many processes? launch/local.sh N --config NAME --output-dir DIR ..."
 count=$1
-is_count "$count" || refuse "'$count' is no number of processes: launch/local.sh N --config NAME ..."
+is_count "$count" || refuse "'$count' is not a number of processes: launch/local.sh N --config NAME ..."
 shift
 read_arguments "$@"
 set -- "${arguments[@]}"
@@ -23,7 +23,7 @@ trap leave EXIT
 make_directory "$directory"
 make_run_token
 
-gpus() { # how many GPUs the processes shall share; 0 for none
+gpus() { # prints how many GPUs the processes share; 0 for none
     if [[ ${JAX_PLATFORMS:-} == cpu ]] || option --simulate-devices "$@" >/dev/null; then
         echo 0
     elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
@@ -37,13 +37,13 @@ gpus() { # how many GPUs the processes shall share; 0 for none
 
 devices=$(gpus "$@")
 ((devices % count == 0)) ||
-    refuse "$devices GPUs cannot be shared by $count processes: take 1 or a divisor of $devices"
+    refuse "$devices GPUs cannot be shared by $count processes: use 1 or a divisor of $devices"
 
 start_process() {
     local index=$1 share=$((devices / count)) log=${doctor:+doctor}
     log=${log:-log}
     shift
-    # A port of its own each time: the last one may still be in use by a process that is ending.
+    # A new port for each start: a process that is still ending may use the last one.
     ((index)) || port=$(free_port)
     local variables=(
         JAX_COORDINATOR_ADDRESS="127.0.0.1:$port" JAX_NUM_PROCESSES="$count" JAX_PROCESS_ID="$index"

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Trains on plain machines that ssh reaches: one process on each, with all its GPUs.
+# Trains on machines that ssh can reach: one process on each, with all its GPUs.
 #
 #   launch/ssh.sh hosts.txt --config h100_16 --output-dir /shared/run1 [flags] [--section.field ...]
-#   launch/ssh.sh hosts.txt --doctor --config ...     check the hosts first, train nothing
+#   launch/ssh.sh hosts.txt --doctor --config ...     only check the hosts
 #
-# hosts.txt: one host a line, as ssh takes it (gpu1, me@10.0.0.2, a name of ~/.ssh/config); the first
-# is process 0. Empty lines and what follows # do not count. Every host is checked first. The output
-# of each is shown with its name in front. If one process or its connection dies, all are ended, and
-# the run starts again with --resume latest. Ctrl-C and SIGTERM reach all: they save and leave.
-# JAXTRAIN_RUN_TOKEN (supervise.sh) reaches the hosts through ssh's standard input.
+# hosts.txt: one host per line, as ssh accepts it (gpu1, me@10.0.0.2, a name in ~/.ssh/config); the
+# first is process 0. Empty lines and text after # are ignored. Every host is checked first. Each line
+# of output begins with the host's name. If one process or its connection fails, all are ended, and
+# the run restarts with --resume latest. Ctrl-C and SIGTERM are forwarded to all: they save and exit.
+# JAXTRAIN_RUN_TOKEN (supervise.sh) is sent to the hosts through ssh's standard input.
 #
 # Settings, from the environment (further ones: supervise.sh, nccl.sh):
-#   REMOTE_DIR         folder to run in, on every host (the current one)
-#   PYTHON             the interpreter, on every host (python)
-#   COORDINATOR_HOST   address of the first host, as the others see it (what ssh connects to)
-#   COORDINATOR_PORT   a port of it that the others reach (another one each time)
-#   SSH_OPTIONS        options of ssh, as "-p 2222 -i key"
+#   REMOTE_DIR         folder to run in, on every host (default: the current folder)
+#   PYTHON             the interpreter, on every host (default: see supervise.sh)
+#   COORDINATOR_HOST   address of the first host for the others (default: as ssh connects to it)
+#   COORDINATOR_PORT   port on that host that the others can reach (default: a new one each time)
+#   SSH_OPTIONS        options of ssh, for example "-p 2222 -i key"
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/supervise.sh
@@ -23,31 +23,31 @@ source "$here/supervise.sh"
 # shellcheck source=launch/nccl.sh
 source "$here/nccl.sh"
 
-BEAT_S=${BEAT_S:-10}       # how often each host hears that the launcher lives
-SILENCE_S=${SILENCE_S:-60} # a host that hears nothing for so long ends its process
+BEAT_S=${BEAT_S:-10}       # seconds between heartbeats to each host
+SILENCE_S=${SILENCE_S:-60} # seconds without a heartbeat after which a host ends its process
 REMOTE_DIR=${REMOTE_DIR:-$PWD}
 read -ra ssh_command <<<"ssh ${SSH_OPTIONS:-}"
 ssh_command+=(-o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15)
 
-# --- What runs on a host; sent there as text.
+# --- Functions that run on a host; sent there as text.
 
-# What was there before OUTPUT_DIR was made is known here only: a line "made PATH" for each new folder.
-remote_check() { # remote_check DIR PYTHON OUTPUT_DIR: says in one last line what is wrong
+# Only the host can see which folders are new, so it prints a line "made PATH" for each.
+remote_check() { # remote_check DIR PYTHON OUTPUT_DIR: prints the problem as its last line
     local reason
-    cd -- "$1" 2>/dev/null || { echo "there is no folder $1: set REMOTE_DIR" && return 1; }
-    command -v "$2" >/dev/null || { echo "there is no '$2': set PYTHON" && return 1; }
+    cd -- "$1" 2>/dev/null || { echo "the folder $1 does not exist: set REMOTE_DIR" && return 1; }
+    command -v "$2" >/dev/null || { echo "'$2' was not found: set PYTHON" && return 1; }
     if ! reason=$("$2" -c 'import jaxtrain.main, jax' 2>&1); then
         echo "$2 cannot import jaxtrain ($(tail -n 1 <<<"$reason")): install it there"
         return 1
     fi
     missing_directories "$3" | sed 's/^/made /'
     if ! reason=$(mkdir -p -- "$3" 2>&1); then
-        echo "cannot make the run's directory ($reason): give another --output-dir"
+        echo "cannot create the run directory ($reason): pass another --output-dir"
         return 1
     fi
 }
 
-remote_run() { # remote_run NAME SILENCE_S SAVE_S KILL_S DIR COMMAND...: obeys its input
+remote_run() { # remote_run NAME SILENCE_S SAVE_S KILL_S DIR COMMAND...: reads orders
     local name=$1 silence_s=$2 save_s=$3 kill_s=$4 pid code=0 order='' silent_s=0 status lost='' file
     end_group() { # end_group PID SECONDS: SIGTERM, and SIGKILL to the group if that is not enough
         local left
@@ -59,13 +59,13 @@ remote_run() { # remote_run NAME SILENCE_S SAVE_S KILL_S DIR COMMAND...: obeys i
         kill -s KILL -- "-$1" 2>/dev/null
         return 0
     }
-    started_at() { # started_at PID: in ticks since boot, so that a number used again is another one
+    started_at() { # started_at PID: prints its start in ticks since boot, to detect a reused PID
         local stat fields
         stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
         read -ra fields <<<"${stat##*) }" # after the name, which may contain spaces
         echo "${fields[19]}"
     }
-    note_file() { # prints where the process is noted: in a folder that only this user can write
+    note_file() { # prints the path of the process record, in a folder that only this user can write
         local folder=${HOME:-~}/.cache/jaxtrain
         if [[ -n ${XDG_RUNTIME_DIR:-} && -d $XDG_RUNTIME_DIR && -O $XDG_RUNTIME_DIR ]]; then
             folder=$XDG_RUNTIME_DIR/jaxtrain
@@ -73,32 +73,32 @@ remote_run() { # remote_run NAME SILENCE_S SAVE_S KILL_S DIR COMMAND...: obeys i
         (umask 077 && mkdir -p -- "$folder") && [[ -O $folder && -w $folder ]] &&
             echo "$folder/$name.$HOSTNAME" # hosts may share a home
     }
-    left_here() { # left_here FILE: prints the process that the file notes, if it still runs
+    left_here() { # left_here FILE: prints the recorded process if it is still running
         local noted began
         [[ -f $1 && ! -L $1 && -O $1 ]] && read -r noted began <"$1" &&
             [[ $noted =~ ^[0-9]+$ && -O /proc/$noted && $(started_at "$noted") == "$began" ]] &&
             echo "$noted"
     }
-    while [[ $order != token\ * ]]; do # the first thing that is sent
+    while [[ $order != token\ * ]]; do # the first line sent
         IFS= read -r -t "$silence_s" order || return 75
     done
     export JAXTRAIN_RUN_TOKEN=${order#token }
     cd -- "$5" || return 2
     shift 5
     file=$(note_file 2>&1) || {
-        echo "cannot note this process (${file:-no folder}): the next start will not find it" >&2
+        echo "cannot record this process (${file:-no folder}): the next start will not find it" >&2
         file=''
     }
-    # What a broken connection has left here would write into the same directory.
+    # A process left by a broken connection would write into the same directory.
     if [[ -n $file ]] && pid=$(left_here "$file"); then
         end_group "$pid" "$kill_s"
     fi
-    set -m # a process group of its own
-    # When the connection is gone, the process shall still save, and not die of what it says.
+    set -m # in its own process group
+    # After the connection is lost, the process must still save, and not end because of its output.
     "$@" </dev/null > >(cat || exec cat >/dev/null) 2>&1 &
     pid=$!
     set +m
-    # By renaming: what stands there is replaced, and a link is not followed.
+    # By renaming, which replaces an existing file and does not follow a link.
     [[ -z $file ]] || (umask 077 && noted=$(mktemp -- "$file.XXXXXX") &&
         echo "$pid $(started_at "$pid")" >"$noted" && mv -fT -- "$noted" "$file") ||
         echo "cannot write $file: the next start will not find this process" >&2
@@ -138,20 +138,20 @@ remote_newest() { # remote_newest REMOTE_DIR DIR
     cd -- "$1" && newest_checkpoint "$2"
 }
 
-# --- What runs here.
+# --- Functions that run here.
 
-remotely() { # remotely FUNCTION ARGUMENT...: prints a command for whichever login shell is there
+remotely() { # remotely FUNCTION ARGUMENT...: prints a command for any login shell
     local text
     text="launcher=ssh.sh; $(declare -f "$1" local_newest_checkpoint missing_directories remove_empty)
         newest_checkpoint() { local_newest_checkpoint \"\$@\"; }; $(printf '%q ' "$@")"
-    # Base64 has no character that any shell looks at.
+    # Base64 has no character that is special to a shell.
     printf "exec bash -c 'eval \"\$(echo %s | base64 -d)\"'" "$(base64 <<<"$text" | tr -d '\n')"
 }
 
 read_hosts() { # read_hosts FILE: sets `hosts`
     local line
     hosts=()
-    [[ -f $1 && -r $1 ]] || refuse "there is no file '$1' of hosts: launch/ssh.sh hosts.txt ..."
+    [[ -f $1 && -r $1 ]] || refuse "cannot read the hosts file '$1': launch/ssh.sh hosts.txt ..."
     while read -r line || [[ -n $line ]]; do
         line=${line%%#*}
         read -r line <<<"${line//$'\r'/}"
@@ -161,10 +161,10 @@ read_hosts() { # read_hosts FILE: sets `hosts`
         [[ " ${hosts[*]-} " != *" $line "* ]] || refuse "$1: $line is listed twice: remove one"
         hosts+=("$line")
     done <"$1"
-    ((${#hosts[@]})) || refuse "$1 names no host"
+    ((${#hosts[@]})) || refuse "$1 lists no hosts: write one host per line"
 }
 
-check_hosts() { # all at the same time; refuses with a line for each that does not do
+check_hosts() { # checks all hosts in parallel; prints a line for each failed one and exits
     local index failed='' checks=()
     for index in "${!hosts[@]}"; do
         "${ssh_command[@]}" -n "${hosts[index]}" \
@@ -180,7 +180,7 @@ check_hosts() { # all at the same time; refuses with a line for each that does n
     [[ -z $failed ]] || exit 2
 }
 
-find_coordinator() { # sets COORDINATOR_HOST to an address that the last host reaches
+find_coordinator() { # sets COORDINATOR_HOST to an address that the last host can reach
     local name found last=${hosts[${#hosts[@]} - 1]}
     if ((${#hosts[@]} == 1)); then
         COORDINATOR_HOST=127.0.0.1
@@ -188,7 +188,7 @@ find_coordinator() { # sets COORDINATOR_HOST to an address that the last host re
     fi
     name=$("${ssh_command[@]}" -T -G "${hosts[0]}" | sed -n 's/^hostname //p') || true
     name=${name:-${hosts[0]##*@}}
-    # As a number: on the first host itself its name may mean 127.0.1.1.
+    # A numeric address: on the first host itself its name may resolve to 127.0.1.1.
     found=$("${ssh_command[@]}" -n "$last" "$(remotely remote_address "$name")") || true
     COORDINATOR_HOST=$(head -n 1 <<<"${found:-$name}" | cut -d ' ' -f 1)
     [[ $COORDINATOR_HOST != *:* ]] || COORDINATOR_HOST="[$COORDINATOR_HOST]"
@@ -206,8 +206,8 @@ start_process() {
         [[ -z ${!name+set} ]] || variables+=("$name=${!name}")
     done
     name=ssh-$(cksum <<<"$REMOTE_DIR $directory" | cut -d ' ' -f 1).$index
-    # The way to the process: what is written there, the host obeys. ssh itself has it open for both,
-    # or it would end with the first writer. The token waits in it for the host to read.
+    # The host obeys the orders written to this pipe. It is also open for writing here, or it
+    # would be closed with the first writer. It holds the token until the host reads it.
     rm -f "$workplace/control.$index"
     mkfifo -m 600 "$workplace/control.$index"
     exec {control}<>"$workplace/control.$index"
@@ -221,7 +221,7 @@ start_process() {
     exec {control}>&-
 }
 
-prefix() { # prefix TEXT: puts it in front of each line, as it is
+prefix() { # prefix TEXT: prints each line of its input after TEXT, unchanged
     local line
     while IFS= read -r line || [[ -n $line ]]; do
         printf '%s%s\n' "$1" "$line"
@@ -232,26 +232,26 @@ signal_process() { # signal_process PID SIGNAL: through the host, to the process
     local index
     for index in "${!pids[@]}"; do
         [[ ${pids[index]} == "$1" ]] || continue
-        tell "$workplace/control.$index" "$2"
-        # Where a host does not answer: without its connection the process there ends itself.
+        send_order "$workplace/control.$index" "$2"
+        # For a host that does not respond: without its connection the process there ends itself.
         [[ $2 != KILL ]] || { sleep 5 && kill -s KILL -- "$1"; } 2>/dev/null &
     done
 }
 
-tell() { # tell CONTROL WORD
+send_order() { # send_order CONTROL ORDER: sends it to a host
     [[ ! -p $1 ]] || echo "$2" 1<>"$1" || true
 }
 
-beat() { # beat PID: as long as the launcher lives, every host hears of it
+beat() { # beat PID: sends heartbeats to every host while the launcher is running
     local control
     while kill -0 "$1" 2>/dev/null && sleep "$BEAT_S"; do
         for control in "$workplace"/control.*; do
-            tell "$control" beat
+            send_order "$control" beat
         done
     done
 }
 
-remove_made() { # the folders that check_hosts has made, where they are empty, on all hosts at once
+remove_made() { # removes the empty folders that check_hosts has created, on all hosts in parallel
     local index folders removals=()
     for index in "${!hosts[@]}"; do
         [[ -f $workplace/check.$index ]] || continue
@@ -264,7 +264,7 @@ remove_made() { # the folders that check_hosts has made, where they are empty, o
     ((!${#removals[@]})) || wait "${removals[@]}" || true
 }
 
-forget() { # at the end, however it comes
+clean_up() { # on exit
     local status=$?
     abandon
     [[ -z ${beating:-} ]] || kill "$beating" 2>/dev/null || true
@@ -274,12 +274,12 @@ forget() { # at the end, however it comes
     rm -rf "$workplace"
 }
 
-newest_checkpoint() { # this machine may not see the directory: on the first host
+newest_checkpoint() { # asks the first host, as this machine may not see the directory
     local status=0
     "${ssh_command[@]}" -n "${hosts[0]}" "$(remotely remote_newest "$REMOTE_DIR" "$1")" || status=$?
     case $status in
         0) ;;
-        255) echo unreachable ;; # ssh itself has failed, and not the command there
+        255) echo unreachable ;; # ssh itself has failed, not the command
         *) echo nothing ;;
     esac
 }
@@ -296,7 +296,7 @@ directory=$(output_dir "$@") || exit
 make_run_token
 port=''
 workplace=$(mktemp -d)
-trap forget EXIT
+trap clean_up EXIT
 check_hosts
 [[ -n ${COORDINATOR_HOST:-} ]] || find_coordinator
 nccl_settings "${#hosts[@]}"

@@ -1,24 +1,24 @@
 # shellcheck shell=bash
-# Sourced by the launchers: starts the processes of a run, watches them, and starts them again.
+# Sourced by the launchers: starts the processes of a run, watches them, and restarts them.
 #
-# What a run's exit codes mean (jaxtrain/errors.py): 0 done, 2 wrong use or input, 130 Ctrl-C: these
-# end the launcher. 75 run me again, and everything else (a crash, a SIGKILL): all processes are
-# ended, and the same command goes on with `--resume latest`.
+# Exit codes of a run (jaxtrain/errors.py): 0 done, 2 wrong use or input, and 130 Ctrl-C end the
+# launcher. After 75 (temporary failure) and all others (a crash, a SIGKILL) the launcher ends all
+# processes and runs the same command again with `--resume latest`.
 #
 # Settings, from the environment:
-#   PYTHON            the interpreter (.venv/bin/python where that exists, else python)
-#   MAX_RESTARTS      restarts in a row that bring no new checkpoint before giving up (5)
-#   RESTART_DELAY_S   pause before a restart (2); four times as long before each further one in a
-#                     row, up to five minutes: a full disk or a lost mount may take a while
-#   SAVE_S            how long the others may take once one has ended as it should (0, 75, 130):
-#                     they may still be saving (300)
-#   GRACE_S           the same once one has died (10)
-#   KILL_S            from SIGTERM to SIGKILL after that (20)
-#   JAXTRAIN_RUN_TOKEN  secret by which the processes of this run recognize each other (random).
-#                     It never stands on a command line, which every user of a machine can read.
+#   PYTHON            the interpreter (default: .venv/bin/python if it exists, else python)
+#   MAX_RESTARTS      restarts in a row without a new checkpoint before giving up (default: 5)
+#   RESTART_DELAY_S   seconds before a restart (default: 2); four times as long before each further
+#                     one in a row, up to five minutes: a full disk or a lost mount may take a while
+#   SAVE_S            seconds that the other processes may take after one has ended with 0, 75 or
+#                     130, because they may still be saving (default: 300)
+#   GRACE_S           the same after one has crashed (default: 10)
+#   KILL_S            seconds between SIGTERM and SIGKILL after that (default: 20)
+#   JAXTRAIN_RUN_TOKEN  secret by which the processes of this run recognize each other (default:
+#                     random). It is never on a command line, which every user of a machine can read.
 #
-# With `--doctor` among its arguments, a launcher trains nothing. It runs `doctor` once on every host
-# instead, and ends with the highest exit code: 0 where a run can start, 1 where there are problems.
+# With `--doctor` among its arguments, a launcher does not train. It runs `doctor` once on every host
+# and ends with the highest exit code: 0 if a run can start, 1 if there are problems.
 #
 # A launcher defines `start_process INDEX ARGUMENT...`, which starts one process in the background
 # and sets `started_pid`; it may redefine signal_process, sweep_process and newest_checkpoint.
@@ -35,14 +35,14 @@ GRACE_S=${GRACE_S:-10}
 KILL_S=${KILL_S:-20}
 
 launcher=$(basename "$0")
-pids=()           # of the processes that run, by index; empty once one has been waited for
-codes=()          # exit codes of those that ended, by index
-wanted_signal=''  # arrived and not yet handed on
-stopped_by=''     # the first signal that reached the launcher
-doctor=''         # set with --doctor
-arguments=()      # those of the program
-made=()           # folders that make_directory has made, the deepest first
-looks=0           # how often await_disk has looked again
+pids=()           # of running processes, by index; empty after a process has been waited for
+codes=()          # exit codes of ended processes, by index
+wanted_signal=''  # received but not yet forwarded
+stopped_by=''     # the first signal that the launcher received
+doctor=''         # set by --doctor
+arguments=()      # for jaxtrain
+made=()           # folders that make_directory has created, the deepest first
+checks=0          # how often await_disk has checked again
 
 say() { printf '%s: %s\n' "$launcher" "$*" >&2; }
 
@@ -56,24 +56,24 @@ is_count() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
 check_settings() {
     check_numbers
     command -v "$PYTHON" >/dev/null ||
-        refuse "there is no '$PYTHON' here: activate the environment of jaxtrain, or set PYTHON"
+        refuse "'$PYTHON' was not found: activate the environment of jaxtrain, or set PYTHON"
     [[ -n $python_is_given ]] || check_default_python
 }
 
-check_default_python() { # a crash at each start would be taken for a bad host
+check_default_python() { # otherwise a crash at each start would look like a bad host
     local lacking
-    # Only looks, as importing takes seconds.
+    # Finds the packages without importing them, which takes seconds.
     lacking=$("$PYTHON" -c 'import importlib.util, sys
 print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))' \
         jax flax optax orbax grain tokenizers) || refuse "'$PYTHON' does not run: set PYTHON"
     [[ -z $lacking ]] || refuse "'$PYTHON' has no $lacking: activate the environment of jaxtrain," \
-        "or set PYTHON to its interpreter, as PYTHON=.venv/bin/python"
+        "or set PYTHON to its interpreter, for example PYTHON=.venv/bin/python"
 }
 
 check_numbers() {
     local name
     for name in MAX_RESTARTS RESTART_DELAY_S SAVE_S GRACE_S KILL_S; do
-        [[ ${!name} =~ ^[0-9]+$ ]] || refuse "$name is '${!name}'; it has to be a whole number"
+        [[ ${!name} =~ ^[0-9]+$ ]] || refuse "$name is '${!name}': set it to a whole number"
     done
 }
 
@@ -81,9 +81,9 @@ make_run_token() { # sets and exports JAXTRAIN_RUN_TOKEN, unless the user has se
     if [[ -z ${JAXTRAIN_RUN_TOKEN:-} ]]; then
         JAXTRAIN_RUN_TOKEN=$(od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n')
         [[ ${#JAXTRAIN_RUN_TOKEN} == 64 ]] || refuse "/dev/urandom gave no random bytes"
-    elif [[ ! $JAXTRAIN_RUN_TOKEN =~ ^[[:graph:]]+$ ]]; then # and not shown here
+    elif [[ ! $JAXTRAIN_RUN_TOKEN =~ ^[[:graph:]]+$ ]]; then # not shown here
         refuse "JAXTRAIN_RUN_TOKEN contains spaces or control characters: set it to one random word," \
-            "or unset it and the launcher makes one"
+            "or unset it to let the launcher generate one"
     fi
     export JAXTRAIN_RUN_TOKEN
 }
@@ -119,10 +119,10 @@ option() { # option NAME ARGUMENT...: prints the value of the last --NAME; fails
     [[ -n $found ]] && printf '%s\n' "$value"
 }
 
-output_dir() { # output_dir ARGUMENT...: prints the run's directory, which a restart needs
+output_dir() { # output_dir ARGUMENT...: prints the run directory, which a restart needs
     local directory
     if ! directory=$(option --output-dir "$@") || [[ -z $directory ]]; then
-        refuse "--output-dir is missing: a restart goes on from the checkpoints in it"
+        refuse "--output-dir is missing: a restart resumes from the checkpoints in it"
     fi
     printf '%s\n' "$directory"
 }
@@ -135,15 +135,15 @@ missing_directories() { # missing_directories DIR: prints it and its missing par
     done
 }
 
-remove_empty() { # remove_empty DIR...: up to the first that contains something
+remove_empty() { # remove_empty DIR...: stops at the first that is not empty
     local path
     for path in "$@"; do
         rmdir -- "$path" 2>/dev/null || [[ ! -e $path ]] || return 0
     done
 }
 
-# For launchers that start all processes: elsewhere another node may be about to write there.
-leave() { # at the end, however it comes: a start that was refused, or a check, leaves no empty folder
+# Only for launchers that start all processes: otherwise another node may be about to write there.
+leave() { # on exit: removes the empty folders of a rejected start or of a check
     local status=$?
     abandon
     if ((status == 2)) || [[ -n $doctor ]]; then
@@ -155,10 +155,10 @@ make_directory() { # make_directory DIR: sets made
     local reason
     mapfile -t made < <(missing_directories "$1")
     reason=$(mkdir -p -- "$1" 2>&1) ||
-        refuse "cannot make the run's directory ($reason): give another --output-dir"
-    local file # a stranger's run may lead out of its directory by them
+        refuse "cannot create the run directory ($reason): pass another --output-dir"
+    local file # in an untrusted run directory these could point outside it
     for file in "$1"/*.txt "$1/.pod-restarts"; do
-        [[ ! -L $file ]] || refuse "$file is a symbolic link: remove it, or give another --output-dir"
+        [[ ! -L $file ]] || refuse "$file is a symbolic link: remove it, or pass another --output-dir"
     done
 }
 
@@ -171,13 +171,13 @@ with socket.socket() as probe:
 
 newest_checkpoint() { local_newest_checkpoint "$@"; }
 
-# What is found of a run, in a word: the step of its newest complete checkpoint; "unusable" where there
-# are only others, or a resume has moved those aside; "none"; "nothing": not even its directory. ssh.sh
-# also has "unreachable": the host that would know does not answer.
+# Prints the step of the newest complete checkpoint, or else one word: "unusable" if there are only
+# damaged ones (also if a resume has moved them aside), "none" if there are no checkpoints, "nothing" if
+# the run directory does not exist. ssh.sh adds "unreachable": the host with the run does not respond.
 local_newest_checkpoint() { # local_newest_checkpoint DIR
     local manifest step newest='' others=("$1"/checkpoints/[0-9]*)
     for manifest in "$1"/checkpoints/*/manifest.json; do
-        step=$(basename "$(dirname "$manifest")" .replaced) # that waits for its successor
+        step=$(basename "$(dirname "$manifest")" .replaced) # kept until its successor is complete
         if [[ -e $manifest && $step =~ ^[0-9]+$ ]] && ((step > ${newest:--1})); then
             newest=$step
         fi
@@ -195,11 +195,11 @@ local_newest_checkpoint() { # local_newest_checkpoint DIR
 
 is_step() { [[ $1 =~ ^[0-9]+$ ]]; }
 
-is_newer() { # is_newer NEWEST BEFORE: only a later step is progress, and not every change
+is_newer() { # is_newer NEWEST BEFORE: only a later step is progress, not any change
     is_step "$1" && { ! is_step "$2" || (($1 > $2)); }
 }
 
-is_lost() { # is_lost NEWEST BEFORE: what was there is not found; its disk or host may be away
+is_lost() { # is_lost NEWEST BEFORE: the checkpoints are gone; their disk or host may be unavailable
     case $1 in
         unreachable) true ;;
         nothing) [[ $2 != nothing && $2 != unreachable ]] ;;
@@ -208,9 +208,9 @@ is_lost() { # is_lost NEWEST BEFORE: what was there is not found; its disk or ho
     esac
 }
 
-in_background() { # in_background COMMAND...: in a process group of its own; sets started_pid
-    # Job control makes the group and leaves SIGINT at its default: without it a background
-    # process ignores Ctrl-C, and with the launcher's own group it would get every one twice.
+in_background() { # in_background COMMAND...: in its own process group; sets started_pid
+    # Job control creates the group and keeps the default action of SIGINT: without it a background
+    # process ignores Ctrl-C, and in the launcher's group it would receive each Ctrl-C twice.
     set -m
     "$@" </dev/null &
     started_pid=$!
@@ -219,9 +219,9 @@ in_background() { # in_background COMMAND...: in a process group of its own; set
 
 signal_process() { kill -s "$2" -- "$1" 2>/dev/null || true; } # signal_process PID SIGNAL
 
-sweep_process() { # sweep_process PID: ends what an ended process has left in its group
+sweep_process() { # sweep_process PID: ends the remaining processes in an ended process's group
     local tries
-    for tries in {1..25}; do # its workers see that it is gone, and free their shared memory
+    for tries in {1..25}; do # its workers notice that it is gone, and free their shared memory
         kill -0 -- "-$1" 2>/dev/null || return 0
         ((tries == 25)) || sleep 0.2
     done
@@ -241,7 +241,7 @@ on_signal() {
     stopped_by=${stopped_by:-$1}
 }
 
-hand_on() { # the signal that arrived, to every process that runs
+forward_signal() { # sends the received signal to every running process
     local pid signal=$wanted_signal
     wanted_signal=''
     [[ $signal != HUP ]] || signal=TERM
@@ -250,26 +250,26 @@ hand_on() { # the signal that arrived, to every process that runs
     done
 }
 
-nap() { # also ends when a signal arrives
+nap() { # nap SECONDS: sleeps, but not beyond the arrival of a signal
     local sleeper
     sleep "$1" >/dev/null 2>&1 &
     sleeper=$!
     wait "$sleeper" || kill "$sleeper" 2>/dev/null || true
 }
 
-weight() { # of an exit code among those that ended first, in the same moment: which one to believe
+weight() { # weight CODE: its priority among processes that ended first, at the same moment
     if (($1 == 0)); then
         echo 0
     elif (($1 == 2 || $1 == 130)); then
-        echo 2 # it makes no sense to go on, and the others only broke over that
+        echo 2 # a restart cannot help, and the others failed because of it
     elif (($1 > 128)); then
-        echo 3 # a signal comes from outside, and the others broke over that
+        echo 3 # a signal comes from outside, and the others failed because of it
     else
         echo 1
     fi
 }
 
-collect() { # waits for those that have ended; sets running, and code by those that ended first
+collect() { # waits for ended processes; sets running, and code from those that ended first
     local index pid one decided=$code
     running=0
     for index in "${!pids[@]}"; do
@@ -302,31 +302,31 @@ end_the_others() { # end_the_others WAITED_S: SIGTERM after a while, then SIGKIL
     for pid in "${pids[@]}"; do
         [[ -z $pid ]] || signal_process "$pid" "$signal"
     done
-    say "the other processes still run after $waited_s s: SIG$signal"
+    say "the other processes are still running after $waited_s s: sending SIG$signal"
 }
 
-wait_for_all() { # until every process has ended; once one has, the others may not outlive it long
+wait_for_all() { # until every process has ended; after the first, the others have limited time
     local running ended_at='' sent=''
     while :; do
-        [[ -z $wanted_signal ]] || hand_on
+        [[ -z $wanted_signal ]] || forward_signal
         collect
         ((running)) || return 0
         if [[ -n $code ]]; then
             ended_at=${ended_at:-$SECONDS}
             end_the_others $((SECONDS - ended_at))
         fi
-        nap 0.2 2>/dev/null # where bash would tell of a killed process in words of its own
+        nap 0.2 2>/dev/null # hides bash's own message about a killed process
     done
 }
 
-abandon() { # the launcher itself has failed: nothing of the run may stay behind
+abandon() { # the launcher itself has failed: no process may remain
     local pid
     for pid in "${pids[@]}"; do
         [[ -z $pid ]] || signal_process "$pid" KILL
     done
 }
 
-run_once() { # run_once COUNT ARGUMENT...: sets `code`: of the first process that did not end with 0
+run_once() { # run_once COUNT ARGUMENT...: sets code to that of the first process that failed, or 0
     local count=$1 index
     shift
     pids=() codes=() code=''
@@ -339,60 +339,67 @@ run_once() { # run_once COUNT ARGUMENT...: sets `code`: of the first process tha
     code=${code:-0}
 }
 
-restart_delay_s() { # restart_delay_s NUMBER: before this restart in a row
+restart_delay_s() { # restart_delay_s NUMBER: seconds before this restart in a row
     awk -v first="$RESTART_DELAY_S" -v number="$1" \
         'BEGIN {delay = first * 4 ^ (number - 1); printf "%d", delay < 300 ? delay : 300}'
 }
 
-await_restart() { # await_restart SECONDS: a signal that came just before a nap would not end it
+await_restart() { # await_restart SECONDS: in short naps, as a signal just before a nap does not end it
     local end=$((SECONDS + $1))
     while ((SECONDS < end)) && [[ -z $stopped_by ]]; do nap 0.5; done
 }
 
-# Where the run's disk is away, a start would make its directory below the empty mount point and train
-# all again from zero. So once something was there, a restart waits until it is there again.
-await_disk() { # await_disk DIR CODE: while is_lost; counts in in_vain, sets newest and looks
+# If the run's disk is unavailable, a restart would create its directory below the empty mount point and
+# train from scratch. So if there was something before, a restart waits until it is there again.
+await_disk() { # await_disk DIR CODE: while is_lost; counts in in_vain, sets newest and checks
     local was='' now
-    looks=0
-    ! is_step "$before" || was=", where checkpoint $before was"
+    checks=0
+    ! is_step "$before" || was=" (before: checkpoint $before)"
     while is_lost "$newest" "$before" && ((in_vain <= MAX_RESTARTS)) && [[ -z $stopped_by ]]; do
-        now="there is $newest in $1 now$was: is its disk away?"
+        now="$1 $(state_of "$newest") now$was: is its disk mounted?"
         [[ $newest != unreachable ]] || now="$(checkpoint_host) cannot be reached now."
-        say "ended with $(described "$2"), and $now Not started anew; looking again," \
+        say "ended with $(described "$2"), and $now Not starting from scratch; checking again," \
             "$in_vain of at most $MAX_RESTARTS times"
         await_restart "$(restart_delay_s "$in_vain")"
         newest=$(newest_checkpoint "$1")
-        looks=$((looks + 1))
+        checks=$((checks + 1))
         ! is_lost "$newest" "$before" || in_vain=$((in_vain + 1))
     done
 }
 
 checkpoint_host() { echo "the host of the checkpoints"; }
 
-why_in_vain() { # why_in_vain DIR: prints what MAX_RESTARTS was spent on
-    local times="$looks looks"
-    ((looks != 1)) || times='one look'
-    if ((looks == 0)) || ! is_lost "$newest" "$before"; then
-        echo "$MAX_RESTARTS restarts in a row brought no new checkpoint (newest: $newest)"
+state_of() { # state_of NEWEST: prints the state of a run directory without a checkpoint
+    case $1 in
+        nothing) echo "does not exist" ;;
+        *) echo "has no checkpoint" ;;
+    esac
+}
+
+why_in_vain() { # why_in_vain DIR: prints the reason for giving up after MAX_RESTARTS
+    local times="$checks checks"
+    ((checks != 1)) || times='one check'
+    if ((checks == 0)) || ! is_lost "$newest" "$before"; then
+        echo "$MAX_RESTARTS restarts in a row produced no new checkpoint (newest: $newest)"
     elif [[ $newest == unreachable ]]; then
         echo "after $times $(checkpoint_host) still cannot be reached"
     else
-        echo "after $times there is still $newest in $1"
+        echo "after $times $1 still $(state_of "$newest")"
     fi
 }
 
-# await_directory RESTARTS DIR: which the first start has made; fails where it stays away
+# await_directory RESTARTS DIR: waits for the directory that the first start created; fails without it
 await_directory() {
     local try
     (($1)) || { make_directory "$2" && return; }
     for ((try = 1; try <= MAX_RESTARTS; try++)); do
         [[ ! -d $2 ]] || return 0
-        say "this is restart $1, and there is no $2 now: is its disk away? Not started anew; looking" \
-            "again, $try of at most $MAX_RESTARTS times"
+        say "this is restart $1, and $2 does not exist now: is its disk mounted? Not starting from" \
+            "scratch; checking again, $try of at most $MAX_RESTARTS times"
         await_restart "$(restart_delay_s "$try")"
     done
     [[ -d $2 ]] && return
-    say "this is restart $1, and there is still no $2: giving up"
+    say "this is restart $1, and $2 still does not exist: giving up"
     return 1
 }
 
@@ -414,7 +421,7 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
     [[ -n $(trap -p EXIT) ]] || trap abandon EXIT
     [[ -z $doctor ]] || examine "$count" "$@"
     resume=(--resume latest)
-    ! option --resume "$@" >/dev/null || resume=() # for the first start, what the user says
+    ! option --resume "$@" >/dev/null || resume=() # the first start uses the user's --resume
     before=$(newest_checkpoint "$directory")
     while :; do
         run_once "$count" "$@" "${resume[@]}"
@@ -429,7 +436,7 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
         ((code != 130)) || exit 130
         newest=$(newest_checkpoint "$directory")
         ! is_newer "$newest" "$before" || in_vain=0
-        in_vain=$((in_vain + 1)) looks=0
+        in_vain=$((in_vain + 1)) checks=0
         if is_lost "$newest" "$before"; then
             await_disk "$directory" "$code"
         elif ((in_vain <= MAX_RESTARTS)); then
@@ -440,7 +447,7 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
         if ((in_vain > MAX_RESTARTS)); then
             say "ended with $(described "$code"), and $(why_in_vain "$directory"): giving up; see the" \
                 "log in $directory"
-            ((code != 75)) || code=1 # nobody else shall run it again
+            ((code != 75)) || code=1 # 75 would ask an outer launcher for a restart
             exit "$code"
         fi
         before=$newest
@@ -448,6 +455,6 @@ run_until_done() { # run_until_done COUNT DIR ARGUMENT...: exits with the run's 
             INT) exit 130 ;;
             TERM | HUP) exit 75 ;;
         esac
-        resume=(--resume latest) # after what the user said: the last one counts
+        resume=(--resume latest) # overrides the user's --resume: the last one counts
     done
 }

@@ -1,12 +1,12 @@
-"""Which config fields the program reads, found in its syntax trees.
+"""Finds the config fields that jaxtrain reads, in its syntax trees.
 
-A read is an attribute of something whose class is known: a parameter or a variable with an
-annotation, ``self``, what a function of the package returns, and chains of those
-(``run.optim.peak_lr``, ``self._run.loop.log_every``). ``Run.model`` and ``Run.data`` are annotated
-``Any`` and stand for every model and data config; so does a parameter ``model: Any``.
+A read is an attribute of an expression with a known class: a parameter or variable with an
+annotation, ``self``, the result of a function of the package, and chains of these
+(``run.optim.peak_lr``, ``self._run.loop.log_every``). ``Run.model`` and ``Run.data`` have the
+annotation ``Any`` and stand for every model and data config; so does a parameter ``model: Any``.
 
-Not counted, because they alone do not use a field: reads in ``problems`` and in
-``_check`` functions, in ``__post_init__``, and inside ``raise``.
+Reads in ``problems``, in ``_check`` functions, in ``__post_init__`` and in ``raise`` do not count,
+because they alone do not use a field.
 """
 
 import ast
@@ -21,12 +21,12 @@ Env = dict[str, str]
 class _Class:
     def __init__(self, bases: list[str], is_dataclass: bool) -> None:
         self.bases, self.is_dataclass = bases, is_dataclass
-        self.fields: dict[str, str | None] = {}  # name -> class, where it is known
+        self.fields: dict[str, str | None] = {}  # name -> class, if known
         self.attributes: dict[str, str] = {}
 
 
 class Program:
-    """The package: classes with their fields, functions with what they return.
+    """The package: classes with their fields, functions with their return types.
 
     Args:
         sources: dotted module name -> text.
@@ -59,7 +59,7 @@ class Program:
                     if returned in self.classes:
                         self.returns[f"{module}.{node.name}"] = returned
         self.read: set[tuple[str, str]] = set()
-        for _ in range(2):  # the second time every self.attribute is known
+        for _ in range(2):  # on the second pass, every self.attribute is known
             for module, tree in self.trees.items():
                 _Reader(self, module).visit(tree)
 
@@ -73,7 +73,7 @@ class Program:
             own.fields |= {"model": MODEL, "data": DATA}
 
     def resolve(self, node: ast.expr | None, module: str) -> str | None:
-        """The qualified name that an expression means; of ``X | None`` it is X's."""
+        """Returns the qualified name of an expression; that of X for ``X | None``."""
         match node:
             case ast.Name(id=name):
                 return self._defined(self.names[module].get(name))
@@ -85,7 +85,7 @@ class Program:
         return None
 
     def _defined(self, full: str | None) -> str | None:
-        """Where a name is defined: a package may pass it on from one of its modules."""
+        """Returns where a name is defined: a package may re-export it from a module."""
         while full is not None and full not in self.names:
             base, _, attr = full.rpartition(".")
             there = self.names.get(base, {}).get(attr, full)
@@ -95,13 +95,13 @@ class Program:
         return full
 
     def annotated(self, node: ast.expr | None, module: str) -> str | None:
-        """The qualified name that an annotation means, quoted or not."""
+        """Returns the qualified name of an annotation, quoted or not."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             node = ast.parse(node.value, mode="eval").body
         return self.resolve(node, module)
 
     def lineage(self, name: str) -> Iterator[str]:
-        """A class of the package and those it inherits from."""
+        """Yields a class of the package and its base classes."""
         if name in self.classes:
             yield name
             for base in self.classes[name].bases:
@@ -115,7 +115,7 @@ class Program:
                     self.read.add((ancestor, attribute))
 
     def attribute(self, owner: str, attribute: str) -> str | None:
-        """The class of an attribute, where it is known."""
+        """Returns the class of an attribute, if known."""
         for name in self.any.get(owner, {owner}):
             for ancestor in self.lineage(name):
                 own = self.classes[ancestor]
@@ -125,10 +125,10 @@ class Program:
         return None
 
     def unread(self) -> list[str]:
-        """Fields of the config classes that no code reads, as ``module.Class.field``."""
+        """Returns the fields of config classes that are never read, as ``module.Class.field``."""
         wanted = {name for names in self.any.values() for name in names} | {RUN}
         frontier = set(wanted)
-        while frontier:  # sections, and what the configs inherit
+        while frontier:  # sections and base classes
             for name in frontier:
                 assert name in self.classes, f"{name} is not a class at the top of its module"
             found = {of for name in frontier for of in self.classes[name].fields.values() if of}
@@ -139,13 +139,13 @@ class Program:
             f"{name}.{field}"
             for name in wanted
             for field in self.classes[name].fields
-            # One that a class declares again, with another default, is read where its base is.
+            # A field that a class declares again, with another default, is read in its base class.
             if not any((of, field) in self.read for of in (name, *self.lineage(name)))
         )
 
 
 class _Reader(ast.NodeVisitor):
-    """Walks one module with the classes of the names in sight."""
+    """Visits one module, and tracks the classes of names."""
 
     def __init__(self, program: Program, module: str) -> None:
         self.program, self.module = program, module

@@ -1,12 +1,12 @@
-"""Eight virtual CPU devices for every test, asserted; nothing is skipped for want of them."""
+"""Sets up eight virtual CPU devices for all tests, and fails without them."""
 
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-# Tests compile much and compute little: level 1 compiles faster. Level 0 would be faster still, but
-# with jax 0.12.0 it computes a wrong PSNR (by 0.04%). The level changes no shardings.
+# Tests compile a lot and compute little: level 1 compiles faster. Level 0 is even faster, but with
+# jax 0.12.0 its PSNR is wrong by 0.04%. The level does not change shardings.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=1 " + os.environ.get("XLA_FLAGS", "")
 
 import gc
@@ -25,32 +25,32 @@ _CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(
 )
 jax.config.update("jax_compilation_cache_dir", _CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE  # for the programs that tests start
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE  # for processes that tests start
 
-# A shell ignores SIGINT in what it starts in the background, and what tests start would inherit it.
+# A shell ignores SIGINT in background processes, and the processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tracing makes many objects, among the many that jax has made when it was imported: collections in
-# their usual rhythm were a third of the main thread's samples while a small model was compiled.
+# Importing jax and tracing create many objects: with the default thresholds, garbage collection
+# took a third of the main thread's samples while a small model was compiled.
 gc.freeze()
 gc.set_threshold(50_000, 20, 20)
 
 if not absl.flags.FLAGS.is_parsed():
-    absl.flags.FLAGS.mark_as_parsed()  # Grain's workers want them parsed
+    absl.flags.FLAGS.mark_as_parsed()  # Grain's workers require it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: a file stays in one process, and a long one last holds all."""
+    """Runs files with slow tests first: a file runs in one process, and would delay the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _eight_devices() -> None:
-    assert jax.device_count() == 8, f"8 virtual devices wanted, {jax.device_count()} found"
+    assert jax.device_count() == 8, f"expected 8 devices, found {jax.device_count()}"
 
 
 @pytest.fixture(scope="session")
 def checkout() -> Path:
-    """The top of the checkout."""
+    """The root of the checkout."""
     return Path(__file__).resolve().parent.parent

@@ -1,4 +1,4 @@
-"""A run's event log with the sinks of its directory, and a console that prints plain lines."""
+"""An event log with the sinks of a run directory and a console that prints plain lines."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from jaxtrain.training.run_log import file_sinks
 
 
 def phases() -> Phases:
-    """Of a run of one process whose watchdog ends nothing."""
+    """Phases of a single-process run whose watchdog is off."""
     return Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())))
 
 
 def attached(directory: Path, process: int = 0, process_count: int = 1) -> EventLog:
-    """The log of a process as it is once the run has its directory."""
+    """The log of a process once the run has its directory."""
     log = EventLog(Console(phases(), process))
     log.attach(file_sinks(directory, process, process_count), directory)
     return log

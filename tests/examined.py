@@ -1,4 +1,4 @@
-"""What the doctor's tests examine: a tiny run, faults that are real, and the exit code of both."""
+"""Helpers of the doctor's tests: a tiny run, real faults, and the exit code."""
 
 import contextlib
 import subprocess
@@ -20,12 +20,12 @@ from jaxtrain.telemetry.hardware import Driver
 
 
 def tiny(*overrides: str) -> config.Run:
-    """The tiny masked language model, with changes."""
+    """Returns the tiny masked language model's config, with changes."""
     return config.load("demo_mlm", [*TINY_MLM[2:], *overrides])
 
 
 def subject(place: Path, run: config.Run | None = None, **changes: Any) -> Subject:
-    """A run on this machine, without peers; ``place`` is its output directory."""
+    """Returns a run of one process on this machine; ``place`` is its output directory."""
     temporary = place / "temporary"
     temporary.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
@@ -45,7 +45,7 @@ def subject(place: Path, run: config.Run | None = None, **changes: Any) -> Subje
 
 
 def judged(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
-    """Findings, and the exit code of a doctor that finds them."""
+    """Returns findings, and doctor's exit code for them."""
     found = list(findings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "examine", lambda request: iter(found))
@@ -54,7 +54,7 @@ def judged(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
 
 
 def only_problem(findings: Iterable[Finding]) -> Finding:
-    """The one problem, which must end the doctor with 1; nothing else may be one."""
+    """Returns the only problem; asserts that there is exactly one and that doctor exits with 1."""
     found, code = judged(findings)
     problems = [one for one in found if one.level == "problem"]
     assert len(problems) == 1, found
@@ -63,7 +63,7 @@ def only_problem(findings: Iterable[Finding]) -> Finding:
 
 
 def only_warning(findings: Iterable[Finding]) -> Finding:
-    """The one warning; the doctor ends with 0."""
+    """Returns the only warning; asserts that the rest is fine and that doctor exits with 0."""
     found, code = judged(findings)
     warnings = [one for one in found if one.level != "ok"]
     assert [one.level for one in warnings] == ["warning"], found
@@ -72,7 +72,7 @@ def only_warning(findings: Iterable[Finding]) -> Finding:
 
 
 def all_ok(findings: Iterable[Finding]) -> str:
-    """Everything seen, of which nothing is amiss."""
+    """Returns all observations; asserts that all of them are fine."""
     found, code = judged(findings)
     assert found
     assert {one.level for one in found} == {"ok"}, found
@@ -82,10 +82,10 @@ def all_ok(findings: Iterable[Finding]) -> str:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str, *options: str) -> Iterator[Path]:
-    """A file system in memory of that size, as "2m", at a new folder.
+    """Mounts a file system in memory of a size such as "2m" at a new folder.
 
-    Where this user may not mount, a process in namespaces of its own does, and the folder is a link
-    to what that process sees.
+    If this user may not mount, a process in its own namespaces does, and the folder links to its
+    view.
     """
     folder.mkdir()
     wanted = ",".join([f"size={size}", *options])

@@ -1,4 +1,4 @@
-"""jax's key-value service in memory: threads that share one stand for the processes of a run."""
+"""Simulates jax's key-value service in memory, with threads as the processes of a run."""
 
 import collections
 import threading
@@ -8,7 +8,7 @@ from jaxtrain.distributed.key_value import KeyValueStore
 
 
 class FakeClient:
-    """Behaves as jax's client does; ``before`` is called first, and may fail or hang."""
+    """Behaves like jax's client; ``before`` is called first, and may fail or hang."""
 
     def __init__(self, processes: int = 2) -> None:
         self.processes = processes
@@ -18,7 +18,7 @@ class FakeClient:
         self._changed = threading.Condition()
 
     def stores(self) -> list[KeyValueStore]:
-        """The store as each process sees it."""
+        """Returns the store of each process."""
         return [KeyValueStore(index, self.processes, self) for index in range(self.processes)]
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
@@ -31,7 +31,7 @@ class FakeClient:
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
         self.before()
-        folder = key.rstrip("/") + "/"  # as the service does: never the key itself
+        folder = key.rstrip("/") + "/"  # like the service: without the key itself
         with self._changed:
             return [pair for pair in self.values.items() if pair[0].startswith(folder)]
 

@@ -1,4 +1,4 @@
-"""A driver with GPUs that say what a test wants; stands in for the module pynvml."""
+"""Replaces the module pynvml with a driver whose GPUs report the values of a test."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +9,9 @@ Card = dict[str, Any]
 
 
 def card(uuid: str, share: Any = 50, watts: Any = 300, celsius: Any = 60, **more: Any) -> Card:
-    """A GPU; in place of a number may stand what NVML raises.
+    """Returns a GPU; a value may be an NVMLError, which is then raised.
 
-    ``used``: bytes of its memory. ``slices``: its MIG devices.
+    ``used``: bytes of its memory in use. ``slices``: its MIG devices.
     """
     return {"uuid": uuid, "share": share, "watts": watts, "celsius": celsius, "used": 0, **more}
 
@@ -20,8 +20,8 @@ class Nvml:
     """The functions of pynvml that are used.
 
     Attributes:
-        fails: code of the error that opening it raises.
-        opened: how often it is held open now.
+        fails: code of the error that ``nvmlInit`` raises.
+        opened: calls of ``nvmlInit`` minus calls of ``nvmlShutdown``.
     """
 
     def __init__(self, *cards: Card, fails: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that can misbehave, and a bucket in memory in place of s3."""
+"""Serves HTTP on loopback, with faults if wanted, and replaces s3 by a bucket in memory."""
 
 import contextlib
 import dataclasses
@@ -16,17 +16,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 @dataclasses.dataclass
 class Answer:
-    """What the server sends for a path.
+    """The response for a path.
 
     Attributes:
-        body: of the answer.
-        status: of the answer.
-        headers: besides Content-Length, or in place of it.
-        sent: bytes of the body that are sent before the connection is closed; None: all.
-        announced: whether there is a Content-Length.
-        chunked: sends the body in chunks.
-        pause_s: between two bytes.
-        query: that the request must have, or it is answered with 403.
+        body: of the response.
+        status: of the response.
+        headers: added to Content-Length, or replacing it.
+        sent: bytes of the body to send before closing the connection; None sends all.
+        announced: whether to send Content-Length.
+        chunked: whether to send the body in chunks.
+        pause_s: pause between two bytes.
+        query: required query of the request; other queries get status 403.
     """
 
     body: bytes = b""
@@ -40,7 +40,7 @@ class Answer:
 
 
 class Server:
-    """Serves ``files``; a list is served answer by answer, the last one for ever."""
+    """Serves ``files``; a list gives one response per request, and its last one repeats."""
 
     def __init__(self) -> None:
         self.files: dict[str, Answer | list[Answer]] = {}
@@ -50,7 +50,7 @@ class Server:
         self.base = ""
 
     def take(self, path: str) -> Answer:
-        """The next answer for a path."""
+        """Returns the next response for a path."""
         found = self.files.get(path, Answer(b"not here", 404))
         if isinstance(found, list):
             found = found.pop(0) if len(found) > 1 else found[0]
@@ -59,7 +59,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Server]:
-    """A server on a free port of 127.0.0.1."""
+    """Starts a server on a free port of 127.0.0.1."""
     server = Server()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -129,7 +129,7 @@ class Bucket(MemoryFileSystem):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """What ``s3://`` and ``gs://`` name from now on, empty."""
+    """Replaces ``s3://`` and ``gs://`` by an empty bucket in memory."""
     registered = sys.modules[fsspec.register_implementation.__module__]._registry
     for scheme in ("s3", "gs"):
         monkeypatch.setitem(registered, scheme, Bucket)

@@ -1,4 +1,4 @@
-"""A disk that is full for some files."""
+"""Simulates a full disk for some files."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ import pytest
 
 @contextlib.contextmanager
 def full(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
-    """As long as this is entered, files of these names take no byte."""
+    """Makes writes to files with these names fail inside the block."""
     write = os.write
 
     def refuse(descriptor: int, content: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Random weights of the shapes that LPIPS has, under the published names."""
+"""Writes random weights with the shapes and published names of LPIPS."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ _NUMBERS = (0, 3, 6, 8, 10)
 
 
 def alexnet(prefix: Any) -> dict[str, np.ndarray]:
-    """Random weights of the right shapes; ``prefix`` names a layer by its place and number."""
+    """Returns random weights; ``prefix`` maps a layer's place and number to its name."""
     rng = np.random.default_rng(3)
     found = {}
     for place, (number, (outputs, inputs, side)) in enumerate(zip(_NUMBERS, _SHAPES, strict=True)):
@@ -31,7 +31,7 @@ def linear() -> dict[str, np.ndarray]:
 
 
 def write(path: Path) -> Path:
-    """A file as `lpips.LPIPS(net="alex").state_dict()` makes it."""
+    """Writes a file with the contents of ``lpips.LPIPS(net="alex").state_dict()``."""
     whole = alexnet(lambda place, number: f"net.slice{place + 1}.{number}") | linear()
     tensor_files.write(path, whole, {})
     return path

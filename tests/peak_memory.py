@@ -1,11 +1,11 @@
-"""The most memory that a program takes, run by itself."""
+"""Measures the peak memory of a Python program in a separate process."""
 
 import os
 import subprocess
 import sys
 
-# Not getrusage: its maximum begins with that of the process that started this one.
-_SAYS = """
+# Not getrusage: its maximum starts with that of the parent process.
+_PRINT_PEAK = """
 with open("/proc/self/status") as file:
     print([line.split()[1] for line in file if line.startswith("VmHWM:")][0])
 """
@@ -15,14 +15,14 @@ def peak_mib(program: str, *arguments: object) -> tuple[float, str]:
     """Runs a program in Python.
 
     Args:
-        program: its text.
-        arguments: its ``sys.argv[1:]``.
+        program: source code.
+        arguments: for its ``sys.argv[1:]``.
 
     Returns:
-        Its largest resident memory in MiB, and what it printed.
+        Its peak resident memory in MiB, and its standard output.
     """
     found = subprocess.run(
-        [sys.executable, "-c", program + _SAYS, *map(str, arguments)],
+        [sys.executable, "-c", program + _PRINT_PEAK, *map(str, arguments)],
         capture_output=True,
         text=True,
         check=True,

@@ -1,4 +1,4 @@
-"""Runs the real program in processes of its own, on tiny real inputs."""
+"""Runs jaxtrain in separate processes, on tiny real inputs."""
 
 import contextlib
 import json
@@ -19,8 +19,8 @@ from jaxtrain.checkpoint.restore import restore
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
-# demo_mlm shrunk until it compiles in a few seconds. What compiled programs depend on is left alone
-# where it can be, and so is the rate: then tests find them in the cache.
+# demo_mlm, reduced so that it compiles in a few seconds. Tests should not change other values that
+# affect compilation, including the learning rate: then they share the compilation cache.
 TINY_MLM = [
     "--config",
     "demo_mlm",
@@ -64,12 +64,12 @@ TINY_MLM = [
 
 
 def command(*arguments: object) -> list[str]:
-    """The program's command line under the Python of the tests."""
+    """Returns the command line of jaxtrain with the Python of the tests."""
     return [sys.executable, "-m", "jaxtrain.main", *map(str, arguments)]
 
 
 def environment(directory: Path, **more: str) -> dict[str, str]:
-    """Variables for a run that keeps its caches under ``directory``."""
+    """Returns environment variables for a run with its caches in ``directory``."""
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return kept | {
         "PYTHONPATH": str(CHECKOUT),
@@ -80,7 +80,7 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
 
 
 def run(directory: Path, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program to its end, in ``directory``."""
+    """Runs jaxtrain in ``directory`` and waits for its end."""
     return subprocess.run(
         command(*arguments),
         cwd=directory,
@@ -93,7 +93,7 @@ def run(directory: Path, *arguments: object, **more: str) -> subprocess.Complete
 
 
 def train(directory: Path, *arguments: object, **more: str) -> str:
-    """Runs the program, which has to succeed; returns what it printed."""
+    """Runs jaxtrain, which must succeed; returns its standard output."""
     found = run(directory, *arguments, **more)
     assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
     assert "leaked" not in found.stderr, found.stderr  # shared memory of Grain's workers
@@ -109,18 +109,18 @@ def two_processes(
     only_second: Sequence[object] = (),
     second_directory: Path | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """The program as processes 0 and 1 of a run; none outlives the block.
+    """Starts jaxtrain as processes 0 and 1 of a run; kills both at the end of the block.
 
     Args:
-        directory: where they run.
-        arguments: of both.
-        second: further variables of process 1.
-        both: further variables of both.
-        only_second: further arguments of process 1.
-        second_directory: where process 1 runs, if that is another place.
+        directory: their working directory.
+        arguments: of both processes.
+        second: more environment variables of process 1.
+        both: more environment variables of both processes.
+        only_second: more arguments of process 1.
+        second_directory: working directory of process 1, if it differs.
     """
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))  # a port that nobody listens on
+        probe.bind(("127.0.0.1", 0))  # a free port
         port: int = probe.getsockname()[1]
     started = [
         subprocess.Popen(
@@ -149,7 +149,7 @@ def two_processes(
 
 
 def records(run_directory: Path) -> dict[int, dict[str, Any]]:
-    """Step -> its record in metrics.jsonl, as a reader of the file sees it."""
+    """Returns step -> its merged record in metrics.jsonl."""
     merged: dict[int, dict[str, Any]] = {}
     for line in (run_directory / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -158,7 +158,7 @@ def records(run_directory: Path) -> dict[int, dict[str, Any]]:
 
 
 def losses(run_directory: Path) -> dict[int, float]:
-    """Step -> training loss, at full precision."""
+    """Returns step -> training loss, with all digits."""
     return {
         step: record["train/loss"]
         for step, record in sorted(records(run_directory).items())
@@ -167,7 +167,7 @@ def losses(run_directory: Path) -> dict[int, float]:
 
 
 def example_ids(run_directory: Path) -> dict[int, tuple[int, list[int]]]:
-    """Step -> examples seen before it, and the examples in it, of all processes in turn."""
+    """Returns step -> (examples seen before it, its examples, ordered by process)."""
     found: dict[int, tuple[int, list[int]]] = {}
     files = run_directory.glob("examples*.jsonl")
     for path in sorted(files, key=lambda path: path.name.count(".")):  # process 0 first
@@ -180,7 +180,7 @@ def example_ids(run_directory: Path) -> dict[int, tuple[int, list[int]]]:
 
 
 def arrays(run_directory: Path) -> dict[str, np.ndarray]:
-    """Every array of a run's newest checkpoint, by its dotted name."""
+    """Returns dotted path -> array, of a run's newest checkpoint."""
     newest = layout.latest_in(run_directory / layout.CHECKPOINTS)
     assert newest is not None
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -193,7 +193,7 @@ def arrays(run_directory: Path) -> dict[str, np.ndarray]:
 
 
 def write_corpus(directory: Path, files: int = 6, words: int = 600, seed: int = 0) -> Path:
-    """A folder of small texts over a small vocabulary, always the same."""
+    """Writes a folder of small texts with a small vocabulary, always the same."""
     rng = random.Random(seed)
     vocabulary = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 7))) for _ in range(150)]
     folder = directory / "corpus"

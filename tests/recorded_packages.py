@@ -1,4 +1,4 @@
-"""Metadata as they were recorded: wheels of jax 0.10.2 and torch, GPUs, the driver's file."""
+"""Recorded metadata: wheels of jax 0.10.2 and torch, GPUs, the driver's version file."""
 
 from collections.abc import Mapping
 
@@ -56,7 +56,7 @@ KERNEL = (
 def environment(
     wheels: Mapping[str, str] | None = None, without: str = "", **packages: Package
 ) -> Find:
-    """An environment with jax's plugin for CUDA 12, its wheels, and what is changed."""
+    """Returns an environment with jax's plugin for CUDA 12 and its wheels, plus changes."""
     there = {name: Package(version) for name, version in {**WHEELS, **(wheels or {})}.items()}
     there |= {"jaxlib": Package("0.10.2"), "jax-cuda12-plugin": PLUGIN, **packages}
     there.pop(without, None)

@@ -1,4 +1,4 @@
-"""Small videos made on the spot, whose frames carry their number; and ways to break them."""
+"""Writes small videos whose frames show their number, and damages them."""
 
 import struct
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _BITS = 8
 
 
 def numbered(number: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
-    """A picture with eight bars, black or white: the bits of ``number``, highest first."""
+    """Returns an image with eight black or white bars: the bits of ``number``, highest first."""
     bits = [(number >> bit) & 1 for bit in range(_BITS - 1, -1, -1)]
     row = np.repeat(np.array(bits, np.uint8) * 255, width // _BITS)
     row = np.pad(row, (0, width - len(row)))
@@ -26,7 +26,7 @@ def numbered(number: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarra
 
 
 def number_of(picture_HW3: np.ndarray) -> int:
-    """The number that :func:`numbered` put in, whatever the size; without a crop."""
+    """Reads the number in an image of :func:`numbered`, at any size but not cropped."""
     width = picture_HW3.shape[1]
     bars = [int((bar + 0.5) * (width // _BITS)) for bar in range(_BITS)]
     bits = [picture_HW3[picture_HW3.shape[0] // 2, x].mean() > 127 for x in bars]
@@ -45,7 +45,7 @@ def write(
     container_options: dict[str, str] | None = None,
     **options: str,
 ) -> Path:
-    """Encode numbered frames, or the pictures given."""
+    """Encodes numbered frames, or the given images."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pictures = [numbered(n) for n in range(frames)] if isinstance(frames, int) else frames
     with av.open(str(path), "w", options=container_options or {}) as container:
@@ -67,7 +67,7 @@ def write(
 
 
 def write_at(path: Path, pictures: list[np.ndarray], stamps_ms: list[int]) -> Path:
-    """Encode pictures that are shown at these times."""
+    """Encodes images with the given timestamps."""
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream("libx264", rate=25)
         stream.height, stream.width = pictures[0].shape[:2]
@@ -82,7 +82,7 @@ def write_at(path: Path, pictures: list[np.ndarray], stamps_ms: list[int]) -> Pa
 
 
 def without_frames(path: Path) -> Path:
-    """A file that says that it is a video, and holds none."""
+    """Writes a video file without frames."""
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream("libx264", rate=25)
         stream.height = stream.width = 16
@@ -92,14 +92,14 @@ def without_frames(path: Path) -> Path:
 
 
 def busy(frames: int, seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> list[np.ndarray]:
-    """Pictures that cost bytes: moving noise. A file of them can be broken in the middle."""
+    """Returns images of moving noise; their file is large enough to be damaged in the middle."""
     rng = np.random.default_rng(seed)
     noise = rng.integers(0, 256, (height + frames, width, 3), np.uint8)
     return [noise[n : n + height] for n in range(frames)]
 
 
 def drop_packet(path: Path, number: int) -> Path:
-    """Copy a video without one of its packets, next to it."""
+    """Copies a video without one of its packets, into the same folder."""
     copy = path.with_name(f"dropped_{path.name}")
     with av.open(str(path)) as source, av.open(str(copy), "w") as target:
         stream = target.add_stream_from_template(source.streams.video[0])
@@ -111,14 +111,14 @@ def drop_packet(path: Path, number: int) -> Path:
 
 
 def truncate(path: Path, share: float) -> Path:
-    """Cut the end off."""
+    """Cuts the end off a file."""
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     return path
 
 
 def garble(path: Path, at: float = 0.6, length: int = 400) -> Path:
-    """Overwrite some bytes in the middle with noise."""
+    """Overwrites some bytes in the middle with noise."""
     data = bytearray(path.read_bytes())
     start = int(len(data) * at)
     data[start : start + length] = np.random.default_rng(0).bytes(length)
@@ -127,7 +127,7 @@ def garble(path: Path, at: float = 0.6, length: int = 400) -> Path:
 
 
 def rotate_quarter(path: Path) -> Path:
-    """Mark an MP4 as to be shown turned by a quarter, clockwise (ISO 14496-12, 8.3.2)."""
+    """Sets the rotation of an MP4 to 90 degrees clockwise (ISO 14496-12, 8.3.2)."""
     data = bytearray(path.read_bytes())
     matrix = data.index(b"tkhd") + 4 + 40
     one = 1 << 16
@@ -137,7 +137,7 @@ def rotate_quarter(path: Path) -> Path:
 
 
 def shorten_edit(path: Path, share: float) -> Path:
-    """Let the edit list of an MP4 show only its first part (ISO 14496-12, 8.6.6)."""
+    """Shortens the edit list of an MP4 to its first part (ISO 14496-12, 8.6.6)."""
     data = bytearray(path.read_bytes())
     field = data.index(b"elst") + 4 + 8
     (duration,) = struct.unpack_from(">I", data, field)
@@ -147,14 +147,14 @@ def shorten_edit(path: Path, share: float) -> Path:
 
 
 def decoded(path: str, info: Scan, numbers: Sequence[int]) -> list[av.VideoFrame]:
-    """The frames with these numbers."""
+    """Decodes the frames with these numbers."""
     frames: dict[int, av.VideoFrame] = {}
     decode.read(path, info, numbers, frames.__setitem__)
     return [frames[place] for place in range(len(numbers))]
 
 
 def cropped(frames: Sequence[av.VideoFrame], info: Scan, **cut: Any) -> np.ndarray:
-    """The same piece of all frames; ``cut`` as for :class:`jaxtrain.data.video.frames.Cut`."""
+    """Crops all frames alike; ``cut`` as for :class:`jaxtrain.data.video.frames.Cut`."""
     clip = video_frames.Cut(info, frames=len(frames), **cut)
     for place, frame in enumerate(frames):
         clip.put(place, frame)
@@ -162,7 +162,7 @@ def cropped(frames: Sequence[av.VideoFrame], info: Scan, **cut: Any) -> np.ndarr
 
 
 def single_picture(path: Path, height: int, width: int, times: int = 1) -> Path:
-    """A black PNG in a MOV, repeated: large for few bytes."""
+    """Writes a MOV with a repeated black PNG: large images in few bytes."""
     once = path.with_name(f"once_{path.name}")
     with av.open(str(once), "w") as container:
         stream: Any = container.add_stream("png", rate=25)
@@ -184,7 +184,7 @@ def single_picture(path: Path, height: int, width: int, times: int = 1) -> Path:
 
 
 def growing(path: Path, small: tuple[int, int], large: tuple[int, int]) -> Path:
-    """An MPEG transport stream whose pictures grow after 150 frames: (height, width) of each."""
+    """Writes an MPEG transport stream whose (height, width) changes after 150 frames."""
     whole = b""
     for number, size in enumerate((small, large)):
         part = path.with_name(f"part{number}.ts")

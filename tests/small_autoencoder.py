@@ -1,4 +1,4 @@
-"""Weights of a narrow video autoencoder whose pictures are busy, and videos with sound."""
+"""Weights of a narrow video autoencoder with noisy output, and videos with sound."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def config(**fields: Any) -> video_ae.Config:
 
 
 def params(model: video_ae.Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """Noise, from which come busy pictures, a little of them outside of [0, 1]."""
+    """Returns random weights, which give noisy images, slightly outside of [0, 1] in places."""
     rng = np.random.default_rng(seed)
     found = {}
     for name, leaf in state.ModelDefinition(model.build).params.items():
@@ -33,7 +33,7 @@ def params(model: video_ae.Config, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def save(path: Path, seed: int = 0, **fields: Any) -> Path:
-    """A weights file that says which model it is of."""
+    """Writes a weights file that contains its model config."""
     model = config(**fields)
     weights.save(path, model, params(model, seed))
     return path
@@ -46,19 +46,19 @@ def module(path: Path) -> video_ae.VideoAutoencoder:
 
 
 def read(path: Path) -> np.ndarray:
-    """All frames, uint8 [T, H, W, 3]."""
+    """Reads all frames, uint8 [T, H, W, 3]."""
     with av.open(str(path)) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 @nnx.jit
 def through(made: video_ae.VideoAutoencoder, video_BTHW3: Any) -> Any:
-    """Encoded and decoded at once, compiled."""
+    """Encodes and decodes in one compiled function."""
     return made.decode(made.encode(video_BTHW3))
 
 
 def reconstructed(path: Path, video_THW3: np.ndarray) -> np.ndarray:
-    """What the whole video becomes in one go, uint8, as long as it was and longer by up to 3."""
+    """Reconstructs an entire video at once; returns its frames as uint8."""
     made = module(path)
     _, height, width, _ = video_THW3.shape
     factor = made.space_factor
@@ -74,7 +74,7 @@ def reconstructed(path: Path, video_THW3: np.ndarray) -> np.ndarray:
 
 
 def with_sound(path: Path, pictures: list[np.ndarray], seconds: float, codec: str = "aac") -> Path:
-    """A video with a tone beside it; without pictures only the tone."""
+    """Writes a video with a tone; without images, only the tone."""
     rate = 16_000
     with av.open(str(path), "w") as container:
         video: Any = None
@@ -102,7 +102,7 @@ def with_sound(path: Path, pictures: list[np.ndarray], seconds: float, codec: st
 
 
 def sound_of(path: Path) -> list[tuple[float, bytes]]:
-    """Time and content of each packet of sound."""
+    """Returns the time and content of each audio packet."""
     with av.open(str(path)) as container:
         if not container.streams.audio:
             return []

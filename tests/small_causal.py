@@ -1,4 +1,4 @@
-"""Batches of a small causal language model, and the arrays that transformers gave for such ones."""
+"""Batches for a small causal language model, and arrays computed by transformers."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def batch(model: Any, rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
-    """Random tokens; the first three targets of each row are ignored."""
+    """Returns random tokens; the first three targets of each sequence are ignored."""
     rng = np.random.default_rng(seed)
     shape = (rows, model.sequence_length)
     targets = rng.integers(0, model.vocab_size, shape)
@@ -29,7 +29,7 @@ def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A parameter of transformers' models: its seed is in its name, its scale in its shape."""
+    """Returns a parameter for transformers; its name gives the seed, its shape the scale."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
     if len(shape) == 1:  # a norm's
@@ -38,7 +38,7 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Stored:
-    """What transformers gave: `python tests/interop/transformers_causal.py` writes it anew.
+    """Stored results of transformers; ``tests/interop/transformers_causal.py`` writes the file.
 
     Attributes:
         settings: its config.json.

@@ -42,7 +42,7 @@ def sharding(leaf: Any, mesh: Mesh) -> NamedSharding:
 
 
 def make_state(step: int, *, mesh: Mesh | None = None, width: int = 8, big: int = 0) -> State:
-    """A state with empty extras, NamedTuples, nodes without leaves, and dotted names."""
+    """Returns a state with empty extras, NamedTuples, nodes without leaves, and dotted names."""
     rng = np.random.default_rng(step)
     params = {
         "encoder.0.kernel": rng.normal(size=(16, width)).astype(np.float32),
@@ -81,14 +81,14 @@ def meta_of(step: int) -> dict[str, Any]:
 
 
 def save(saver: Checkpoints, *steps: int) -> None:
-    """Saves a state at each step, one after the other."""
+    """Saves a state at each step."""
     for step in steps:
         saver.save(make_state(step), meta_of(step))
     saver.wait()
 
 
 def found_momentum(state: object) -> dict[str, jax.Array]:
-    """Muon's momentum in an optimizer's state, by parameter."""
+    """Returns parameter -> Muon's momentum, from an optimizer's state."""
     (one,) = (
         part
         for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, muon.MuonState))

@@ -1,4 +1,4 @@
-"""Text of made-up words, and a text data set opened as a run opens it."""
+"""Text of random words, and a text data set as a run opens it."""
 
 import dataclasses
 import random
@@ -28,7 +28,7 @@ def silent(text: str) -> None:
 
 
 def write(folder: Path, files: int = 6) -> Path:
-    """Text files of made-up sentences, different in each."""
+    """Writes text files of random sentences."""
     folder.mkdir()
     for number in range(files):
         rng = random.Random(number)

@@ -1,10 +1,10 @@
-"""What a compiler could say of a step (jaxtrain.planning.compilation), made up for tests."""
+"""Invented findings of the compiler about a step (jaxtrain.planning.compilation)."""
 
 from typing import Any
 
 
 def findings(temporaries: float, *, estimate: bool = False) -> dict[str, Any]:
-    """A step whose memory is its temporaries.
+    """Returns the findings of a step whose memory is mostly temporaries.
 
     Args:
         temporaries: bytes.

@@ -1,18 +1,18 @@
-"""The shape of the package: which way imports point, and what may choose code by a name."""
+"""The structure of the package: the direction of imports, and names that choose code."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-# The packages, and the modules beside them; each imports only what stands below it.
+# The packages and top-level modules; each imports only those after it.
 ORDER = (
     *("__main__", "main", "cli", "doctor", "bench", "inference", "planning", "training"),
     *("reporting", "interop", "data", "telemetry", "checkpoint", "distributed", "optim", "models"),
     *("sharding", "xla", "ops", "config", "terminal", "storage", "versions", "errors"),
 )
 MOST_ROOT_MODULES = 6
-# What worker processes and the parsing of a command line must not pay for.
+# Imports that would slow down worker processes and the parsing of a command line.
 LIGHT = {"jaxtrain.main": {"jax", "flax", "optax", "orbax", "grain", "numpy", "tyro"}}
 
 
@@ -25,7 +25,7 @@ def modules(checkout: Path) -> dict[str, Path]:
 
 
 def imports(path: Path, *, top_level: bool) -> set[str]:
-    """Names that a file imports: everywhere in it, or only where importing it runs them."""
+    """Returns the names that a file imports, anywhere or only at its top level."""
     tree = ast.parse(path.read_text())
     nodes = tree.body if top_level else ast.walk(tree)
     names: set[str] = set()
@@ -47,30 +47,30 @@ def package_of(name: str) -> str:
 
 
 def part(name: str) -> str:
-    """The package, or the module beside the packages: the second name of a dotted one."""
+    """Returns the package or top-level module: the second part of a dotted name."""
     return name.split(".")[1]
 
 
 def direct_imports(files: dict[str, Path], *, top_level: bool) -> dict[str, set[str]]:
-    """Module -> the modules of the package that it imports, anywhere or where importing it does."""
+    """Returns module -> modules of jaxtrain that it imports, anywhere or only at its top level."""
     found: dict[str, set[str]] = {}
     for name, path in files.items():
         tree = ast.parse(path.read_text())
         whole = {
-            # A module that a package holds, or else what the package itself defines.
+            # A module of a package, or else a name that the package itself defines.
             dotted if (dotted := f"{node.module}.{alias.name}") in files else str(node.module)
             for node in (tree.body if top_level else ast.walk(tree))
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
-        # Importing a module imports the packages that hold it first.
+        # Importing a module first imports the packages that contain it.
         whole |= {package_of(other) for other in whole if not inside(name, package_of(other))}
         found[name] = (whole & files.keys()) - {"jaxtrain", name}
     return found
 
 
 def upward(direct: dict[str, set[str]]) -> list[str]:
-    """Imports between packages against the order."""
+    """Returns imports between packages against the order."""
     return [
         f"{name} imports {other}"
         for name, others in direct.items()
@@ -79,8 +79,8 @@ def upward(direct: dict[str, set[str]]) -> list[str]:
     ]
 
 
-def circle(direct: dict[str, set[str]]) -> list[str]:
-    """Modules that import one another in a circle, if there are some."""
+def cycle(direct: dict[str, set[str]]) -> list[str]:
+    """Returns modules that import each other in a cycle, if any."""
     done: set[str] = set()
 
     def walk(name: str, trail: list[str]) -> list[str]:
@@ -102,16 +102,16 @@ def test_imports_go_down_the_order(checkout: Path) -> None:
     assert {part(name) for name in files if name != "jaxtrain"} == set(ORDER)
     del files["jaxtrain"]
     assert upward(direct_imports(files, top_level=False)) == []
-    assert circle(direct_imports(files, top_level=True)) == []
+    assert cycle(direct_imports(files, top_level=True)) == []
 
 
-def test_an_import_against_the_order_and_a_circle_are_noticed() -> None:
+def test_an_import_against_the_order_and_a_cycle_are_detected() -> None:
     assert upward({"jaxtrain.storage.lock": {"jaxtrain.training.loop"}})
     assert upward({"jaxtrain.training.loop": {"jaxtrain.storage.lock", "jaxtrain.errors"}}) == []
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
 
 
-def test_few_modules_stand_beside_the_packages(checkout: Path) -> None:
+def test_there_are_few_top_level_modules(checkout: Path) -> None:
     beside = {path.name for path in (checkout / "jaxtrain").glob("*.py")} - {"__init__.py"}
     assert len(beside) <= MOST_ROOT_MODULES
 
@@ -128,12 +128,12 @@ def test_the_command_line_is_light_to_import(checkout: Path, module: str) -> Non
     assert not outside & LIGHT[module]
 
 
-def test_no_file_is_a_drawer(checkout: Path) -> None:
+def test_no_file_is_a_catch_all(checkout: Path) -> None:
     names = {path.name for path in (checkout / "jaxtrain").rglob("*.py")}
     assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
 
 
-def test_no_other_file_asks_for_a_models_class(checkout: Path) -> None:
+def test_only_the_models_package_checks_model_classes(checkout: Path) -> None:
     """Optional methods decide what a model can do (jaxtrain/models/__init__.py)."""
     package = checkout / "jaxtrain"
     models = {path.stem for path in (package / "models").iterdir()}
@@ -149,8 +149,8 @@ def test_no_other_file_asks_for_a_models_class(checkout: Path) -> None:
                 assert not asked & models, f"{path}: {ast.unparse(node)}"
 
 
-# Where a name that is not written out chooses what runs or is read, and where that name comes from.
-# A name that a file, an address or the network supplied must never get there (SECURITY.md).
+# Places where a variable name chooses code or an attribute, and the origin of that name. It must
+# never come from a file, an address or the network (SECURITY.md).
 _FIELDS = "fields that the class declares"
 _FLAGS = "flags that the parser declares"
 _LITERAL = "names in the function itself"
@@ -183,6 +183,9 @@ CHOSEN = {
     "models/video_ae/config.py Config.problems": _LITERAL,
     "models/video_ae/losses.py Adversary.__post_init__": _LITERAL,
     "models/video_ae/streaming.py _step": "names in its callers",
+    "config/help.py _default": _FIELDS,
+    "config/help.py _nested": _FIELDS,
+    "config/help.py _own_fields": _FIELDS,
     "config/overrides.py _optional_sections": _FIELDS,
     "config/overrides.py _with": "fields that the command line named and apply() found",
     "config/overrides.py _with_all": "fields that a program named and replaced() found",
@@ -199,7 +202,7 @@ RUNNERS = {
 
 
 def choices(tree: ast.AST, inside: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """Calls that choose or run code by a name or a text: the function they are in, the call."""
+    """Returns calls that choose or run code by a name or a text, with their functions."""
     found = []
     for node in ast.iter_child_nodes(tree):
         scope = inside
@@ -211,7 +214,7 @@ def choices(tree: ast.AST, inside: tuple[str, ...] = ()) -> list[tuple[str, str]
             attribute = node.args[1:2] if name == "getattr" else node.args[:1]
             named = all(isinstance(one, ast.Constant) for one in attribute)
             runs = name in RUNNERS and not (literal and name == "import_module")
-            # As methods these are others': re.compile, torch's model.eval().
+            # Methods with these names are harmless: re.compile, torch's model.eval().
             if name in ("compile", "eval") and owner:
                 runs = False
             loads = owner.rpartition(".")[2] in ("pickle", "marshal", "shelve", "dill", "yaml")
@@ -236,8 +239,8 @@ def test_no_name_from_a_file_chooses_code(checkout: Path) -> None:
             place = f"{path.relative_to(package).as_posix()} {function}"
             used.add(place)
             assert place in CHOSEN, (
-                f"jaxtrain/{place}: {call} chooses what runs by a name. If no file, address or "
-                "message can supply the name, add the place to CHOSEN and say where it comes from"
+                f"jaxtrain/{place}: {call} chooses code by a name. If no file, address or message "
+                "can supply the name, add the place to CHOSEN with the origin of the name"
             )
     assert used == CHOSEN.keys(), f"nothing uses these entries of CHOSEN: {CHOSEN.keys() - used}"
 
@@ -256,5 +259,5 @@ def test_no_name_from_a_file_chooses_code(checkout: Path) -> None:
         "def f(name):\n    return operator.attrgetter(name)(jax)(1)",
     ],
 )
-def test_choosing_code_is_noticed(code: str) -> None:
+def test_choosing_code_is_detected(code: str) -> None:
     assert choices(ast.parse(code))

@@ -1,4 +1,4 @@
-"""The command line: its flags are frozen, and wrong use is one line and exit code 2."""
+"""The command line: its flags are fixed, and wrong use is one line and exit code 2."""
 
 import re
 import subprocess
@@ -14,8 +14,8 @@ from jaxtrain.errors import InputError
 from jaxtrain.training import profiler, session
 
 
-def test_the_flags_are_frozen() -> None:
-    """A new setting is a config field; these flags are all there will ever be."""
+def test_the_flags_are_fixed() -> None:
+    """New settings are config fields, not flags."""
     options = {
         option for action in train.flags_parser()._actions for option in action.option_strings
     }
@@ -53,9 +53,17 @@ DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
         ([*DEMO_ON_8, "--profile", "9:3"], "9:3"),
         (["--config", "demo", "--simulate-devices", "many"], "many"),
         (["confgs", "list"], "configs"),
+        (["dmeo"], "--config demo?"),
+        (["demo"], "--config demo"),
+        (["version"], "--version"),
+        ([*DEMO_ON_8, "--lr", "1"], "--optim.peak_lr"),
+        ([*DEMO_ON_8, "--bs", "1"], "--data.batch_size"),
+        ([*DEMO_ON_8, "--batch_size", "1"], "--data.batch_size"),
+        ([*DEMO_ON_8, "--steps", "1"], "--loop.steps"),
+        ([*DEMO_ON_8, "--epochs", "1"], "--loop.epochs"),
     ],
 )
-def test_wrong_use_is_one_line_that_names_the_cure(
+def test_wrong_use_is_one_line_with_the_fix(
     arguments: list[str],
     said: str,
     capsys: pytest.CaptureFixture[str],
@@ -71,11 +79,11 @@ def test_wrong_use_is_one_line_that_names_the_cure(
 
 
 def refuse_to_start(run: object, flags: object) -> int:
-    """Stands where training would start; of the cases above only the data path comes so far."""
+    """Replaces the start of the training, which only a missing data path reaches."""
     raise InputError("data.path is None: set --data.path")
 
 
-def test_a_package_that_is_not_there_names_the_way_out(
+def test_a_missing_package_is_one_line_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def needs(name: str) -> Callable[..., int]:
@@ -98,17 +106,33 @@ def test_help_lists_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> No
     assert main.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert "--resume" in text
-    assert "configs" in text
+    assert len(text.splitlines()) <= 24
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for command in main.COMMANDS:
+        assert re.search(rf"^[\w ]{{16}}{command} ", text, re.MULTILINE)
 
 
 def test_help_of_a_config_documents_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--config", "demo", "--help"]) == 0
     text = capsys.readouterr().out
-    for field in ("--optim.peak", "--data.path", "--mesh.shard", "--loop.log", "--model."):
-        assert field in text.replace("_", "-") or field in text
+    assert "--resume" in text
+    assert text.count("usage:") == 1
+    for section in ("run", "model", "data", "optim", "mesh", "loop", "checkpoint"):
+        assert f"\n  {section} " in text
 
 
-def test_version_names_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--help", "optim", "loop"]) == 0
+    text = capsys.readouterr().out
+    assert "--optim.peak_lr" in text
+    assert "--loop.log_every" in text
+    assert "--data.path" not in text
+    assert "--config demo" in text
+    assert main.main(["--help", "generate"]) == 2
+    assert "generate is a command" in capsys.readouterr().err
+
+
+def test_version_lists_dependencies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--version"]) == 0
     assert "orbax-checkpoint" in capsys.readouterr().out
 
@@ -123,11 +147,11 @@ def test_importing_the_command_line_does_not_import_jax(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "3", "3:", "5:5", "a:b", "-1:4"])
-def test_a_profile_span_is_start_and_stop(text: str) -> None:
+def test_a_profile_span_must_be_start_and_stop(text: str) -> None:
     with pytest.raises(InputError, match="START:STOP"):
         profiler.span(text)
 
 
-def test_a_profile_span_is_read() -> None:
+def test_a_profile_span_is_parsed() -> None:
     assert profiler.span("10:15") == (10, 15)
     assert profiler.span(None) is None

@@ -1,4 +1,4 @@
-"""Shapes to shardings: a pure function, so a table of it can be read on a laptop."""
+"""The sharding of parameters as a function of their shapes."""
 
 import dataclasses
 from pathlib import Path
@@ -18,11 +18,11 @@ from jaxtrain.sharding import ShardingRule, local_rows, make_mesh, partition_spe
     [
         ((3, 3, 64, 128), 8, P(None, None, None, "fsdp")),  # the largest
         ((3, 3, 128, 64), 8, P(None, None, "fsdp")),
-        ((64, 64), 8, P(None, "fsdp")),  # of equals, the last
-        ((100, 64), 8, P(None, "fsdp")),  # the largest does not divide
-        ((9, 7), 8, P()),  # nothing divides
-        ((4,), 8, P()),  # too small to share
-        ((64, 64), 1, P()),  # nobody to share with
+        ((64, 64), 8, P(None, "fsdp")),  # the last of equal dimensions
+        ((100, 64), 8, P(None, "fsdp")),  # the largest is not divisible
+        ((9, 7), 8, P()),  # none is divisible
+        ((4,), 8, P()),  # too small to shard
+        ((64, 64), 1, P()),  # one device
         ((), 8, P()),
         ((0, 64), 8, P()),
     ],
@@ -31,12 +31,12 @@ def test_partition_spec(shape: tuple[int, ...], fsdp: int, spec: P) -> None:
     assert partition_spec(shape, fsdp, min_elements=32) == spec
 
 
-def test_small_arrays_stay_whole() -> None:
+def test_small_arrays_are_not_sharded() -> None:
     assert partition_spec((8, 8), 8, min_elements=65) == P()
     assert partition_spec((8, 8), 8, min_elements=64) == P(None, "fsdp")
 
 
-def test_a_wrong_device_count_names_both_numbers_and_the_ways_out() -> None:
+def test_a_wrong_device_count_is_reported_with_fixes() -> None:
     with pytest.raises(InputError, match=r"16 devices .* has 8 .*--mesh.fsdp 8.*--simulate-dev"):
         make_mesh(config.Mesh(data=1, fsdp=16, shard="params"))
 
@@ -54,7 +54,7 @@ def test_none_replicates_everything() -> None:
     assert rule.unsharded({"a": jax.ShapeDtypeStruct((1023, 1023), "float32")}) == {}
 
 
-def test_what_cannot_be_sharded_is_named() -> None:
+def test_arrays_that_cannot_be_sharded_are_listed() -> None:
     rule = ShardingRule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
     arrays = {
         "odd": jax.ShapeDtypeStruct((1023, 1023), "float32"),
@@ -64,23 +64,23 @@ def test_what_cannot_be_sharded_is_named() -> None:
     assert rule.unsharded(arrays) == {"odd": (1023, 1023)}
 
 
-def test_rows_of_one_process_are_the_whole_batch() -> None:
+def test_a_single_process_has_the_full_batch() -> None:
     assert local_rows(toy.mesh_of(2, 4), 16) == slice(0, 16)
 
 
 @pytest.mark.parametrize("name", ["h100_16", "mlm_h200_8"])
-def test_sharding_of_a_shipped_config_is_as_recorded(name: str, checkout: Path) -> None:
-    """A golden table: every parameter's shape and PartitionSpec.
+def test_the_sharding_of_a_shipped_config_is_unchanged(name: str, checkout: Path) -> None:
+    """The golden table has the shape and PartitionSpec of every parameter.
 
-    When a change of the model or of the rule is meant, write the table anew with
-    ``python tests/test_sharding.py`` and read its difference.
+    After an intended change of the model or the rule, rewrite it with
+    ``python tests/test_sharding.py`` and review the difference.
     """
     golden = checkout / "tests" / "fixtures" / f"sharding_{name}.txt"
     assert table(name) == golden.read_text()
 
 
 def table(name: str) -> str:
-    """Dotted path, shape and spec of every parameter, a line each."""
+    """Returns one line per parameter: dotted path, shape, spec."""
     from jaxtrain.training.state import ModelDefinition
 
     run = config.named(name)
@@ -91,14 +91,14 @@ def table(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_golden_table_would_notice_another_mesh() -> None:
+def test_the_golden_table_depends_on_the_mesh() -> None:
     run = config.named("h100_16")
     assert dataclasses.asdict(run.mesh)["fsdp"] == 16
     assert "fsdp" in table("h100_16")
 
 
-def test_parameters_sharded_inside_a_node_stay_so() -> None:
-    with pytest.raises(InputError, match=r"wants 48 devices .*: set --mesh.data 2 --mesh.fsdp 4 "):
+def test_parameters_sharded_inside_a_node_stay_inside_it() -> None:
+    with pytest.raises(InputError, match=r"needs 48 devices .*: set --mesh.data 2 --mesh.fsdp 4 "):
         make_mesh(config.Mesh(data=12, fsdp=4, shard="params"))
     with pytest.raises(InputError, match=r": set --mesh.data 1 --mesh.fsdp 8 "):
         make_mesh(config.Mesh(data=4, fsdp=16, shard="params"))

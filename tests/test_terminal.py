@@ -1,4 +1,4 @@
-"""What a person sees of a run: on a terminal, which is a real one here, and elsewhere."""
+"""The console on a real pseudo-terminal and elsewhere, and escaping of control characters."""
 
 import ast
 import contextlib
@@ -51,7 +51,7 @@ phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())))
 
 
 class OnTerminal:
-    """A program on a terminal of its own, and all that it has drawn there."""
+    """A program on a terminal of its own, and everything it has drawn there."""
 
     def __init__(self, body: str, **environment: str) -> None:
         self._own, theirs = pty.openpty()
@@ -69,19 +69,19 @@ class OnTerminal:
         """Reads until ``wanted`` was drawn; returns everything so far."""
         deadline = time.monotonic() + limit_s
         while not re.search(wanted, self.drawn):
-            assert time.monotonic() < deadline, f"{wanted!r} does not come: {self.drawn!r}"
-            assert self._read(), f"{wanted!r} did not come: {self.drawn!r}"
+            assert time.monotonic() < deadline, f"{wanted!r} was not drawn: {self.drawn!r}"
+            assert self._read(), f"the program ended before {wanted!r}: {self.drawn!r}"
         return self.drawn
 
     def end(self) -> str:
-        """Everything, once the program has ended."""
+        """Returns everything drawn, once the program has ended."""
         while self._read():
             pass
         self.process.wait(60)
         return self.drawn
 
     def close(self) -> None:
-        """Takes the terminal away."""
+        """Closes the terminal."""
         if self._own >= 0:
             os.close(self._own)
             self._own = -1
@@ -91,7 +91,7 @@ class OnTerminal:
             return False
         try:
             piece = os.read(self._own, 65536)
-        except OSError:  # nobody has the other end open
+        except OSError:  # the other end is closed
             return False
         self.drawn += piece.decode()
         return bool(piece)
@@ -128,23 +128,23 @@ TRAINS = """
 """
 
 
-def test_on_a_terminal_a_line_lives_below_those_that_stay(on_terminal: Any) -> None:
+def test_a_terminal_has_a_live_line_below_the_permanent_lines(on_terminal: Any) -> None:
     program = on_terminal(TRAINS)
     drawn = program.end()
     assert program.process.returncode == 0, drawn
     assert re.search(r"compiling \d+s \| step 0/40", drawn)
     assert re.search(r"training ━+╌+ 10/40 \| loss 1\.5000", drawn)
-    assert "step 10/40 [bold] | " + "x" * 80 + "\r\n" in drawn  # not cut into lines
+    assert "step 10/40 [bold] | " + "x" * 80 + "\r\n" in drawn  # not wrapped
     assert "a library\r\n" in drawn
-    assert drawn.endswith("\x1b[2Kover\r\n")  # the living line is gone
+    assert drawn.endswith("\x1b[2Kover\r\n")  # the live line is removed
     assert "\x1b[?25" not in drawn  # the cursor is never hidden
 
 
-@pytest.mark.parametrize("said", [{"TERM": "dumb"}, {"CI": "true"}])
-def test_a_terminal_that_wants_plain_lines_gets_no_others(
-    on_terminal: Any, said: dict[str, str]
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"CI": "true"}])
+def test_a_dumb_terminal_or_ci_gets_only_plain_lines(
+    on_terminal: Any, variables: dict[str, str]
 ) -> None:
-    drawn = on_terminal(TRAINS, **said).end()
+    drawn = on_terminal(TRAINS, **variables).end()
     lines = ["step 10/40 [bold] | " + "x" * 80, "a library", "shown", "over"]
     assert drawn.splitlines() == lines
 
@@ -217,7 +217,7 @@ def test_a_pipe_and_the_log_get_no_control_codes(
     assert len(found.out.splitlines()[0]) < 80 < len(lines[0])  # all versions are in the log
 
 
-def test_a_terminal_that_goes_away_ends_nothing(on_terminal: Any, tmp_path: Path) -> None:
+def test_a_terminal_that_disappears_does_not_end_the_run(on_terminal: Any, tmp_path: Path) -> None:
     program = on_terminal(
         f"""
         import signal
@@ -228,9 +228,9 @@ def test_a_terminal_that_goes_away_ends_nothing(on_terminal: Any, tmp_path: Path
             while not Path({str(tmp_path / "gone")!r}).exists():
                 time.sleep(0.05)
             for _ in range(5):
-                shown.show("nobody reads this")
+                shown.show("after the terminal is gone")
                 time.sleep(0.1)
-        terminal.plain("nor this")
+        terminal.plain("at the end")
         """
     )
     program.until("here")
@@ -239,21 +239,21 @@ def test_a_terminal_that_goes_away_ends_nothing(on_terminal: Any, tmp_path: Path
     assert program.process.wait(60) == 0
 
 
-def test_a_long_piece_of_work_is_a_bar_in_the_same_line(on_terminal: Any) -> None:
+def test_a_long_task_is_a_bar_in_the_live_line(on_terminal: Any) -> None:
     drawn = on_terminal(
         """
         with console.Console(phases, 0), phases.within("data"):
-            with progress_bar.metered("tokenising", 40.0, 0.0, print) as tell:
-                tell(10.0)
+            with progress_bar.metered("tokenizing", 40.0, 0.0, print) as update:
+                update(10.0)
                 time.sleep(0.3)
             time.sleep(0.3)
         """
     ).end()
-    assert re.search(r"reading data ━+╌+ tokenising 10 of 40 MB \| 0s", drawn)
+    assert re.search(r"reading data ━+╌+ tokenizing 10 of 40 MB \| 0s", drawn)
     assert re.search(r"reading data \d+s", drawn)
 
 
-def test_how_long_a_step_takes_of_late() -> None:
+def test_the_moving_average_of_the_step_time() -> None:
     clock = Clock()
     phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())), clock=clock)
     phases.training()
@@ -270,7 +270,7 @@ def test_how_long_a_step_takes_of_late() -> None:
 
 
 class Clock:
-    """One that the test moves."""
+    """A clock that the test moves."""
 
     now = 100.0
     asked = 0
@@ -280,10 +280,10 @@ class Clock:
         return self.now
 
 
-def test_elsewhere_a_long_phase_says_that_it_is_there(
+def test_without_a_terminal_a_long_phase_prints_notes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(console, "_CHECK_EVERY_S", 0.01)
     clock = Clock()
     phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(), StopSignals())), clock=clock)
     with Console(phases, 0, {}) as shown, contextlib.closing(EventLog(shown)) as log:
@@ -293,7 +293,7 @@ def test_elsewhere_a_long_phase_says_that_it_is_there(
         def after(seconds: float) -> list[str]:
             clock.now += seconds
             asked = clock.asked
-            while clock.asked < asked + 2:  # once to see the new time; twice: what it says is said
+            while clock.asked < asked + 2:  # the second call follows the note for the first
                 time.sleep(0.01)
             return capsys.readouterr().out.splitlines()
 
@@ -302,8 +302,8 @@ def test_elsewhere_a_long_phase_says_that_it_is_there(
             assert after(2.0) == ["compiling: 31s so far"]
             assert after(58.0) == []
             assert after(3.0) == ["compiling: 1m32s so far"]
-            shown.show("one of the compiler's own")
-            assert after(59.0) == ["one of the compiler's own"]
+            shown.show("a message of the compiler")
+            assert after(59.0) == ["a message of the compiler"]
             assert after(2.0) == ["compiling: 2m33s so far"]
         with phases.within("save"):
             assert after(31.0) == ["saving: 31s so far"]
@@ -313,10 +313,10 @@ def test_elsewhere_a_long_phase_says_that_it_is_there(
     assert "Z compiling: 1m32s so far\n" in logged
 
 
-def test_the_other_processes_stay_dark(
+def test_other_processes_print_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "lively", lambda *_: pytest.fail("it may not even look"))
+    monkeypatch.setattr(terminal, "lively", lambda *_: pytest.fail("not in process 1"))
     clock = Clock()
     phases = Phases(Watchdog(None, Heartbeat(KeyValueStore(1, 2), StopSignals())), clock=clock)
     with Console(phases, 1), phases.within("compile"):
@@ -331,12 +331,12 @@ VALUES = {
 }
 
 
-def test_what_the_line_says_and_leaves_out() -> None:
+def test_the_live_line_drops_fields_that_do_not_fit() -> None:
     training = Now("training", 0.0, 30, 60, 100.0, 4.0, VALUES)
-    told = "30/60 | 0.25 steps/s | eta 1m58s | loss 6.0645 | data wait 3%"
-    assert line_of(training, 102.0, 200) == f"training {'━' * 20}{'╌' * 20} {told}"
-    assert line_of(training, 102.0, 84) == f"training {'━' * 6}{'╌' * 7} {told}"
-    assert line_of(training, 102.0, 73) == f"training {told}"
+    fields = "30/60 | 0.25 steps/s | eta 1m58s | loss 6.0645 | data wait 3%"
+    assert line_of(training, 102.0, 200) == f"training {'━' * 20}{'╌' * 20} {fields}"
+    assert line_of(training, 102.0, 84) == f"training {'━' * 6}{'╌' * 7} {fields}"
+    assert line_of(training, 102.0, 73) == f"training {fields}"
     assert line_of(training, 102.0, 40) == "training ━━━━━╌╌╌╌╌ 30/60 | 0.25 steps/s"
     assert line_of(training, 102.0, 5) == "train"
     slow = line_of(training, 225.0, 79)
@@ -349,11 +349,11 @@ def test_what_the_line_says_and_leaves_out() -> None:
     assert line_of(Now("start", 90.0, None, None, 0.0, None, {}), 102.0, 79) == "starting 12s"
 
 
-def test_without_a_display_the_meter_draws_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_live_line_the_progress_bar_is_separate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.taken() is None
     asked: list[bool] = []
     monkeypatch.setattr(terminal, "lively", lambda *_: bool(asked.append(True)))
-    with progress_bar.metered("tokenising", 1.0, 0.0, print):
+    with progress_bar.metered("tokenizing", 1.0, 0.0, print):
         pass
     assert asked == [True]
 
@@ -362,7 +362,7 @@ HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb\u2066\x7f\udcff\n\tü ☃ \u200f\u2028"
 SHOWN = "a\\x1b[2J\\x07\\x0d\\x9b31m\\u202eb\\u2066\\x7f\\xff\n\tü ☃ \\u200f\\u2028"
 
 
-def test_what_a_terminal_obeys_is_written_out() -> None:
+def test_control_characters_are_escaped() -> None:
     assert errors.visible(HOSTILE) == SHOWN
     for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)):
         shown = errors.visible(chr(code))
@@ -373,7 +373,7 @@ def test_what_a_terminal_obeys_is_written_out() -> None:
     assert errors.visible(text) == text
 
 
-def test_what_is_one_line_stays_one() -> None:
+def test_one_line_escapes_line_feeds() -> None:
     assert errors.one_line("a\nb\r\n\x1b") == "a\\nb\\x0d\\n\\x1b"
 
 
@@ -386,13 +386,13 @@ def test_what_is_one_line_stays_one() -> None:
     ],
     ids=map(str, range(9)),
 )
-def test_a_value_of_a_file_is_short_and_of_one_line(value: Any, text: str) -> None:
+def test_an_untrusted_value_is_truncated_and_one_line(value: Any, text: str) -> None:
     assert errors.shown(value) == text
     assert errors.shown("x" * 100, 200) == f"'{'x' * 100}'"
 
 
 @pytest.mark.parametrize("show", [terminal.plain, terminal.out, terminal.warn])
-def test_every_way_of_printing_writes_it_out(
+def test_every_print_function_escapes(
     show: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     show(HOSTILE)
@@ -400,30 +400,28 @@ def test_every_way_of_printing_writes_it_out(
     assert found.out + found.err == SHOWN + "\n"
 
 
-def test_the_log_and_the_console_write_it_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_and_the_console_escape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = event_log.attached(tmp_path, 0, 1)
-    log.say("left out \x1b[2Ja\x85forged")
+    log.say("skipped \x1b[2Ja\x85forged")
     log.log_error(InputError("no \x1b]0;x\x07"))
     log.log_error(ValueError("\x1b[31m"))
     log.close()
-    assert capsys.readouterr().out == "left out \\x1b[2Ja\\x85forged\n"
+    assert capsys.readouterr().out == "skipped \\x1b[2Ja\\x85forged\n"
     written = (tmp_path / "log.txt").read_text()
     assert len(written.splitlines()) == 3
-    assert "Z left out \\x1b[2Ja\\x85forged\n" in written
+    assert "Z skipped \\x1b[2Ja\\x85forged\n" in written
     assert "Z error: no \\x1b]0;x\\x07\n" in written
     assert "\x1b" not in written
 
 
-def test_a_file_name_adds_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_name_cannot_add_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forged = BadExample("a.mp4\nerror: forged\u2028too", "broken")
-    shown = "left out: a.mp4\\nerror: forged\\u2028too: broken\n"
+    shown = "skipped: a.mp4\\nerror: forged\\u2028too: broken\n"
     log = event_log.attached(tmp_path, 0, 1)
-    log.say(f"left out: {forged}")
-    log.log_error(InputError(f"left out: {forged}"))
+    log.say(f"skipped: {forged}")
+    log.log_error(InputError(f"skipped: {forged}"))
     log.close()
-    terminal.say(f"left out: {forged}")
+    terminal.say(f"skipped: {forged}")
     assert capsys.readouterr().out == shown * 2
     said, error = (tmp_path / "log.txt").read_text().removesuffix("\n").split("\n")
     assert said.endswith(f"Z {shown}".removesuffix("\n"))
@@ -440,18 +438,18 @@ def test_a_traceback_is_logged_line_by_line(tmp_path: Path) -> None:
     assert [line.partition("Z ")[2] for line in lines] == ["one", "  two\\u2028\\x85three", ""]
 
 
-def test_a_terminal_with_a_living_line_obeys_no_file_name(on_terminal: Any) -> None:
+def test_a_terminal_with_a_live_line_escapes_file_names(on_terminal: Any) -> None:
     drawn = on_terminal("""
         with console.Console(phases, 0) as shown:
-            shown.show("left out \\x1b]0;title\\x07\\u202e")
+            shown.show("skipped \\x1b]0;title\\x07\\u202e")
             shown.show("\\x1b[2J")
     """).end()
-    assert "left out \\x1b]0;title\\x07\\u202e\r\n" in drawn
+    assert "skipped \\x1b]0;title\\x07\\u202e\r\n" in drawn
     assert "\\x1b[2J\r\n" in drawn
     assert not re.search("\x07|\u202e|\x1b\\]|\x1b\\[2J", drawn)
 
 
-def test_errors_and_tracebacks_write_it_out(
+def test_errors_and_tracebacks_are_escaped(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main.main(["--config", "\x1b[2J\x07"]) == 2
@@ -466,7 +464,7 @@ def test_errors_and_tracebacks_write_it_out(
         assert "\x1b" not in found
 
 
-def test_a_traceback_that_nothing_catches_writes_it_out() -> None:
+def test_an_uncaught_traceback_is_escaped() -> None:
     program = (
         "from jaxtrain import main\n"
         "def fails(): raise ValueError('\\x1b[2J')\n"
@@ -479,17 +477,16 @@ def test_a_traceback_that_nothing_catches_writes_it_out() -> None:
     assert "\x1b" not in found.stderr
 
 
-# What may write to the console by itself, and why. All else goes through jaxtrain.terminal.
+# Files that may call print, and why. All others use jaxtrain.terminal.
 OWN_PRINTS = {
-    "terminal.py": "the one place",
-    "cli/generate.py": "text as it comes, without line ends; exact where no terminal reads it",
+    "terminal.py": "the functions that all others use",
+    "cli/generate.py": "streams text without line ends; unescaped if stdout is not a terminal",
     "cli/train.py": "versions and the list of commands",
     "cli/configs.py": "its usage",
-    "config/overrides.py": "the help text",
 }
 
 
-def test_one_place_prints(checkout: Path) -> None:
+def test_only_these_files_print(checkout: Path) -> None:
     package, found = checkout / "jaxtrain", set()
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""What is installed, and what to type where something is not."""
+"""Installed versions, and the commands that install missing packages."""
 
 import ast
 import importlib.metadata
@@ -18,12 +18,14 @@ REQUIRED = [
 ]
 
 
-def test_a_checkout_is_told_the_extra() -> None:
+def test_in_a_checkout_the_command_installs_the_extra() -> None:
     assert versions.install("hf") == "pip install -e '.[hf]'"
 
 
-def test_a_wheel_is_told_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nobody is sent to this program's name on an index, which may be anybody's."""
+def test_for_a_wheel_the_command_lists_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The name jaxtrain may belong to another project on a package index."""
     monkeypatch.setattr(versions, "_CHECKOUT", tmp_path / "pyproject.toml")
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIRED)
     assert versions.install("hf") == "pip install 'datasets>=5.2'"
@@ -31,7 +33,7 @@ def test_a_wheel_is_told_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert versions.install("cuda12") == "pip install 'jax[cuda12]>=0.10.2'"
 
 
-def test_the_extras_that_messages_name_exist(checkout: Path) -> None:
+def test_the_extras_in_messages_exist(checkout: Path) -> None:
     found = set()
     for path in (checkout / "jaxtrain").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -42,7 +44,7 @@ def test_the_extras_that_messages_name_exist(checkout: Path) -> None:
     assert found <= set(extras)
 
 
-def test_one_place_writes_these_commands(checkout: Path) -> None:
+def test_only_versions_writes_these_commands(checkout: Path) -> None:
     for path in (checkout / "jaxtrain").rglob("*.py"):
         text = path.read_text()
         assert not re.search(r"pip install[^\n]*jaxtrain", text), path

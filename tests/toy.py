@@ -1,4 +1,4 @@
-"""A model of the contract that compiles in a second, and helpers to step it."""
+"""A small model that compiles within a second, and helpers to run its step."""
 
 import dataclasses
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class _Block(nnx.Module):
 
 
 class _Toy(nnx.Module):
-    """Regression; a row weighs what the batch says, so that microbatches weigh differently."""
+    """Regression with weights in the batch, so that microbatches have different weights."""
 
     def __init__(self, blocks: int, rngs: nnx.Rngs) -> None:
         self.blocks = nnx.List([_Block(rngs) for _ in range(blocks)])
@@ -66,7 +66,7 @@ class Config:
 
 
 def random_batch(spec: dict[str, jax.ShapeDtypeStruct], seed: int = 0) -> dict[str, np.ndarray]:
-    """Normal rows whose weights differ."""
+    """Returns normally distributed examples with different weights."""
     rng = np.random.default_rng(seed)
     batch = {
         name: rng.standard_normal(part.shape).astype(np.float32) for name, part in spec.items()
@@ -76,7 +76,7 @@ def random_batch(spec: dict[str, jax.ShapeDtypeStruct], seed: int = 0) -> dict[s
 
 
 def stirred(params: Any) -> Any:
-    """Parameters that moved a little: some start as zeros, behind which gradients would hide."""
+    """Perturbs parameters: some start as zeros, which would make other gradients zero."""
     rng = np.random.default_rng(0)
     return jax.tree.map(
         lambda array: array + 0.05 * rng.standard_normal(array.shape).astype(np.float32), params
@@ -84,14 +84,14 @@ def stirred(params: Any) -> Any:
 
 
 def mesh_of(data: int, fsdp: int) -> jax.sharding.Mesh:
-    """A mesh of the first virtual devices."""
+    """Returns a mesh of the first virtual devices."""
     devices = np.array(jax.devices()[: data * fsdp]).reshape(data, fsdp)
     return jax.sharding.Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 2)
 
 
 @dataclasses.dataclass
 class Stepper:
-    """Everything that one step needs, on one mesh."""
+    """Everything a step needs on one mesh."""
 
     definition: ModelDefinition
     rule: ShardingRule
@@ -132,7 +132,7 @@ def stepper(
     optimizer: optax.GradientTransformation | None = None,
     min_shard_elements: int = 1,
 ) -> Stepper:
-    """Builds, initialises and compiles a step of ``model``."""
+    """Builds, initializes and compiles a step of ``model``."""
     mesh = mesh_of(data, fsdp)
     settings = config.Mesh(data=data, fsdp=fsdp, shard=shard, min_shard_elements=min_shard_elements)
     rule = ShardingRule(mesh, settings)

@@ -1,4 +1,4 @@
-"""Functions that tests run in a process of their own (jaxtrain.xla.subprocess_worker)."""
+"""Functions that tests run in a separate process (jaxtrain.xla.subprocess_worker)."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from jaxtrain.xla.subprocess_worker import Send
 
 
 def count(request: dict[str, Any], send: Send) -> None:
-    """Sends what it was asked for, one message at a time."""
+    """Sends the requested number of messages."""
     print("noise on standard output", flush=True)
     assert sys.stdin.read() == ""
     for number in range(request["to"]):
@@ -20,37 +20,37 @@ def count(request: dict[str, Any], send: Send) -> None:
 
 
 def refuse(request: dict[str, Any], send: Send) -> None:
-    """Raises what crosses the border as itself."""
+    """Raises an error that the parent raises again."""
     send({"before": True})
     raise RunAgain("the disk is full") if request["again"] else InputError("a is 1", "b is 2")
 
 
 def fail(request: dict[str, Any], send: Send) -> None:
-    """Raises what nothing expects, with more lines than one."""
+    """Raises an unexpected error with several lines."""
     raise ValueError("odd\nand a page of stack")
 
 
 def kill_itself(request: dict[str, Any], send: Send) -> None:
-    """As the kernel kills a process when memory runs out."""
+    """Ends like a process that the kernel kills when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def break_off(request: dict[str, Any], send: Send) -> None:
-    """Dies in the middle of a message."""
+    """Exits in the middle of a message."""
     pipe = int(sys.argv[2])
     os.write(pipe, b'["message", {"half": ')
     os._exit(4)
 
 
 def leave(request: dict[str, Any], send: Send) -> None:
-    """Ends without a word to the parent, but with some lines."""
+    """Exits without a message to the parent, but with some output."""
     for number in range(9):
         print("line", number, flush=True)
     os._exit(3)
 
 
 def sleep(request: dict[str, Any], send: Send) -> None:
-    """Sleeps, and tidies up if it may."""
+    """Sleeps, and cleans up if it has the time."""
     try:
         send({"pid": os.getpid(), "ignores": signal.getsignal(signal.SIGINT) == signal.SIG_IGN})
         time.sleep(60)

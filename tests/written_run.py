@@ -1,4 +1,4 @@
-"""Run directories written by hand, as a run would write them: what the report reads."""
+"""Writes run directories for tests of the report, in the format of a real run."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ VERSIONS = {"python": "3.11.7", "jax": "0.10.2"}
 
 
 def start(time: float, step: int = 0, **more: Any) -> dict[str, Any]:
-    """A start whose process began two seconds before."""
+    """A start event whose process began two seconds before."""
     return {
         "event": "start",
         "time": time,
@@ -45,7 +45,7 @@ def start(time: float, step: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def phase(name: str, time: float, seconds: float, step: int = 0, **more: Any) -> dict[str, Any]:
-    """A phase that ended at ``time``."""
+    """A phase event that ended at ``time``."""
     return {
         "event": "phase",
         "time": time,
@@ -59,12 +59,12 @@ def phase(name: str, time: float, seconds: float, step: int = 0, **more: Any) ->
 def training(
     time: float, seconds: float, first: int, last: int, waited_s: float = 0.0
 ) -> dict[str, Any]:
-    """Updates ``first`` + 1 to ``last``."""
+    """A training phase with steps ``first`` + 1 to ``last``."""
     return phase("training", time, seconds, last, from_step=first, waited_s=waited_s)
 
 
 def compiled(time: float, step: int = 0) -> dict[str, Any]:
-    """The event of a compilation."""
+    """A compilation event."""
     return {
         "event": "compiled",
         "time": time,
@@ -78,13 +78,13 @@ def compiled(time: float, step: int = 0) -> dict[str, Any]:
     }
 
 
-def end(time: float, step: int, code: int = 0, why: str = "done: 100 of 100 updates") -> Any:
-    """The event of an end."""
+def end(time: float, step: int, code: int = 0, why: str = "done: 100 of 100 steps") -> Any:
+    """An end event."""
     return {"event": "end", "time": time, "step": step, "code": code, "why": why}
 
 
-def whole_history() -> list[dict[str, Any]]:
-    """A run killed after step 60, resumed from 40, and done: 200 s whole."""
+def full_history() -> list[dict[str, Any]]:
+    """A run that was killed after step 60, resumed from step 40 and completed: 200 s in total."""
     at = BEGAN
     return [
         start(at + 3, began=at),
@@ -146,7 +146,7 @@ def write(
     metrics: Sequence[dict[str, Any]] | None = None,
     history: Sequence[dict[str, Any]] | None = None,
 ) -> Path:
-    """A run's directory; None leaves a file out, except for ``metrics``, which have a default."""
+    """Writes a run directory; None omits a file, except for ``metrics``, which have a default."""
     directory.mkdir(parents=True, exist_ok=True)
     if config is not None:
         (directory / "config.json").write_text(json.dumps(config))
@@ -157,16 +157,16 @@ def write(
 
 
 def lines(path: Path, objects: Sequence[dict[str, Any]]) -> None:
-    """A file of one JSON object a line."""
+    """Writes a file with one JSON object per line."""
     path.write_text("".join(json.dumps(one) + "\n" for one in objects))
 
 
 def add_samples(directory: Path, steps: Sequence[int]) -> None:
-    """A picture, a clip and a text of each step."""
+    """Adds an image, a clip and a text for each step."""
     (directory / "samples").mkdir(exist_ok=True)
     noise = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
     for step in steps:
-        picture, clip = images.encode("p", noise[0]), images.encode("c", noise)
-        (directory / "samples" / f"reconstruction_{step}.png").write_bytes(picture.file)
+        image, clip = images.encode("p", noise[0]), images.encode("c", noise)
+        (directory / "samples" / f"reconstruction_{step}.png").write_bytes(image.file)
         (directory / "samples" / f"clip_{step}.mp4").write_bytes(clip.file)
         (directory / "samples" / f"text_{step}.txt").write_text(f"step {step} <b>bold</b>")

@@ -1,7 +1,7 @@
-"""What a config does on the devices at hand, measured: `jaxtrain bench`.
+"""Measures a config on the available devices: `jaxtrain bench`.
 
-`measurement.py` measures one config, in a process of its own (so that a start is a real start, a
-peak of memory is this config's own, and running out of memory ends only the measurement), which
-`request.py` starts; `cli/bench.py` puts the findings together; `ceilings.py` measures what the
-device itself can do.
+`request.py` starts a separate process for each measurement, so that startup is measured from
+scratch, peak memory belongs to this config, and running out of memory ends only the measurement.
+`measurement.py` runs in it. `sweep.py` lists the points of a sweep, `ceilings.py` measures the
+device's own peaks, and `report.py` formats the findings.
 """

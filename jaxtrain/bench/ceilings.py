@@ -1,4 +1,4 @@
-"""What a device can do at most, measured: matrix products and copies."""
+"""Measures a device's matmul and memory-bandwidth peaks."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxtrain.bench import timing
 
-# Large enough that starting a kernel does not count, small enough for a CPU to end soon.
+# Large enough to make kernel launches negligible, small enough to finish quickly on a CPU.
 _SIDE = {"gpu": 8192, "cpu": 1024}
 _COPY_BYTES = {"gpu": 2**31, "cpu": 2**28}
 _CALLS = {"gpu": 20, "cpu": 2}
@@ -15,12 +15,12 @@ _CALLS = {"gpu": 20, "cpu": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Ceilings:
-    """Of one device.
+    """The measured peaks of one device.
 
     Attributes:
-        bf16_flops: FLOP/s of a square matrix product in bfloat16, summed in float32.
-        float32_flops: the same in float32 (on a GPU with the precision that jax takes by itself).
-        copy_bytes: bytes read and written a second by ``x + 1`` on an array larger than any cache.
+        bf16_flops: FLOP/s of a square bfloat16 matmul with float32 accumulation.
+        float32_flops: the same in float32 (on a GPU with jax's default precision).
+        copy_bytes: bytes/s read and written by ``x + 1`` on an array larger than any cache.
     """
 
     bf16_flops: float
@@ -29,11 +29,11 @@ class Ceilings:
 
 
 def measure(device: jax.Device | None = None, at_most_s: float = 3.0) -> Ceilings:
-    """Measures one device, the first unless told.
+    """Measures one device.
 
     Args:
-        device: the one to measure.
-        at_most_s: time for each of the three.
+        device: the device to measure; None for the first.
+        at_most_s: seconds for each of the three peaks.
     """
     device = device or jax.local_devices()[0]
     return Ceilings(
@@ -44,17 +44,17 @@ def measure(device: jax.Device | None = None, at_most_s: float = 3.0) -> Ceiling
 
 
 def product_rate(dtype: str, at_most_s: float = 0.5) -> float:
-    """FLOP/s of matrix products on the first device right now: a shared machine's speed changes.
+    """Measures the current matmul FLOP/s of the first device; it varies on a shared machine.
 
     Args:
         dtype: ``"bfloat16"`` or ``"float32"``.
-        at_most_s: time for it.
+        at_most_s: seconds for the measurement.
     """
     return _products(jax.local_devices()[0], jnp.dtype(dtype), at_most_s)
 
 
 def _products(device: jax.Device, dtype: jnp.dtype | type, at_most_s: float) -> float:
-    """FLOP/s: 2 n^3 for each product of random matrices (zeros would let a GPU clock higher)."""
+    """Measures FLOP/s, 2 n^3 per matmul of random matrices (zeros would let a GPU clock higher)."""
     side = _of(_SIDE, device)
     keys = jax.random.split(jax.random.key(0))
     x, y = (jax.device_put(jax.random.normal(key, (side, side), dtype), device) for key in keys)
@@ -62,7 +62,7 @@ def _products(device: jax.Device, dtype: jnp.dtype | type, at_most_s: float) -> 
     calls = _of(_CALLS, device)
 
     def action() -> None:
-        # Queued one behind the other, so that the device never waits for the host.
+        # Queued back to back, so that the device never waits for the host.
         jax.block_until_ready([product(x, y) for _ in range(calls)])
 
     found = timing.measure(action, least=3, at_most_s=at_most_s)

@@ -1,7 +1,7 @@
-"""What one process measures of a config: start, steps, pipeline, memory, saves, operations.
+"""Measures one config in this process: startup, steps, pipeline, memory, saves, operations.
 
-Times and peaks are measured. Work comes from the model's formula, bytes moved from the compiled
-program, planned memory from the compiler.
+Times and peaks are measured. FLOPs come from the model's formula, bytes moved from the compiled
+program, and planned memory from the compiler.
 """
 
 import collections
@@ -44,13 +44,13 @@ Rows = dict[str, Any]
 
 
 def measure(request: dict[str, Any], send: Send) -> None:
-    """Measures a start, then what ``request["parts"]`` names; a part that fails is noted.
+    """Measures startup, then each of ``request["parts"]``; a part that fails gets a note.
 
     Args:
-        request: made by :class:`jaxtrain.bench.request.BenchRequest`.
-        send: takes all findings after each part: ``rows`` (name -> number or
+        request: a :class:`jaxtrain.bench.request.BenchRequest` as a dict.
+        send: receives all findings after each part: ``rows`` (name -> number or
             :meth:`timing.Times.summary`), ``device``, ``operations``, ``notes`` (part -> why it was
-            left out).
+            skipped).
     """
     rows: Rows = {f"start/{name}": seconds for name, seconds in request["start"].items()}
     laps = _Laps(rows)
@@ -89,15 +89,15 @@ def measure(request: dict[str, Any], send: Send) -> None:
         try:
             rows |= measured[part]()
         except Exception as error:
-            # What was found before is worth more than what this part would have added.
+            # The findings so far must not be lost.
             found["notes"][part] = f"{type(error).__name__}: {error}".splitlines()[0]
         send(found)
 
 
 def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:
-    """A batch of the model's ``batch_spec`` on the devices: random whole numbers, ones otherwise.
+    """Creates a batch of ``batch_spec`` on the devices: random integers, ones for other dtypes.
 
-    A model whose whole numbers are indices says how many there are (``Config.index_limits``).
+    A model whose integers are indices defines their limits (``Config.index_limits``).
     """
     rng = np.random.default_rng(0)
     limits: dict[str, int] = getattr(built.run.model, "index_limits", dict)()
@@ -112,7 +112,7 @@ def synthetic_batch(built: StepSetup) -> dict[str, jax.Array]:
 
 
 class _Laps:
-    """Adds the time since the last lap to the rows, under a name."""
+    """Adds the time since the previous lap to the rows, under a name."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -127,36 +127,36 @@ class _Laps:
 
 
 class _Session:
-    """The compiled step and the state that it was called on last."""
+    """Holds the compiled step and the newest state."""
 
     def __init__(
         self, built: StepSetup, step: Any, state: State, batch: Any, seconds: float
     ) -> None:
         self.built, self.step, self.batch = built, step, batch
         self._state, self._seconds = state, seconds
-        self.product_rates = (math.nan, math.nan)  # before and after what was timed last
+        self.product_rates = (math.nan, math.nan)  # before and after the last timed steps
 
     @property
     def state(self) -> State:
-        """The newest state; a fresh one if a step took it and failed."""
+        """The newest state; a fresh one if a failed step has consumed it."""
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
             self._state = self.built.fresh_state()
         return self._state
 
     def once(self, batch: Any) -> Any:
-        """One step; returns its metrics, perhaps before they are computed."""
+        """Runs one step; returns its metrics, perhaps before they are computed."""
         self._state, metrics = self.step(self.state, batch)
         return metrics
 
     def times(self, batches: Iterator[Any], first: int = _FIRST_STEPS) -> timing.Times:
-        """Times steps as the loop runs them: a step's metrics are read when the next is queued.
+        """Times steps as the loop runs them: a step's metrics are read once the next is queued.
 
-        So a time is that from the end of one step to the end of the next. What the device can do
-        is measured before and after, as the speed of a shared machine changes.
+        Each time is that from the end of one step to the end of the next. The matmul rate is
+        measured before and after, as the speed of a shared machine varies.
 
         Args:
-            batches: a step takes the next one.
-            first: steps that do not count.
+            batches: one per step.
+            first: number of warm-up steps, not timed.
         """
         before = ceilings.product_rate(self.built.run.precision)
         pending: collections.deque[Any] = collections.deque()
@@ -199,7 +199,7 @@ def _rates(session: _Session, times: timing.Times, step_s: float, prefix: str) -
 
 
 def _memory(step: Any) -> Rows:
-    """The allocator's peak where there is one, and what the compiler planned."""
+    """Returns the allocator's peak, where available, and the compiler's planned memory."""
     planned = step.memory_analysis()
     held = planned.argument_size_in_bytes + planned.output_size_in_bytes
     rows: Rows = {
@@ -231,15 +231,15 @@ def _operations(session: _Session) -> list[dict[str, Any]]:
             count=TOP_OPERATIONS,
         )
     if not operations:
-        raise InputError("the profiler saw no operation of the step")
+        raise InputError("the profiler recorded no operation of the step")
     return [dataclasses.asdict(operation) for operation in operations]
 
 
 def _pipeline(session: _Session) -> Rows:
-    """Steps on real batches.
+    """Measures steps on real batches.
 
-    Workers that start together hand over together: batches come in bursts, between which a slow
-    pipeline makes the step wait. So rates are of the mean time, and what lay ready does not count.
+    Workers that start together finish together: batches arrive in bursts, and a slow pipeline makes
+    steps wait between them. So rates use the mean time, and prefetched batches do not count.
     """
     built, run = session.built, session.built.run
     began = time.perf_counter()
@@ -271,19 +271,19 @@ def _pipeline(session: _Session) -> Rows:
 
 
 def _watched(batches: pipeline.TrainingBatches, waits: list[float]) -> Iterator[Any]:
-    """The batches; adds to ``waits`` how long the caller had waited when each of them came."""
+    """Yields the batches; appends to ``waits`` the total time waited when each of them arrived."""
     for batch in batches:
         waits.append(batches.wait_s)
         yield batch
 
 
 def _waited_share(waits: list[float], times: timing.Times) -> float:
-    """Share of the timed steps' time that went by before their batches came."""
+    """Returns the fraction of the timed steps' time spent waiting for batches."""
     return (waits[-1] - waits[-1 - len(times.seconds)]) / sum(times.seconds)
 
 
 def _save(session: _Session) -> Rows:
-    """Twice, of which the second counts: the first one also starts Orbax."""
+    """Measures the second of two saves: the first also starts Orbax."""
     state, meta = session.state, save_policy.describe(session.built.run, "bench").to_dict()
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = saver.Checkpoints(Path(folder) / layout.CHECKPOINTS, 1, _silent)
@@ -304,7 +304,7 @@ def _save(session: _Session) -> Rows:
 
 
 def _shares(session: _Session, rows: Rows) -> Rows:
-    """The device's own ceilings, and how close the synthetic step comes to them."""
+    """Measures the device's peaks, and how close the synthetic step comes to them."""
     found = ceilings.measure()
     shares: Rows = {
         f"ceilings/{field.name}": getattr(found, field.name) for field in dataclasses.fields(found)

@@ -1,4 +1,4 @@
-"""What a bench found, as JSON and as a table."""
+"""Formats bench findings as JSON and as a table."""
 
 import contextlib
 import datetime
@@ -16,12 +16,12 @@ from jaxtrain.storage import atomic
 Findings = dict[str, Any]
 
 _GROUPS = {
-    "start": "start (seconds)",
-    "synthetic": "steps on a batch that stays on the device",
-    "pipeline": "steps on the real pipeline",
+    "start": "startup (seconds)",
+    "synthetic": "steps on a synthetic batch that stays on the device",
+    "pipeline": "steps with the real input pipeline",
     "memory": "memory",
     "save": "save",
-    "ceilings": "this device's ceilings, measured",
+    "ceilings": "this device's peaks, measured",
 }
 _UNITS = (
     ("_fraction", "%"),
@@ -39,26 +39,26 @@ _UNITS = (
 )
 _NOT_RESULTS = ":(top,exclude)benchmarks/RESULTS.md"
 _FACTORS = {"%": 100.0, "TFLOP/s": 1e-12, "GB/s": 1e-9}
-_SHARE = "work by the model's formula; of the product rate just before and after"
-_DRIFT = "change of that rate meanwhile: such is the machine, not the program"
+_SHARE = "model FLOPs, of the matmul rate measured before and after"
+_DRIFT = "change of that rate in between, due to the machine"
 _NOTES = {
-    "synthetic/mfu": "of the datasheet's dense bf16 rate; work by the model's formula",
+    "synthetic/mfu": "model FLOPs, of the datasheet's dense bf16 peak",
     "synthetic/share_of_measured_flops": _SHARE,
     "pipeline/share_of_measured_flops": _SHARE,
     "synthetic/machine_drift": _DRIFT,
     "pipeline/machine_drift": _DRIFT,
-    "synthetic/bytes_per_second": "what its instructions read and write",
-    "memory/compiled_gib": "planned by the compiler, a device",
+    "synthetic/bytes_per_second": "read and written by the step's instructions",
+    "memory/compiled_gib": "planned by the compiler, per device",
     "memory/compiled_temporaries_gib": "of which temporaries",
-    "memory/device_peak_gib": "the allocator's own peak",
+    "memory/device_peak_gib": "the allocator's peak",
     "memory/host_peak_gib": "of the training process",
-    "save/blocks_loop": "until the loop goes on",
-    "save/complete": "until it is on the disk",
+    "save/blocks_loop": "until the loop continues",
+    "save/complete": "until the checkpoint is on disk",
 }
 
 
 def complete(findings: Findings, arguments: list[str]) -> Findings:
-    """Adds when, how and on what it was measured."""
+    """Adds the command, time, commit and versions."""
     return {
         "command": shlex.join(["jaxtrain", "bench", *arguments]),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -69,7 +69,7 @@ def complete(findings: Findings, arguments: list[str]) -> Findings:
 
 
 def _others() -> dict[str, str]:
-    """Versions of what is compared with, or runs the device; what is not there is left out."""
+    """Returns the versions of PyTorch, transformers and the CUDA plugins, if installed."""
     found = {}
     for name in ("torch", "transformers", "jax-cuda12-plugin", "jax-cuda13-plugin"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -78,10 +78,10 @@ def _others() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with "+" where files differ from it; None without one.
+    """Returns the checkout's commit, with "+" if files differ from it; None without one.
 
-    The table of results may differ: it is where this goes. A copy of the files without their
-    history is named by $JAXTRAIN_COMMIT.
+    Changes to the results file do not count, as the commit is recorded there. For a copy without
+    git history, $JAXTRAIN_COMMIT names the commit.
     """
     here = ["git", "-C", str(Path(__file__).parent)]
     try:
@@ -100,12 +100,12 @@ def commit() -> str | None:
 
 
 def write(findings: Findings, path: Path) -> None:
-    """Writes the JSON file, whole or not at all."""
+    """Writes the JSON file atomically."""
     atomic.write_whole(path, json.dumps(findings, indent=1).encode() + b"\n")
 
 
 def heading(findings: Findings) -> str:
-    """One line: on what."""
+    """Formats the devices, the commit and the versions in one line."""
     device = findings["device"]
     driver = f", driver {device['driver']}" if device["driver"] else ""
     return (
@@ -118,7 +118,7 @@ def heading(findings: Findings) -> str:
 
 
 def table(findings: Findings) -> str:
-    """All rows, grouped, a line each; then operations, and what was left out."""
+    """Formats all rows by group, skipped parts, and the slowest operations."""
     if "failure" in findings:
         return f"failed: {findings['failure']} ({findings['detail']})"
     lines = []
@@ -134,10 +134,10 @@ def table(findings: Findings) -> str:
     lines += [
         line
         for part, note in findings["notes"].items()
-        for line in ("", f"{part}: left out: {note}")
+        for line in ("", f"{part}: skipped: {note}")
     ]
     if findings["operations"]:
-        lines += ["", "what takes longest (ms a step, share of all operations)"]
+        lines += ["", "slowest operations (ms per step, fraction of all operations)"]
         lines += [
             f"  {one['ms_per_step']:9.2f}  {one['share']:5.1%}  {one['count']:4} x "
             f"{one['kind'] or '?':<14} {_shortened(one['name'])}"
@@ -147,7 +147,7 @@ def table(findings: Findings) -> str:
 
 
 def curve(name: str, values: dict[str, float | str], unit: str) -> str:
-    """A bar for each point; a word in place of a number says why there is none."""
+    """Draws a bar for each point; a text in place of a number is printed as it is."""
     numbers = [value for value in values.values() if isinstance(value, float)]
     largest = max(numbers, default=1.0)
     width = max(map(len, values), default=0)

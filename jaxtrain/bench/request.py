@@ -1,4 +1,4 @@
-"""Starts workers, and keeps what they found whatever becomes of them."""
+"""Runs one measurement in a worker process, and keeps its findings even if the worker fails."""
 
 import dataclasses
 from typing import Any
@@ -13,16 +13,16 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchRequest:
-    """What a worker is to measure.
+    """A measurement for a worker.
 
     Attributes:
         config: a name or a path.
         overrides: as typed.
-        simulate_devices: virtual CPU devices; None takes what is there.
-        parts: of :data:`PARTS`; () measures the start alone.
-        seconds: for steps, and for the pipeline.
+        simulate_devices: number of virtual CPU devices; None uses the real ones.
+        parts: a subset of :data:`PARTS`; () measures only startup.
+        seconds: for the steps, and again for the pipeline.
         compiled: folder of compiled programs; an empty one makes a cold start.
-        timeout_s: a worker that takes longer is ended.
+        timeout_s: seconds after which the worker is stopped.
     """
 
     config: str
@@ -34,19 +34,19 @@ class BenchRequest:
     timeout_s: float
 
     def findings(self) -> dict[str, Any]:
-        """Runs the worker; ``failure`` (and ``detail``) in place of rows where it failed.
+        """Runs the worker; returns ``failure`` and ``detail`` instead of rows if it failed.
 
         Raises:
-            InputError: the config is wrong.
-            RunAgain: likewise for now.
+            InputError: the config is invalid.
+            RunAgain: a temporary failure.
         """
         findings: dict[str, Any] = {}
-        # The variable would put the folder of compiled programs elsewhere.
+        # The variable would override the folder of compiled programs.
         variables = subprocess_worker.environment(without=("JAX_COMPILATION_CACHE_DIR",))
         try:
             with SubprocessWorker(_FUNCTION, dataclasses.asdict(self), variables) as worker:
                 for message in worker.messages(self.timeout_s):
-                    findings = message  # each has all that was found before it
+                    findings = message  # each includes the earlier ones
         except TimeoutError:
             failure = {"failure": f"took longer than {self.timeout_s:.0f} s", "detail": ""}
         except WorkerFailed as failed:

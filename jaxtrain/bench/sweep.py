@@ -1,6 +1,6 @@
-"""The same config at several batch sizes, rematerialisations or shardings, each in its own process.
+"""Lists the points of a sweep: one config with several batch sizes, remat modes or shardings.
 
-A point that runs out of memory is a point of the curve, not the end of the sweep.
+A point that runs out of memory is shown in the curve and does not end the sweep.
 """
 
 from typing import Any
@@ -14,15 +14,15 @@ _DOUBLINGS = (-2, -1, 0, 1, 2, 3)
 
 
 def points(run: config.Run, kind: str) -> dict[str, tuple[str, ...]]:
-    """Label -> overrides, in the order in which they are measured.
+    """Returns label -> overrides, in the order of measurement.
 
     Args:
-        run: the config that the points change.
-        kind: ``"batch"`` (examples a device at a time, from a quarter to eightfold), ``"remat"`` or
-            ``"shard"`` (all values that the field takes).
+        run: the config to vary.
+        kind: ``"batch"`` (per-device microbatch size, from 1/4 to 8 times the config's),
+            ``"remat"`` or ``"shard"`` (all values of the field).
 
     Raises:
-        InputError: the config has no such field, or only one device to shard over.
+        InputError: the config lacks the field, or has only one device to shard over.
     """
     if kind == "batch":
         unit = run.mesh.devices * run.optim.accumulate
@@ -39,11 +39,11 @@ def points(run: config.Run, kind: str) -> dict[str, tuple[str, ...]]:
                 "set --mesh.fsdp to the number of devices"
             )
         return {mode: ("--mesh.shard", mode) for mode in overrides.choices(run.mesh, "shard")}
-    raise InputError(f"--sweep {kind}: it takes {', '.join(KINDS)}")
+    raise InputError(f"--sweep {kind} is unknown: use one of {', '.join(KINDS)}")
 
 
 def summary(findings: dict[str, Any]) -> tuple[float | str, float | str]:
-    """Examples a second, and GiB a device (the allocator's peak, else the compiler's plan)."""
+    """Returns examples per second, and GiB per device (the allocator's peak, else as planned)."""
     if "failure" in findings:
         return findings["failure"], findings["failure"]
     rows = findings["rows"]

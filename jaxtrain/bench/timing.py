@@ -1,4 +1,4 @@
-"""Times of something that was done several times."""
+"""Times repeated actions."""
 
 import dataclasses
 import time
@@ -11,33 +11,33 @@ Clock = Callable[[], float]
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Some measured times of the same thing, s."""
+    """Measured times of one action, in seconds."""
 
     seconds: tuple[float, ...]
 
     @property
     def median_s(self) -> float:
-        """Half of them took longer."""
+        """The median."""
         return float(np.median(self.seconds))
 
     @property
     def mean_s(self) -> float:
-        """Of all of them: what a rate over them is made of."""
+        """The mean, for rates over all of them."""
         return float(np.mean(self.seconds))
 
     @property
     def p95_s(self) -> float:
-        """One of twenty took longer."""
+        """The 95th percentile."""
         return float(np.percentile(self.seconds, 95))
 
     @property
     def spread(self) -> float:
-        """Half the distance from the first to the third quartile, as a share of the median."""
+        """Half the interquartile range, as a fraction of the median."""
         first, third = np.percentile(self.seconds, (25, 75))
         return float((third - first) / 2 / self.median_s)
 
     def summary(self) -> dict[str, float]:
-        """For a JSON file."""
+        """Returns the statistics as a JSON-able dict."""
         return {
             "median_s": self.median_s,
             "p95_s": self.p95_s,
@@ -54,14 +54,14 @@ def measure(
     most: int = 1000,
     clock: Clock = time.perf_counter,
 ) -> Times:
-    """Times ``action`` again and again; it has to return only when its work is done.
+    """Times ``action`` repeatedly; it must return only when its work is done.
 
     Args:
-        action: called once without timing it, then timed.
-        least: times at least, however long they take.
-        at_most_s: stops after this time, if ``least`` is reached.
-        most: times at most.
-        clock: seconds, monotonic.
+        action: called once untimed, then timed.
+        least: minimum number of times, however long they take.
+        at_most_s: stops after this many seconds, once ``least`` is reached.
+        most: maximum number of times.
+        clock: monotonic seconds.
     """
     action()
     found: list[float] = []

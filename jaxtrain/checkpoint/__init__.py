@@ -1,1 +1,1 @@
-"""What a run saves: written whole, verified, kept, found again. Orbax stays behind this package."""
+"""Saves, verifies, restores, retains and finds checkpoints. Only this package uses Orbax."""

@@ -1,7 +1,7 @@
-"""Whole checkpoints as files: made room for, linked, deleted, swept.
+"""Moves, links and deletes complete checkpoints on disk, and cleans up after failed saves.
 
-Where a step is saved again, the old checkpoint waits as ``<step>.replaced`` until the new one has
-its manifest; a save that never ends gives it back.
+If a step is saved again, its old checkpoint is renamed to ``<step>.replaced`` until the new one has
+its manifest; if that save never finishes, the old one is restored.
 """
 
 import errno
@@ -23,29 +23,29 @@ from jaxtrain.checkpoint.layout import (
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.disks import disk_trouble
 
-# A folder that process 0 has made may reach another host's view of a network disk late.
+# On a network disk, other hosts may see a folder created by process 0 late.
 _APPEARS_WITHIN_S = 30.0
 _LEFTOVER = re.compile(r"\d+(\.replaced)?\.(orbax-checkpoint-tmp.*|deleted|partial)")
 _REPLACED = ".replaced"
 
 
 def make(directory: Path) -> None:
-    """Makes a folder of checkpoints.
+    """Creates a folder for checkpoints.
 
     Raises:
-        InputError: it cannot be made.
-        RunAgain: not now: its disk is full or does not answer.
+        InputError: it cannot be created.
+        RunAgain: its disk is full or does not respond.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_trouble(
-            error, f"cannot make {directory}", "give another --output-dir"
+            error, f"{directory} cannot be created", "give another --output-dir"
         ) from error
 
 
 def opened(directory: Path, *, wait: bool) -> int:
-    """A descriptor of a folder; with ``wait``, of one that another process has made just now."""
+    """Opens a folder; with ``wait``, waits for another process to create it."""
     deadline = time.monotonic() + (_APPEARS_WITHIN_S if wait else 0.0)
     while True:
         try:
@@ -57,14 +57,14 @@ def opened(directory: Path, *, wait: bool) -> int:
 
 
 def complete(target: Path, files: Mapping[str, bytes]) -> None:
-    """Adds files to a checkpoint that Orbax has closed, and its manifest: it is complete then.
+    """Completes a checkpoint committed by Orbax: adds files and its manifest.
 
     Args:
         target: the checkpoint.
         files: name -> content.
 
     Raises:
-        OSError: it is not complete.
+        OSError: the checkpoint is not complete.
     """
     lacking = not_committed(target)
     if lacking:
@@ -75,13 +75,13 @@ def complete(target: Path, files: Mapping[str, bytes]) -> None:
 
 
 def delete_oldest(folder: Path, keep: int, every: int = 1) -> None:
-    """Deletes complete checkpoints, all but the newest ``keep`` and the newest at cadence.
+    """Deletes complete checkpoints except the newest ``keep`` and the newest multiple of ``every``.
 
     Args:
-        folder: of the checkpoints.
-        keep: how many stay.
-        every: the cadence. A rollback goes to a checkpoint at cadence, or it would depend on when a
-            run was stopped.
+        folder: contains the checkpoints.
+        keep: number of checkpoints to keep.
+        every: steps between checkpoints. A rollback uses a multiple of it, so that it does not
+            depend on when a run was stopped.
     """
     there = steps(folder)
     at_cadence = [step for step in there if step % every == 0]
@@ -91,7 +91,7 @@ def delete_oldest(folder: Path, keep: int, every: int = 1) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """The same files under a second name, or copies where the file system has no hard links."""
+    """Hard-links a checkpoint under a second name; copies it if hard links are not supported."""
 
     def link(source: str, target: str) -> None:
         try:
@@ -100,7 +100,7 @@ def link(source: Path, target: Path) -> None:
             shutil.copy2(source, target)
 
     partial = target.with_name(f"{target.name}.partial")
-    if partial.exists():  # of a try that failed
+    if partial.exists():  # from a failed attempt
         shutil.rmtree(partial)
     shutil.copytree(source, partial, copy_function=link)
     replace(target)
@@ -109,18 +109,18 @@ def link(source: Path, target: Path) -> None:
 
 
 def supersede(folder: Path, step: int, say: Callable[[str], None]) -> None:
-    """Moves aside what would count as newer than ``folder/<step>``, and says so."""
+    """Moves checkpoints newer than ``folder/<step>`` aside, and reports each."""
     for number in [number for number in numbered(folder) if number > step]:
         aside = folder.parent / SUPERSEDED / folder.name / str(number)
         if aside.exists():
             shutil.rmtree(aside)
         aside.parent.mkdir(parents=True, exist_ok=True)
         (folder / str(number)).rename(aside)
-        say(f"checkpoint {folder.name}/{number} is overtaken: moved to {aside}")
+        say(f"checkpoint {folder.name}/{number} is superseded: moved to {aside}")
 
 
 def replace(target: Path) -> None:
-    """Makes room for a checkpoint that is saved again; the old one can be given back."""
+    """Renames the old checkpoint of a step that is saved again, so that it can be restored."""
     if not target.exists():
         return
     aside = _replaced(target)
@@ -129,21 +129,21 @@ def replace(target: Path) -> None:
     elif is_complete(target):
         _delete(aside)
         target.rename(aside)
-    else:  # what waits there is whole, and this is not
+    else:  # the replaced one is complete, and this one is not
         _delete(target)
 
 
 def forget_replaced(target: Path) -> None:
-    """Deletes the old checkpoint of a step whose new one is complete."""
+    """Deletes the replaced checkpoint of a step whose new one is complete."""
     if _replaced(target).exists():
         _delete(_replaced(target))
 
 
 def give_back(folder: Path) -> None:
-    """Gives back old checkpoints whose new ones were never completed, and deletes other old ones.
+    """Restores replaced checkpoints whose new ones were never completed; deletes the others.
 
     Args:
-        folder: ``checkpoints/`` or ``best/``; it may be missing.
+        folder: ``checkpoints/`` or ``best/``; may be missing.
     """
     for step in replaced(folder):
         target = folder / str(step)
@@ -156,13 +156,13 @@ def give_back(folder: Path) -> None:
 
 
 def before_give_back(target: Path) -> Path:
-    """Where that checkpoint is now that :func:`give_back` would leave as ``target``."""
+    """Returns the current path of what :func:`give_back` would keep as ``target``."""
     aside = _replaced(target)
     return aside if aside.exists() and not is_complete(target) else target
 
 
 def replaced(folder: Path) -> list[int]:
-    """Steps whose old checkpoint still waits, ascending."""
+    """Returns the steps with a replaced checkpoint, ascending."""
     if not folder.is_dir():
         return []
     names = [entry.name.removesuffix(_REPLACED) for entry in folder.glob(f"*{_REPLACED}")]
@@ -174,14 +174,14 @@ def _replaced(target: Path) -> Path:
 
 
 def _delete(path: Path) -> None:
-    """Deletes a checkpoint; if that breaks off, what is left no longer looks like one."""
+    """Deletes a checkpoint; if interrupted, the rest no longer looks like a checkpoint."""
     doomed = path.with_name(f"{path.name}.deleted")
     path.rename(doomed)
     shutil.rmtree(doomed)
 
 
 def sweep(folder: Path) -> None:
-    """Removes what interrupted saves and deletions have left; gives back what they replaced."""
+    """Removes leftovers of interrupted saves and deletions; restores replaced checkpoints."""
     give_back(folder)
     if folder.is_dir():
         for entry in folder.iterdir():
@@ -190,7 +190,7 @@ def sweep(folder: Path) -> None:
 
 
 def remove_failed(target: Path) -> None:
-    """What a failed save has left; other writes of it may still be under way, and make files."""
+    """Removes the leftovers of a failed save, whose other writes may still create files."""
     if target.is_dir() and manifest.look(target):
         _delete(target)
     for _ in range(20):

@@ -1,7 +1,7 @@
-"""Which checkpoints lie on the disk, and what they say about themselves; reads no array.
+"""Lists the checkpoints on disk and reads their metadata; reads no arrays.
 
-A checkpoint is a folder named by its completed updates. Nothing is remembered between calls: a
-failed save can leave the memory of a checkpoint manager wrong (maxtext#5260), but not the disk.
+A checkpoint is a folder named after its number of completed steps. Nothing is cached between calls:
+a failed save can corrupt a checkpoint manager's view (maxtext#5260), but not the disk's.
 """
 
 import math
@@ -16,33 +16,33 @@ from jaxtrain.storage import atomic
 from jaxtrain.storage.disks import disk_trouble, reason
 
 if TYPE_CHECKING:
-    import jax  # takes a second: not for those who only look
+    import jax  # takes a second, and commands that only look do not need it
 
-# Folders of a run's directory. The last two hold such folders again, of checkpoints that do not
-# count: of a future that a resume has abandoned, and those that a resume found damaged.
+# Folders of a run directory. The last two contain the same folders again, for checkpoints that do
+# not count: those abandoned by a resume from an earlier step, and damaged ones.
 BEST, CHECKPOINTS, SUPERSEDED, DAMAGED = "best", "checkpoints", "superseded", "damaged"
 STATE, META = "state", "meta"  # folders of a checkpoint
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a folder is a whole checkpoint, as far as can be told without reading its arrays.
+    """Whether a folder is a complete checkpoint; reads no arrays.
 
-    Orbax closed it, it has a manifest, and every file of the manifest is there in its size.
-    :func:`jaxtrain.checkpoint.manifest.verify` reads the files too.
+    Orbax has committed it, it has a manifest, and every listed file exists with its size.
+    :func:`jaxtrain.checkpoint.manifest.verify` also checks the content.
 
     Raises:
-        OSError: the disk does not tell now.
+        OSError: the disk does not respond.
     """
     return not missing(path)
 
 
 def steps(folder: Path) -> list[int]:
-    """The complete checkpoints in ``checkpoints/`` or ``best/``, ascending."""
+    """Returns the complete checkpoints in ``checkpoints/`` or ``best/``, ascending."""
     return [step for step in numbered(folder) if is_complete(folder / str(step))]
 
 
 def latest_in(folder: Path) -> Path | None:
-    """The newest complete checkpoint in ``checkpoints/`` or ``best/``."""
+    """Returns the newest complete checkpoint in ``checkpoints/`` or ``best/``."""
     for step in reversed(numbered(folder)):
         if is_complete(folder / str(step)):
             return folder / str(step)
@@ -50,14 +50,14 @@ def latest_in(folder: Path) -> Path | None:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """What the caller of :meth:`Checkpoints.save` said about this checkpoint.
+    """Reads the ``meta`` argument of :meth:`Checkpoints.save` for this checkpoint.
 
-    Its ``step``, ``examples_seen`` and ``examples_left_out`` are whole numbers, and ``best`` is
-    None or what :mod:`jaxtrain.training.save_policy` writes; of all else see :func:`read_run_meta`.
+    Its ``step``, ``examples_seen`` and ``examples_left_out`` are integers, and ``best`` is None or
+    written by :mod:`jaxtrain.training.save_policy`; for other entries see :func:`read_run_meta`.
 
     Raises:
-        InputError: the folder is no complete checkpoint, or says nothing of that kind.
-        RunAgain: its disk does not answer.
+        InputError: the folder is not a complete checkpoint, or its metadata is invalid.
+        RunAgain: its disk does not respond.
     """
     meta: dict[str, Any] = _read(path)["meta"]
     _check(meta, _COUNTS, path, "meta")
@@ -68,11 +68,11 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def read_run_meta(path: Path) -> dict[str, Any]:
-    """The same of a checkpoint that a run resumes from: also its config, data and versions.
+    """Reads the metadata of a checkpoint to resume from: also its config, data and versions.
 
     Raises:
-        InputError: the folder is no complete checkpoint, or no run's.
-        RunAgain: its disk does not answer.
+        InputError: the folder is not a complete checkpoint, or was not saved by a run.
+        RunAgain: its disk does not respond.
     """
     meta = read_meta(path)
     _check(meta, _OF_RUN, path, "meta")
@@ -88,29 +88,29 @@ _BEST = {"step": int, "metric": str, "mode": str, "validations_since": int}
 _OF_RUN = {"fingerprint": str, "config": dict, "versions": dict, "evaluation_due": bool}
 _CONFIG = {"seed": int, "name": str, "model": dict, "data": dict}
 _NUMBERS_OF_DATA = ("batch_size", "clips_per_video", "clips_per_group", "group_spread")
-_KINDS = {int: "a whole number", str: "a text", dict: "an object", bool: "true or false"}
+_KINDS = {int: "a whole number", str: "a string", dict: "an object", bool: "a boolean"}
 
 
 def _check(held: Mapping[str, Any], kinds: Mapping[str, type], path: Path, where: str) -> None:
-    """Holds that an object has these entries.
+    """Checks the types of an object's entries.
 
     Raises:
-        InputError: names the first that is missing or something else.
+        InputError: names the first entry that is missing or of another type.
     """
     for name, kind in kinds.items():
         value: Any = held.get(name)
         if type(value) is not kind or (type(value) is int and not 0 <= value < _MOST):
             raise InputError(
-                f"checkpoint {path} is not one that jaxtrain wrote: {where}.{name} in "
-                f"{META}/metadata is not {_KINDS[kind]}"
+                f"checkpoint {path} was not written by jaxtrain: {where}.{name} in {META}/metadata "
+                f"is not {_KINDS[kind]}"
             )
 
 
 def read_shapes(path: Path) -> dict[str, "jax.ShapeDtypeStruct"]:
-    """Shape and dtype of every array of a checkpoint, by dotted name; reads no array.
+    """Returns the shape and dtype of every array in a checkpoint by dotted name; reads no arrays.
 
     Raises:
-        InputError: the folder is no complete checkpoint, or describes no arrays.
+        InputError: the folder is not a complete checkpoint, or its metadata is invalid.
     """
     import jax
     import numpy as np
@@ -119,8 +119,8 @@ def read_shapes(path: Path) -> dict[str, "jax.ShapeDtypeStruct"]:
     for name, array in _read(path)["arrays"].items():
         if not _is_array(array):
             raise InputError(
-                f"checkpoint {path} is not one that jaxtrain wrote: the shape or dtype of "
-                f"{name!a} in {META}/metadata is not that of an array"
+                f"checkpoint {path} was not written by jaxtrain: the shape or dtype of {name!a} in "
+                f"{META}/metadata is not that of an array"
             )
         found[name] = jax.ShapeDtypeStruct(tuple(array["shape"]), np.dtype(array["dtype"]))
     return found
@@ -131,7 +131,7 @@ _DTYPE = re.compile(r"bool|u?int(2|4|8|16|32|64)|float(16|32|64)|complex(64|128)
 
 
 def _is_array(described: object) -> bool:
-    """Whether this is a shape and a dtype, as written by ``restore.shapes_of``."""
+    """Whether this is a shape and dtype in the format of ``restore.shapes_of``."""
     if not isinstance(described, dict):
         return False
     shape, dtype = described.get("shape"), described.get("dtype")
@@ -145,12 +145,12 @@ def _is_array(described: object) -> bool:
 
 
 def listed(numbers: list[int]) -> str:
-    """Steps for a message."""
+    """Formats steps for a message."""
     return ", ".join(map(str, numbers)) or "none"
 
 
 def numbered(folder: Path) -> list[int]:
-    """All folders named by a step, complete or not, ascending."""
+    """Returns the steps of all checkpoint folders, complete or not, ascending."""
     if not folder.is_dir():
         return []
     return sorted(
@@ -161,18 +161,18 @@ def numbered(folder: Path) -> list[int]:
 
 
 def missing(path: Path) -> str:
-    """What keeps a folder from being a complete checkpoint; "" if nothing does."""
+    """Returns why a folder is not a complete checkpoint; "" if it is."""
     return not_committed(path) or manifest.look(path)
 
 
 def not_committed(path: Path) -> str:
-    """What keeps a folder from being what Orbax writes and closes; "" if nothing does."""
+    """Returns why a folder is not a checkpoint committed by Orbax; "" if it is."""
     for name in (f"{STATE}/_METADATA", f"{STATE}/manifest.ocdbt", f"{META}/metadata"):
         if not (path / name).is_file():
             return f"{name} is missing"
     try:
         if not committed(path):
-            return "it was never closed"
+            return "Orbax never committed it"
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         return f"_CHECKPOINT_METADATA cannot be read: {_words(error)}"
     try:
@@ -183,15 +183,15 @@ def not_committed(path: Path) -> str:
 
 
 def committed(path: Path) -> int:
-    """When Orbax closed a checkpoint, nanoseconds since 1970; 0 if it did not.
+    """Returns when Orbax committed a checkpoint, in nanoseconds since 1970; 0 if it never did.
 
     Raises:
-        OSError: its record cannot be read.
-        ValueError: its record is damaged.
+        OSError: the record of the commit cannot be read.
+        ValueError: the record is damaged.
     """
     moment = atomic.read_json(path / "_CHECKPOINT_METADATA").get("commit_timestamp_nsecs") or 0
     if type(moment) is not int or not 0 <= moment < _MOST:
-        raise ValueError("its time is not a number of nanoseconds")
+        raise ValueError("its commit time is not a number of nanoseconds")
     return moment
 
 
@@ -206,13 +206,13 @@ def _read(path: Path) -> dict[str, Any]:
             raise InputError(f"{path} is not a complete checkpoint: {lacking}")
         described = atomic.read_json(path / META / "metadata")
     except OSError as error:
-        raise disk_trouble(error, f"checkpoint {path} cannot be read", "take another one") from None
+        raise disk_trouble(error, f"checkpoint {path} cannot be read", "use another one") from None
     except ValueError as error:
         raise InputError(f"{path} is not a complete checkpoint: {META}/metadata: {error}") from None
     for name in ("meta", "arrays"):
         if not isinstance(described.get(name), dict):
             raise InputError(
-                f"checkpoint {path} is not one that jaxtrain wrote: {META}/metadata has no object "
+                f"checkpoint {path} was not written by jaxtrain: {META}/metadata has no object "
                 f"{name!r}"
             )
     return described

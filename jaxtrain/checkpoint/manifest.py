@@ -1,14 +1,14 @@
-"""The manifest of a checkpoint: size and checksum of every file, and the mark that it is whole.
+"""Writes and verifies a checkpoint's manifest: the size and checksums of every file.
 
-``manifest.json`` is written last, beside the files that it lists::
+``manifest.json`` is written last and marks the checkpoint as complete::
 
     {"format": 1, "step": 12, "saved": "2026-01-31T09:00:00Z",
      "files": {"meta/metadata": {"bytes": 8123, "sha256": ["..."]}, ...},
-     "sha256": "..."}                              of all that stands above, as canonical JSON
+     "sha256": "..."}                              of everything above, as canonical JSON
 
-A file has a checksum for each 64 MiB, so that several threads can read a large one. A folder
-without a manifest, or with one that was edited, cut off or copied from another step, is no complete
-checkpoint. Files that it does not list are allowed.
+A file has a checksum per 64 MiB, so that several threads can read a large one. A folder without a
+manifest, or with one that was edited, truncated or copied from another step, is not a complete
+checkpoint. Unlisted files are allowed.
 """
 
 import dataclasses
@@ -29,21 +29,21 @@ NAME = "manifest.json"
 _FORMAT = 1
 _PIECE_BYTES = 2**26
 _BUFFER_BYTES = 2**20
-# hashlib lets other threads run while it works. More of them would only wait for the disk.
+# hashlib releases the GIL. More threads would only wait for the disk.
 _THREADS = 8
-# What an own file's loss looks like. All else (a stale handle, EIO, no permission, too many open
-# files) may be the disk's, the mount's or this process's: the same file can be whole in a minute.
+# These mean that a file is lost. Any other error (a stale handle, EIO, no permission, too many open
+# files) may come from the disk, the mount or this process: the file may be readable again later.
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a manifest says.
+    """The content of a manifest.
 
     Attributes:
-        step: completed updates.
-        saved: UTC, as ``2026-01-31T09:00:00Z``.
-        files: path inside the checkpoint -> (bytes, sha256 of each piece in hexadecimal).
+        step: number of completed steps.
+        saved: UTC time, such as ``2026-01-31T09:00:00Z``.
+        files: path in the checkpoint -> (bytes, hexadecimal sha256 of each piece).
     """
 
     step: int
@@ -51,36 +51,36 @@ class Manifest:
     files: dict[str, tuple[int, list[str]]]
 
     def size(self) -> int:
-        """Bytes of all files."""
+        """Returns the total bytes of all files."""
         return sum(size for size, _ in self.files.values())
 
 
 class Unusable(Exception):
-    """A manifest that is not there, or is not what was written; says why."""
+    """The manifest is missing or damaged; the message gives the reason."""
 
 
 class Foreign(Unusable):
-    """A manifest of another version's format, which is no damage."""
+    """The manifest has another version's format; it is not damaged."""
 
 
 class Linked(Unusable):
-    """Something in a checkpoint that is no file and no folder, such as a link or a pipe.
+    """The checkpoint contains something other than files and folders, such as a link or a pipe.
 
-    Saving makes none, so this is no damage either: somebody has put it there.
+    Saves never create those, so this is not damage either: they were added later.
     """
 
 
 def write(folder: Path, step: int) -> None:
-    """Hashes every file of a checkpoint and writes its manifest: the checkpoint is complete then.
+    """Hashes every file of a checkpoint and writes its manifest, which completes the checkpoint.
 
-    The files reach the disk first: a manifest must not outlive what it promises.
+    The files are synced first: after a crash, a manifest must not exist without its files.
 
     Args:
-        folder: the checkpoint, committed.
-        step: completed updates.
+        folder: the checkpoint, committed by Orbax.
+        step: number of completed steps.
 
     Raises:
-        OSError: there is no manifest then.
+        OSError: no manifest was written.
     """
     paths = _paths(folder)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -102,17 +102,19 @@ def write(folder: Path, step: int) -> None:
 
 
 def read(folder: Path) -> Manifest:
-    """What the manifest of a checkpoint says, if it can be trusted.
+    """Reads and checks the manifest of a checkpoint.
 
     Raises:
-        Unusable: it cannot; says why.
-        OSError: the disk does not give it now.
+        Unusable: it is missing or damaged.
+        OSError: the disk does not respond.
     """
     path = folder / NAME
     try:
         content: dict[str, Any] = read_json(path)
     except _MISSING:
-        raise Unusable(f"{NAME} is missing: the save did not end, or the file was lost") from None
+        raise Unusable(
+            f"{NAME} is missing: the save did not finish, or the file was lost"
+        ) from None
     except ValueError as error:
         raise Unusable(f"{NAME} is damaged: {error}") from None
     if content.pop("sha256", None) != _checksum(content):
@@ -121,18 +123,20 @@ def read(folder: Path) -> Manifest:
     if not _is_count(found_format):
         raise Unusable(f"{NAME} is damaged: its format is not a number")
     if found_format != _FORMAT:
-        raise Foreign(f"{NAME} has format {found_format}, and this version reads {_FORMAT}")
+        raise Foreign(f"{NAME} has format {found_format}, but this version reads format {_FORMAT}")
     step: Any = content.get("step")
     saved, files = content.get("saved"), content.get("files")
     if not _is_count(step) or not isinstance(saved, str) or not isinstance(files, dict):
-        raise Unusable(f"{NAME} is damaged: its step, its time or its list of files is missing")
+        raise Unusable(f"{NAME} is damaged: its step, time or list of files is missing")
     if folder.name.isascii() and folder.name.isdigit() and int(folder.name) != step:
-        raise Unusable(f"{NAME} is of step {step}, and the folder of step {folder.name}")
+        raise Unusable(f"{NAME} is for step {step}, but the folder is for step {folder.name}")
     for name, entry in files.items():
         if not _is_inside(name):
-            raise Unusable(f"{NAME} is damaged: it lists {name!a}, which is not in this folder")
+            raise Unusable(f"{NAME} is damaged: it lists {name!a}, which is outside this folder")
         if not _is_entry(entry):
-            raise Unusable(f"{NAME} is damaged: its entry of {name!a} is not a size with checksums")
+            raise Unusable(
+                f"{NAME} is damaged: its entry for {name!a} is not a size with checksums"
+            )
     return Manifest(
         step, saved, {name: (one["bytes"], one["sha256"]) for name, one in files.items()}
     )
@@ -143,14 +147,14 @@ def _is_count(value: object) -> bool:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a listed name is that of a file in the checkpoint itself, as we write them."""
+    """Whether a listed name is a normalized path inside the checkpoint."""
     return "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def _is_entry(entry: object) -> bool:
-    """Whether a file is described as we do it, with a checksum for each of its pieces.
+    """Whether an entry has a size and one checksum per piece.
 
-    So the number of pieces to be hashed is bounded by the size of the manifest.
+    This bounds the number of pieces to hash by the size of the manifest.
     """
     if not isinstance(entry, dict) or not _is_count(entry.get("bytes")):
         return False
@@ -163,12 +167,12 @@ def _is_entry(entry: object) -> bool:
 
 
 def look(folder: Path) -> str:
-    """Why a checkpoint is not whole, as far as names and sizes tell; "" if nothing speaks against.
+    """Returns why a checkpoint is incomplete, by names and sizes of files; "" if it seems complete.
 
-    Cheap: no file but the manifest is read.
+    Reads only the manifest.
 
     Raises:
-        OSError: the disk does not tell now.
+        OSError: the disk does not respond.
     """
     try:
         return _look(folder, read(folder))
@@ -177,16 +181,16 @@ def look(folder: Path) -> str:
 
 
 def verify(folder: Path) -> str:
-    """Why a checkpoint is not what was saved; "" if every byte is. Reads all files.
+    """Returns how a checkpoint differs from what was saved; "" if it is intact. Reads all files.
 
     Raises:
-        OSError: the disk does not give a file now: nobody knows whether it is damaged.
-        InputError: another version wrote it, or it holds links, pipes or devices.
+        OSError: a file cannot be read at the moment, so its damage is unknown.
+        InputError: another version wrote it, or it contains links, pipes or devices.
     """
     try:
         found = read(folder)
     except Foreign as why:
-        raise InputError(f"{folder}: {why}: take the version of jaxtrain that wrote it") from None
+        raise InputError(f"{folder}: {why}: use the version of jaxtrain that wrote it") from None
     except Unusable as why:
         return str(why)
     try:
@@ -202,7 +206,7 @@ def verify(folder: Path) -> str:
         return f"{error.filename} is missing"
     for name, (_, saved) in found.files.items():
         if digests[folder / name] != saved:
-            return f"{name} has other bytes than were saved: its checksum is wrong"
+            return f"{name} was changed after it was saved: its checksum is wrong"
     return ""
 
 
@@ -224,22 +228,22 @@ def _look(folder: Path, manifest: Manifest) -> str:
         _check_kind(name, entry.st_mode)
         there = entry.st_size
         if there != size:
-            return f"{name} has {there} bytes, and {size} were saved"
+            return f"{name} has {there} bytes, but {size} were saved"
     return ""
 
 
 def _folders_of(name: str) -> list[str]:
-    """The folders in the checkpoint that a file is in, the outer ones first."""
+    """Returns the parent folders of a file inside the checkpoint, outermost first."""
     parts = name.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _check_unlisted(folder: Path) -> None:
-    """Refuses what is no file and no folder anywhere in a checkpoint: Orbax would open it.
+    """Checks that a checkpoint contains only files and folders, as Orbax would open anything else.
 
     Raises:
-        Linked: names it.
-        OSError: the disk does not tell now.
+        Linked: it contains something else; the message names it.
+        OSError: the disk does not respond.
     """
     places = [folder]
     while places:
@@ -276,7 +280,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _hash(sizes: dict[Path, int]) -> dict[Path, list[str]]:
-    """The checksums of files of these sizes, piece by piece."""
+    """Returns the checksums of each file's pieces, given the file sizes."""
     pieces = [
         (path, start) for path, size in sizes.items() for start in range(0, size, _PIECE_BYTES)
     ]
@@ -297,6 +301,6 @@ def _hash_piece(piece: tuple[Path, int]) -> str:
             while left and (count := file.readinto(buffer[: min(left, _BUFFER_BYTES)])):
                 digest.update(buffer[:count])
                 left -= count
-    except OSError as error:  # of a read it names no file
+    except OSError as error:  # errors of reads name no file
         raise OSError(error.errno, error.strerror, str(path)) from error
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Where Orbax needs help: the log lines beside its errors, and a temporary folder that fails late.
+"""Workarounds for Orbax: silences redundant logs, and reports late if a folder cannot be created.
 
 Importing this module takes a second, as it imports Orbax.
 """
@@ -12,10 +12,10 @@ import orbax.checkpoint as ocp
 
 
 def quiet_orbax() -> None:
-    """Hides what Orbax prints beside the errors that it raises.
+    """Hides what Orbax prints in addition to the errors that it raises.
 
-    After the first failed read or write of several, the others have nobody to report to: hundreds
-    of lines, of which one counts.
+    After the first of several reads or writes fails, the others log their errors: hundreds of
+    lines, of which one matters.
     """
     for name in ("absl", "asyncio"):
         logger = logging.getLogger(name)
@@ -26,7 +26,7 @@ def quiet_orbax() -> None:
 
 
 class _NoTracebacks(logging.Filter):
-    """Drops the tracebacks that Orbax and asyncio log of errors which Orbax also raises."""
+    """Drops logged tracebacks of errors that Orbax also raises."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         of_orbax = record.levelno >= logging.ERROR and "orbax" in record.pathname
@@ -34,9 +34,9 @@ class _NoTracebacks(logging.Filter):
 
 
 class _Unraisable:
-    """What Python calls for errors in callbacks; those of a closed event loop are Orbax's.
+    """Python's hook for errors in callbacks; ignores those that Orbax causes.
 
-    So are those of its coroutines that nobody waits for any more, as they are thrown away.
+    These are errors of its closed event loop, and of abandoned coroutines when they are freed.
     """
 
     def __init__(self, before: Callable[[Any], object]) -> None:
@@ -52,16 +52,16 @@ class _Unraisable:
 class TemporaryPath(ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]
     """The folder that Orbax writes a checkpoint into before it renames it.
 
-    Where the folder cannot be made, this reports it at the end of the save. Orbax's own class
-    reports it at once, which leaves other threads of the save, in all processes, waiting for the
-    folder, and the program cannot end before they do: 300 s (0.12.8,
-    ``multihost.coordination_timeout``). Without the folder they fail too, soon.
+    If the folder cannot be created, this class raises at the end of the save. Orbax's own class
+    raises at once, while other threads of the save, in all processes, wait for the folder for 300 s
+    (0.12.8, ``multihost.coordination_timeout``), and the program cannot exit before. When the save
+    continues without the folder, those threads fail quickly.
     """
 
     _failure: OSError | None = None
 
     async def create(self) -> Any:
-        """Makes the folder, or remembers why not."""
+        """Creates the folder, or stores the error."""
         try:
             return await super().create()
         except OSError as error:
@@ -72,7 +72,7 @@ class TemporaryPath(ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: igno
         """Renames the folder.
 
         Raises:
-            OSError: that of :meth:`create` too.
+            OSError: including that of :meth:`create`.
         """
         if self._failure is not None:
             raise self._failure

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's arrays straight to where they belong."""
+"""Restores a checkpoint's arrays directly into their target shardings."""
 
 import contextlib
 import gc
@@ -20,15 +20,15 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage.disks import cure_of, disk_trouble, reason
 
 _ARRAYS_TO_NAME = 4
-# Orbax compresses with zstd. The moments of a fresh optimizer are zeros and take nothing, but the
-# parameters are random, and take their size. What claims far more than its files was forged, and
+# Orbax compresses with zstd. The zero moments of a fresh optimizer take no space, but the random
+# parameters take their full size. A checkpoint that claims far more than its files was forged, and
 # would only fill the memory.
 _MOST_COMPRESSION = 64
 _MOST_UNSTORED_BYTES = 2**26
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree under their dotted paths; nodes without leaves leave no trace."""
+    """Returns the leaves of a pytree by dotted path; nodes without leaves are omitted."""
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -40,7 +40,7 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def shapes_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Shape and dtype of each array, as JSON."""
+    """Returns the shape and dtype of each array, JSON-able."""
     return {
         name: {"shape": list(array.shape), "dtype": str(array.dtype)}
         for name, array in arrays.items()
@@ -50,24 +50,24 @@ def shapes_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
 def restore(
     path: Path, abstract_state: Any, *, subset: bool = False, verified: bool = False
 ) -> Any:
-    """Reads a checkpoint straight into the target shardings, whatever wrote it.
+    """Restores a checkpoint directly into the target shardings, whatever its own were.
 
-    Each process reads only what its devices hold.
+    Each process reads only its devices' shards.
 
     Args:
-        path: of the checkpoint.
+        path: the checkpoint.
         abstract_state: pytree of ``jax.ShapeDtypeStruct``, each with its target sharding.
-        subset: allow the checkpoint to hold more arrays than asked for (they are not read), as for
-            parameters without an optimizer.
-        verified: process 0 has just verified it, as :func:`jaxtrain.checkpoint.resume.choose` does.
-            Otherwise each process does that first.
+        subset: allow more arrays in the checkpoint than requested, for example to restore
+            parameters without the optimizer. They are not read.
+        verified: process 0 has just verified the checkpoint, for example in
+            :func:`jaxtrain.checkpoint.resume.choose`. Otherwise each process verifies it first.
 
     Raises:
-        InputError: the arrays differ in name, shape or dtype (found before anything is loaded), or
-            the files are damaged.
-        RunAgain: their disk does not answer.
+        InputError: the arrays differ in name, shape or dtype (checked before anything is loaded),
+            or the files are damaged.
+        RunAgain: the disk does not respond.
     """
-    import orbax.checkpoint as ocp  # takes a second: not for those who only look
+    import orbax.checkpoint as ocp  # takes a second, and commands that only look do not need it
 
     from jaxtrain.checkpoint.orbax_compat import quiet_orbax
 
@@ -86,9 +86,9 @@ def restore(
         shown = "; ".join(differences[:_ARRAYS_TO_NAME])
         more = len(differences) - _ARRAYS_TO_NAME
         raise InputError(
-            f"{path} holds another model or optimizer than this run: {shown}"
+            f"{path} has another model or optimizer than this run: {shown}"
             + (f"; and {more} more" if more > 0 else "")
-            + ": take the config that wrote it, or start a new run"
+            + ": use the config that wrote it, or start a new run"
         )
     claimed = _check_size(path, wanted)
     quiet_orbax()
@@ -107,36 +107,36 @@ def restore(
                 ),
             )
     except jax.errors.JaxRuntimeError:
-        raise  # of the device, which may be out of memory
+        raise  # from the device, which may be out of memory
     except Exception as error:  # Orbax raises plain ones for damaged files
         failure = reason(error)
     if failure:
-        gc.collect()  # the other readers, while somebody listens to what they say
+        gc.collect()  # of other readers, while their logs are still filtered
         cure = cure_of(failure)
-        if cure:  # as of one host whose network disk is away
+        if cure:  # such as a network disk that is missing on one host
             raise RunAgain(f"{path} cannot be read ({failure}): {cure}")
         raise InputError(f"{path} cannot be read ({failure}){_beside(path)}")
-    for name, target in wanted.items():  # Orbax's own metadata can call an array something else
+    for name, target in wanted.items():  # Orbax's own metadata may describe another array
         array = arrays.get(name)
         if not isinstance(array, jax.Array) or (array.shape, array.dtype) != (
             target.shape,
             target.dtype,
         ):
             raise InputError(
-                f"{path} was not written by jaxtrain: what it holds as {name!a} is not the array "
-                f"that its metadata describes{_beside(path)}"
+                f"{path} was not written by jaxtrain: {name!a} is not the array that its metadata "
+                f"describes{_beside(path)}"
             )
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
 
 
 def _check_size(path: Path, wanted: Mapping[str, Any]) -> int:
-    """Refuses arrays that cannot be in the files, before memory is taken for them.
+    """Checks that the arrays can be in the files, before memory is allocated for them.
 
     Returns:
-        Bytes of the arrays.
+        Total bytes of the arrays.
 
     Raises:
-        InputError: says both sizes.
+        InputError: they cannot; the message has both sizes.
     """
     claimed = sum(math.prod(array.shape) * array.dtype.itemsize for array in wanted.values())
     try:
@@ -147,7 +147,7 @@ def _check_size(path: Path, wanted: Mapping[str, Any]) -> int:
         raise disk_trouble(error, f"{path} cannot be read", "make it readable") from error
     if claimed > _MOST_COMPRESSION * stored + _MOST_UNSTORED_BYTES:
         raise InputError(
-            f"{path} was not written by jaxtrain: its arrays would have {claimed:,} bytes, and its "
+            f"{path} was not written by jaxtrain: its arrays would have {claimed:,} bytes, but its "
             f"files have {stored:,}"
         )
     return int(claimed)
@@ -155,11 +155,11 @@ def _check_size(path: Path, wanted: Mapping[str, Any]) -> int:
 
 def _beside(path: Path) -> str:
     others = [step for step in steps(path.parent) if str(step) != path.name]
-    return ": resume from another one" + (f", beside it are {listed(others)}" if others else "")
+    return ": resume from another checkpoint" + (f" ({listed(others)})" if others else "")
 
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], *, subset: bool) -> list[str]:
-    """One phrase for each array that differs; those of other shapes first."""
+    """Returns one phrase per array that differs; different shapes and dtypes first."""
     here = {name: f"{array.dtype} {list(array.shape)}" for name, array in wanted.items()}
     there = {name: f"{array.dtype} {list(array.shape)}" for name, array in saved.items()}
     found = [

@@ -1,38 +1,42 @@
-"""Decides which checkpoint a run or a command starts from. Everything else asks this module.
+"""Decides which checkpoint a run or a command starts from. No other module decides that.
 
-A run asks :func:`choose`, in process 0, once its directory is locked:
+A run calls :func:`choose` in process 0, once its directory is locked:
 
 1. No ``--resume``: none. The run starts fresh, with the parameters of ``model.init_from`` if set.
 2. ``--resume latest``: the newest checkpoint in ``checkpoints/`` of ``--output-dir``, or without
-   one, of the run below ``output/NAME`` that saved last. Where a save of the same step again never
-   finished, the old checkpoint of that step counts.
-3. The newest is damaged: the newest intact one, and where all of ``checkpoints/`` are damaged, the
-   one in ``best/``. What is damaged moves to ``damaged/`` with a ``reason.txt``; so does a damaged
-   one in ``best/`` in any case, as nothing should be compared with it.
-4. None is intact, but none was saved after more than ``max_lost_updates``: a fresh start. Without
-   ``--output-dir``, the run that saved before that one is tried first.
-5. None is intact, and more would be lost: refused, and nothing moves. Without ``--output-dir``, the
-   run that saved before that one is tried first, with a warning.
-6. The run has never saved: none, a fresh start.
-7. ``--resume STEP``: that step of ``--output-dir``, in ``checkpoints/`` or else in ``best/``;
-   refused where it is missing or damaged.
-8. ``--resume PATH``: that checkpoint, or the newest in that run's directory, which may be another
-   run's; refused where it is missing or damaged.
-9. A file cannot be read now: refused or worth another try, and nothing moves. It may be intact.
+   that flag, of the run in ``output/NAME`` that saved last. If a repeated save of a step never
+   finished, the step's old checkpoint counts.
+3. The newest is damaged: the newest intact one, or if all of ``checkpoints/`` are damaged, the one
+   in ``best/``. Damaged checkpoints are moved to ``damaged/`` with a ``reason.txt``. A damaged one
+   in ``best/`` is always moved, as no validation should be compared with it.
+4. None is intact, but no step after ``max_lost_updates`` was saved: a fresh start.
+5. None is intact, and more steps would be lost: refused, and nothing moves.
+6. No checkpoint of the run that saved last is intact (4 or 5), and there is no ``--output-dir``:
+   the run that saved before it is tried. A warning names the damaged run, its damage and the
+   checkpoint used instead. This also holds if the damaged checkpoints do not record when they were
+   saved (then the folders' modification times count) or are all in ``damaged/``.
+7. The run has never saved: a fresh start.
+8. ``--resume STEP``: that step of ``--output-dir``, in ``checkpoints/`` or else in ``best/``;
+   refused if it is missing or damaged.
+9. ``--resume PATH``: that checkpoint, or the newest in that run directory, which may be another
+   run's; refused if it is missing or damaged.
+10. A file cannot be read at the moment: refused, or a temporary failure, and nothing moves. The
+    checkpoint may be intact.
 
-Then, for the checkpoint of 2, 3, 7 or 8:
+Then, for the checkpoint of 2, 3, 6, 8 or 9:
 
-10. :func:`check_directory`: refused where the directory that the run writes to already holds
-    checkpoints, and this is not one of them. Without ``--resume`` too.
-11. :func:`check_same_run`: refused where it is of other data, another seed, or parameters that mean
-    something else in this model.
-12. :func:`best_so_far`: its best validation counts only in the same run's directory, with the same
-    metric, while that checkpoint is there.
+11. :func:`check_directory`: refused if the run directory already contains checkpoints, and this is
+    not one of them. Also without ``--resume``.
+12. :func:`check_same_run`: refused if the data, the seed or the meaning of the parameters differ.
+13. :func:`best_so_far`: its best validation counts only in the same run directory, with the same
+    metric, and while the best checkpoint exists.
 
-A command that uses a trained model asks :func:`of_source`; a rollback asks :func:`to_roll_back_to`.
-"Intact" means that every byte was verified (:func:`jaxtrain.checkpoint.manifest.verify`).
+A command that uses a trained model calls :func:`of_source`; a rollback calls
+:func:`to_roll_back_to`. "Intact" means that every byte was verified
+(:func:`jaxtrain.checkpoint.manifest.verify`).
 """
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -63,7 +67,7 @@ from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded, write_whole
 from jaxtrain.storage.disks import disk_trouble
 
-REASON = "reason.txt"  # beside a damaged checkpoint's own files
+REASON = "reason.txt"  # added to a damaged checkpoint
 
 Say = Callable[[str], None]
 Verify = Callable[[Path], str]
@@ -77,33 +81,33 @@ def choose(
     hold: Callable[[Path], None] = lambda run: None,
     max_lost_updates: int = 0,
 ) -> Path | None:
-    """The checkpoint to start from, verified; None for a fresh start. Cases 1 to 9 above.
+    """Returns the verified checkpoint to start from; None for a fresh start. Cases 1 to 10 above.
 
     Args:
         resume: the flag's value: ``"latest"``, a step, or a path; None without the flag.
-        output_dir: the run's directory, if it was given.
+        output_dir: the run directory, if given.
         runs_root: ``output/NAME``.
-        say: takes a line for each damaged checkpoint that ``"latest"`` passes over.
-        hold: takes the run's directory before anything in it is moved; keeps other runs out.
-        max_lost_updates: ``"latest"`` starts fresh where no checkpoint is intact, if no more than
-            this is lost.
+        say: receives a line for each damaged checkpoint that ``"latest"`` skips.
+        hold: locks a run directory before anything in it is moved.
+        max_lost_updates: if no checkpoint is intact, ``"latest"`` starts fresh if at most this many
+            steps are lost.
 
     Raises:
-        InputError: refused (5, 7, 8); the message says what is there.
-        RunAgain: a disk does not answer now.
+        InputError: refused (5, 8, 9); the message lists the existing checkpoints.
+        RunAgain: a disk does not respond.
     """
     try:
         if resume is None:
             return None
         if resume == "latest":
-            runs = _runs(runs_root) if output_dir is None else [output_dir]
+            runs = _saved_runs(runs_root) if output_dir is None else [output_dir]
             return _latest(runs, say, hold, max_lost_updates)
         if _is_step(resume):
             if output_dir is not None:
                 hold(output_dir)
             return _step(int(resume), output_dir)
         return _path(expanded(resume))
-    except OSError as error:  # of the disk: what is there may be intact
+    except OSError as error:  # the checkpoints may be intact
         raise disk_trouble(
             error,
             f"--resume {resume}: {error.filename} cannot be read",
@@ -113,12 +117,12 @@ def choose(
 
 @dataclasses.dataclass(frozen=True)
 class Latest:
-    """What ``--resume latest`` means for one run, before anything in it is moved.
+    """What ``--resume latest`` does in one run, before anything in it is moved.
 
     Attributes:
-        start: the checkpoint; None: there is none to start from.
-        damaged: checkpoints to move aside -> what is wrong with them.
-        refused: why the run must not start fresh; "" if it may, or need not.
+        start: the checkpoint to start from; None if there is none.
+        damaged: checkpoints to move aside -> their damage.
+        refused: why the run must not start fresh; "" if it may or has a checkpoint.
     """
 
     start: Path | None
@@ -127,15 +131,15 @@ class Latest:
 
 
 def latest_of(run: Path, max_lost_updates: int, verify: Verify = manifest.verify) -> Latest:
-    """Decides cases 2 to 6 for one run; changes nothing.
+    """Decides cases 2 to 5 and 7 for one run; changes nothing.
 
     Args:
-        run: the run's directory.
+        run: the run directory.
         max_lost_updates: see :func:`choose`.
-        verify: a checkpoint's folder -> what is wrong with it; "" if it is intact.
+        verify: returns a checkpoint's damage; "" if it is intact.
 
     Raises:
-        OSError: the disk does not answer now.
+        OSError: the disk does not respond.
     """
 
     def newest_intact(folder: Path) -> tuple[Path | None, dict[Path, str]]:
@@ -152,25 +156,34 @@ def latest_of(run: Path, max_lost_updates: int, verify: Verify = manifest.verify
 
 
 def _last_saved(run: Path) -> int:
-    """The last step that a run saved, also of what was found damaged before; 0 if it saved none.
+    """Returns the last step that a run saved, damaged or not; 0 if it never saved.
 
-    Something else than a first save is wrong where no checkpoint of a long run is intact, such as a
-    disk or a copy, and somebody should look before all of it is trained again.
+    If no checkpoint of a long run is intact, more than a first save has failed, for example a disk
+    or a copy, which should be inspected before the run is repeated.
     """
-    places = [run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST)]
-    saved = [step for place in places for step in (*numbered(place), *files.replaced(place))]
+    saved = [step for place in _places(run) for step in (*numbered(place), *files.replaced(place))]
     return max(saved, default=0)
 
 
-def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_updates: int) -> str:
+def _places(run: Path) -> list[Path]:
+    """Returns the folders for a run's checkpoints, intact or damaged."""
+    return [run / place / folder for place in ("", DAMAGED) for folder in (CHECKPOINTS, BEST)]
+
+
+def _none_intact(run: Path, damaged: Mapping[Path, str]) -> str:
     which = [f"{path.relative_to(run)}: {wrong}" for path, wrong in damaged.items()]
     more = f", and {len(which) - 1} more" if len(which) > 1 else ""
     return (
-        f"--resume latest: no checkpoint of {run} is intact ("
-        f"{which[0] if which else 'all are in ' + DAMAGED}{more}; "
-        f"{invocation.program()} checkpoints {shlex.quote(str(run))} lists "
-        f"them), and more than {max_lost_updates} updates would be trained again: to start from "
-        "scratch give another --output-dir, or move this directory away"
+        f"no checkpoint of {run} is intact ({which[0] if which else 'all are in ' + DAMAGED}{more};"
+        f" {invocation.program()} checkpoints {shlex.quote(str(run))} lists them)"
+    )
+
+
+def _too_much_lost(run: Path, damaged: Mapping[Path, str], max_lost_updates: int) -> str:
+    return (
+        f"--resume latest: {_none_intact(run, damaged)}, and more than {max_lost_updates} steps "
+        "would be lost: to start from scratch, give another --output-dir or move this directory "
+        "away"
     )
 
 
@@ -178,28 +191,29 @@ def _latest(
     runs: Iterable[Path], say: Say, hold: Callable[[Path], None], max_lost_updates: int
 ) -> Path | None:
     refused = ""
+    skipped: list[str] = []  # the damage of runs that saved later
     for run in runs:
         hold(run)
         for folder in (CHECKPOINTS, BEST):
             files.give_back(run / folder)
         latest = latest_of(run, max_lost_updates)
-        if latest.refused:
-            refused = refused or latest.refused
-            continue
-        for path, wrong in latest.damaged.items():
-            set_aside(path, wrong, say)
-        _explain(run, latest, say)
+        refused = refused or latest.refused
+        if not latest.refused:
+            for path, wrong in latest.damaged.items():
+                set_aside(path, wrong, say)
+            _explain(run, latest, say)
         if latest.start is not None:
-            if refused:
-                say(f"warning: passed over a later run: {refused}")
+            for wrong in skipped:
+                say(f"warning: {wrong}: resuming an older run from {latest.start} instead")
             return latest.start
+        skipped.append(_none_intact(run, latest.damaged))
     if refused:
         raise InputError(refused)
     return None
 
 
 def _explain(run: Path, latest: Latest, say: Say) -> None:
-    """Says which checkpoint takes the place of damaged ones."""
+    """Reports which checkpoint is used instead of damaged ones."""
     if not latest.damaged:
         return
     if latest.start is None:
@@ -213,10 +227,10 @@ def _explain(run: Path, latest: Latest, say: Say) -> None:
 def first_intact(
     folder: Path, steps: Iterable[int], verify: Verify = manifest.verify
 ) -> tuple[Path | None, dict[Path, str]]:
-    """The newest of these checkpoints that is intact, and what is wrong with newer ones.
+    """Returns the newest intact checkpoint of these, and the damage of newer ones.
 
     Raises:
-        OSError: the disk does not answer now.
+        OSError: the disk does not respond.
     """
     damaged: dict[Path, str] = {}
     for step in sorted(steps, reverse=True):
@@ -229,7 +243,7 @@ def first_intact(
 
 
 def set_aside(path: Path, wrong: str, say: Say) -> None:
-    """Moves a damaged checkpoint out of the way; a disk that refuses that stops nobody."""
+    """Moves a damaged checkpoint aside; only warns if that fails."""
     damage = f"warning: checkpoint {path} is damaged ({wrong})"
     place = path.parent.parent / DAMAGED / path.parent.name
     aside, number = place / path.name, 1
@@ -240,7 +254,7 @@ def set_aside(path: Path, wrong: str, say: Say) -> None:
         place.mkdir(parents=True, exist_ok=True)
         path.rename(aside)
     except OSError as error:
-        say(f"{damage}, cannot be moved to {aside} ({error.strerror}), and is passed over")
+        say(f"{damage} and skipped; it cannot be moved to {aside} ({error.strerror})")
         return
     say(f"{damage}: moved to {aside}")
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -256,11 +270,11 @@ def _is_step(resume: str) -> bool:
 
 def _step(step: int, output_dir: Path | None) -> Path:
     if output_dir is None:
-        raise InputError(f"--resume {step} needs --output-dir, the run that holds this step")
+        raise InputError(f"--resume {step} requires --output-dir, the run that saved this step")
     if not output_dir.is_dir():
         raise InputError(
-            f"--resume {step}: there is no folder {output_dir}: give the --output-dir of the run "
-            "that has this step, or omit --resume to start from scratch"
+            f"--resume {step}: {output_dir} does not exist: give the --output-dir of the run that "
+            "saved this step, or omit --resume to start from scratch"
         )
     damaged = ""
     for folder in (output_dir / CHECKPOINTS, output_dir / BEST):
@@ -275,20 +289,20 @@ def _step(step: int, output_dir: Path | None) -> Path:
         [other for other in steps(output_dir / folder) if other != step]
         for folder in (CHECKPOINTS, BEST)
     )
-    there = f"complete ones are {listed(kept)}" if kept else "it holds no complete one"
+    there = f"complete checkpoints: {listed(kept)}"
     if best:
-        there += f", and {listed(best)} as the best"
+        there += f"; best: {listed(best)}"
     raise InputError(
-        f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}: {there}; "
-        "give one of its steps, or --resume latest"
+        f"--resume {step}: {output_dir} has no complete checkpoint {step}{damaged}; {there}; "
+        "give one of these steps, or --resume latest"
     )
 
 
 def _path(path: Path) -> Path:
     if not path.exists():
         raise InputError(
-            f"--resume {path}: there is no such folder; give latest, a step, or the path of a "
-            "checkpoint or of a run's directory"
+            f"--resume {path}: no such folder: give latest, a step, or the path of a checkpoint or "
+            "run directory"
         )
     inside = (manifest.NAME, f"{STATE}/_METADATA", f"{META}/metadata")
     checkpoint: Path | None = path
@@ -299,23 +313,23 @@ def _path(path: Path) -> Path:
             (folder / str(max(there)) for folder in folders if (there := numbered(folder))), None
         )
     if checkpoint is None:
-        raise InputError(f"--resume {path} holds no complete checkpoint")
+        raise InputError(f"--resume {path}: no complete checkpoint found there")
     wrong = manifest.verify(checkpoint)
     if wrong:
         beside = [step for step in steps(checkpoint.parent) if str(step) != checkpoint.name]
         raise InputError(
-            f"--resume {path}: {checkpoint} is not a complete checkpoint ({wrong}); beside it are "
-            f"{listed(beside)}"
+            f"--resume {path}: {checkpoint} is not a complete checkpoint ({wrong}); complete ones "
+            f"in the same folder: {listed(beside)}"
         )
     return checkpoint
 
 
 def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:
-    """What is wrong with ``--resume`` at first sight. No checkpoint is read: that takes minutes.
+    """Yields what is wrong with ``--resume``, without reading checkpoints, which takes minutes.
 
     Args:
         resume: the flag's value; None without the flag.
-        output_dir: the run's directory, if it was given.
+        output_dir: the run directory, if given.
     """
     if resume is None or resume == "latest":
         return
@@ -328,61 +342,88 @@ def problems(resume: str | None, output_dir: Path | None) -> Iterator[str]:
 
 
 def is_expected(resume: str | None, output_dir: Path | None, root: Path) -> bool:
-    """Whether a run will start from a checkpoint, as far as can be told without reading one.
+    """Whether a run is likely to start from a checkpoint; reads none.
 
     Args:
         resume: the flag's value; None without the flag.
-        output_dir: the run's directory, if it was given.
+        output_dir: the run directory, if given.
         root: ``output``.
     """
     if resume is None:
         return False
     if resume != "latest":
-        return True  # or a mistake, which the run itself reports
+        return True  # or an error, which the run reports
     if output_dir is None:
         return bool(newest_runs(root))
     return any(latest_in(output_dir / folder) for folder in (CHECKPOINTS, BEST))
 
 
 def newest_runs(root: Path) -> list[Path]:
-    """The runs of all configs below ``output``, the one that saved last first."""
+    """Returns the runs of all configs in ``output``, the one that saved last first."""
     names = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
     runs = [run for name in names if not name.is_symlink() for run in _runs(name)]
     return sorted(runs, key=lambda run: (_last_save(run), run), reverse=True)
 
 
 def _runs(root: Path) -> list[Path]:
-    """The runs below ``output/NAME`` that hold checkpoints, the one that saved last first.
+    """Returns the runs in ``output/NAME`` with checkpoints, the one that saved last first.
 
-    By the time of the save, and not of the file: a copied run is as old as the original.
+    Sorted by the recorded time of the save, not the file's: a copied run is as old as the original.
     """
     saved = {run: _last_save(run) for run in root.iterdir()} if root.is_dir() else {}
     return sorted((run for run in saved if saved[run]), key=lambda run: (saved[run], run))[::-1]
 
 
+def _saved_runs(root: Path) -> list[Path]:
+    """Returns all runs in ``output/NAME`` that ever saved, the one that saved last first.
+
+    Unlike :func:`_runs`, includes those without a readable checkpoint: a resume must not skip them
+    silently.
+    """
+
+    def saved(run: Path) -> int:
+        folders = [
+            place / name
+            for place in _places(run)
+            for name in (
+                *map(str, numbered(place)),
+                *map("{}.replaced".format, files.replaced(place)),
+            )
+        ]
+        return _last_commit(folders) or max(
+            (path.stat().st_mtime_ns for path in folders), default=0
+        )
+
+    found = {run: saved(run) for run in root.iterdir()} if root.is_dir() else {}
+    return sorted((run for run in found if found[run]), key=lambda run: (found[run], run))[::-1]
+
+
 def _last_save(run: Path) -> int:
-    """When a run saved last, nanoseconds since 1970; 0 if nothing tells."""
+    """Returns when a run saved last, in nanoseconds since 1970; 0 if no checkpoint records it."""
+    folders = (run / CHECKPOINTS, run / BEST)
+    return _last_commit(folder / str(step) for folder in folders for step in numbered(folder))
+
+
+def _last_commit(checkpoints: Iterable[Path]) -> int:
+    """Returns when the last of these was saved, in nanoseconds since 1970; 0 if none records it."""
     last = 0
-    for folder in (run / CHECKPOINTS, run / BEST):
-        for step in numbered(folder):
-            try:
-                last = max(last, committed(folder / str(step)))
-            except (FileNotFoundError, NotADirectoryError, ValueError):
-                continue  # damaged: the others tell
+    for path in checkpoints:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):  # damaged
+            last = max(last, committed(path))
     return last
 
 
 def check_directory(directory: Path, resume: str | None, start_from: Path | None) -> None:
-    """Case 10: two histories in one directory would overwrite one another.
+    """Case 11: two runs in one directory would overwrite each other's checkpoints.
 
     Args:
-        directory: that the run will write to.
+        directory: the run directory to write to.
         resume: the flag's value; None without the flag.
-        start_from: what :func:`choose` gave.
+        start_from: the result of :func:`choose`.
 
     Raises:
-        InputError: the directory holds checkpoints of another history.
-        RunAgain: its disk does not answer.
+        InputError: the directory contains checkpoints of another run.
+        RunAgain: its disk does not respond.
     """
     try:
         newest = latest_in(directory / CHECKPOINTS)
@@ -394,17 +435,17 @@ def check_directory(directory: Path, resume: str | None, start_from: Path | None
         return
     if resume is None:
         raise InputError(
-            f"--output-dir {directory} already holds checkpoints (newest: {newest.name}): resume "
-            "it with --resume latest, or give another directory"
+            f"--output-dir {directory} already contains checkpoints (newest: {newest.name}): "
+            "resume with --resume latest, or give another directory"
         )
     raise InputError(
-        f"--output-dir {directory} already holds checkpoints of its own (newest: {newest.name}), "
-        f"and --resume {resume} is another run: use --resume latest, or give another directory"
+        f"--output-dir {directory} already contains checkpoints (newest: {newest.name}), and "
+        f"--resume {resume} is another run: use --resume latest, or give another directory"
     )
 
 
 def _is_of(directory: Path, start_from: Path | None) -> bool:
-    """Whether a checkpoint is in a run's directory."""
+    """Whether a checkpoint is in a run directory."""
     return start_from is not None and directory.resolve() in start_from.resolve().parents
 
 
@@ -418,35 +459,35 @@ def check_same_run(
     versions: Mapping[str, str],
     say: Say,
 ) -> None:
-    """Case 11: the checkpoint must continue this run's data order; prints whatever else differs.
+    """Case 12: the checkpoint must have this run's order of examples; prints other differences.
 
-    What older versions saved may hold addresses with their query, which is not printed.
+    Checkpoints of older versions may contain addresses with queries, which are not printed.
 
     Args:
         start_from: the checkpoint.
-        saved: what it says (:func:`jaxtrain.checkpoint.layout.read_run_meta`).
+        saved: its metadata (:func:`jaxtrain.checkpoint.layout.read_run_meta`).
         model: this run's model config.
         fingerprint: of this run's data.
-        settings: this run's config, as :func:`jaxtrain.config.to_dict` writes it.
-        versions: of this program and the packages that it uses.
-        say: takes a line for each difference.
+        settings: this run's config, from :func:`jaxtrain.config.to_dict`.
+        versions: of jaxtrain and the packages that it uses.
+        say: receives a line for each difference.
 
     Raises:
-        InputError: other data, another seed, or a model whose parameters mean something else.
+        InputError: the data, the seed or the meaning of the parameters differ.
     """
     saved = addresses.scrubbed(dict(saved))
     old = saved["config"]
     if saved["fingerprint"] != fingerprint:
         raise InputError(
             f"{start_from} was trained on other data ({_data_of(old, saved['fingerprint'])}) than "
-            f"this run's ({_data_of(settings, fingerprint)}): the order of examples would differ; "
+            f"this run ({_data_of(settings, fingerprint)}), so the order of examples would differ: "
             f"give the same --config and --data.path{_same_groups(old['data'], settings['data'])}, "
             "or start a new run"
         )
     if old["seed"] != settings["seed"]:
         raise InputError(
-            f"{start_from} was trained with seed {old['seed']}, this run has seed "
-            f"{settings['seed']}: the order of examples would differ; omit --seed"
+            f"{start_from} was trained with seed {old['seed']}, and this run has seed "
+            f"{settings['seed']}, so the order of examples would differ: omit --seed"
         )
     for difference in config.differences(old, settings):
         say(f"differs from the checkpoint: {difference}")
@@ -461,12 +502,12 @@ def _data_of(settings: Mapping[str, Any], fingerprint: str) -> str:
 
 
 def _same_groups(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Where clips of a video are grouped in another way: the settings that the checkpoint had."""
+    """Returns the checkpoint's flags for grouping clips by video, if they differ."""
     if "clips_per_video" not in old or "clips_per_group" not in new:
         return ""
     had = {"clips_per_video": old["clips_per_video"]}
     if had["clips_per_video"] > 1:
-        had["clips_per_group"] = old.get("clips_per_group", 1)  # there were none before
+        had["clips_per_group"] = old.get("clips_per_group", 1)  # older versions had no groups
     if had["clips_per_video"] > 1 and old["batch_size"] != new["batch_size"]:
         had["group_spread"] = old.get("group_spread") or old["batch_size"]
     flags = [f"--data.{name} {value}" for name, value in had.items() if value != new[name]]
@@ -476,21 +517,23 @@ def _same_groups(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def best_so_far(
     best: dict[str, Any] | None, settings: config.Checkpoint, start_from: Path, directory: Path
 ) -> dict[str, Any] | None:
-    """Case 12: the best validation that a resumed run starts with; None: the next one is the first.
+    """Case 13: returns the best validation before a resume; None if there is none that counts.
 
-    Process 0 looks: what other hosts see of a network disk can be old, and early stopping must be
-    the same in all processes.
+    Process 0 looks it up: other hosts may see an outdated state of a network disk, and early
+    stopping must be the same in all processes.
 
     Args:
-        best: what the checkpoint says, such as its ``step``, ``metric`` and ``mode``.
-        settings: of this run.
+        best: from the checkpoint's metadata, with its ``step``, ``metric`` and ``mode``.
+        settings: this run's.
         start_from: the checkpoint.
-        directory: of this run.
+        directory: this run's directory.
 
     Raises:
-        InputError, RunAgain: in all processes alike, if the disk does not answer.
+        InputError, RunAgain: in all processes, if the disk does not respond.
     """
-    from jaxtrain.distributed import process_group  # it imports jax: not for those who only look
+    from jaxtrain.distributed import (
+        process_group,
+    )  # imports jax, which commands that only look do not need
 
     if best is None or not _is_of(directory, start_from):
         return None
@@ -503,12 +546,12 @@ def best_so_far(
 
 
 def _has_best(directory: Path, step: int, start_from: Path) -> bool:
-    """Whether the best checkpoint is there; where only its second name is missing, it gets that."""
+    """Whether the best checkpoint exists; links it again if only that link is missing."""
     path = directory / BEST / str(step)
     try:
         if not is_complete(path) and start_from.name == str(step):
             path.parent.mkdir(exist_ok=True)
-            files.link(start_from, path)  # a kill came between both names
+            files.link(start_from, path)  # the run was killed before it was linked
             files.delete_oldest(path.parent, 1)
         return is_complete(path)
     except OSError as error:
@@ -516,14 +559,14 @@ def _has_best(directory: Path, step: int, start_from: Path) -> bool:
 
 
 def of_source(source: Path) -> Path:
-    """The checkpoint that a path stands for, for a command that uses a trained model.
+    """Returns the checkpoint at a path, for a command that uses a trained model.
 
-    It is the path itself; or of a run's directory, the best checkpoint, or else the newest: intact
-    ones only. Nothing is moved.
+    That is the path itself, or in a run directory the best checkpoint, or else the newest; only
+    intact ones count. Nothing is moved.
 
     Raises:
-        InputError: it is neither a checkpoint nor a run's directory with an intact one.
-        OSError: the disk does not answer now.
+        InputError: the path is neither a checkpoint nor a run directory with an intact one.
+        OSError: the disk does not respond.
     """
     if is_complete(source):
         return source
@@ -532,13 +575,13 @@ def of_source(source: Path) -> Path:
         if path is not None:
             return path
     raise InputError(
-        f"{source} is not a checkpoint, and not a run's directory with one; "
-        f"{invocation.program()} checkpoints {shlex.quote(str(source))} lists what is there"
+        f"no checkpoint found in {source} (run {invocation.program()} checkpoints "
+        f"{shlex.quote(str(source))} to see what is there)"
     )
 
 
 def complete_of_source(source: Path) -> Iterator[Path]:
-    """The complete checkpoints that :func:`of_source` may choose first; reads no array."""
+    """Yields the complete checkpoints that :func:`of_source` tries first; reads no arrays."""
     if is_complete(source):
         yield source
     for folder in (source / BEST, source / CHECKPOINTS):
@@ -548,19 +591,19 @@ def complete_of_source(source: Path) -> Iterator[Path]:
 
 
 def to_roll_back_to(run: Path, done: int, every: int, say: Say) -> Path | None:
-    """The newest intact checkpoint that a run can go back to; None if there is none.
+    """Returns the newest intact checkpoint for a rollback; None if there is none.
 
-    One at cadence, if there is any: those that a stop signal left behind depend on when it came,
-    and a run that was stopped should continue as one that was not.
+    Checkpoints at multiples of ``every`` are preferred: those saved by a stop signal depend on its
+    timing, and a stopped run should continue like one that was not stopped.
 
     Args:
-        run: the run's directory.
-        done: updates that the run has completed: later checkpoints are of an abandoned future.
-        every: updates between checkpoints.
-        say: takes a line for each damaged one, which is moved aside.
+        run: the run directory.
+        done: number of completed steps; later checkpoints were abandoned by a resume.
+        every: steps between checkpoints.
+        say: receives a line for each damaged checkpoint, which is moved aside.
 
     Raises:
-        InputError, RunAgain: the disk does not answer.
+        InputError, RunAgain: the disk does not respond.
     """
     folder = run / CHECKPOINTS
     try:
@@ -574,6 +617,6 @@ def to_roll_back_to(run: Path, done: int, every: int, say: Say) -> Path | None:
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     if path is not None:
-        for other, wrong in damaged.items():  # or it would prevent the save of its own step
+        for other, wrong in damaged.items():  # or they would prevent saving their steps again
             set_aside(other, wrong, say)
     return path

@@ -1,19 +1,19 @@
 """Saves checkpoints in the background and keeps the newest and the best.
 
-In a run's directory::
+In a run directory::
 
     checkpoints/<step>/state/         every array by its dotted name, "params.encoder.0.kernel"
-    checkpoints/<step>/meta/metadata  JSON: {"meta": what the caller says,
+    checkpoints/<step>/meta/metadata  JSON: {"meta": from the caller,
                                       "arrays": {NAME: {"shape", "dtype"}}}
-    checkpoints/<step>/NAME           files that the data adds, as tokenizer.json
+    checkpoints/<step>/NAME           files added by the data, such as tokenizer.json
     checkpoints/<step>/manifest.json  size and checksum of every file; written last
-    best/<step>/                      likewise; only one
-    checkpoints/<step>.replaced/      while a step is saved again: the old one
-    superseded/checkpoints/<step>/    what a resume from an earlier step has overtaken
-    damaged/checkpoints/<step>/       what a resume found damaged, and reason.txt
+    best/<step>/                      the same files; only one checkpoint
+    checkpoints/<step>.replaced/      the old checkpoint while its step is saved again
+    superseded/checkpoints/<step>/    abandoned by a resume from an earlier step
+    damaged/checkpoints/<step>/       found damaged by a resume; with reason.txt
 
-``<step>`` counts completed updates. Orbax writes ``<step>.orbax-checkpoint-tmp`` and renames
-it; then the manifest follows, and only with it a checkpoint is complete.
+``<step>`` is the number of completed steps. Orbax writes ``<step>.orbax-checkpoint-tmp`` and
+renames it; the manifest, written last, completes the checkpoint.
 """
 
 import errno
@@ -36,20 +36,20 @@ from jaxtrain.distributed.key_value import FailedElsewhere, Votes
 from jaxtrain.errors import RunAgain
 from jaxtrain.storage.disks import cure_of, disk_trouble, reason
 
-# Time for all processes to write their part; after it the save counts as failed.
+# Seconds for all processes to write their part before the save counts as failed.
 SAVE_TIMEOUT_S = 1200
 _PROBE_BYTES = 2**16
 
 
 class SaveFailed(RunAgain):
-    """A checkpoint could not be written, as on a full disk. Older ones are as they were.
+    """A checkpoint could not be written, for example on a full disk. Older ones are unchanged.
 
-    All processes of a run learn it of the same save, in whichever it failed.
+    All processes of a run raise it for the same save, whichever process failed.
 
     Attributes:
         target: the checkpoint.
-        why: in a few words.
-        said: whether the user was told.
+        why: a short reason.
+        said: whether it was already reported to the user.
     """
 
     def __init__(self, message: str, target: Path, why: str, *, said: bool) -> None:
@@ -60,29 +60,28 @@ class SaveFailed(RunAgain):
 
 
 class BestNotKept(SaveFailed):
-    """A checkpoint is complete, but did not become the best one too; the one before it still is."""
+    """A checkpoint is complete but could not be linked as the best; the previous best remains."""
 
 
 class Checkpoints:
-    """Saves a run's checkpoints. Every process makes one and calls it alike.
+    """Saves a run's checkpoints. Every process must create one and make the same calls.
 
-    A save returns when the state is copied to the host's memory; a thread writes it, and its
-    manifest. A failure of that thread is said at once and raised by the next :meth:`wait`, and all
-    processes agree on it: what one of them cannot write has failed for all.
+    A save returns once the state is copied to host memory; a thread writes it and its manifest. A
+    failure in that thread is reported at once and raised by the next :meth:`wait`. All processes
+    agree on it: if one of them cannot write, the save has failed for all.
 
     Args:
-        directory: ``checkpoints/`` of the run; the best one goes to ``best/`` beside it. All
-            processes share it.
-        keep: how many of the newest checkpoints stay. An older one is deleted after a newer one is
+        directory: the run's ``checkpoints/``; the best one goes to ``best/`` next to it. Shared by
+            all processes.
+        keep: number of newest checkpoints to keep. An older one is deleted after a newer one is
             complete.
-        say: takes a line when a save fails, and when checkpoints of an abandoned future are moved
-            aside.
-        every: steps between regular checkpoints; the newest of these always stays.
-        files: name -> content of what each checkpoint holds beside the state.
+        say: receives a line when a save fails, and when checkpoints are moved to ``superseded/``.
+        every: steps between regular checkpoints; the newest of these is always kept.
+        files: name -> content of further files for each checkpoint.
 
     Raises:
-        InputError: ``directory`` cannot be made or read.
-        RunAgain: not now.
+        InputError: ``directory`` cannot be created or read.
+        RunAgain: a temporary failure of the disk.
     """
 
     def __init__(
@@ -93,12 +92,12 @@ class Checkpoints:
         every: int = 1,
         files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        import orbax.checkpoint as ocp  # takes a second: not for those who only look
+        import orbax.checkpoint as ocp  # takes a second, and commands that only look do not need it
 
         from jaxtrain.checkpoint.orbax_compat import TemporaryPath, quiet_orbax
 
         if keep < 1:
-            raise ValueError(f"keep is {keep}: at least one checkpoint must stay")
+            raise ValueError(f"keep is {keep}: it must be at least 1")
         quiet_orbax()
         self._directory = directory.absolute()
         self._best = self._directory.parent / BEST
@@ -131,42 +130,42 @@ class Checkpoints:
         self._finisher: threading.Thread | None = None
         self._failure: SaveFailed | None = None
         self._last_failed: Path | None = None
-        self._saved: dict[Path, int] = {}  # folder -> the step that was saved there last
+        self._saved: dict[Path, int] = {}  # folder -> the step saved there last
         self._closed = False
 
     def save(self, state: Any, meta: Mapping[str, Any], *, best: bool = False) -> None:
         """Saves ``state`` as ``checkpoints/<state.step>/``; waits for an earlier save first.
 
-        Saving the same step twice does nothing. Checkpoints of later steps are of a future that a
-        resume has abandoned: they are moved to ``superseded/``, or they would count as the newest.
+        Saving the same step twice does nothing. Checkpoints of later steps were abandoned by a
+        resume and are moved to ``superseded/``, as they would otherwise count as the newest.
 
         Args:
             state: pytree of arrays with an attribute ``step``.
             meta: JSON-able, with the same ``step``.
-            best: it becomes ``best/<state.step>/`` too, without being written twice.
+            best: also link it as ``best/<state.step>/``.
 
         Raises:
-            SaveFailed: this save could not start, or the one before it failed and nobody waited.
+            SaveFailed: this save could not start, or the previous one failed unnoticed.
         """
         self._start(self._directory, state, meta, self._keep, also_best=best)
 
     def save_best(self, state: Any, meta: Mapping[str, Any]) -> None:
-        """Saves ``state`` as ``best/<state.step>/``, in place of the one there."""
+        """Saves ``state`` as ``best/<state.step>/``, replacing the previous best."""
         self._start(self._best, state, meta, 1)
 
     def forget_after(self, step: int) -> None:
-        """The run has gone back to ``step`` updates: later states are saved as new ones."""
+        """Allows saving steps after ``step`` again, after a rollback to it."""
         self._saved = {folder: saved for folder, saved in self._saved.items() if saved <= step}
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint on the disk."""
+        """Returns the newest complete checkpoint on disk."""
         return latest_in(self._directory)
 
     def wait(self) -> None:
-        """Returns when the save in the background is complete and older checkpoints are deleted.
+        """Waits until the background save is complete and older checkpoints are deleted.
 
         Raises:
-            SaveFailed: it failed; or as ``BestNotKept``, only its second name did.
+            SaveFailed: it failed; :class:`BestNotKept` if only linking it as the best failed.
         """
         if self._finisher is not None:
             self._finisher.join()
@@ -178,7 +177,7 @@ class Checkpoints:
             raise failure
 
     def close(self) -> None:
-        """Waits, then frees the threads. Closing again does nothing.
+        """Waits for the last save, then frees the threads. Closing again does nothing.
 
         Raises:
             SaveFailed: the last save failed.
@@ -190,7 +189,7 @@ class Checkpoints:
             self.wait()
         finally:
             self._checkpointer.close()
-            failed = self._last_failed  # whose files may have been written on until now
+            failed = self._last_failed  # other threads may have kept writing its files
             if failed and self._process_zero and not _failure_of(self._check_there):
                 _failure_of(lambda: checkpoint_files.remove_failed(failed))
             if self._home is not None:
@@ -236,7 +235,7 @@ class Checkpoints:
                     }
                 ),
             )
-        except (OSError, ValueError) as error:  # the others may have started: tell them
+        except (OSError, ValueError) as error:  # other processes may have started: vote
             wrong = reason(error)
         self._finisher = threading.Thread(
             target=self._finish, args=(target, keep, also_best, wrong), name="checkpoint"
@@ -244,7 +243,7 @@ class Checkpoints:
         self._finisher.start()
 
     def _prepare(self, folder: Path, step: int, also_best: bool) -> None:
-        """Process 0 makes room and tries to write: Orbax is slow to notice where it cannot."""
+        """Prepares the folder and tests writing, in process 0: Orbax notices failures late."""
         if not self._process_zero:
             return
         self._check_there()
@@ -259,21 +258,21 @@ class Checkpoints:
             checkpoint_files.supersede(self._best, step, self._say)
 
     def _check_there(self) -> None:
-        """Refuses to write where the run's disk was, after it went away: under its mount point.
+        """Checks that the run's disk is still mounted, or its mount point would be written to.
 
         Raises:
-            OSError: the directory is gone, or another one is in its place.
+            OSError: the directory is gone or was replaced.
         """
         if self._home is None:
             self._home = checkpoint_files.opened(self._directory, wait=not self._process_zero)
         if not os.path.samestat(os.fstat(self._home), os.stat(self._directory)):
-            raise OSError(errno.ESTALE, f"{self._directory} is another folder than before")
+            raise OSError(errno.ESTALE, f"{self._directory} is not the same folder as before")
 
     def _finish(self, target: Path, keep: int, also_best: bool, wrong: str) -> None:
-        """Runs beside the training; whatever goes wrong in it is a failure of the save."""
+        """Runs in the background; any exception in it is a failure of the save."""
         try:
             self._end(target, keep, also_best, wrong)
-        except Exception as error:  # as of a vote, when process 0 is gone
+        except Exception as error:  # for example in a vote, when process 0 is gone
             self._failure = self._failed(target, reason(error), said=False)
 
     def _end(self, target: Path, keep: int, also_best: bool, wrong: str) -> None:
@@ -281,9 +280,9 @@ class Checkpoints:
 
         Args:
             target: the checkpoint.
-            keep: complete checkpoints that stay beside it.
-            also_best: link it as the best one.
-            wrong: why the save has failed already; "" if it has not.
+            keep: number of complete checkpoints to keep.
+            also_best: link it as the best.
+            wrong: why the save has already failed; "" if it has not.
         """
         written = self._await_orbax()
         wrong = wrong or written or _failure_of(self._check_there)
@@ -296,22 +295,22 @@ class Checkpoints:
             if also_best:
                 self._keep_best(target)
             return
-        if self._process_zero:  # half a checkpoint on a full disk helps nobody
+        if self._process_zero:  # a partial checkpoint would only fill the disk
             _failure_of(lambda: checkpoint_files.remove_failed(target))
-            if _failure_of(self._check_there):  # and TensorStore makes folders that are gone
+            if _failure_of(self._check_there):  # TensorStore recreates missing folders
                 _failure_of(target.parent.rmdir)
         self._last_failed, self._failure = target, self._failed(target, wrong, said=True)
         self._say(f"warning: {self._failure}")
 
     def _await_orbax(self) -> str:
-        """Why the save failed, "" if it did not. Orbax keeps failures, and tells one at a time."""
+        """Returns why the save failed; "" if it did not. Orbax reports one failure per call."""
         told: list[str] = []
         while (failure := _failure_of(self._checkpointer.wait_until_finished)) and len(told) < 100:
             told.append(failure)
         return told[0] if told else ""
 
     def _keep_best(self, target: Path) -> None:
-        """Gives a complete checkpoint its second name; all processes learn whether it has it."""
+        """Links a complete checkpoint as the best; all processes agree on the result."""
         best, wrong = self._best / target.name, ""
         if self._process_zero:
             wrong = _failure_of(lambda: checkpoint_files.link(target, best))
@@ -320,8 +319,8 @@ class Checkpoints:
         wrong = self._votes.agree("best", wrong)
         if wrong:
             self._failure = BestNotKept(
-                f"the best checkpoint could not be kept as {best} ({wrong}): the one before it "
-                "stays the best",
+                f"the best checkpoint could not be linked as {best} ({wrong}): the previous best "
+                "is kept",
                 best,
                 wrong,
                 said=True,
@@ -339,8 +338,8 @@ class Checkpoints:
             checkpoint_files.delete_oldest(target.parent, keep, every)
         except OSError as error:
             self._say(
-                f"warning: an older checkpoint beside {target} cannot be deleted "
-                f"({reason(error)}): delete it before the disk is full"
+                f"warning: older checkpoints in {target.parent} cannot be deleted "
+                f"({reason(error)}): delete them before the disk is full"
             )
 
     def _failed(self, target: Path, wrong: str, *, said: bool) -> SaveFailed:
@@ -348,8 +347,8 @@ class Checkpoints:
             newest = self.latest() or self._newest
         except OSError:  # the disk is gone
             newest = self._newest
-        intact = f"the newest complete one is {newest}" if newest else "no complete one exists"
-        cure = cure_of(wrong) or "look at that disk, or give another --output-dir"
+        intact = f"the newest complete one is {newest}" if newest else "none is complete"
+        cure = cure_of(wrong) or "check that disk, or give another --output-dir"
         return SaveFailed(
             f"checkpoint {target} could not be written ({wrong}): {intact}; {cure}",
             target,
@@ -359,11 +358,11 @@ class Checkpoints:
 
 
 def _failure_of(action: Callable[[], object]) -> str:
-    """Why it failed, in a few words; "" if it did not."""
+    """Returns a short reason why the action failed; "" if it did not."""
     try:
         action()
     except FailedElsewhere as error:
         return str(error)
-    except Exception as error:  # Orbax raises plain ones
+    except Exception as error:  # Orbax raises plain exceptions
         return reason(error)
     return ""

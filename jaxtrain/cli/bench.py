@@ -1,4 +1,4 @@
-"""``jaxtrain bench``: how fast a config starts, steps, loads and saves on the devices at hand."""
+"""Measures how fast a config starts, steps, loads data and saves on the devices of this machine."""
 
 import argparse
 import os
@@ -14,6 +14,7 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.storage import addresses, atomic
 
 _TIMEOUT_S = 3600.0
+_CEILINGS_HELP = "Measures the matmul and memory-bandwidth peaks of the first device."
 
 
 def main(arguments: list[str]) -> int:
@@ -58,14 +59,24 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     usage = (
-        "jaxtrain bench --config NAME [flags] [--section.field value ...]\n"
+        "jaxtrain bench --config NAME [flags] [--section.field VALUE ...]\n"
         "       jaxtrain bench ceilings [--json FILE]"
     )
     parser = command_line.parser("bench", usage, __doc__)
     add = parser.add_argument
-    add("--seconds", type=float, default=20.0, help="for steps, and for the pipeline (20)")
-    add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
-    add("--sweep", choices=sweep.KINDS, help="then this curve, a process for each point")
+    add(
+        "--seconds",
+        metavar="S",
+        type=float,
+        default=20.0,
+        help="seconds to measure steps, and again the pipeline (default: 20)",
+    )
+    add("--simulate-devices", metavar="N", type=int, help="measure on N virtual CPU devices")
+    add(
+        "--sweep",
+        choices=sweep.KINDS,
+        help="also measure other batch sizes, remat settings or shardings",
+    )
     command_line.add_ignored(parser, "--simulate-devices")
     return parser
 
@@ -94,8 +105,8 @@ def _point(flags: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
 
 def _ceilings(arguments: list[str]) -> int:
     usage = "jaxtrain bench ceilings [--json FILE]"
-    parser = command_line.bare_parser("bench", usage, "What the device itself can do.")
-    parser.add_argument("ceilings", help="products and copies, measured")
+    parser = command_line.bare_parser("bench ceilings", usage, _CEILINGS_HELP)
+    parser.add_argument("ceilings", help=argparse.SUPPRESS)
     command_line.add_json(parser)
     flags = command_line.parse_all(parser, arguments)
     if flags is None:
@@ -134,7 +145,7 @@ def _finish(findings: dict[str, Any], path: Path | None) -> int:
         rates = {label: found[0] for label, found in summaries.items()}
         memory = {label: found[1] for label, found in summaries.items()}
         terminal.out("\n" + report.curve("speed", rates, "examples/s"))
-        terminal.out("\n" + report.curve("memory", memory, "GiB a device"))
+        terminal.out("\n" + report.curve("memory", memory, "GiB per device"))
     if path:
         report.write(findings, path)
         terminal.out(f"\nwritten to {path}")

@@ -1,4 +1,4 @@
-"""``jaxtrain checkpoints DIR``: lists and verifies a run's checkpoints, and changes nothing."""
+"""``jaxtrain checkpoints DIR``: lists and verifies the checkpoints of a run; changes nothing."""
 
 import argparse
 import dataclasses
@@ -28,7 +28,7 @@ from jaxtrain.storage.disks import disk_trouble
 _MIB = 2**20
 _REASON_BYTES = 2**16
 
-# "unknown": it cannot be read now, or another version wrote it. "saving": by a run at work.
+# "unknown": it cannot be read now, or another version wrote it. "saving": a run is saving it.
 Verdict = Literal["verified", "damaged", "unknown", "saving"]
 _SHOWN = {
     "verified": "verified",
@@ -40,16 +40,16 @@ _SHOWN = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is known of one checkpoint, whole or not.
+    """A checkpoint, intact or not.
 
     Attributes:
-        path: inside the run's directory, as ``checkpoints/12``.
-        step: completed updates, by its name.
-        saved: UTC, as ``2026-01-31 09:00:00``; None if nothing tells.
-        examples_seen: None if it cannot be read.
-        bytes: of all files that are there.
-        verdict: whether it is what was saved; "verified" if every byte is.
-        why: it is not verified; "" if it is.
+        path: path in the run directory, such as ``checkpoints/12``.
+        step: completed steps, according to its name.
+        saved: UTC time, such as ``2026-01-31 09:00:00``; None if unknown.
+        examples_seen: examples seen; None if unreadable.
+        bytes: total size of its files.
+        verdict: "verified" if every byte is as it was saved.
+        why: why it is not verified; "" if it is.
     """
 
     path: str
@@ -62,13 +62,13 @@ class Finding:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; 0, or 1 if a checkpoint or best one is damaged or nobody knows.
+    """Runs the command; returns 1 if a checkpoint is damaged or unreadable, else 0.
 
-    What a resume has put aside, in ``damaged/`` and ``superseded/``, is history and does not count.
+    Checkpoints that a resume has moved to ``damaged/`` and ``superseded/`` do not count.
 
     Raises:
         InputError: wrong use.
-        RunAgain: the disk does not answer.
+        RunAgain: the disk does not respond.
     """
     parser = _parser()
     if not arguments or arguments[0] in ("--help", "-h"):
@@ -79,7 +79,9 @@ def main(arguments: list[str]) -> int:
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see {invocation.program()} checkpoints --help") from None
     if rest:
-        raise InputError(f"checkpoints takes one DIR and --json FILE, and not {' '.join(rest)}")
+        raise InputError(
+            f"checkpoints: unexpected argument {' '.join(rest)}; it takes one DIR and --json FILE"
+        )
     run = _run_of(flags.directory)
     atomic.check_writable("--json", flags.json)
     at_work = lock.holder(run)
@@ -94,7 +96,9 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         raise disk_trouble(error, f"{error.filename} cannot be read", "make it readable") from error
     terminal.out(_table(found))
-    terminal.out(words + (f", once the run at work here ({at_work}) has ended" if at_work else ""))
+    terminal.out(
+        words + (f", after the run that is active here ({at_work}) has ended" if at_work else "")
+    )
     if flags.json:
         content = {
             "directory": str(run),
@@ -110,14 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxtrain checkpoints",
         usage="jaxtrain checkpoints DIR [--json FILE]",
-        description="Lists and verifies a run's checkpoints; says which one a resume would take.",
+        description="Lists and verifies the checkpoints of a run; shows which one a resume takes.",
         exit_on_error=False,
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a run's directory")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a run directory")
     parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write everything that was found there too"
+        "--json", metavar="FILE", type=Path, help="also write the results to FILE, as JSON"
     )
     return parser
 
@@ -125,26 +129,26 @@ def _parser() -> argparse.ArgumentParser:
 def _run_of(given: Path) -> Path:
     run = atomic.expanded(given).absolute()
     if not run.is_dir():
-        raise InputError(f"checkpoints {given}: there is no such folder; name a run's directory")
+        raise InputError(f"checkpoints {given}: no such folder; pass a run directory")
     if not any((run / name).is_dir() for name in (CHECKPOINTS, BEST, DAMAGED)):
         above = [one for one in run.parents if (one / CHECKPOINTS).is_dir()]
         raise InputError(
             f"checkpoints {given}: "
             + (
-                f"this run ({run.resolve()}) has saved nothing yet"
+                f"this run ({run.resolve()}) has not saved a checkpoint yet"
                 if (run / "config.json").is_file()
-                else f"this folder holds no {CHECKPOINTS}/; name a run's directory"
+                else f"this folder has no {CHECKPOINTS}/; pass a run directory"
             )
-            + (f", as {above[0]}" if above else "")
+            + (f", such as {above[0]}" if above else "")
         )
     return run
 
 
 def _resume(run: Path, findings: Mapping[str, Finding]) -> tuple[Path | None, str]:
-    """What ``--resume latest`` would take, and that in words.
+    """Returns the checkpoint that ``--resume latest`` would take, and a sentence about it.
 
     Raises:
-        OSError: the disk does not answer now.
+        OSError: the disk does not respond.
     """
 
     def verify(path: Path) -> str:
@@ -157,15 +161,15 @@ def _resume(run: Path, findings: Mapping[str, Finding]) -> tuple[Path | None, st
         latest = resume.latest_of(run, _every(run), verify)
     except _Unknown as unknown:
         finding = unknown.finding
-        return None, f"--resume latest would stop: {finding.path}: {finding.why}"
+        return None, f"--resume latest would fail: {finding.path}: {finding.why}"
     if latest.start is not None:
-        return latest.start, f"--resume latest would take {latest.start}"
-    then = "it would be refused" if latest.refused else "the run would start from scratch"
-    return None, f"--resume latest would take none: {then}"
+        return latest.start, f"--resume latest would resume from {latest.start}"
+    then = "would be refused" if latest.refused else "would start from scratch"
+    return None, f"--resume latest {then}: no checkpoint can be used"
 
 
 class _Unknown(Exception):
-    """A checkpoint that cannot be verified now."""
+    """A checkpoint cannot be verified now."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.path)
@@ -173,12 +177,12 @@ class _Unknown(Exception):
 
 
 def _findings(run: Path, folder: Path, at_work: bool) -> Iterator[Finding]:
-    """Oldest first; a second damaged one of step 12 is ``12.2``.
+    """Yields the checkpoints in a folder, oldest first; ``12.2`` is a second one of step 12.
 
     Args:
-        run: the run's directory.
-        folder: of checkpoints.
-        at_work: whether a run is, which may save and delete meanwhile.
+        run: the run directory.
+        folder: the folder of checkpoints.
+        at_work: whether a run is active, which may save and delete meanwhile.
     """
     paths = [
         entry
@@ -192,7 +196,7 @@ def _findings(run: Path, folder: Path, at_work: bool) -> Iterator[Finding]:
             continue
         newest = folder == run / CHECKPOINTS and path.name == str(_step(paths[-1]))
         if at_work and newest and not (path / manifest.NAME).exists():
-            one = dataclasses.replace(one, verdict="saving", why="by the run at work here")
+            one = dataclasses.replace(one, verdict="saving", why="by the run that is active here")
         yield one
 
 
@@ -227,7 +231,7 @@ def _verdict(path: Path) -> tuple[Verdict, str]:
 
 
 def _every(run: Path) -> int:
-    """Updates between checkpoints, as the run's config says; 0 if it does not."""
+    """Steps between checkpoints according to the run's config; 0 if unreadable."""
     try:
         every = atomic.read_json(run / "config.json")["checkpoint"]["every"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -241,7 +245,7 @@ def _bytes(path: Path) -> int:
         try:
             entry = one.lstat()
             total += entry.st_size if stat.S_ISREG(entry.st_mode) else 0
-        except OSError:  # deleted meanwhile, or unreadable, which the verdict says
+        except OSError:  # deleted meanwhile, or unreadable: see the verdict
             continue
     return total
 
@@ -264,7 +268,7 @@ def _examples_seen(path: Path) -> int | None:
 
 
 def _told(path: Path) -> str:
-    """Why a resume has moved it aside."""
+    """Why a resume has moved a checkpoint to ``damaged/``."""
     try:
         text = atomic.read_regular(path / resume.REASON, _REASON_BYTES).decode(errors="replace")
         return text.splitlines()[1]
@@ -274,7 +278,7 @@ def _told(path: Path) -> str:
 
 def _shown(one: Finding) -> str:
     aside = one.path.startswith(f"{DAMAGED}/")
-    return "put aside as damaged" if aside else _SHOWN[one.verdict]
+    return "moved, damaged" if aside else _SHOWN[one.verdict]
 
 
 def _table(found: list[Finding]) -> str:

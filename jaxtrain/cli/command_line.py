@@ -1,4 +1,4 @@
-"""How the commands read their command line."""
+"""Argument parsing that the commands share."""
 
 import argparse
 import contextlib
@@ -16,43 +16,56 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage.atomic import expanded
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Keeps the paragraphs of a description."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            super(_HelpFormatter, self)._fill_text(one, width, indent)
+            for one in text.strip().split("\n\n")
+        )
+
+
 def _plain(docstring: str | None) -> str | None:
-    """Without the marks of code."""
+    """Returns a docstring without the markup of code."""
     return None if docstring is None else docstring.replace("``", "")
 
 
 def _typed(parser: argparse.ArgumentParser) -> str:
-    """A parser's command as one types it here."""
+    """The command of a parser as typed here."""
     return f"{invocation.program()} {parser.prog.removeprefix('jaxtrain ')}"
 
 
 def parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser with ``--config`` and ``--json``, which leaves overrides to the config.
+    """Makes a parser with ``--config`` and ``--json``; overrides are left to the config.
 
     Args:
-        command: as "plan".
-        usage: without "usage:".
+        command: the command's name, such as "plan".
+        usage: the usage, without "usage:".
         description: the command's docstring.
     """
     made = argparse.ArgumentParser(
         prog=f"jaxtrain {command}",
         usage=usage,
         description=_plain(description),
+        formatter_class=_HelpFormatter,
         add_help=False,
         allow_abbrev=False,
         exit_on_error=False,
     )
-    made.add_argument("--config", metavar="NAME", help="a shipped config, or a path to a .py file")
+    made.add_argument(
+        "--config", metavar="NAME", help="a shipped config, or the path of a .py file"
+    )
     add_json(made)
     return made
 
 
 def add_ignored(parser: argparse.ArgumentParser, *without: str) -> None:
-    """The flags of a run, ignored, so that a run's command line can be pasted behind a command.
+    """Accepts and ignores the flags of a run, so that a run's arguments can be pasted.
 
     Args:
-        parser: takes them.
-        without: those that the command uses itself.
+        parser: the parser of a command.
+        without: the flags that the command uses itself.
     """
     for flag in ("--output-dir", "--resume", "--profile", "--simulate-devices"):
         if flag not in without:
@@ -61,31 +74,31 @@ def add_ignored(parser: argparse.ArgumentParser, *without: str) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``."""
+    """Adds ``--json``."""
     parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write everything that was found there too"
+        "--json", metavar="FILE", type=Path, help="also write the results to FILE, as JSON"
     )
 
 
 def parse(
     parser: argparse.ArgumentParser, arguments: list[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Flags, and overrides of the config.
+    """Returns the flags, and the overrides of the config.
 
     Raises:
-        InputError: a flag is wrong, or no config is named.
+        InputError: a flag is wrong, or ``--config`` is missing.
     """
     try:
         flags, overrides = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"{error}; see {_typed(parser)} --help") from None
-    _refuse_misspelt(parser, overrides)
-    require_config(flags)
+    _refuse_misspelled(parser, overrides)
+    require_config(flags.config)
     return flags, overrides
 
 
-def _refuse_misspelt(parser: argparse.ArgumentParser, overrides: list[str]) -> None:
-    """What is nearly a flag of the command; the config only knows its own fields."""
+def _refuse_misspelled(parser: argparse.ArgumentParser, overrides: list[str]) -> None:
+    """Refuses what resembles a flag of the command: the config would only suggest its fields."""
     fields = {f"--{field.name}" for field in dataclasses.fields(config.Run)}
     own = [flag for action in parser._actions for flag in action.option_strings]
     for word in overrides:
@@ -94,40 +107,40 @@ def _refuse_misspelt(parser: argparse.ArgumentParser, overrides: list[str]) -> N
             continue
         near = difflib.get_close_matches(typed, own, n=1, cutoff=0.75)
         if near:
-            raise InputError(f"{typed} is no flag of {parser.prog}; did you mean {near[0]}?")
+            raise InputError(f"{parser.prog}: unknown flag {typed}; did you mean {near[0]}?")
 
 
-def require_config(flags: argparse.Namespace) -> None:
+def require_config(name: str | None) -> None:
     """Refuses a command line without ``--config``.
 
     Raises:
-        InputError: names the configs.
+        InputError: lists the configs.
     """
-    if not flags.config:
+    if not name:
         names = ", ".join(files.names())
         raise InputError(f"--config is missing; the configs are: {names}")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Until Python 3.12 argparse ends the program where an argument is missing."""
+    """Raises if an argument is missing; before Python 3.12 argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {_typed(self)} --help")
 
 
 def bare_parser(command: str, usage: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser for a command that takes no config.
+    """Makes a parser for a command without ``--config``.
 
     Args:
-        command: as "export".
-        usage: without "usage:".
+        command: the command's name, such as "export".
+        usage: the usage, without "usage:".
         description: the command's docstring.
     """
     return _Parser(
         prog=f"jaxtrain {command}",
         usage=usage,
         description=_plain(description),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
         add_help=False,
         allow_abbrev=False,
         exit_on_error=False,
@@ -135,17 +148,17 @@ def bare_parser(command: str, usage: str, description: str | None) -> argparse.A
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
-    """``--precision``."""
+    """Adds ``--precision``."""
     parser.add_argument(
         "--precision",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="of the computation (float32); bfloat16 is faster on GPUs",
+        help="precision of the computation; bfloat16 is faster on GPUs (default: float32)",
     )
 
 
 def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | None:
-    """Flags; None if only help was asked for, which is printed.
+    """Returns the flags; for ``--help``, prints the help and returns None.
 
     Raises:
         InputError: a flag is wrong, missing or unknown.
@@ -159,19 +172,19 @@ def parse_all(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse
         raise InputError(f"{error}; see {_typed(parser)} --help") from None
     if rest:
         raise InputError(
-            f"{parser.prog} does not know {' '.join(rest)}; see {_typed(parser)} --help"
+            f"{parser.prog}: unknown argument {' '.join(rest)}; see {_typed(parser)} --help"
         )
     return flags
 
 
 def named_file(text: str) -> Path:
-    """A path, with ~ for the home folder; a type for argparse."""
+    """Expands ~ in a path; a type for argparse."""
     return expanded(text)
 
 
 @contextlib.contextmanager
 def cleaning_up() -> Iterator[None]:
-    """SIGTERM leaves through the finally clauses, so that no half file stays."""
+    """Makes SIGTERM run the finally clauses, which delete incomplete files."""
 
     def leave(number: int, _: Any) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""``jaxtrain configs list | show NAME | diff A B``: what the configs are, without running one."""
+"""``jaxtrain configs list | show NAME | diff A B``: lists, shows and compares configs."""
 
 from jaxtrain import config, terminal
 from jaxtrain.config import files, overrides
@@ -7,9 +7,11 @@ from jaxtrain.storage import addresses
 
 USAGE = """\
 usage: jaxtrain configs list
-       jaxtrain configs show NAME [--section.field value ...]
+       jaxtrain configs show NAME [--section.field VALUE ...]
        jaxtrain configs diff A B
-NAME, A and B are shipped configs or paths to .py files."""
+
+Lists the shipped configs, shows every field of one, or shows how two differ.
+NAME, A and B are shipped configs or paths of .py files."""
 
 
 def main(arguments: list[str]) -> int:
@@ -32,7 +34,7 @@ def main(arguments: list[str]) -> int:
             raise InputError(f"configs {action} takes {wanted}, not {' '.join(rest) or 'nothing'}")
         case [action, *_]:
             hint = overrides.did_you_mean(action, ("list", "show", "diff"))
-            raise InputError(f"configs has no '{action}'; {hint}")
+            raise InputError(f"configs: unknown action '{action}'; {hint}")
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Latents of a video, as jaxtrain encode writes them, to a video.
+"""Decodes the latents that jaxtrain encode wrote to a video.
 
-SOURCE is a checkpoint, a run's directory or a weights file; it must be the model that encoded, or
-one that takes the same latents. Frames come at the average rate of the original, without its sound.
+SOURCE is a checkpoint, a run directory or a weights file: the model that
+encoded the video, or one with the same latents. The video has the average
+frame rate of the original, and no sound.
 """
 
 import argparse
@@ -19,8 +20,8 @@ from jaxtrain.inference import video
 from jaxtrain.models.video_ae.timing import TIME_FACTOR
 from jaxtrain.storage import tensor_stream
 
-_LARGEST = 2**31 - 1  # of frames, and of pixels a side
-_MOST_DIGITS = 40  # int() has a limit of its own, and takes long below it
+_LARGEST = 2**31 - 1  # largest number of frames, and of pixels per side
+_MOST_DIGITS = 40  # int() has its own limit, and is slow below it
 
 
 def main(arguments: list[str]) -> int:
@@ -60,22 +61,21 @@ def main(arguments: list[str]) -> int:
     size = f"{padded.shape[1]}x{padded.shape[0]}"
     if padded.shape != pixels.shape:
         terminal.out(
-            f"{pixels.shape[1]}x{pixels.shape[0]} was filled up to {size} by repeating its edges: "
-            "H.264 wants even sizes"
+            f"padded {pixels.shape[1]}x{pixels.shape[0]} to {size} by repeating the edges: "
+            "H.264 requires even sizes"
         )
-    terminal.out(f"{progress.line()} of {size} written to {flags.target}")
+    terminal.out(f"wrote {progress.line()} of {size} to {flags.target}")
     return 0
 
 
 def _told(about: dict[str, str], path: Path) -> dict[str, int]:
-    """What the file says of its video, as numbers."""
+    """Reads the numbers in the metadata of a latents file."""
     names = ("frames", "height", "width", "padding_bottom", "padding_right")
     missing = [name for name in (*names, "fps", "pixel_aspect") if name not in about]
     if missing:
         raise InputError(
-            f"{path} does not say {', '.join(missing)} of its video; "
-            f"{invocation.program()} encode writes files "
-            "that do"
+            f"{path} lacks the metadata {', '.join(missing)}: write it with "
+            f"{invocation.program()} encode"
         )
     try:
         if _ratio(about["fps"]) <= 0 or _ratio(about["pixel_aspect"]) <= 0:
@@ -100,7 +100,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _ratio(text: str) -> Fraction:
-    """A ratio as :mod:`jaxtrain.cli.encode` writes it, such as 30000/1001."""
+    """Parses a ratio, such as 30000/1001."""
     # Fraction itself would compute the digits of "1e999999999".
     if not re.fullmatch(r"\d{1,10}(/\d{1,10})?", text, re.ASCII):
         raise ValueError(f"{text[:40]!r} is not a ratio such as 30000/1001")
@@ -110,7 +110,7 @@ def _ratio(text: str) -> Fraction:
 def _check(
     model: video.Autoencoder, shape: tuple[int, ...], told: dict[str, int], path: Path
 ) -> None:
-    """Refuses latents of another kind of model, or cut short."""
+    """Refuses latents of another model, or too few of them."""
     factor = model.model.space_factor
     height, width = (
         told["height"] + told["padding_bottom"],
@@ -119,16 +119,16 @@ def _check(
     wanted = (height // factor, width // factor, model.model.latent_channels)
     if shape[1:] != wanted or height % factor or width % factor:
         raise InputError(
-            f"{path} holds latents {list(shape)} of a video of {width}x{height}, and "
-            f"{model.source} makes {model.model.latent_channels} channels for each {factor}x"
-            f"{factor} pixels: name the model that encoded it"
+            f"{path} has latents {list(shape)} of a {width}x{height} video, but "
+            f"{model.source} uses {model.model.latent_channels} channels per {factor}x{factor} "
+            "pixels: pass the model that encoded the video"
         )
     if shape[0] == 0 or model.model.timing.decoded(shape[0]) < model.model.timing.shown(
         told["frames"]
     ):
         raise InputError(
-            f"{path} holds {shape[0]} latents, too few for {told['frames']} frames with the rule "
-            f"of {model.source} (trim={model.model.trim}): name the model that encoded it"
+            f"{path} has {shape[0]} latents, too few for {told['frames']} frames of "
+            f"{model.source} (model.trim={model.model.trim}): pass the model that encoded the video"
         )
 
 
@@ -136,9 +136,19 @@ def _parser() -> argparse.ArgumentParser:
     usage = "jaxtrain decode SOURCE IN.safetensors OUT.mp4 [--crf N] [--precision TYPE]"
     parser = command_line.bare_parser("decode", usage, __doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", type=command_line.named_file, help="the autoencoder")
-    add("latents", metavar="IN", type=command_line.named_file, help="latents, by jaxtrain encode")
-    add("target", metavar="OUT", type=command_line.named_file, help="where the video is written")
+    add(
+        "source",
+        metavar="SOURCE",
+        type=command_line.named_file,
+        help="the autoencoder: a checkpoint, run or weights file",
+    )
+    add(
+        "latents",
+        metavar="IN",
+        type=command_line.named_file,
+        help="latents that jaxtrain encode wrote",
+    )
+    add("target", metavar="OUT", type=command_line.named_file, help="the video to write")
     video_flags.add_crf(parser)
     command_line.add_precision(parser)
     return parser

@@ -1,4 +1,4 @@
-"""``jaxtrain doctor``: is this machine, this cluster and this data fit for a config?"""
+"""Checks whether this machine, cluster and data are ready for a config."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ NOT_READY = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; 0 if a run can start, 1 if there are problems.
+    """Runs the command; returns 0 if a run can start, 1 if there are problems.
 
     Raises:
         InputError: wrong use.
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
         return 0
     flags, overrides = command_line.parse(parser, arguments)
     if flags.simulate_devices is not None and flags.simulate_devices < 1:
-        raise InputError(f"--simulate-devices {flags.simulate_devices}: set it to one or more")
+        raise InputError(f"--simulate-devices {flags.simulate_devices}: use at least 1")
     atomic.check_writable("--json", flags.json)
     with exit_on_sigterm():
         return _examine(flags, overrides)
@@ -74,20 +74,24 @@ def _examine(flags: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _writes_the_file() -> bool:
-    """Whether this is process 0, or the only one: all have the same findings."""
+    """Whether this is process 0 or the only one; all have the same findings."""
     try:
         cluster = cluster_env.find(os.environ)
-    except InputError:  # which is among the findings
+    except InputError:  # it is among the findings
         return True
     return cluster is None or cluster.index == 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain doctor --config NAME [flags] [--section.field value ...]"
+    usage = "jaxtrain doctor --config NAME [flags] [--section.field VALUE ...]"
     parser = command_line.parser("doctor", usage, __doc__)
     add = parser.add_argument
-    add("--output-dir", metavar="DIR", help="where the run would write (output/NAME)")
-    add("--resume", metavar="latest|STEP|PATH", help="the run's: a resume needs no model.init_from")
-    add("--simulate-devices", metavar="N", type=int, help="N virtual CPU devices")
+    add("--output-dir", metavar="DIR", help="run directory of the run (default: output/NAME)")
+    add(
+        "--resume",
+        metavar="latest|STEP|PATH",
+        help="the flag of the run: a resume ignores model.init_from",
+    )
+    add("--simulate-devices", metavar="N", type=int, help="check a run on N virtual CPU devices")
     command_line.add_ignored(parser, "--output-dir", "--resume", "--simulate-devices")
     return parser

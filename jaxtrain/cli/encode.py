@@ -1,9 +1,9 @@
-"""A video to its latents: an array `latents` [L, h, w, C] in a .safetensors file.
+"""Encodes a video to latents: an array `latents` [L, h, w, C] in a .safetensors file.
 
-SOURCE is a checkpoint, a run's directory or a weights file. The file also says the video's frames,
-size and average frame rate, what was added to the size, and which model it needs; jaxtrain decode
-reads it, and writes frames at that rate without sound.
-Where the decoder drops its first frames, one more latent may follow for the last frames' sake.
+SOURCE is a checkpoint, a run directory or a weights file. The metadata of the
+file has the frames, size, padding and average frame rate of the video, and the
+model; jaxtrain decode turns it back into a video. If the decoder drops its
+first frames, an extra latent keeps the last frames.
 """
 
 import argparse
@@ -33,7 +33,9 @@ def main(arguments: list[str]) -> int:
     if flags is None:
         return 0
     if flags.target.suffix != ".safetensors":
-        raise InputError(f"{flags.target}: latents are written as .safetensors")
+        raise InputError(
+            f"{flags.target} does not end with .safetensors: latents are written in this format"
+        )
     atomic.check_writable("OUT", flags.target)
     video = Video(flags.video)
     model = autoencoding.Autoencoder(flags.source, flags.precision, command="encode")
@@ -73,25 +75,31 @@ def _encode(model: autoencoding.Autoencoder, video: Video, flags: argparse.Names
         about["frames"] = str(frames)
     if off_s > 0.5 / video.rate:
         terminal.out(
-            f"{flags.video} has uneven times: the file keeps the average rate alone, so jaxtrain "
-            f"decode shows frames up to {off_s:.2g} s earlier or later ({float(video.rate):.5g} a "
-            "second)"
+            f"{flags.video} has a variable frame rate: only the average of {float(video.rate):.5g} "
+            f"frames per second is kept, so jaxtrain decode shifts frames by up to {off_s:.2g} s"
         )
-    terminal.out(f"{told.line()} to {ARRAY} {'x'.join(map(str, shape))}, written to {flags.target}")
+    terminal.out(f"{told.line()} to {ARRAY} {'x'.join(map(str, shape))} in {flags.target}")
 
 
 def _parser() -> argparse.ArgumentParser:
     usage = "jaxtrain encode SOURCE IN OUT.safetensors [--dtype TYPE] [--precision TYPE]"
     parser = command_line.bare_parser("encode", usage, __doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", type=command_line.named_file, help="the autoencoder")
-    add("video", metavar="IN", type=command_line.named_file, help="a video")
-    add("target", metavar="OUT", type=command_line.named_file, help="where latents are written")
+    add(
+        "source",
+        metavar="SOURCE",
+        type=command_line.named_file,
+        help="the autoencoder: a checkpoint, run or weights file",
+    )
+    add("video", metavar="IN", type=command_line.named_file, help="the video to encode")
+    add(
+        "target", metavar="OUT", type=command_line.named_file, help="the .safetensors file to write"
+    )
     add(
         "--dtype",
         choices=tuple(tensor_stream.DTYPES),
         default="float32",
-        help="what the latents are stored as (float32)",
+        help="type in which the latents are stored (default: float32)",
     )
     command_line.add_precision(parser)
     return parser

@@ -1,10 +1,10 @@
-"""Quality of one to three video autoencoders on the same clips of a folder of videos.
+"""Measures the quality of one to three video autoencoders, or of a language model.
 
-SOURCE is a checkpoint, a run's directory or a weights file. Each clip goes through each of them,
-and frame i is compared with frame i. The clips are the same each time: the middle of each video.
-Where SOURCE is a language model, it is measured on a text instead: jaxtrain evaluate SOURCE
---data FILE.txt [--max-tokens N] gives pseudo-perplexity or bits per byte; jaxtrain evaluate SOURCE
---help, with that SOURCE, describes all flags for text.
+SOURCE is a checkpoint, a run directory or a weights file. Autoencoders
+reconstruct the same clips, the middle of each video, and each frame is compared
+with its original. A language model is measured on a text: jaxtrain evaluate
+SOURCE --data FILE.txt prints pseudo-perplexity or bits per byte; for its flags,
+add --help after such a SOURCE.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from jaxtrain.interop import weights
 from jaxtrain.models.video_ae import lpips
 from jaxtrain.storage import addresses, atomic
 
-# Optional methods of a model's module that evaluate can use (jaxtrain.models).
+# Optional methods of a model's module (jaxtrain.models), and the class that calls them.
 _OF_TEXT: dict[str, type[MaskedModel] | type[CausalModel]] = {
     "logits_at": MaskedModel,
     "decode_step": CausalModel,
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     """Runs the command.
 
     Raises:
-        InputError: wrong use, or nothing that can be measured.
+        InputError: wrong use, or nothing can be measured.
     """
     for source, model in _models(arguments):
         for method, kind in _OF_TEXT.items():
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
         told.one()
     if not measured:
         data = addresses.public(flags.data)
-        raise InputError(f"--data {data}: no clip can be read; see what was left out above")
+        raise InputError(f"--data {data}: none of the clips can be read; see the messages above")
     found = compare.compare(measured, list(measures))
     terminal.out(_text(found, [model.source for model in models], flags, meter.compared))
     if flags.json:
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
             "clips": [dataclasses.asdict(one) for one in measured],
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-        terminal.out(f"written to {flags.json}")
+        terminal.out(f"wrote {flags.json}")
     return 0
 
 
@@ -115,7 +115,7 @@ def _models(arguments: list[str]) -> Iterator[tuple[Path, Any]]:
 def _check(flags: argparse.Namespace) -> None:
     if len(flags.sources) > _MOST_SOURCES:
         raise InputError(
-            f"evaluate compares up to {_MOST_SOURCES} sources, not {len(flags.sources)}"
+            f"evaluate: {len(flags.sources)} sources given; use at most {_MOST_SOURCES}"
         )
     for name in ("frames", "height", "width", "clips"):
         value = getattr(flags, name)
@@ -152,10 +152,13 @@ def _text(
                     (_UNITS.get(name, name), pair, *_numbers(name, gap.estimate, "+"), *p_values)
                 )
         lines += ["", _table(rows)]
-    lines += ["", "std and Student's interval over videos, each the mean of its clips."]
+    lines += [
+        "",
+        "std and Student's t interval over videos; the value of a video is the mean of its clips.",
+    ]
     if len(sources) > 1:
         lines.append(
-            "p: paired t-test, and signs of the differences flipped; two-sided, each test alone."
+            "p: paired t-test and sign-flip test, two-sided, not corrected for multiple tests."
         )
     return "\n".join(lines)
 
@@ -211,35 +214,36 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SOURCE",
         nargs="+",
         type=command_line.named_file,
-        help="an autoencoder; of two or three the differences are tested too",
+        help="an autoencoder; the differences between two or three are tested",
     )
-    add("--data", metavar="PATH", required=True, help="a folder, a video or a list of videos")
-    add("--frames", metavar="N", type=int, default=16, help="of a clip (16)")
-    add("--height", metavar="N", type=int, default=256, help="of a clip, pixels (256)")
-    add("--width", metavar="N", type=int, default=256, help="of a clip, pixels (256)")
+    add("--data", metavar="PATH", required=True, help="the videos: a folder, a video or a list")
+    add("--frames", metavar="N", type=int, default=16, help="frames per clip (default: 16)")
+    add("--height", metavar="N", type=int, default=256, help="clip height, pixels (default: 256)")
+    add("--width", metavar="N", type=int, default=256, help="clip width, pixels (default: 256)")
     add(
         "--clips",
         metavar="N",
         type=int,
-        help="in all, evenly spread over the videos (one of each)",
+        help="total number of clips, spread evenly over the videos (default: one per video)",
     )
     add(
         "--lpips",
         metavar="FILE",
         type=command_line.named_file,
-        help="measure LPIPS too: state dict of lpips.LPIPS(net='alex'), or of its linear layers",
+        help="also measure LPIPS, with this state dict of lpips.LPIPS(net='alex') or of its linear "
+        "layers",
     )
     add(
         "--backbone",
         metavar="FILE",
         type=command_line.named_file,
-        help="with linear layers alone: state dict of torchvision's AlexNet",
+        help="state dict of torchvision's AlexNet, if --lpips has only the linear layers",
     )
     add(
         "--json",
         metavar="FILE",
         type=command_line.named_file,
-        help="write all of it, and each clip's values, there too",
+        help="also write the results, with the values of each clip, to FILE as JSON",
     )
     command_line.add_precision(parser)
     return parser

@@ -1,10 +1,11 @@
-"""How well a language model knows a text.
+"""Measures how well a language model predicts a text.
 
-SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a folder of
-transformers. A masked language model gives pseudo-perplexity: each token is masked in turn, and the
-model sees as many tokens around it as it takes; unknown words ([UNK]) are left out, as in training;
-that is one forward pass a token. A causal one gives bits per byte: each token is foretold from
-those before it, of which it sees half of what it takes at least. --max-tokens N takes the first N.
+SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest)
+or a transformers folder. A masked language model gives pseudo-perplexity: each
+token is masked in turn and predicted from the tokens around it, with one
+forward pass per token; unknown tokens ([UNK]) are skipped, as in training. A
+causal model gives bits per byte: each token is predicted from the tokens before
+it, with at least half a context window of them where the text has as many.
 """
 
 import argparse
@@ -23,18 +24,18 @@ from jaxtrain.inference.fill_mask import MaskedModel
 from jaxtrain.inference.language_model import CausalModel
 from jaxtrain.storage import atomic
 
-_TELL_EVERY_S = 10.0
+_PRINT_EVERY_S = 10.0
 
 
 def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> int:
-    """Runs the command; :mod:`jaxtrain.cli.evaluate` does where SOURCE is of such a model.
+    """Runs the command; :mod:`jaxtrain.cli.evaluate` calls it if SOURCE is a language model.
 
     Args:
-        arguments: of the command line.
-        kind: of model.
+        arguments: the arguments of the command.
+        kind: the class that measures this kind of model.
 
     Raises:
-        InputError: wrong use, or nothing that can be measured.
+        InputError: wrong use, or nothing can be measured.
     """
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
@@ -48,7 +49,7 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
     model = kind(flags.source, flags.precision, command="evaluate")
     text = _text(flags.data, model, flags.max_tokens)
     try:
-        found = model.score(text, rows=flags.rows, max_tokens=flags.max_tokens, each=_teller())
+        found = model.score(text, rows=flags.rows, max_tokens=flags.max_tokens, each=_progress())
     except InputError as error:
         raise InputError(f"--data {flags.data}: {error}") from error
     terminal.out(_report(found, model, flags))
@@ -63,13 +64,13 @@ def main(arguments: list[str], kind: type[MaskedModel] | type[CausalModel]) -> i
             **_derived(found),
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-        terminal.out(f"written to {flags.json}")
+        terminal.out(f"wrote {flags.json}")
     return 0
 
 
 def _check_readable(path: Path) -> None:
     if path.is_dir():
-        raise InputError(f"--data {path} is a folder: name a text file")
+        raise InputError(f"--data {path} is a folder: pass a text file")
     try:
         path.open("rb").close()
     except OSError as error:
@@ -77,7 +78,7 @@ def _check_readable(path: Path) -> None:
 
 
 def _text(path: Path, model: MaskedModel | CausalModel, max_tokens: int | None) -> str:
-    """The text; of a long one as much as its first tokens take, with those around them."""
+    """Reads a text; if ``max_tokens`` is given, only as much as is needed for them."""
     chunks, tokens = [], 0
     try:
         for chunk in documents.decoded(path):
@@ -93,18 +94,18 @@ def _text(path: Path, model: MaskedModel | CausalModel, max_tokens: int | None) 
     return "".join(chunks)
 
 
-def _teller() -> Callable[[int, int], None]:
-    """Says every ten seconds how far it has come."""
-    told = time.monotonic()
+def _progress() -> Callable[[int, int], None]:
+    """Returns a function that prints the progress every ten seconds."""
+    printed = time.monotonic()
 
-    def tell(done: int, count: int) -> None:
-        nonlocal told
+    def show(done: int, count: int) -> None:
+        nonlocal printed
         now = time.monotonic()
-        if now - told >= _TELL_EVERY_S:
-            told = now
+        if now - printed >= _PRINT_EVERY_S:
+            printed = now
             terminal.out(f"{done / count:.0%} measured")
 
-    return tell
+    return show
 
 
 def _derived(found: fill_mask.MaskedScore | language_model.TextScore) -> dict[str, float]:
@@ -122,16 +123,16 @@ def _report(
     head = f"measured on {flags.data}: {found.tokens:,} tokens{cut}, "
     if isinstance(found, fill_mask.MaskedScore):
         head += (
-            f"each masked in turn, among {model.longest} tokens at most ({flags.precision}); "
-            f"{found.unknown:,} unknown words beside them are not counted"
+            f"each masked in turn, in a window of up to {model.longest} tokens "
+            f"({flags.precision}); {found.unknown:,} unknown tokens are not counted"
         )
         rows = [("pseudo-perplexity", found.pseudo_perplexity)]
     else:
         head += (
-            f"{found.bytes:,} bytes, each token foretold from the {model.longest // 2} to "
-            f"{model.longest} before it, where there are as many ({flags.precision})"
+            f"{found.bytes:,} bytes, each token predicted from the {model.longest // 2} to "
+            f"{model.longest} tokens before it, if there are as many ({flags.precision})"
         )
-        rows = [("bits per byte", found.bits_per_byte), ("perplexity of a token", found.perplexity)]
+        rows = [("bits per byte", found.bits_per_byte), ("perplexity per token", found.perplexity)]
     rows += [("loss (nats)", found.loss), ("accuracy", found.accuracy)]
     width = max(len(name) for name, _ in rows)
     table = (f"{name:{width}}  {value:.4f}" for name, value in rows)
@@ -143,19 +144,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.bare_parser("evaluate", usage, __doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", type=command_line.named_file, help="a language model")
-    add("--data", metavar="FILE", type=command_line.named_file, required=True, help="a text, UTF-8")
+    add(
+        "--data",
+        metavar="FILE",
+        type=command_line.named_file,
+        required=True,
+        help="the text, UTF-8",
+    )
     add(
         "--max-tokens",
         metavar="N",
         type=int,
-        help="measure only the first N tokens (all), and read no more than these take",
+        help="measure only the first N tokens, and read only as much (default: all)",
     )
-    add("--rows", metavar="N", type=int, default=16, help="rows of tokens at a time (16)")
+    add("--rows", metavar="N", type=int, default=16, help="batch size, in sequences (default: 16)")
     add(
         "--json",
         metavar="FILE",
         type=command_line.named_file,
-        help="write all of it there too",
+        help="also write the results to FILE, as JSON",
     )
     command_line.add_precision(parser)
     return parser

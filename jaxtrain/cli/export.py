@@ -1,8 +1,8 @@
-"""Weights out, under the names and in the layout of the program that the model comes from.
+"""Exports weights, with the names and layout of the model's original implementation.
 
-SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a weights
-file. It says which model it is. A .pth needs PyTorch.
---format hf writes a folder that transformers' from_pretrained loads, with the tokenizer.
+SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest)
+or a weights file that jaxtrain wrote. A .pth file needs PyTorch. --format hf
+writes a folder, with the tokenizer, that transformers' from_pretrained loads.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     """Runs the command.
 
     Raises:
-        InputError: wrong use, or the source holds no model that can be exported.
+        InputError: wrong use, or the source has no model that can be exported.
     """
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
@@ -40,8 +40,8 @@ def main(arguments: list[str]) -> int:
     if not hasattr(found.model, needed):
         able = [name for name, kind in from_file.configs() if hasattr(kind, needed)]
         raise InputError(
-            f"{found.source} holds the model {name}, which has no names in another program "
-            f"({needed}), and so export cannot write it; it can write {', '.join(sorted(able))}"
+            f"{found.source}: the model {name} cannot be exported because it has no {needed}; "
+            f"export can write {', '.join(sorted(able))}"
         )
     if flags.format == "hf":
         words = tokenizer.of_source(Path(found.source))
@@ -51,25 +51,28 @@ def main(arguments: list[str]) -> int:
     own = sum(array.size for array in found.params.values())
     more = ""
     if count > own:
-        more = f" ({count - own:+,} that the other program's form needs)"
-    elif count < own:  # such as those of a discriminator
-        more = f" ({own - count:,} more are for training only and are not exported)"
+        more = f" ({count - own:+,} that the exported format adds)"
+    elif count < own:  # such as a discriminator's
+        more = f" ({own - count:,} more are only for training and were not exported)"
     shown = min(own, count)
     terminal.out(f"{found.source}: {shown:,} parameters of {name}{more}")
-    terminal.out(f"written to {flags.target}")
+    terminal.out(f"wrote {flags.target}")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain export SOURCE OUT.{safetensors,pth}, or SOURCE DIR --format hf"
+    usage = (
+        "jaxtrain export SOURCE OUT.safetensors|OUT.pth\n"
+        "       jaxtrain export SOURCE DIR --format hf"
+    )
     parser = command_line.bare_parser("export", usage, __doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", type=command_line.named_file, help="what is exported")
-    add("target", metavar="OUT", type=command_line.named_file, help="where it is written")
+    add("source", metavar="SOURCE", type=command_line.named_file, help="the model to export")
+    add("target", metavar="OUT", type=command_line.named_file, help="the file or folder to write")
     add(
         "--format",
         choices=("file", "hf"),
         default="file",
-        help="one file of arrays (file), or a folder for transformers (hf)",
+        help="file: one weights file; hf: a folder for transformers (default: file)",
     )
     return parser

@@ -1,7 +1,8 @@
-"""The likeliest words for each [MASK] of a text, with their probabilities.
+"""Prints the most likely tokens for each [MASK] of a text, with their probabilities.
 
-SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a folder of
-transformers' BertForMaskedLM. With several masks each is filled while the others stay masked.
+SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest)
+or a folder of a transformers BertForMaskedLM. Each mask is filled while the
+others stay masked.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.bare_parser("fill", usage, __doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", type=command_line.named_file, help="a masked language model")
-    add("text", metavar="TEXT", help="with [MASK] where a word is to be found")
-    add("--top", metavar="N", type=int, default=5, help="words for each mask (5)")
+    add("text", metavar="TEXT", help="a text with [MASK] where you want a prediction")
+    add("--top", metavar="N", type=int, default=5, help="number of tokens per mask (default: 5)")
     command_line.add_precision(parser)
     return parser

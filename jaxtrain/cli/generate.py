@@ -1,9 +1,10 @@
-"""A causal language model goes on with a text, which is printed as it comes.
+"""Completes a text with a causal language model, and prints it token by token.
 
-SOURCE is a checkpoint, a run's directory (its best checkpoint, or else its newest) or a folder with
-weights and a tokenizer.json; without it, the newest run of such a model below output/. A text ends
-after --tokens, or where the model ends the document. Past the length that it was trained with the
-model starts again from the last half of what it saw, and says so.
+SOURCE is a checkpoint, a run directory (its best checkpoint, else its newest)
+or a folder with weights and a tokenizer.json. A completion ends after --tokens,
+or when the model ends the document. Once the text is longer than the model's
+context window, the model repeatedly restarts with the last half of the window;
+a note is printed.
 """
 
 import argparse
@@ -39,7 +40,9 @@ def main(arguments: list[str]) -> int:
     source = flags.source
     if source is None:
         if _is_model(flags.text):
-            raise InputError(f"TEXT is missing: what shall the model at {flags.text} go on with?")
+            raise InputError(
+                f'missing TEXT: give a prompt, such as {flags.text} "Once upon a time"'
+            )
         source = _newest_run()
     choice = Choice(temperature=flags.temperature, top_k=flags.top_k, top_p=flags.top_p)
     model = CausalModel(source, flags.precision)
@@ -58,31 +61,31 @@ def main(arguments: list[str]) -> int:
 
 
 def _newest_run() -> Path:
-    """``output/latest``, or where its model does not continue texts, the newest run that does.
+    """Returns ``output/latest`` if its model can generate text, else the newest such run.
 
     Raises:
-        InputError: there is none.
+        InputError: no run has such a model.
     """
     for run in (run_directory.ROOT / "latest", *resume.newest_runs(run_directory.ROOT)):
-        with contextlib.suppress(InputError):  # of another program or version: not meant here
+        with contextlib.suppress(InputError):  # of another program or version
             model = weights.model_at(run)
             if model is not None and load.has(model, "decode_step"):
                 return run
     raise InputError(
-        f"SOURCE is missing, and no run in {run_directory.ROOT} holds a causal language model: "
-        "name a checkpoint, the directory of a run, or a folder with weights and a tokenizer.json"
+        f"missing SOURCE: no run in {run_directory.ROOT} has a causal language model: pass a "
+        "checkpoint, a run directory, or a folder with weights and a tokenizer.json"
     )
 
 
 def _is_model(text: str) -> bool:
-    """Whether a text is the name of a model, and so what to go on with is missing."""
-    # Not pathlib's, which raise where there is no such user and where a name is too long.
+    """Whether a text is the path of a model, which means that the prompt is missing."""
+    # pathlib would raise for an unknown user and for a path that is too long.
     name = os.path.expanduser(text)
     return os.path.lexists(name) and weights.model_at(Path(name)) is not None
 
 
 def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
-    """The first text as it comes, the others, which are written beside it, after it."""
+    """Prints the first text as it grows, and the others, which grow at the same time, after it."""
     on_terminal = sys.stdout.isatty()
 
     def show(text: str) -> None:
@@ -90,7 +93,7 @@ def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
 
     def begin(number: int) -> None:
         if samples > 1:
-            print(f"===== {number} of {samples}")
+            print(f"--- completion {number} of {samples} ---")
         if on_terminal:
             print(_BOLD, end="")
         show(prompt)
@@ -101,7 +104,7 @@ def _print(prompt: str, texts: Iterator[list[str]], samples: int) -> None:
     times: list[float] = []
     for grown in texts:
         times.append(time.monotonic())
-        if len(times) == 1:  # nothing is wrong with the use
+        if len(times) == 1:  # the arguments were valid
             begin(1)
         show(grown[0])
         later = [before + more for before, more in zip(later, grown, strict=True)]
@@ -122,8 +125,8 @@ def _note(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     usage = (
-        'jaxtrain generate [SOURCE] "Once upon a time" [--tokens N] [--temperature T] [--top-k K] '
-        "[--top-p P] [--seed N] [--samples N]"
+        'jaxtrain generate [SOURCE] "Once upon a time" [--tokens N] [--temperature T]\n'
+        "       [--top-k K] [--top-p P] [--seed N] [--samples N]"
     )
     parser = command_line.bare_parser("generate", usage, __doc__)
     add = parser.add_argument
@@ -132,25 +135,33 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SOURCE",
         type=command_line.named_file,
         nargs="?",
-        help="a causal language model (default: the newest run of one below output/)",
+        help="a causal language model (default: the newest run in output/ that has one)",
     )
-    add("text", metavar="TEXT", help="what it goes on with")
-    add("--tokens", metavar="N", type=int, default=200, help="tokens to write, at most (200)")
+    add("text", metavar="TEXT", help="the prompt: how the text begins")
+    add(
+        "--tokens",
+        metavar="N",
+        type=int,
+        default=200,
+        help="largest number of tokens to generate (default: 200)",
+    )
     add(
         "--temperature",
         metavar="T",
         type=float,
         default=0.8,
-        help="below 1 likely words become likelier (0.8); 0 always takes the likeliest",
+        help="sampling temperature; 0 always picks the most likely token (default: 0.8)",
     )
-    add("--top-k", metavar="K", type=int, help="draw from the K likeliest words (all)")
+    add(
+        "--top-k", metavar="K", type=int, help="sample from the K most likely tokens (default: all)"
+    )
     add(
         "--top-p",
         metavar="P",
         type=float,
-        help="draw from the fewest words that together have this probability, 0 to 1 (all)",
+        help="sample from the fewest tokens with total probability P, 0 to 1 (default: all)",
     )
-    add("--seed", metavar="N", type=int, default=0, help="of what is drawn (0)")
-    add("--samples", metavar="N", type=int, default=1, help="texts to write (1)")
+    add("--seed", metavar="N", type=int, default=0, help="random seed of the sampling (default: 0)")
+    add("--samples", metavar="N", type=int, default=1, help="number of completions (default: 1)")
     command_line.add_precision(parser)
     return parser

@@ -1,11 +1,11 @@
-"""Published weights in: checks names and shapes, says which they are.
+"""Imports published weights: checks names and shapes, and prints which model they are.
 
-The file that is written also says which model it belongs to, so that every command and
---model.init_from take it as it is. A .pth needs PyTorch.
+OUT also stores the config of the model, so that all commands and
+--model.init_from accept it. Reading a .pth file needs PyTorch.
 
-IN may also be a folder of transformers' BertForMaskedLM, LlamaForCausalLM or NanoChatForCausalLM
-with its tokenizer. OUT is then such a folder too, with what our model has; the pooler and the
-next-sentence head of BertForPreTraining are left out.
+DIR is a folder of a transformers BertForMaskedLM, LlamaForCausalLM or
+NanoChatForCausalLM with its tokenizer. OUT is then such a folder too, without
+the pooler and the next-sentence head of BertForPreTraining.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     """Runs the command.
 
     Raises:
-        InputError: wrong use, or the weights are of no known model.
+        InputError: wrong use, or weights of an unknown model.
     """
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
@@ -40,11 +40,11 @@ def main(arguments: list[str]) -> int:
         return _folder(flags)
     if flags.target.suffix != tensor_files.SAFETENSORS:
         raise InputError(
-            f"{flags.target}: imported weights are written as {tensor_files.SAFETENSORS}; "
-            f"{invocation.program()} export writes .pth"
+            f"OUT {flags.target} does not end with {tensor_files.SAFETENSORS}: import writes only "
+            f"this format; {invocation.program()} export writes .pth"
         )
     if flags.target.exists() and flags.target.samefile(flags.source):
-        raise InputError(f"OUT {flags.target} is IN itself: name another file")
+        raise InputError(f"OUT {flags.target} is the same file as IN: choose another one")
     atomic.check_writable("OUT", flags.target)
     tensors, about = tensor_files.read(flags.source)
     if weights.ABOUT in about:
@@ -56,20 +56,20 @@ def main(arguments: list[str]) -> int:
     model = _changed(model, flags)
     params = model.from_weights(tensors, str(flags.source))
     weights.save(flags.target, model, params)
-    terminal.out(f"{flags.source}: {described(model, params)}\nwritten to {flags.target}")
+    terminal.out(f"{flags.source}: {described(model, params)}\nwrote {flags.target}")
     return 0
 
 
 def _folder(flags: argparse.Namespace) -> int:
     given = [f"--{name.replace('_', '-')}" for name in (*_SHAPES, "trim") if getattr(flags, name)]
     if given:
-        raise InputError(f"{flags.source} is no video autoencoder: drop {', '.join(given)}")
+        raise InputError(f"{flags.source} is not a video autoencoder: drop {', '.join(given)}")
     if flags.target.suffix in tensor_files.ENDINGS:
         raise InputError(
-            f"{flags.target}: {flags.source} is a folder with a tokenizer: name a folder for it"
+            f"OUT {flags.target} must be a folder, because {flags.source} is one, with a tokenizer"
         )
     if flags.target.exists() and flags.target.samefile(flags.source):
-        raise InputError(f"OUT {flags.target} is IN itself: name another folder")
+        raise InputError(f"OUT {flags.target} is the same folder as IN: choose another one")
     found = weights.load(flags.source)
     words = tokenizer.of_source(flags.source)
     huggingface.check_target(flags.target)
@@ -78,20 +78,20 @@ def _folder(flags: argparse.Namespace) -> int:
     terminal.out(
         f"{flags.source}: {size['architectures'][0]} of {size['num_hidden_layers']} layers, "
         f"{size['num_attention_heads']} heads, width {size['hidden_size']}, "
-        f"{size['vocab_size']:,} words, {size['max_position_embeddings']} positions; "
-        f"{state.parameter_count(found.params):,} parameters\nwritten to {flags.target}"
+        f"{size['vocab_size']:,} tokens, {size['max_position_embeddings']} positions; "
+        f"{state.parameter_count(found.params):,} parameters\nwrote {flags.target}"
     )
     return 0
 
 
 def described(model: video_ae.Config, params: weights.Params) -> str:
-    """One line on a model and its parameters."""
+    """Describes a model and its parameters in one line."""
     kind = "TAEHV with the super decoder" if model.decoder == "super" else "TAEHV"
     counts = {
         part: sum(array.size for name, array in params.items() if name.startswith(part))
         for part in ("encoder.", "decoder.")
     }
-    trim = "first frames kept where latents are even (CogVideoX)"
+    trim = "first 3 frames dropped only for an odd number of latents (CogVideoX)"
     return (
         f"{kind}, patches of {model.patch_size}x{model.patch_size}, {model.latent_channels} latent "
         f"channels, {trim if model.trim == 'odd_latents' else 'first 3 frames dropped'}; "
@@ -101,7 +101,7 @@ def described(model: video_ae.Config, params: weights.Params) -> str:
 
 
 def _changed(model: video_ae.Config, flags: argparse.Namespace) -> video_ae.Config:
-    """The model that was guessed, or that the flags ask for instead."""
+    """Returns the guessed model with the changes of the flags."""
     given: dict[str, Any] = {
         name: getattr(flags, name)
         for name in (*_SHAPES, "trim")
@@ -114,23 +114,31 @@ def _changed(model: video_ae.Config, flags: argparse.Namespace) -> video_ae.Conf
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain import IN.{pth,safetensors} OUT.safetensors [--trim RULE], or DIR OUT"
+    usage = (
+        "jaxtrain import IN.pth|IN.safetensors OUT.safetensors [--trim RULE]\n"
+        "       jaxtrain import DIR OUT"
+    )
     parser = command_line.bare_parser("import", usage, __doc__)
     add = parser.add_argument
     add(
         "source",
         metavar="IN",
         type=command_line.named_file,
-        help="weights in the reference's names",
+        help="the published weights",
     )
-    add("target", metavar="OUT", type=command_line.named_file, help="where ours are written")
+    add("target", metavar="OUT", type=command_line.named_file, help="the file or folder to write")
     add(
         "--trim",
         choices=("always", "odd_latents"),
-        help="when the first decoded frames are dropped; no array tells it, only a file name with "
-        "taecvx (odd_latents)",
+        help="when the first decoded frames are dropped; the weights do not contain it, so the "
+        "default is odd_latents if the file's name contains taecvx, else always",
     )
-    add("--patch-size", type=int, help="expect this (the arrays tell it)")
-    add("--latent-channels", type=int, help="likewise")
-    add("--decoder", choices=("base", "super"), help="likewise")
+    add(
+        "--patch-size",
+        metavar="N",
+        type=int,
+        help="patch size to expect (default: from the shapes)",
+    )
+    add("--latent-channels", metavar="N", type=int, help="latent channels to expect (likewise)")
+    add("--decoder", choices=("base", "super"), help="decoder to expect (likewise)")
     return parser

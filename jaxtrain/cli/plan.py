@@ -1,4 +1,4 @@
-"""``jaxtrain plan``: what a config needs on GPUs, found out without them."""
+"""Predicts the memory, communication, time and cost of a config on GPUs, without GPUs."""
 
 import argparse
 import dataclasses
@@ -18,11 +18,11 @@ from jaxtrain.xla.subprocess_worker import exit_on_sigterm
 DOES_NOT_FIT = 3
 
 _LONGEST_SEARCH_S = 7 * 24 * 3600.0
-_WAYS = 3
+_SHOWN = 3  # alternatives that fit
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; 0 if the run fits, 3 if it does not.
+    """Runs the command; returns 0 if the run fits, 3 if it does not.
 
     Raises:
         InputError: wrong use.
@@ -42,7 +42,7 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
     planner = Planner(flags.config, typed, flags.gpu, flags.devices, flags.price_per_gpu_hour)
     for line in planner.said:
         terminal.out(line)
-    terminal.out("compiling the step (half a minute) ...")
+    terminal.out("compiling the step (about half a minute) ...")
     found = planner.compiled(())
     terminal.out(f"\n{report.text(found)}")
     _write(found, flags.json)
@@ -57,31 +57,33 @@ def _plan(flags: argparse.Namespace, typed: list[str]) -> int:
 
 def _search(planner: Planner, found: plan.Plan, flags: argparse.Namespace) -> None:
     """Prints the ranking, and adds it to the plan."""
-    what = "other ways" if flags.fit else f"until {_WAYS} other ways fit"
+    what = "alternatives" if flags.fit else f"alternatives until {_SHOWN} fit"
     terminal.out(f"\ncompiling {what}, for at most {flags.fit_seconds:g} s ...")
-    tried, whole = planner.search(found, flags.fit_seconds, None if flags.fit else _WAYS)
+    tried, complete = planner.search(found, flags.fit_seconds, None if flags.fit else _SHOWN)
     found["fit"] = {
         "tried": [dataclasses.asdict(one) | {"fits": one.fits} for one in tried],
-        "complete": whole,
+        "complete": complete,
     }
     ways = [one for one in tried if one.fits]
-    shown = tried if flags.fit else ways[:_WAYS]
-    if not whole and (flags.fit or len(ways) < _WAYS):
-        terminal.out(f"stopped after {flags.fit_seconds:g} s with ways untried (--fit-seconds)")
+    shown = tried if flags.fit else ways[:_SHOWN]
+    if not complete and (flags.fit or len(ways) < _SHOWN):
+        terminal.out(
+            f"stopped after {flags.fit_seconds:g} s; raise --fit-seconds to try more alternatives"
+        )
     if shown:
-        title = "by predicted time" if flags.fit else "the cheapest ways to make it fit"
+        title = "by predicted time" if flags.fit else "the cheapest alternatives that fit"
         if found["compiled"]["estimate"]:
-            title += ", of arithmetic alone (estimate)"
+            title += " (estimate from FLOPs alone)"
         terminal.out(f"{title}, each compiled; the same global batch:\n{report.ranking(shown)}")
     if not ways and any(one.fits is None for one in tried):
         terminal.out(
-            "cannot tell whether one of them fits without jax's compiler for GPUs: "
+            "whether one of them fits is unknown without jax's compiler for GPUs: "
             f"{versions.install('cuda12')}"
         )
     elif not ways:
         terminal.out(
-            "none of them fits: more devices (--devices 2x8), a card with more memory (--gpu), a "
-            "smaller global batch or a smaller model"
+            "none of them fits: use more devices (--devices 2x8), a GPU with more memory (--gpu), "
+            "a smaller global batch or a smaller model"
         )
 
 
@@ -92,26 +94,36 @@ def _write(found: dict[str, Any], path: Path | None) -> None:
 
 def _check_numbers(flags: argparse.Namespace) -> None:
     if not 0 < flags.fit_seconds <= _LONGEST_SEARCH_S:
-        raise InputError(f"--fit-seconds {flags.fit_seconds:g}: set it between 0 and a week's")
+        raise InputError(
+            f"--fit-seconds {flags.fit_seconds:g}: use more than 0, and at most a week"
+        )
     price = flags.price_per_gpu_hour
     if price is not None and not 0 <= price < math.inf:
-        raise InputError(f"--price-per-gpu-hour {price:g}: set a price of zero or more")
+        raise InputError(f"--price-per-gpu-hour {price:g}: use 0 or more")
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "jaxtrain plan --config NAME [flags] [--section.field value ...]"
+    usage = "jaxtrain plan --config NAME [flags] [--section.field VALUE ...]"
     parser = command_line.parser("plan", usage, __doc__)
     add = parser.add_argument
-    add("--gpu", metavar="CARD", help=f"{', '.join(cards.CARDS)}; else the config's name says")
-    add("--devices", metavar="2x8", help="nodes x GPUs; else the config's mesh, in nodes of eight")
-    add("--fit", action="store_true", help="compile other ways to run the same, and rank them")
+    add("--gpu", metavar="GPU", help=f"{', '.join(cards.CARDS)} (default: from the config's name)")
+    add(
+        "--devices",
+        metavar="2x8",
+        help="nodes x GPUs per node (default: the config's mesh in nodes of 8)",
+    )
+    add(
+        "--fit",
+        action="store_true",
+        help="compile alternatives with the same global batch and rank them",
+    )
     add(
         "--fit-seconds",
         metavar="S",
         type=float,
         default=300.0,
-        help="for all of them (300); each takes about 30",
+        help="time limit of --fit in seconds; an alternative takes about 30 (default: 300)",
     )
-    add("--price-per-gpu-hour", metavar="P", type=float, help="in any currency")
+    add("--price-per-gpu-hour", metavar="P", type=float, help="price in any currency, for the cost")
     command_line.add_ignored(parser)
     return parser

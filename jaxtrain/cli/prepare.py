@@ -1,4 +1,4 @@
-"""``jaxtrain prepare``: work on the data that is done once, before training."""
+"""Prepares data before training: cuts videos, tokenizes text, computes latents."""
 
 import argparse
 import os
@@ -10,8 +10,9 @@ from jaxtrain.errors import InputError
 
 _USAGE = """\
 jaxtrain prepare clips SOURCE OUT [flags]
-       jaxtrain prepare tokens --config NAME [--section.field value ...]
-       jaxtrain prepare latents --config NAME --teacher SPEC [flags] [--section.field value ...]
+       jaxtrain prepare tokens --config NAME [--section.field VALUE ...]
+       jaxtrain prepare latents --config NAME --teacher PATH [flags]
+                                [--section.field VALUE ...]
 """
 
 
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
         InputError: wrong use.
     """
     if not arguments or arguments[0] in ("--help", "-h"):
-        terminal.out(f"usage: {_USAGE}\n{__doc__}\n\nEach has a --help of its own.")
+        terminal.out(f"usage: {_USAGE}\n{__doc__}\n\nAdd --help to any of these for its flags.")
         return 0
     if arguments[0] == "clips":
         return _clips(arguments[1:])
@@ -34,9 +35,7 @@ def main(arguments: list[str]) -> int:
         from jaxtrain.cli import prepare_tokens
 
         return prepare_tokens.main(arguments[1:])
-    raise InputError(
-        f"prepare takes clips, tokens or latents, not {arguments[0]}; see prepare --help"
-    )
+    raise InputError(f"prepare: unknown action {arguments[0]}; use clips, tokens or latents")
 
 
 def _clips(arguments: list[str]) -> int:
@@ -45,32 +44,51 @@ def _clips(arguments: list[str]) -> int:
     default = pieces.Settings()
     parser = argparse.ArgumentParser(
         prog="jaxtrain prepare clips",
-        description="Cut videos once into short pieces at training size, from which random clips "
-        "are read several times as fast. A run that was stopped goes on with the same command.",
+        usage="jaxtrain prepare clips SOURCE OUT [flags]",
+        description="Cuts videos into short clips at training size, from which random training "
+        "clips are read several times as fast. To resume after a stop, repeat the command.",
         add_help=False,
         allow_abbrev=False,
         exit_on_error=False,
     )
     add = parser.add_argument
-    # Not required here: argparse would print its usage and leave.
-    add("source", metavar="SOURCE", nargs="?", help="what --data.path takes")
-    add("out", metavar="OUT", nargs="?", type=Path, help="folder of the pieces, then --data.path")
+    # Not required here, or argparse would print its usage and exit.
+    add("source", metavar="SOURCE", nargs="?", help="the raw videos, as for --data.path")
+    add(
+        "out",
+        metavar="OUT",
+        nargs="?",
+        type=Path,
+        help="folder of the prepared clips, to be used as --data.path",
+    )
     numbers = {
-        "height": "of a training clip (pixels)",
-        "width": "of a training clip (pixels)",
-        "min-crop-scale": "the config's data.min_crop_scale: pieces leave room for its crops",
-        "frames": "of a piece, at most",
-        "min-frames": "of a piece; shorter ends are left out",
-        "min-side": "videos whose shorter side is below are dropped (pixels)",
-        "gop": "frames from one keyframe to the next",
-        "crf": "quality of x264, 0 (lossless) to 51",
+        "height": "height of a training clip, pixels",
+        "width": "width of a training clip, pixels",
+        "min-crop-scale": "data.min_crop_scale of the config, for which clips leave room",
+        "frames": "most frames per prepared clip",
+        "min-frames": "fewest frames per prepared clip; shorter ends are dropped",
+        "min-side": "smallest shorter side of a video, pixels; smaller videos are dropped",
+        "gop": "frames between keyframes",
+        "crf": "H.264 quality, from 0 (lossless) to 51 (worst)",
     }
     for name, what in numbers.items():
         value = getattr(default, name.replace("-", "_"))
-        add(f"--{name}", type=type(value), default=value, metavar="N", help=f"{what} ({value})")
-    add("--keep-cuts", action="store_true", help="let a piece go on over a hard cut")
+        add(
+            f"--{name}",
+            type=type(value),
+            default=value,
+            metavar="N",
+            help=f"{what} (default: {value})",
+        )
+    add("--keep-cuts", action="store_true", help="do not split at hard cuts")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add("--workers", type=int, default=cores, metavar="N", help=f"processes ({cores})")
+    add(
+        "--workers",
+        type=int,
+        default=cores,
+        metavar="N",
+        help=f"worker processes (default: {cores})",
+    )
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
@@ -80,10 +98,12 @@ def _clips(arguments: list[str]) -> int:
         raise InputError(f"{error}; see {invocation.program()} prepare clips --help") from None
     if flags.out is None:
         raise InputError(
-            f"prepare clips takes SOURCE and OUT; see {invocation.program()} prepare clips --help"
+            f"prepare clips needs SOURCE and OUT; see {invocation.program()} prepare clips --help"
         )
     if rest:
-        raise InputError(f"prepare clips does not take {' '.join(rest)}; see its --help")
+        raise InputError(
+            f"prepare clips: unknown argument {' '.join(rest)}; see prepare clips --help"
+        )
     if flags.workers < 1:
         raise InputError(f"--workers {flags.workers}: use at least 1")
     settings = pieces.Settings(
@@ -97,14 +117,14 @@ def _clips(arguments: list[str]) -> int:
     report = prepare_clips.run(flags.source, flags.out, settings, workers=flags.workers, say=say)
     place = flags.out / prepare_clips.REPORT
     say(
-        f"{_counted(report['pieces'], 'piece')}, {_counted(report['frames'], 'frame')}, "
-        f"of {_counted(report['cut'], 'video')}; "
-        f"{_counted(len(report['dropped']), 'video')} dropped, "
-        f"{_counted(report['frames_left_out'], 'frame')} left out ({place} says why)"
+        f"{_counted(report['pieces'], 'clip')}, {_counted(report['frames'], 'frame')}, "
+        f"from {_counted(report['cut'], 'video')}; dropped "
+        f"{_counted(len(report['dropped']), 'video')} and "
+        f"{_counted(report['frames_left_out'], 'frame')} (see {place})"
     )
     if not report["pieces"]:
         raise InputError(
-            f"none of {_counted(report['videos'], 'video')} gave a piece; {place} says why"
+            f"no clip could be cut from {_counted(report['videos'], 'video')}; see {place}"
         )
     say(f"train with --data.path {flags.out}")
     return 0

@@ -1,7 +1,7 @@
-"""``jaxtrain prepare latents``: a teacher's latents of all windows of a config's data, once.
+"""Computes a teacher's latents of all fixed clips of a config's data, once.
 
-With a teacher, training takes fixed windows (``data.windows``) and never runs the teacher. A run
-that was stopped goes on with the same command.
+Training with a teacher then uses these clips (data.windows fixed) and never
+runs the teacher. To resume after a stop, repeat the command.
 """
 
 import dataclasses
@@ -21,31 +21,44 @@ def main(arguments: list[str]) -> int:
         InputError: wrong use.
     """
     usage = (
-        "jaxtrain prepare latents --config NAME --teacher SPEC [flags] [--section.field value ...]"
+        "jaxtrain prepare latents --config NAME --teacher PATH [flags]\n"
+        "                                [--section.field VALUE ...]"
     )
     parser = command_line.parser("prepare latents", usage, __doc__)
     add = parser.add_argument
     add(
         "--teacher",
-        metavar="SPEC",
-        help="a checkpoint, a run's directory, a weights file, or the folder of a diffusers "
+        metavar="PATH",
+        help="a checkpoint, a run directory, a weights file, or the folder of a diffusers "
         "AutoencoderKLCogVideoX or AutoencoderKLWan",
     )
-    add("--teacher-scaling", metavar="X", type=float, help="latents are times X (its folder's)")
-    add("--teacher-sample", metavar="SEED", type=int, help="draw latents with a seed (their mode)")
-    add("--batch", metavar="N", type=int, default=8, help="clips at once (8)")
+    add(
+        "--teacher-scaling",
+        metavar="X",
+        type=float,
+        help="factor on the latents (default: from the teacher's folder)",
+    )
+    add(
+        "--teacher-sample",
+        metavar="SEED",
+        type=int,
+        help="sample the latents with this seed (default: their mode)",
+    )
+    add("--batch", metavar="N", type=int, default=8, help="batch size, in clips (default: 8)")
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
         return 0
     flags, overrides = command_line.parse(parser, arguments)
     if not flags.teacher:
-        raise InputError("--teacher is missing: name a checkpoint, a weights file or a folder")
+        raise InputError("--teacher is missing: pass a checkpoint, a weights file or a folder")
     if flags.batch < 1:
         raise InputError(f"--batch {flags.batch}: use at least 1")
     atomic.check_writable("--json", flags.json)
     run = config.load(flags.config, overrides)
     if not hasattr(run.model, "latent_shape"):
-        raise InputError(f"--config {flags.config} is no video autoencoder: it has no latents")
+        raise InputError(
+            f"--config {flags.config} is not a video autoencoder, so it has no latents"
+        )
     return _prepare(run, flags)
 
 
@@ -60,7 +73,7 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     def say(message: str) -> None:
         terminal.say(message)
 
-    process_group.check_accelerator(os.environ)  # also for a teacher that is not ours
+    process_group.check_accelerator(os.environ)  # also for a PyTorch teacher
     teacher = teachers.load(
         flags.teacher,
         scaling=flags.teacher_scaling,
@@ -85,8 +98,8 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
         )
     except OSError as error:
         raise InputError(
-            f"cannot write to {target.folder} ({error.strerror}): free space there, or name "
-            "another folder with --data.cache_dir; what is finished stays"
+            f"cannot write to {target.folder} ({error.strerror}): free space there, or choose "
+            "another folder with --data.cache_dir; finished latents are kept"
         ) from error
     if flags.json:
         told = made._asdict() | {"teacher": teacher.name, "folder": str(target.folder)}
@@ -94,11 +107,11 @@ def _prepare(run: config.Run, flags: command_line.argparse.Namespace) -> int:
     for one in made.bad[:5]:
         say(f"no latents: {one}")
     if len(made.bad) > 5:
-        say(f"no latents: {len(made.bad) - 5:,} windows more")
+        say(f"no latents: {len(made.bad) - 5:,} more clips")
     single = " --data.clips_per_video 1" if run.data.clips_per_video != 1 else ""
     say(
         f"latents of {made.videos:,} videos in {target.folder}, {made.fresh:,} of them new "
-        f"({made.windows:,} windows); train with --data.windows fixed{single} --data.teacher "
+        f"({made.windows:,} clips); train with --data.windows fixed{single} --data.teacher "
         f"{teacher.name} --model.teacher.encoder_weight 0.1"
     )
     return 0

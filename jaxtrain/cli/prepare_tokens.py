@@ -1,9 +1,9 @@
-"""``jaxtrain prepare tokens``: a text config's tokenizer, tokens and examples, once.
+"""Prepares the tokenizer, tokens and examples of a text config, before GPUs are rented.
 
-It does what a run does at its start, before the GPUs are rented: it fetches Hugging Face datasets,
-learns a vocabulary, tokenises the text on all cores and, for masked models, packs it into
-sequences. A run with the same settings then starts at once. A command that was stopped goes on when
-it is given again.
+It does what a run does at its start: downloads Hugging Face datasets, trains a
+tokenizer, tokenizes the text on all cores and, for masked models, packs it into
+sequences. A run with the same settings then starts at once. To resume after a
+stop, repeat the command.
 """
 
 import json
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         InputError: wrong use, or data that a run would refuse.
     """
-    usage = "jaxtrain prepare tokens --config NAME [--section.field value ...]"
+    usage = "jaxtrain prepare tokens --config NAME [--section.field VALUE ...]"
     parser = command_line.parser("prepare tokens", usage, __doc__)
     if not arguments or set(arguments) & {"--help", "-h"}:
         parser.print_help()
@@ -33,17 +33,17 @@ def main(arguments: list[str]) -> int:
     from jaxtrain.data.quarantine import too_many
 
     if not isinstance(run.data, text.Masked | text.Causal):
-        raise InputError(f"--config {flags.config} trains on no text: it has no tokens")
+        raise InputError(f"--config {flags.config} does not train on text, so it has no tokens")
 
     def say(message: str) -> None:
         terminal.say(message)
 
     sources = run.data.open(run.model, seed=run.seed, say=say)
     for bad in sources.bad[:5]:
-        say(f"left out: {bad}")
+        say(f"skipped: {bad}")
     complaint = too_many(len(sources.bad), sources.files, run.data.max_bad_share)
     if complaint:
-        raise InputError(f"{complaint}: mend or remove them, or raise --data.max_bad_share")
+        raise InputError(f"{complaint}: fix or remove them, or raise --data.max_bad_share")
     say(sources.summary)
     root = cache.root(run.data.cache_dir)
     say(f"ready in {root}: train with the same --config and fields")
@@ -61,5 +61,5 @@ def main(arguments: list[str]) -> int:
             },
         }
         atomic.write_whole(flags.json, json.dumps(content, indent=2) + "\n")
-        say(f"written to {flags.json}")
+        say(f"wrote {flags.json}")
     return 0

@@ -1,7 +1,7 @@
-"""A video through an autoencoder and back, whatever its length, with the memory of a few frames.
+"""Encodes and decodes a video of any length, with memory for a few frames.
 
-SOURCE is a checkpoint, a run's directory or a weights file. The result has the frames, the times,
-the size and the sound of the original; its sound is copied as it is.
+SOURCE is a checkpoint, a run directory or a weights file. The result has the
+frames, timestamps and size of the original; the audio is copied unchanged.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 def _reconstruct(
     model: autoencoding.Autoencoder, video: Video, target: Path, flags: argparse.Namespace
 ) -> None:
-    # Only this rule wants to know beforehand how many latents there will be.
+    # Only this rule depends on the number of latents.
     exact = model.model.trim == "odd_latents"
     latents = model.model.timing.needed(video.count()) if exact else None
     originals: collections.deque[Picture] = collections.deque()
@@ -62,7 +62,7 @@ def _reconstruct(
         found = model.decoded(model.encoded(pictures), height=height, width=width, count=latents)
         for pixels in found:
             if not originals:
-                break  # those of the last latent may be more than went in
+                break  # the last latent may decode to more frames than were encoded
             original = originals.popleft()
             shown = _beside(original.pixels, pixels) if flags.side_by_side else pixels
             padding = autoencoding.even(*shown.shape[:2])
@@ -71,16 +71,16 @@ def _reconstruct(
     out_height, out_width = shown.shape[0] + padding.bottom, shown.shape[1] + padding.right
     if padding != autoencoding.Padding(0, 0):
         terminal.out(
-            f"{shown.shape[1]}x{shown.shape[0]} was filled up to {out_width}x{out_height} by "
-            "repeating its edges: H.264 wants even sizes"
+            f"padded {shown.shape[1]}x{shown.shape[0]} to {out_width}x{out_height} by repeating "
+            "the edges: H.264 requires even sizes"
         )
-    terminal.out(f"{told.line()} of {out_width}x{out_height} written to {target}")
+    terminal.out(f"wrote {told.line()} of {out_width}x{out_height} to {target}")
 
 
 def _pictures(
     video: Video, originals: collections.deque[Picture], writer: Writer, *, sound: bool
 ) -> Iterator[np.ndarray]:
-    """The frames' pixels; keeps the frames for later, and hands on the sound between them."""
+    """Yields the pixels of each frame; queues the frames, and copies the audio to the writer."""
     for item in video.items(sound=sound):
         if isinstance(item, av.Packet):
             writer.copy(item)
@@ -97,11 +97,16 @@ def _parser() -> argparse.ArgumentParser:
     usage = "jaxtrain reconstruct SOURCE IN OUT.mp4 [--side-by-side] [flags]"
     parser = command_line.bare_parser("reconstruct", usage, __doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", type=command_line.named_file, help="the autoencoder")
-    add("video", metavar="IN", type=command_line.named_file, help="a video")
-    add("target", metavar="OUT", type=command_line.named_file, help="where the result is written")
-    add("--side-by-side", action="store_true", help="the original on the left")
-    add("--no-audio", action="store_true", help="leave the sound out")
+    add(
+        "source",
+        metavar="SOURCE",
+        type=command_line.named_file,
+        help="the autoencoder: a checkpoint, run or weights file",
+    )
+    add("video", metavar="IN", type=command_line.named_file, help="the video to encode")
+    add("target", metavar="OUT", type=command_line.named_file, help="the video to write")
+    add("--side-by-side", action="store_true", help="put the original on the left")
+    add("--no-audio", action="store_true", help="do not copy the audio")
     video_flags.add_crf(parser)
     command_line.add_precision(parser)
     return parser

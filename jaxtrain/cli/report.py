@@ -1,7 +1,8 @@
-"""One HTML page on a run, or on several side by side, that needs no network and no server.
+"""Writes one HTML page about a run, or about several side by side; it works offline.
 
-RUN is a run's directory, as output/latest. A run writes the page itself at its end; this writes it
-anew, also while a run is at work. Where each of several runs differs is marked.
+RUN is a run directory, such as output/latest. A run writes its own page at the
+end; this command writes it at any time. For several runs, the page marks the
+differences.
 """
 
 import argparse
@@ -17,7 +18,7 @@ def main(arguments: list[str]) -> int:
     """Runs the command.
 
     Raises:
-        InputError: wrong use, or a RUN is no run's directory.
+        InputError: wrong use, or a RUN is not a run directory.
     """
     flags = command_line.parse_all(_parser(), arguments)
     if flags is None:
@@ -45,12 +46,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RUN",
         nargs="+",
         type=command_line.named_file,
-        help="a run's directory; the others are compared with the first",
+        help="a run directory; further ones are compared with the first",
     )
     add(
         "--out",
         metavar="FILE",
         type=command_line.named_file,
-        help=f"where it is written ({page.NAME} in the run's directory; of several runs, here)",
+        help=f"the page to write (default: {page.NAME} in RUN; for several runs, here)",
     )
     return parser

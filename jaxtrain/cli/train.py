@@ -1,34 +1,38 @@
-"""``jaxtrain --config NAME``: trains. Its flags, and what stands before a run.
+"""``jaxtrain --config NAME``: trains. Also prints the program's own help and version.
 
-It imports nothing heavy until it knows what to do, as :mod:`jaxtrain.main` imports it.
+Like :mod:`jaxtrain.main`, it imports nothing heavy until it knows what to do.
 """
 
 import argparse
 import functools
 import os
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import InputError
 from jaxtrain.storage import addresses
 
-FLAGS_HELP = """\
-jaxtrain --config NAME [flags] [--section.field value ...]
-       jaxtrain COMMAND ...
-"""
+Groups = Mapping[str, Mapping[str, str]]
+"""Task -> command -> one line of help."""
+
+_USAGE = """\
+jaxtrain --config NAME [flags] [--section.field VALUE ...]
+       jaxtrain COMMAND ..."""
+_DEMO = "demo"  # the config that --help SECTION describes where none is given
 
 
-def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]) -> int:
+def main(arguments: list[str], signals: StopSignals, groups: Groups) -> int:
     """Trains, and returns the exit code.
 
     Args:
-        arguments: of the command line.
+        arguments: the command line, without the program.
         signals: entered.
-        commands: name -> what it does; of the help.
+        groups: the commands, for the help.
 
     Raises:
         InputError: wrong use or input.
-        RunAgain: something outside of this program is full or not there.
+        RunAgain: something outside of jaxtrain is full or missing for now.
     """
     parser = flags_parser()
     try:
@@ -38,25 +42,25 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
         from jaxtrain.config import invocation
 
         raise InputError(f"{error}; see {invocation.program()} --help") from None
-    if flags.version:
+    asked = vars(flags)
+    name, sections, version = (asked.pop(one) for one in ("config", "help", "version"))
+    if version:
         from jaxtrain import versions
 
         print(versions.line())
         return 0
-    if (flags.help and not flags.config) or not arguments:
-        parser.print_help()
-        print("\ncommands:\n" + "\n".join(f"  {name}  {what}" for name, what in commands.items()))
+    if not arguments or (sections == [] and not name):
+        print(_program_help(groups))
+        return 0
+    if sections is not None:
+        print(_config_help(name, sections, groups))
         return 0
     from jaxtrain import config
     from jaxtrain.cli import command_line
     from jaxtrain.config import overrides
 
-    command_line.require_config(flags)
-    if flags.help:
-        parser.print_help()
-        config.print_help(config.load(flags.config, []))
-        return 0
-    run, wrong = overrides.apply_fitting(config.named(flags.config), settings)
+    command_line.require_config(name)
+    run, wrong = overrides.apply_fitting(config.named(name), settings)
     if run is None:
         raise InputError(*wrong)
     if flags.debug:
@@ -64,41 +68,103 @@ def main(arguments: list[str], signals: StopSignals, commands: Mapping[str, str]
     from jaxtrain.planning import relief
     from jaxtrain.training import preflight, session
 
-    typed = preflight.Flags(
-        output_dir=flags.output_dir,
-        resume=flags.resume,
-        simulate_devices=flags.simulate_devices,
-        debug=flags.debug,
-        profile=flags.profile,
-        arguments=addresses.scrubbed(tuple(arguments)),
-    )
+    typed = preflight.Flags(**asked, arguments=addresses.scrubbed(tuple(arguments)))
     preflight.refuse(run, typed, wrong)
-    return session.start(
-        run, typed, signals, functools.partial(relief.find, flags.config, settings)
-    )
+    return session.start(run, typed, signals, functools.partial(relief.find, name, settings))
 
 
 def flags_parser() -> argparse.ArgumentParser:
-    """The flags that are no fields of a config; a test freezes this list."""
+    """The flags that are not config fields; a test freezes this list.
+
+    All but ``--config``, ``--version`` and ``--help`` are attributes of
+    :class:`jaxtrain.training.preflight.Flags` as well.
+    """
     parser = argparse.ArgumentParser(
-        prog="jaxtrain", usage=FLAGS_HELP, add_help=False, allow_abbrev=False
+        prog="jaxtrain",
+        usage=_USAGE,
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=30),
     )
-    add = parser.add_argument
-    add("--config", metavar="NAME", help="a shipped config, or a path to a .py file")
-    add("--output-dir", metavar="DIR", help="the run's directory (output/NAME/<UTC time>)")
+    add = parser.add_argument_group("flags").add_argument
+    add("--config", metavar="NAME", help="a shipped config, or the path of a .py file")
+    add("--output-dir", metavar="DIR", help="run directory (default: output/NAME/<UTC time>)")
     add(
         "--resume",
         metavar="latest|STEP|PATH",
-        help="go on from a checkpoint of this directory, or of another run",
+        help="resume from the latest checkpoint, the one of a step, or that of another run",
     )
     add(
         "--simulate-devices",
         metavar="N",
         type=int,
-        help="N virtual CPU devices, for trying a mesh without GPUs",
+        help="run on N virtual CPU devices, to try a mesh without GPUs",
     )
-    add("--debug", action="store_true", help="NaN checks, no donation, verbose collectives")
-    add("--profile", metavar="START:STOP", help="a profiler trace of those steps")
-    add("--version", action="store_true", help="versions of jaxtrain and what it stands on")
-    add("--help", "-h", action="store_true", help="this text; with --config, every field too")
+    add(
+        "--debug",
+        action="store_true",
+        help="check for NaNs, disable buffer donation, log collectives",
+    )
+    add("--profile", metavar="START:STOP", help="write a profiler trace of these steps")
+    add("--version", action="store_true", help="print the versions of jaxtrain and its libraries")
+    add(
+        "--help",
+        "-h",
+        nargs="*",
+        metavar="SECTION",
+        help="print this help, or the fields of sections, such as --help optim data",
+    )
     return parser
+
+
+def _program_help(groups: Groups) -> str:
+    """The commands by task, on one screen of 80 columns."""
+    rows = [("Train", "--config NAME", "train a config; try demo, demo_gpt or demo_mlm")]
+    for task, commands in groups.items():
+        rows += [
+            ("" if number else task, name, text)
+            for number, (name, text) in enumerate(commands.items())
+        ]
+    flags = [
+        action.option_strings[0]
+        + (f" {action.metavar}" if action.metavar and not action.nargs else "")
+        for action in flags_parser()._actions[1:]
+    ]
+    more = (
+        f"Run flags: {', '.join(flags)}.",
+        "Details: --config demo --help, COMMAND --help, or --help SECTION, such as optim.",
+    )
+    return "\n".join(
+        (
+            f"usage: {_USAGE}",
+            "",
+            *(f"{task:16}{name:15}{text}" for task, name, text in rows),
+            "",
+            *(
+                textwrap.fill(one, 80, subsequent_indent="  ", break_on_hyphens=False)
+                for one in more
+            ),
+        )
+    )
+
+
+def _config_help(name: str | None, names: Sequence[str], groups: Groups) -> str:
+    """The flags and sections of a config, or the fields of the named sections."""
+    for one in names:
+        if any(one in commands for commands in groups.values()):
+            raise InputError(f"{one} is a command, not a section: use {one} --help")
+    from jaxtrain import config
+    from jaxtrain.config import help as config_help
+
+    run = config.named(name or _DEMO)
+    if names:
+        text = config_help.fields(run, names)
+        note = "" if name else f"\n\nDefaults are those of --config {_DEMO}."
+        return text + note
+    return "\n".join(
+        (
+            flags_parser().format_help(),
+            f"sections of {run.name} (fields: --help SECTION ..., or --help all):",
+            config_help.overview(run),
+        )
+    )

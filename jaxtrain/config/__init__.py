@@ -1,4 +1,4 @@
-"""What a run is: a config's sections, where configs lie, overrides, and how long a run is.
+"""The config of a run: its sections, named configs, overrides and the length of a run.
 
 A ``--config`` file imports from here; :mod:`jaxtrain.config.run` documents each class.
 """
@@ -23,7 +23,6 @@ from jaxtrain.config.run import (
     flat,
     load,
     named,
-    print_help,
     problems,
     to_dict,
     unchecked,
@@ -51,7 +50,6 @@ __all__ = [
     "flat",
     "load",
     "named",
-    "print_help",
     "problems",
     "to_dict",
     "unchecked",

@@ -1,7 +1,7 @@
-"""Bounds of a config's numbers, which may come from a stranger's file.
+"""Bounds for the numbers of a config, which may come from an untrusted file.
 
-Without them a file that says ``depth=10**9`` hangs the program that builds its model. They are far
-above any model that was ever trained.
+Without them a file with ``depth=10**9`` hangs whatever builds its model. They are far above any
+model that was ever trained.
 """
 
 import math
@@ -20,17 +20,17 @@ ROTARY = 1e15
 
 
 def whole(name: str, value: Any, most: int, *, least: int = 1, or_none: str = "") -> None:
-    """Refuses what is not a whole number within bounds.
+    """Checks that a value is a whole number within bounds.
 
     Args:
-        name: of the field, such as ``model.depth``.
-        value: of the field.
-        most: the largest value allowed.
-        least: the smallest one.
-        or_none: what else the field takes, for the error, such as ``", or None"``.
+        name: name of the field, such as ``model.depth``.
+        value: value of the field.
+        most: largest value allowed.
+        least: smallest value allowed.
+        or_none: other values that the field takes, for the error, such as ``", or None"``.
 
     Raises:
-        InputError: names the field, its value and the nearest bound.
+        InputError: has the field, its value and the nearest bound.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name}={errors.shown(value)}: use a whole number{or_none}", about=name)
@@ -41,10 +41,10 @@ def whole(name: str, value: Any, most: int, *, least: int = 1, or_none: str = ""
 
 
 def entry(content: Mapping[str, Any], name: str, most: int, source: str) -> int:
-    """An entry of a config.json that must be a whole number from 1 to ``most``.
+    """Returns an entry of a config.json that must be a whole number from 1 to ``most``.
 
     Raises:
-        InputError: it is missing, or something else.
+        InputError: it is missing or something else.
     """
     if name not in content:
         raise InputError(f"{source}: {name!r} is missing")
@@ -54,10 +54,10 @@ def entry(content: Mapping[str, Any], name: str, most: int, source: str) -> int:
 
 
 def number(name: str, value: Any, *, above: float = -math.inf, most: float = math.inf) -> None:
-    """Refuses what is not a finite number in (above, most].
+    """Checks that a value is a finite number in (above, most].
 
     Raises:
-        InputError: names the field, its value and what to use.
+        InputError: has the field, its value and the valid range.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{name}={errors.shown(value)}: use a number", about=name)
@@ -70,10 +70,10 @@ def number(name: str, value: Any, *, above: float = -math.inf, most: float = mat
 
 
 def fraction(name: str, value: Any) -> None:
-    """Refuses what is not a number from 0 to below 1.
+    """Checks that a value is a number from 0 to below 1.
 
     Raises:
-        InputError: names the field and its value.
+        InputError: has the field and its value.
     """
     number(name, value)
     if not 0 <= value < 1:

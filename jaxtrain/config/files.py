@@ -1,7 +1,7 @@
-"""Where config files lie, and how one is run.
+"""Finds config files and runs them.
 
-A config is a Python file that sets ``run``. Its name is the file's name; its docstring says what it
-is, for which hardware, and how to start it.
+A config is a Python file that sets ``run``. Its name is the file's name; its docstring describes
+the model and the hardware, and has the command that starts it.
 """
 
 import ast
@@ -19,7 +19,7 @@ from jaxtrain.storage.atomic import expanded
 
 
 def directory() -> Path:
-    """The shipped configs: inside the installed package, or at the top of a checkout."""
+    """The folder of the shipped configs: in the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     places = (package / "configs", package.parent / "configs")
     for place in places:
@@ -29,31 +29,31 @@ def directory() -> Path:
 
 
 def names() -> list[str]:
-    """Names of the shipped configs, sorted."""
+    """Returns the names of the shipped configs, sorted."""
     return sorted(path.stem for path in directory().glob("*.py") if path.stem[0] != "_")
 
 
 def find(name_or_path: str) -> Path:
-    """The file of a shipped config, or the path itself.
+    """Returns the file of a shipped config, or the path itself.
 
     Raises:
-        InputError: no such config or file; names the nearest.
+        InputError: no such config or file; the message suggests the nearest name.
     """
     if name_or_path.endswith(".py") or "/" in name_or_path:
         path = expanded(name_or_path)
         if not path.is_file():
-            raise InputError(f"no config file {name_or_path}")
+            raise InputError(f"config file {name_or_path} does not exist")
         if path.suffix != ".py":
-            raise InputError(f"a config is a Python file; {name_or_path} does not end with .py")
+            raise InputError(f"{name_or_path} does not end with .py: a config is a Python file")
         return path
     present = names()
     if name_or_path not in present:
-        raise InputError(f"no config '{name_or_path}'; {did_you_mean(name_or_path, present)}")
+        raise InputError(f"unknown config '{name_or_path}'; {did_you_mean(name_or_path, present)}")
     return directory() / f"{name_or_path}.py"
 
 
 def docstring(name_or_path: str) -> str:
-    """What a config file says of itself. The file is not run."""
+    """The docstring of a config file, which is not run."""
     path = find(name_or_path)
     return ast.get_docstring(_parsed(path)) or ""
 
@@ -62,8 +62,8 @@ def execute(path: Path) -> Any:
     """Runs a config file and returns its ``run``.
 
     Raises:
-        InputError: the file sets no ``run``, or an error arises in the file itself, such as a field
-            that does not exist. Errors inside the program keep their traceback.
+        InputError: the file does not set ``run``, or has an error, such as an unknown field.
+            Errors that are raised inside jaxtrain keep their traceback.
     """
     code = compile(_parsed(path), str(path), "exec")
     module_name = f"jaxtrain_config_{path.stem}"
@@ -71,7 +71,7 @@ def execute(path: Path) -> Any:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
-    sys.modules[module_name] = module  # dataclasses in the file look their module up by name
+    sys.modules[module_name] = module  # dataclasses look up their module by name
     try:
         exec(code, module.__dict__)
     except InputError:
@@ -82,7 +82,7 @@ def execute(path: Path) -> Any:
             raise
         raise InputError(f"{path}, line {line}: {_in_words(error, path, line)}") from error
     if not hasattr(module, "run"):
-        raise InputError(f"{path} sets no run: a config ends with 'run = config.Run(...)'")
+        raise InputError(f"{path} does not set run: a config ends with 'run = config.Run(...)'")
     return module.run
 
 
@@ -96,7 +96,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _line_at_fault(error: Exception, path: Path) -> int | None:
-    """The file's line, when the error was raised there or by a dataclass called from there."""
+    """The line in the file that raised the error, itself or through a dataclass; None if none."""
     frames = traceback.extract_tb(error.__traceback__)
     while frames and frames[-1].filename == dataclasses.__file__:
         frames.pop()
@@ -104,7 +104,7 @@ def _line_at_fault(error: Exception, path: Path) -> int | None:
 
 
 def _in_words(error: Exception, path: Path, line: int) -> str:
-    """The error; for an unknown field with the nearest field of that class."""
+    """Describes an error; for an unknown field, with the nearest field of that class."""
     unknown = re.match(
         r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
     )
@@ -119,14 +119,14 @@ def _in_words(error: Exception, path: Path, line: int) -> str:
 
 
 def _section_at_fault(error: Exception, path: Path, line: int, word: str) -> object:
-    """The class that was given an unknown field; several have the same name, such as Config.
+    """The class that was called with an unknown field; a name such as Config is ambiguous.
 
-    It is the class of what ``dataclasses.replace`` was to change, or that of the call in the line.
+    It is the class of the argument of ``dataclasses.replace``, or the one called in the line.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames[-1].f_code.co_filename == dataclasses.__file__:
         changed = frames[-1].f_locals
-        return type(changed.get("self", changed.get("obj")))  # Python 3.13 names it self
+        return type(changed.get("self", changed.get("obj")))  # self in Python 3.13
     for node in ast.walk(_parsed(path)):
         if not isinstance(node, ast.Call) or not node.lineno <= line <= (node.end_lineno or 0):
             continue

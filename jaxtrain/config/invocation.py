@@ -1,4 +1,4 @@
-"""How this program was started, so that the commands it prints run when they are pasted."""
+"""How jaxtrain was started, so that the commands it prints can be pasted and run."""
 
 import os
 import shlex
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping
 
 PROGRAM = "JAXTRAIN_PROGRAM"
-"""Variable with which a process tells those it starts what the user typed."""
+"""Environment variable that passes what the user typed on to subprocesses."""
 
 
 def program(environment: Mapping[str, str] = os.environ) -> str:
-    """What one types before the arguments in this directory, such as ``python -m jaxtrain.main``.
+    """Returns what to type before the arguments here, such as ``python -m jaxtrain.main``.
 
-    ``jaxtrain`` where that was typed; else, from Python too, this Python and the module.
+    ``jaxtrain`` if that was typed; otherwise, also from Python, this Python and the module.
     """
     if PROGRAM in environment:
         return environment[PROGRAM]
@@ -26,7 +26,7 @@ def program(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _python() -> str:
-    """The shortest name under which a shell here finds this Python."""
+    """The shortest name by which a shell finds this Python."""
     found = shutil.which("python")
     if found and os.path.abspath(found) == sys.executable:
         return "python"
@@ -34,8 +34,8 @@ def _python() -> str:
 
 
 def shortest(path: str) -> str:
-    """A path as one would type it here: relative where it is below this directory."""
+    """Returns a path as typed here: relative if it is below the current directory."""
     beside = os.path.relpath(path)
     if beside.startswith(".."):
         return os.path.abspath(path)
-    return beside if "/" in beside else f"./{beside}"  # a bare name would be looked for on PATH
+    return beside if "/" in beside else f"./{beside}"  # a bare name would be looked up on PATH

@@ -1,7 +1,7 @@
 """Overrides of dataclass fields from the command line: ``--section.field VALUE``.
 
-tyro parses the values and writes the help. What goes wrong is told in one line of our own, which
-names the field, what was given, what it takes and the nearest right word.
+tyro parses the values. The errors are our own: one line with the field, the given value, what the
+field takes, and the nearest valid name or value.
 """
 
 import contextlib
@@ -21,17 +21,42 @@ T = TypeVar("T")
 _FACTORS = {"k": 10**3, "M": 10**6, "B": 10**9}
 _WRITTEN = re.compile(r"([+-]?\d+)(?:\.(\d+))?([kMB])")
 
-# Not fields, but near enough to be meant (jaxtrain.cli.train.flags_parser).
+# Not fields, but suggested for a misspelled flag (jaxtrain.cli.train.flags_parser).
 _FLAGS = ("--config", "--output-dir", "--resume", "--simulate-devices", "--debug", "--profile")
+
+# Names that other trainers use, and the field's name here.
+_OTHER_NAMES = {
+    "lr": "optim.peak_lr",
+    "learning_rate": "optim.peak_lr",
+    "bs": "data.batch_size",
+    "global_batch_size": "data.batch_size",
+    "num_workers": "data.workers",
+    "wd": "optim.weight_decay",
+    "beta1": "optim.b1",
+    "beta2": "optim.b2",
+    "grad_clip": "optim.max_grad_norm",
+    "clip_grad_norm": "optim.max_grad_norm",
+    "gradient_accumulation_steps": "optim.accumulate",
+    "grad_accum": "optim.accumulate",
+    "warmup": "optim.warmup_steps",
+    "max_steps": "loop.steps",
+    "iterations": "loop.steps",
+    "num_epochs": "loop.epochs",
+    "eval_interval": "loop.eval_every",
+    "log_interval": "loop.log_every",
+    "save_every": "checkpoint.every",
+    "save_steps": "checkpoint.every",
+    "dtype": "precision",
+}
 
 
 class Leaf(NamedTuple):
-    """One field that holds a value, however deep.
+    """A field that is not a section, at any depth.
 
     Attributes:
         name: dotted, such as ``"optim.peak_lr"``.
-        value: of the instance.
-        annotation: the field's resolved type.
+        value: its value in the instance.
+        annotation: its resolved type.
     """
 
     name: str
@@ -40,7 +65,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(instance: Any, prefix: str = "") -> Iterator[Leaf]:
-    """All fields of a dataclass instance, those of nested dataclasses in place of the section."""
+    """Yields all fields of a dataclass instance; of a nested dataclass, its fields instead."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
@@ -51,17 +76,17 @@ def leaves(instance: Any, prefix: str = "") -> Iterator[Leaf]:
 
 
 def apply(default: T, arguments: Sequence[str]) -> T:
-    """The same dataclass with the fields that ``arguments`` name changed.
+    """Returns a copy of a dataclass with the fields in ``arguments`` changed.
 
     Args:
         default: nested frozen dataclasses.
         arguments: ``["--optim.peak_lr", "1e-3", "--model.decoder_widths", "64", "32", ...]``; also
             ``--optim.peak_lr=1e-3``. Whole numbers may end in k, M or B. Optional fields take
-            ``None``, switches ``True`` or ``False``.
-            A field of an optional section that is None switches the section on.
+            ``None``, bools ``True`` or ``False``. Setting a field of an optional section that is
+            None turns the section on.
 
     Raises:
-        InputError: no such field, or a value that the field does not take.
+        InputError: an unknown field, or a value that the field does not take.
     """
     if not arguments:
         return default
@@ -83,21 +108,21 @@ def apply(default: T, arguments: Sequence[str]) -> T:
 
 
 def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[str]]:
-    """Applies the overrides that are right, and says what is wrong with the others.
+    """Applies the valid overrides and returns what is wrong with the others.
 
-    So that whatever else is wrong with a config can be reported in the same go.
+    This way, other problems with the config can be reported at the same time.
 
     Args:
         default: as for :func:`apply`.
         arguments: as for :func:`apply`.
 
     Returns:
-        The changed dataclass, None where no single override is to blame; the messages.
+        The changed dataclass, or None if no single override is to blame; the messages.
     """
     found: list[str] = []
     words = list(arguments)
     while words and not words[0].startswith("--"):
-        found.append(f"'{words.pop(0)}' is no flag; fields are set by --section.field VALUE")
+        found.append(_not_a_flag(words.pop(0)))
     settings = _grouped(words)
     while True:
         try:
@@ -112,33 +137,16 @@ def apply_fitting(default: T, arguments: Sequence[str]) -> tuple[T | None, list[
             settings = right
 
 
+def _not_a_flag(word: str) -> str:
+    return f"unexpected argument '{word}'; set fields with --section.field VALUE"
+
+
 def _is_within(name: str, sections: Iterable[str]) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in sections)
 
 
-def print_help(default: Any, prog: str) -> None:
-    """Prints each field with its type, help and default.
-
-    Args:
-        default: nested frozen dataclasses; the docstring under a field is its help.
-        prog: the command in the first line.
-    """
-    import tyro
-
-    with contextlib.suppress(SystemExit):
-        tyro.cli(type(default), default=default, args=["--help"], prog=prog, **_tyro_options())
-    for name, value, section in _optional_sections(default):
-        if value is None:
-            print(f"{name} is None; one of its fields switches it on:")
-            nested: type[Any] = section
-            for part in reversed(name.split(".")):
-                nested = dataclasses.make_dataclass("_", [(part, nested)])
-            with contextlib.suppress(SystemExit):
-                tyro.cli(nested, args=["--help"], prog=prog, **_tyro_options())
-
-
 def matches(value: Any, annotation: Any) -> bool:
-    """Whether a value fits an annotation; a whole number fits ``float``, ``True`` no number."""
+    """Whether a value fits an annotation; an int fits ``float``, a bool fits neither."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
         return True
@@ -159,7 +167,7 @@ def matches(value: Any, annotation: Any) -> bool:
 
 
 def takes(annotation: Any) -> str:
-    """What an annotation takes, in words."""
+    """Describes the values that an annotation takes."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(takes(choice) for choice in arguments)
@@ -169,39 +177,44 @@ def takes(annotation: Any) -> str:
         if arguments[-1] is Ellipsis:
             return f"a list, each {takes(arguments[0])}"
         return f"{len(arguments)} values, each {takes(arguments[0])}"
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
     return words.get(annotation, "None" if annotation is type(None) else str(annotation))
 
 
 def merged(*parts: Sequence[str]) -> tuple[str, ...]:
-    """Overrides in one list, each field once: what comes later wins.
+    """Joins overrides into one list with each field once; the last value wins.
 
     Args:
-        parts: each ``("--model.remat", "block", "--mesh.fsdp", "8")``: a flag, its values.
+        parts: each a sequence of flags and values: ``("--model.remat", "block")``.
     """
     fields = dict(_grouped([word for part in parts for word in part]))
     return tuple(word for flag, values in fields.items() for word in (flag, *values))
 
 
 def words(value: Any) -> list[str]:
-    """A field's value as one types it behind its flag."""
+    """A field's value as typed after its flag."""
     return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
 
 
 def choices(section: Any, field: str) -> tuple[str, ...]:
-    """The values that a field of a config's section takes, if they are listed."""
+    """Returns the values of a field with a fixed list of them (a ``Literal``)."""
     return typing.get_args(typing.get_type_hints(type(section))[field])
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """``"did you mean WORD?"``, or all choices when none is near."""
+    """Returns ``"did you mean WORD?"``, or a list of all choices if none is close."""
     choices = list(choices)
-    near = difflib.get_close_matches(word, choices, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(choices)}"
+    near = close_to(word, choices)
+    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"
+
+
+def close_to(word: str, choices: Iterable[str]) -> list[str]:
+    """Returns up to three choices that resemble a word, the closest first."""
+    return difflib.get_close_matches(word, list(choices))
 
 
 def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Flags with their values. Dashes inside a name count as underscores."""
+    """Groups arguments by flag. Dashes inside a name count as underscores."""
     settings: list[tuple[str, list[str]]] = []
     for argument in arguments:
         if argument.startswith("--"):
@@ -210,7 +223,7 @@ def _grouped(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         elif settings:
             settings[-1][1].append(argument)
         else:
-            raise InputError(f"'{argument}' is no flag; fields are set by --section.field VALUE")
+            raise InputError(_not_a_flag(argument))
     return settings
 
 
@@ -218,12 +231,12 @@ Assignments = list[tuple[str, list[str]]]
 
 
 def _switched_on(default: T, settings: Assignments) -> tuple[T, Assignments]:
-    """Switches optional sections on and off; what is left to be parsed.
+    """Turns optional sections on and off; also returns the settings that remain to be parsed.
 
-    ``--model.teacher None`` is off; a field of a section that is off switches it on.
+    ``--model.teacher None`` turns a section off; setting a field of it turns it on.
 
     Raises:
-        InputError: a field of such a section is wrong, or one that it needs is not given.
+        InputError: a field of such a section is wrong, or a required one is missing.
     """
     for name, value, section in list(_optional_sections(default)):
         off = [(flag, values) for flag, values in settings if flag == f"--{name}"]
@@ -239,7 +252,7 @@ def _switched_on(default: T, settings: Assignments) -> tuple[T, Assignments]:
 
 
 def _optional_sections(instance: Any, prefix: str = "") -> Iterator[tuple[str, Any, type[Any]]]:
-    """Dotted name, value and class of each field that may be None or a dataclass."""
+    """Yields the dotted name, value and class of each field that is a dataclass or None."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         name, value = prefix + field.name, getattr(instance, field.name)
@@ -251,7 +264,7 @@ def _optional_sections(instance: Any, prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _section(name: str, section: type[Any], given: Assignments) -> Any:
-    """A section of which only some fields are given; the others have their defaults."""
+    """Builds a section from some of its fields; the others keep their defaults."""
     fields = {field.name: field for field in dataclasses.fields(section)}
     hints = typing.get_type_hints(section)
     own = [(f"--{flag.removeprefix(f'--{name}.')}", values) for flag, values in given]
@@ -259,7 +272,7 @@ def _section(name: str, section: type[Any], given: Assignments) -> Any:
         if flag[2:] not in fields:
             near = did_you_mean(flag[2:], fields)
             raise InputError(
-                f"--{name}.{flag[2:]} is no field of this config; {near}",
+                f"unknown field --{name}.{flag[2:]}; {near}",
                 about=f"{name}.{flag[2:]}",
             )
     lacking = [
@@ -269,7 +282,7 @@ def _section(name: str, section: type[Any], given: Assignments) -> Any:
     ]
     if lacking:
         raise InputError(
-            f"{name} is switched on by {given[0][0]}; it also needs {', '.join(lacking)}",
+            f"{given[0][0]} turns on {name}, which also needs {', '.join(lacking)}",
             about=(name, *(flag.removeprefix("--") for flag in lacking)),
         )
     made, complaint = _parse(section, own)
@@ -283,7 +296,7 @@ def _section(name: str, section: type[Any], given: Assignments) -> Any:
 
 
 def _fits_alone(section: type[Any], own: Assignments, flag: str, values: list[str]) -> bool:
-    """Whether a value has the form of its field, beside what the section needs."""
+    """Whether a value has the type of its field; required fields of the section are added."""
     needed = [
         (other, given)
         for other, given in own
@@ -293,12 +306,12 @@ def _fits_alone(section: type[Any], own: Assignments, flag: str, values: list[st
     ]
     try:
         return _parse(section, [*needed, (flag, values)])[0] is not None
-    except InputError:  # from the section's own check: the value has the right form
+    except InputError:  # from the section's own check: the type is right
         return True
 
 
 def _with(instance: T, path: Sequence[str], value: Any) -> T:
-    """A nested dataclass with one field changed."""
+    """Returns a copy of a nested dataclass with one field changed."""
     name, *rest = path
     inner = _with(getattr(instance, name), rest, value) if rest else value
     return dataclasses.replace(instance, **{name: inner})  # type: ignore[type-var]
@@ -310,30 +323,32 @@ def _unknown(flag: str, known: dict[str, Leaf]) -> Problem:
 
 
 def _in_words(flag: str, known: dict[str, Leaf]) -> tuple[str, list[str]]:
-    """What is wrong with a flag that names no field, and the fields that may have been meant."""
-    message = f"{flag} is no field of this config"
+    """Returns the error for an unknown flag, and the fields that were probably meant."""
+    message = f"unknown field {flag}"
     for other, leaf in known.items():
         if flag.startswith(other + ".") and leaf.value is None:
-            return f"{message}: {leaf.name} is None, and no section", [leaf.name]
+            return f"{message}: {leaf.name} is None, not a section", [leaf.name]
     if any(other.startswith(flag + ".") for other in known):
         inside = [other for other in known if other.startswith(flag + ".")]
-        return f"{message} but a section; its fields are {', '.join(inside)}", inside
+        return f"{flag} is a section, not a field; its fields are {', '.join(inside)}", inside
     word = flag.rpartition(".")[2].removeprefix("--")
     same = [other for other in known if other.rpartition(".")[2].removeprefix("--") == word]
+    if not same and f"--{_OTHER_NAMES.get(word)}" in known:
+        same = [f"--{_OTHER_NAMES[word]}"]
     if same:
         return f"{message}; did you mean {' or '.join(same)}?", same
     dashed = flag.replace("_", "-")
-    if dashed in _FLAGS:  # the same word again would be no suggestion
-        return f"{message}; {dashed} is a flag, which not every command takes", []
+    if dashed in _FLAGS:  # suggesting the same word would not help
+        return f"{message}; {dashed} is a flag that not every command takes", []
     near = difflib.get_close_matches(flag, [*known, *_FLAGS], n=1)
-    hint = f"did you mean {near[0]}?" if near else "--help lists all fields"
+    hint = f"did you mean {near[0]}?" if near else "--help all lists the fields"
     return f"{message}; {hint}", near
 
 
 def _fits(default: Any, flag: str, values: list[str]) -> bool:
     try:
         return _parse(default, [(flag, values)])[0] is not None
-    except InputError:  # from the config's own check: the value has the right form
+    except InputError:  # from the config's own check: the type is right
         return True
 
 
@@ -348,7 +363,7 @@ def _misfit(leaf: Leaf, values: list[str]) -> Problem:
 
 
 def _written_out(values: list[str], annotation: Any) -> list[str]:
-    """Whole numbers such as 500k, 2.5M and 1B in digits, where a field takes one."""
+    """Writes out 500k, 2.5M and 1B if the field takes a whole number."""
     if annotation is not int and int not in typing.get_args(annotation):
         return values
     found = [(value, whole_number(value)) for value in values]
@@ -356,7 +371,7 @@ def _written_out(values: list[str], annotation: Any) -> list[str]:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that "500k", "2.5M" or "1B" means; None for any other text, and for fractions."""
+    """The number behind "500k", "2.5M" or "1B"; None for other text and for fractions."""
     match = _WRITTEN.fullmatch(text.replace("_", ""))
     if match is None:
         return None
@@ -366,7 +381,7 @@ def whole_number(text: str) -> int | None:
 
 
 def readable(number: int) -> str:
-    """The shortest form with a factor that means exactly this number: 2500000 is 2.5M."""
+    """The shortest form with k, M or B that is exactly this number: 2500000 is 2.5M."""
     for name, factor in reversed(_FACTORS.items()):
         if abs(number) >= factor:
             text = f"{number / factor:.3f}".rstrip("0").rstrip(".") + name
@@ -375,7 +390,7 @@ def readable(number: int) -> str:
 
 
 def nearest_value(given: str, annotation: Any) -> str | None:
-    """The value of this type that someone who wrote ``given`` is likely to have meant."""
+    """The value of this type that ``given`` probably stands for, or None."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         found = (nearest_value(given, choice) for choice in arguments)
@@ -401,18 +416,13 @@ def _tyro_options() -> dict[str, Any]:
 
     return {
         "use_underscores": True,
-        # A switch takes True or False like any field; optional sections are no subcommands; help
-        # is what stands under a field, not the comment above it.
-        "config": (
-            tyro.conf.FlagConversionOff,
-            tyro.conf.AvoidSubcommands,
-            tyro.conf.HelptextFromCommentsOff,
-        ),
+        # A bool takes True or False like any field; optional sections are not subcommands.
+        "config": (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
     }
 
 
 def _parse(default: T | type[T], settings: Assignments) -> tuple[T | None, str]:
-    """The parsed instance, or None and what tyro says about it in one line."""
+    """The parsed instance, or None and tyro's error in one line."""
     import tyro
 
     arguments: list[str] = []

@@ -1,4 +1,4 @@
-"""Which parameters a model wants optimized in which way; what its ``optimizer_groups()`` gives."""
+"""Parameter groups: how a model's ``optimizer_groups()`` requests a special optimizer."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Parameters apart: with an AdamW, a clip and a norm of their own, as a discriminator has.
+    """Parameters with their own AdamW and gradient clipping, such as a discriminator's.
 
     Attributes:
-        prefix: of their dotted names.
-        peak_lr: learning rate, throughout.
+        prefix: prefix of their dotted names.
+        peak_lr: learning rate, constant.
         b1, b2, weight_decay: as in :class:`jaxtrain.config.Optim`.
-        max_grad_norm: of this group alone; None is off.
+        max_grad_norm: gradient clipping by the norm of this group; None is off.
     """
 
     prefix: str
@@ -26,12 +26,12 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Role:
-    """Parameters that ``optim.muon`` treats alike; clip and norm are those of the whole model.
+    """Parameters with one role for ``optim.muon``; gradients are clipped with the model's.
 
     Attributes:
-        prefix: of their dotted names.
-        role: matrix takes Muon; embedding and unembedding take AdamW with rates of their own.
-        scale: of the rate.
+        prefix: prefix of their dotted names.
+        role: matrix uses Muon; embedding and unembedding use AdamW with their own learning rates.
+        scale: factor on the learning rate.
     """
 
     prefix: str
@@ -43,10 +43,10 @@ Groups = Mapping[str, Group | Role]
 
 
 def apart(groups: Groups) -> dict[str, Group]:
-    """Those with a clip of their own."""
+    """Returns the groups with their own optimizer."""
     return {name: one for name, one in groups.items() if isinstance(one, Group)}
 
 
 def roles(groups: Groups) -> dict[str, Role]:
-    """Those that ``optim.muon`` asks for."""
+    """Returns the groups with a role for ``optim.muon``."""
     return {name: one for name, one in groups.items() if isinstance(one, Role)}

@@ -1,8 +1,8 @@
-"""What a run is: ``Run`` and its sections.
+"""The config of a run: ``Run`` and its sections.
 
-A config file under ``configs/`` builds one :class:`Run`; :func:`load` finds it by name, applies the
+A config file in ``configs/`` builds one :class:`Run`; :func:`load` finds it by name, applies the
 overrides of the command line and checks it before any device is touched. The classes of
-``Run.model`` and ``Run.data`` stand beside the code that reads them.
+``Run.model`` and ``Run.data`` are next to the code that reads them.
 """
 
 import contextlib
@@ -24,16 +24,15 @@ Schedule = Literal["cosine", "linear", "constant", "trapezoid", "cosine_with_res
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Average:
-    """An average of the parameters over updates; validations, samples and exports use it."""
+    """Moving average (EMA) of the parameters, which validation, samples and exports use."""
 
     rule: Literal["ema", "ramp"] = "ema"
-    """How much of the average stays when parameters enter after n others: ema: decay, or less at
-    first, (1 + n) / (10 + n); ramp: n / 10 up to decay, as TAEHV's recipe has it (with 0.95). The
-    first replace all."""
+    """EMA warm-up: the decay after n averaged steps is at most (1 + n) / (10 + n) (ema), or n / 10
+    as in TAEHV's recipe, which has decay 0.95 (ramp)."""
     decay: float = 0.999
-    """Largest share of the average that stays, below 1."""
+    """EMA decay: the fraction of the average that is kept each time, below 1."""
     every: int = 1
-    """Updates between two entries."""
+    """How often parameters enter the average, in steps."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
@@ -51,22 +50,23 @@ class Average:
 class Muon:
     """Muon for the matrices of a model's blocks (https://kellerjordan.github.io/posts/muon/).
 
-    Embedding and output layer take AdamW at rates of their own, and what is left takes
-    optim.peak_lr. All follow one schedule.
+    The embedding and the output layer use AdamW with their own learning rates, all other parameters
+    AdamW with optim.peak_lr. All follow one schedule.
     """
 
     peak_lr: float = 0.02
-    """Learning rate of the matrices, times (outputs / inputs)^0.5 where that is more than one."""
+    """Peak learning rate of the matrices, multiplied by max(1, outputs / inputs)^0.5."""
     embedding_lr: float = 0.2
-    """AdamW's learning rate of the embedding, times the model's factor for its width."""
+    """AdamW peak learning rate of the embedding, multiplied by the model's factor for its width."""
     unembedding_lr: float = 0.004
-    """AdamW's learning rate of the output layer, times the model's factor for its width."""
+    """AdamW peak learning rate of the output layer, multiplied by the model's factor for its
+    width."""
     momentum: float = 0.95
-    """Decay of the mean of gradients, per update."""
+    """Muon momentum after the momentum warm-up."""
     first_momentum: float = 0.85
-    """The decay at the first update; it rises in a line to momentum."""
+    """Muon momentum at the first step; it rises linearly to momentum."""
     momentum_steps: int = 300
-    """Length of that rise (updates)."""
+    """Length of the momentum warm-up, in steps."""
 
     def __post_init__(self) -> None:
         for name in ("peak_lr", "embedding_lr", "unembedding_lr"):
@@ -90,111 +90,116 @@ class Muon:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optim:
-    """Optimizer and learning rate. A step is one update; schedules count updates."""
+    """Optimizer and learning rate. A step is one optimizer step; schedules count steps."""
 
     peak_lr: float
     """Learning rate at the end of the warm-up."""
     schedule: Schedule
-    """What follows the warm-up: half a cosine to zero, a line to zero, the peak throughout, the
-    peak and then a line to zero (trapezoid), or several half cosines."""
+    """Learning rate after the warm-up. cosine: half a cosine to zero; linear: a line to zero;
+    constant: the peak; trapezoid (WSD, warmup-stable-decay): the peak, then a line to zero;
+    cosine_with_restarts: several half cosines."""
     warmup_steps: int | None = None
-    """Length of the linear warm-up from zero (updates). Set this or warmup_fraction."""
+    """Length of the linear warm-up from zero, in steps. Set this or warmup_fraction."""
     warmup_fraction: float | None = None
-    """Length of the warm-up as a share of all updates, rounded down. Set this or warmup_steps."""
+    """Length of the warm-up as a fraction of all steps, rounded down. Set this or warmup_steps."""
     warmdown_fraction: float = 0.2
-    """Trapezoid only: length of the last line to zero as a share of all updates, rounded down."""
+    """trapezoid only: length of the final line to zero as a fraction of all steps, rounded
+    down."""
     cycles: int = 1
     """cosine_with_restarts only: number of half cosines."""
     b1: float = 0.9
-    """AdamW: decay of the mean of gradients, per update."""
+    """AdamW beta1: decay of the mean of gradients, per step."""
     b2: float = 0.95
-    """AdamW: decay of the mean of squared gradients, per update."""
+    """AdamW beta2: decay of the mean of squared gradients, per step."""
     eps: float = 1e-8
-    """AdamW: added to the root of the mean of squared gradients."""
+    """AdamW epsilon, added to the root of the mean of squared gradients."""
     weight_decay: float = 1e-2
-    """AdamW: decay per update, times the learning rate; not applied to biases and norms."""
+    """AdamW weight decay per step, multiplied by the learning rate; not applied to biases and
+    norms."""
     accumulate: int = 1
-    """Microbatches that make one update; memory falls with it, data.batch_size does not change."""
+    """Gradient accumulation: microbatches per step. More of them need less memory;
+    data.batch_size stays the global batch size."""
     max_grad_norm: float | None = 1.0
-    """Gradients with a larger global norm are scaled down to it. None is off."""
+    """Gradient clipping: the largest global norm. None is off."""
     muon: Muon | None = None
-    """Muon for the matrices of models that name them. None is AdamW for all, at peak_lr."""
+    """Muon for the matrices of models that support it. None is AdamW for all parameters."""
     average: Average | None = None
-    """Average of the parameters (in memory as large as they are); None is off."""
+    """Moving average of the parameters, which needs as much memory as they do. None is off."""
     bad_updates: BadUpdates = "rollback"
-    """What becomes of an update whose loss or gradient is not finite, or whose gradient's norm is
-    above bad_norm. off: norms are not looked at, and a number that is not finite ends the run;
-    skip: the model stays as it is and the next examples are taken, until bad_in_a_row end the run;
-    rollback: after bad_in_a_row the newest checkpoint is restored, and the run goes on behind those
-    examples."""
+    """What to do with a bad step: one whose loss or gradient is NaN/Inf, or whose gradient norm is
+    above bad_norm. off: ignore norms, end the run at NaN/Inf; skip: keep the parameters and
+    continue with the next examples, end the run after bad_in_a_row; rollback: after bad_in_a_row,
+    restore the newest checkpoint and continue with the examples after the bad ones."""
     bad_norm: float | None = 20.0
-    """Largest norm of a gradient after the warm-up (multiple of the median of the last 128
-    updates). None is off."""
+    """Largest gradient norm of a good step after the warm-up, as a multiple of the median of the
+    last 128 steps. None is off."""
     bad_in_a_row: int = 10
-    """Bad updates in a row after which the run ends or rolls back (updates)."""
+    """Number of consecutive bad steps after which the run ends or rolls back."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Devices: data x fsdp of them."""
+    """The device mesh: data x fsdp devices."""
 
     data: int
-    """Groups of devices that hold the same shards (devices along the axis)."""
+    """Number of groups of fsdp devices; each group holds a full copy of the state."""
     fsdp: int
-    """Devices that share one copy of parameters and optimizer state (devices along the axis)."""
+    """Number of devices that share one copy of parameters and optimizer state."""
     shard: Shard
-    """What is sharded along fsdp. params: all state, each block gathered where it is used (ZeRO-3);
-    optimizer: all state, gathered once a step; none: nothing."""
+    """What is sharded along fsdp. params: parameters and optimizer state, each block gathered where
+    it is used (ZeRO-3); optimizer: the same, but parameters are gathered once per step (ZeRO-2 in
+    effect); none: nothing."""
     min_shard_elements: int = 2**14
-    """Arrays with fewer elements stay whole on each device (elements)."""
+    """Smallest array that is sharded, in elements; smaller ones are replicated."""
 
     @property
     def devices(self) -> int:
-        """Of the whole run."""
+        """Number of devices of the run."""
         return self.data * self.fsdp
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Length of the run, and what happens how often. Set one of steps, epochs, tokens_per_param."""
+    """Length of the run, logging and validation. Set one of steps, epochs, tokens_per_param."""
 
     steps: int | None = None
-    """Length of the run (updates)."""
+    """Length of the run, in steps."""
     epochs: int | None = None
-    """Length of the run (passes over the training examples); rounded down to whole batches."""
+    """Length of the run, in passes over the training examples, rounded down to full batches."""
     tokens_per_param: float | None = None
-    """Length of the run (training tokens for each parameter of the model)."""
+    """Length of the run, in training tokens per parameter of the model."""
     log_every: int
-    """A line on the console and in metrics.jsonl (steps)."""
+    """Interval between lines on the console and in metrics.jsonl, in steps."""
     eval_every: int | None = None
-    """A validation (steps). None is off."""
+    """Interval between validations, in steps. None is off."""
     eval_examples: int
-    """Validation examples, the same ones each time; all of them when there are fewer (examples)."""
+    """Number of validation examples, the same ones each time; if there are fewer, all of them."""
     hang_timeout_s: float | None = 1800.0
-    """Without progress for so long, the run prints its stacks and exits with 75 (seconds). None is
-    off."""
+    """Hang detection: after this long without progress, the run prints its stacks and exits with
+    code 75, in seconds. None is off."""
     stop_timeout_s: float = 300.0
-    """After SIGTERM the run ends within the running step, one batch of an evaluation and a save; at
-    the latest after so long, without the save (seconds)."""
+    """Longest time from SIGTERM to the end of the run, in seconds. Usually the run finishes the
+    current step or validation batch, saves and ends; after this time it ends without saving."""
     record_examples: bool = False
-    """Write the examples of each update to examples.jsonl (examples.<process>.jsonl)."""
+    """Write the examples of each step to examples.jsonl (examples.<process>.jsonl)."""
     early_stop_patience: int | None = None
-    """Stop after so many validations without a better checkpoint.best_metric. None is off."""
+    """Early stopping: number of validations without a better checkpoint.best_metric. None is
+    off."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What is saved."""
+    """How often checkpoints are saved, and which are kept."""
 
     every: int
-    """A checkpoint (steps)."""
+    """Interval between checkpoints, in steps."""
     keep: int
-    """Newest checkpoints that stay on disk, and the newest that was saved at checkpoint.every; the
-    best is kept apart (checkpoints)."""
+    """Number of newest checkpoints to keep, in addition to the best one and to the newest that was
+    saved at checkpoint.every."""
     best_metric: str | None = None
-    """Validation metric, such as val/psnr, whose best checkpoint is kept. None is off."""
+    """Validation metric whose best checkpoint is kept, such as val/psnr. None is off."""
     best_mode: Literal["max", "min"] = "max"
-    """Whether a larger or a smaller best_metric is better."""
+    """Whether a larger (max) or a smaller (min) best_metric is better."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,13 +207,15 @@ class Run:
     """One training run."""
 
     name: str = ""
-    """Its directory is output/NAME/TIME. Taken from the config's file name unless given."""
+    """Name of the run, by default that of the config file. The run directory is
+    output/NAME/TIME."""
     seed: int = 42
-    """Of parameters, order, augmentation and masks."""
+    """Random seed of parameters, example order, augmentation and masks."""
     precision: Precision = "bfloat16"
-    """Of the computation; parameters, optimizer state, losses and metrics stay float32."""
+    """Precision of the computation; parameters, optimizer state, losses and metrics stay
+    float32."""
     deterministic: bool = False
-    """On GPUs: only kernels that give the same bits each time, which are slower. CPUs always do."""
+    """On GPUs, use only deterministic kernels, which are slower. On CPUs all are deterministic."""
     model: Any
     """The model."""
     data: Any
@@ -220,7 +227,7 @@ class Run:
 
     @property
     def rows_at_once(self) -> int:
-        """Examples of a microbatch on one device."""
+        """Examples per device and microbatch."""
         return self.data.batch_size // (self.mesh.devices * self.optim.accumulate)
 
     def override(self, changes: Mapping[str, Any]) -> "Run":
@@ -240,17 +247,17 @@ class Run:
 
 
 def named(name_or_path: str) -> Run:
-    """A config by the name it ships under, or by the path of its file; not yet checked.
+    """Returns a shipped config, or that of a file; not yet checked.
 
-    Config files derive from one another with it and ``dataclasses.replace``.
+    A config file derives from another one with this function and ``dataclasses.replace``.
 
     Raises:
-        InputError: no such config, or its file is wrong.
+        InputError: no such config, or its file has an error.
     """
     path = files.find(name_or_path)
     run = files.execute(path)
     if not isinstance(run, Run):
-        raise InputError(f"{path} sets run to a {type(run).__name__}; it has to be a config.Run")
+        raise InputError(f"{path} sets run to a {type(run).__name__}; it must be a config.Run")
     run = dataclasses.replace(run, name=path.stem)
     shipped = path.parent == files.directory()
     _LOADED[path.stem if shipped else os.path.abspath(path)] = run
@@ -258,22 +265,22 @@ def named(name_or_path: str) -> Run:
 
 
 _LOADED: dict[str, Run] = {}
-"""A config's name, or its file's absolute path -> the run as :func:`named` last read it.
+"""Name of a config, or absolute path of its file -> the run as :func:`named` last read it.
 
-:func:`as_typed` needs it. It is not a field of a run: fields are recorded, and two runs with equal
+For :func:`as_typed`. It is not a field of a run: fields are recorded, and two runs with equal
 fields are the same run.
 """
 
 
 def load(name_or_path: str, arguments: Sequence[str] = ()) -> Run:
-    """A config with the overrides of a command line, checked.
+    """Loads a config, applies the overrides of a command line and checks the result.
 
     Args:
         name_or_path: ``"h100_16"`` or ``"mine/big.py"``.
         arguments: ``["--data.path", "clips", "--optim.peak_lr=1e-3"]``.
 
     Raises:
-        InputError: in one line: what is wrong, and the nearest right one.
+        InputError: has one line per problem, with the nearest valid name or value.
     """
     run = unchecked(name_or_path, arguments)
     validate(run)
@@ -281,21 +288,21 @@ def load(name_or_path: str, arguments: Sequence[str] = ()) -> Run:
 
 
 def unchecked(name_or_path: str, arguments: Sequence[str]) -> Run:
-    """As :func:`load`, for those who look for more :func:`problems` than the config's own.
+    """Like :func:`load` without the check, for callers that report :func:`problems` themselves.
 
     Raises:
-        InputError: no such config or field, or a value of another kind than the field takes.
+        InputError: no such config or field, or a value of the wrong type.
     """
     return overrides.apply(named(name_or_path), arguments)
 
 
 def as_typed(run: Run) -> tuple[str, ...]:
-    """The arguments that give a run: a config that this process loaded, and what differs from it.
+    """Returns arguments that give a run: a config that this process loaded, and overrides.
 
     Returns:
         ``("--config", "demo", "--loop.steps", "20")``, or ``("--config", "/tmp/own.py")``; the
-        fewest arguments, addresses without their query. Empty where no arguments give the run,
-        such as one built in Python.
+        fewest arguments, addresses without their query. Empty if no arguments give the run, for
+        example because it was built in Python.
     """
     if run.name not in _LOADED and run.name in files.names():
         with contextlib.suppress(InputError):
@@ -314,7 +321,7 @@ def as_typed(run: Run) -> tuple[str, ...]:
 
 
 def _changes(base: Run, run: Run) -> list[str]:
-    """Overrides for each field of a run that differs from another's."""
+    """Returns overrides for the fields in which ``run`` differs from ``base``."""
     before = {leaf.name: leaf.value for leaf in overrides.leaves(base)}
     return [
         word
@@ -324,24 +331,19 @@ def _changes(base: Run, run: Run) -> list[str]:
     ]
 
 
-def print_help(run: Run) -> None:
-    """Prints each field of a config with its unit and default."""
-    overrides.print_help(run, f"jaxtrain --config {run.name}")
-
-
 def validate(run: Run) -> None:
-    """Checks what can be checked without files and devices.
+    """Checks a config, as far as possible without files and devices.
 
     Raises:
-        InputError: holds all messages of :func:`problems`.
+        InputError: has all messages of :func:`problems`.
     """
     if found := problems(run):
         raise InputError(*found)
 
 
 def problems(run: Run) -> list[str]:
-    """What is wrong with a config by itself: each with the field, its value and the fix."""
-    # Where a field has a value of another kind, the other checks cannot compute with it.
+    """Returns the problems of a config, each with the field, its value and the fix."""
+    # If a value has the wrong type, the other checks cannot compute with it.
     return list(_check_fields(run)) or list(_check_sections(run))
 
 
@@ -363,19 +365,19 @@ def _check_fields(run: Run) -> Iterator[str]:
             yield Problem(f"{leaf.name} takes {wanted}, not {leaf.value!r}{hint}", leaf.name)
         elif any(isinstance(n, int | float) and not 0 <= n < math.inf for n in values):
             yield Problem(
-                f"{leaf.name} is {leaf.value}; it has to be a finite number, not below zero",
+                f"{leaf.name} is {leaf.value}; it must be a finite number, at least 0",
                 leaf.name,
             )
     for section, fields in _POSITIVE.items():
         for field in fields:
-            yield from _check_value(run, section, field, lambda v: v > 0, "more than zero")
+            yield from _check_value(run, section, field, lambda v: v > 0, "above 0")
 
 
 def _check_sections(run: Run) -> Iterator[str]:
     for field in ("b1", "b2", "warmup_fraction"):
-        yield from _check_value(run, "optim", field, lambda v: v < 1, "below one")
+        yield from _check_value(run, "optim", field, lambda v: v < 1, "below 1")
     for section, field in (("optim", "warmdown_fraction"), ("data", "max_bad_share")):
-        yield from _check_value(run, section, field, lambda v: v <= 1, "at most one")
+        yield from _check_value(run, section, field, lambda v: v <= 1, "at most 1")
     yield from _exactly_one(run.loop, "loop", ("steps", "epochs", "tokens_per_param"))
     yield from _exactly_one(run.optim, "optim", ("warmup_steps", "warmup_fraction"))
     if run.loop.steps is not None:
@@ -392,14 +394,14 @@ def _check_sections(run: Run) -> Iterator[str]:
 
 
 def check_warmup(optim: Optim, steps: int) -> None:
-    """The warm-up has to be shorter than the run.
+    """Checks that the warm-up is shorter than the run.
 
     Raises:
         InputError: it is not.
     """
     if optim.warmup_steps is not None and optim.warmup_steps >= steps:
         raise InputError(
-            f"optim.warmup_steps {optim.warmup_steps} has to be less than the run's {steps} steps: "
+            f"optim.warmup_steps {optim.warmup_steps} must be less than the run's {steps} steps: "
             f"lower --optim.warmup_steps, or set it to None and --optim.warmup_fraction 0.1",
             about=("optim.warmup_steps", "optim.warmup_fraction", "loop.steps"),
         )
@@ -417,15 +419,16 @@ OLDER_CLASSES = {
     "jaxtrain.data.text.Masked": "text.Masked",
     "jaxtrain.data.video.Config": "video",
 }
-"""What files of versions before 0.2 call a class -> what :func:`to_dict` calls it."""
+"""Name of a class in files of versions before 0.2 -> its name in :func:`to_dict`."""
 
 
 def to_dict(section: Any) -> dict[str, Any]:
-    """A config as JSON holds it: nested dicts, tuples as lists; model and data with a short name.
+    """Converts a config to JSON types: nested dicts, tuples as lists.
 
-    Addresses are without their query (:mod:`jaxtrain.storage.addresses`): what comes out is
-    recorded. The name, such as ``gpt`` or ``text.Causal``, stays when modules move. What is read
-    back from a file goes through :mod:`jaxtrain.models.from_file`, which takes no other names.
+    Model and data have an entry ``class`` with a short name, such as ``gpt`` or ``text.Causal``,
+    which stays the same when modules move; :mod:`jaxtrain.models.from_file` reads them back and
+    accepts no other names. The result is recorded, so addresses come without their query
+    (:mod:`jaxtrain.storage.addresses`).
     """
     named = {} if type(section).__module__ == __name__ else {"class": _short_name(type(section))}
     return named | _fields(section)
@@ -436,7 +439,7 @@ def _fields(section: Any) -> dict[str, Any]:
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            # Of a section that is declared, the field says the class.
+            # Unless it is Any, the type of the field is the class of the section.
             value = to_dict(value) if field.type is Any else _fields(value)
         result[field.name] = addresses.scrubbed(list(value) if isinstance(value, tuple) else value)
     return result
@@ -452,9 +455,10 @@ def _short_name(section: type[Any]) -> str:
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config in :func:`to_dict` form as ``{"optim.peak_lr": 0.003, ...}``, in order.
+    """Flattens the result of :func:`to_dict`: ``{"optim.peak_lr": 0.003, ...}``, in order.
 
-    Classes have today's names, also those of an older file, which named declared sections too.
+    Class names of older files are translated to those of today. Older files also have the classes
+    of sections with a fixed type, which are dropped.
     """
     found: dict[str, Any] = {}
     for key, value in nested.items():
@@ -468,7 +472,7 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs between two configs in :func:`to_dict` form: ``"seed: 1 -> 2"``, in order."""
+    """Compares two results of :func:`to_dict`: ``"seed: 1 -> 2"`` for each change, in order."""
     left, right = flat(before), flat(after)
     return [
         f"{name}: {left.get(name, '(absent)')} -> {right.get(name, '(absent)')}"
@@ -479,7 +483,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 _PATHS = ("data.path", "data.more_paths", "data.val_path")
 
-# What remains is the detail of problems(). "Positive" holds where a field is not None.
+# Details of problems(). A field in _POSITIVE may still be None.
 _POSITIVE: dict[str, tuple[str, ...]] = {
     "optim": (
         *("peak_lr", "eps", "cycles", "accumulate", "max_grad_norm"),
@@ -499,9 +503,9 @@ def _check_value(
     run: Run, section: str, field: str, holds: Callable[[Any], bool], wanted: str
 ) -> Iterator[str]:
     value = getattr(getattr(run, section), field)
-    # A value of another kind has its own message.
+    # A value of the wrong type has its own message.
     if isinstance(value, int | float) and 0 <= value < math.inf and not holds(value):
-        yield Problem(f"{section}.{field} is {value}; it has to be {wanted}", f"{section}.{field}")
+        yield Problem(f"{section}.{field} is {value}; it must be {wanted}", f"{section}.{field}")
 
 
 def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[str]:
@@ -513,7 +517,7 @@ def _exactly_one(section: Any, name: str, fields: tuple[str, ...]) -> Iterator[s
             if not given
             else "set the others to None: " + " or ".join(f"--{name}.{f} None" for f in given)
         )
-        message = f"exactly one of {', '.join(fields)} is needed ({values}); {cure}"
+        message = f"exactly one of {', '.join(fields)} must be set ({values}); {cure}"
         yield Problem(message, *(f"{name}.{field}" for field in fields))
 
 
@@ -525,8 +529,8 @@ def _check_batch(run: Run) -> Iterator[str]:
         yield Problem(
             f"data.batch_size {batch} cannot be split: it is the global batch, per device x "
             f"{devices} devices (mesh.data {run.mesh.data} x mesh.fsdp {run.mesh.fsdp}) x "
-            f"{microbatches} microbatches (optim.accumulate), so a multiple of {unit}; the nearest "
-            f"are {below} and {below + unit}",
+            f"{microbatches} microbatches (optim.accumulate), so a multiple of {unit}: use "
+            f"{below} or {below + unit}",
             *("data.batch_size", "mesh.data", "mesh.fsdp", "optim.accumulate"),
         )
 
@@ -535,7 +539,7 @@ def _check_best(run: Run) -> Iterator[str]:
     metric = run.checkpoint.best_metric
     if metric is not None and not metric.startswith("val/"):
         yield Problem(
-            f"checkpoint.best_metric '{metric}' is no validation metric (val/...)",
+            f"checkpoint.best_metric '{metric}' is not a validation metric (val/...)",
             "checkpoint.best_metric",
         )
     if metric is not None and run.loop.eval_every is None:

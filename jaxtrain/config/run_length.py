@@ -1,4 +1,4 @@
-"""How many updates a run has: from steps, epochs or tokens, and from where it goes on."""
+"""The length of a run in steps: from steps, epochs or tokens, and from where it resumes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from jaxtrain.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Where a run is.
+    """How far a run has come.
 
     Attributes:
-        done: completed updates.
+        done: completed steps.
         seen: examples seen, perhaps in batches of another size.
-        left_out: those of them that no update has learned from: bad ones, and those of updates
+        left_out: those of them that no step has learned from: those of skipped steps and of steps
             that a rollback has undone.
     """
 
@@ -25,11 +25,11 @@ class Position:
 
     @classmethod
     def of_checkpoint(cls, meta: Mapping[str, Any]) -> Self:
-        """That of a checkpoint, by what stands beside its state."""
+        """Reads the position from the metadata of a checkpoint."""
         return cls(meta["step"], meta["examples_seen"], meta["examples_left_out"])
 
     def to_meta(self) -> dict[str, int]:
-        """What stands beside a state."""
+        """Returns the position as metadata of a checkpoint."""
         return {
             "step": self.done,
             "examples_seen": self.seen,
@@ -38,7 +38,7 @@ class Position:
 
     @property
     def learned(self) -> int:
-        """Examples that went into the completed updates."""
+        """Examples that the completed steps have learned from."""
         return self.seen - self.left_out
 
 
@@ -50,19 +50,19 @@ def resolve_steps(
     tokens_per_example: int | None,
     position: Position = Position(),
 ) -> int:
-    """Updates of the whole run; whole batches only, so epochs and tokens are rounded down.
+    """Returns the total steps of a run; epochs and tokens are rounded down to full batches.
 
     Args:
-        run: checked.
-        examples: in one epoch of the training split.
-        parameters: elements of the model's parameters.
-        tokens_per_example: None for a model that has no tokens.
-        position: where the run goes on; epochs and tokens count what was learned, so that a run
-            has as many updates with a stop as without.
+        run: the config, checked.
+        examples: training examples in an epoch.
+        parameters: number of parameters of the model.
+        tokens_per_example: None for a model without tokens.
+        position: where the run resumes; epochs and tokens count learned examples, so that an
+            interrupted run has as many steps as an uninterrupted one.
 
     Raises:
-        InputError: the rule gives no step, fewer than the warm-up, or asks for tokens of a model
-            that has none.
+        InputError: there would be no step, fewer than the warm-up, or tokens are counted for a
+            model without tokens.
     """
     loop, batch = run.loop, run.data.batch_size
     if loop.steps is not None:
@@ -70,23 +70,22 @@ def resolve_steps(
     elif loop.epochs is not None:
         steps = position.done + (loop.epochs * examples - position.learned) // batch
     else:
-        assert loop.tokens_per_param is not None, "validate() holds that one of the three is set"
+        assert loop.tokens_per_param is not None, "validate() ensures that one of the three is set"
         if tokens_per_example is None:
             raise InputError(
-                f"loop.tokens_per_param is {loop.tokens_per_param}, but an example of this model "
-                "has no tokens: set --loop.steps or --loop.epochs, and "
-                "--loop.tokens_per_param None"
+                f"loop.tokens_per_param is {loop.tokens_per_param}, but this model has no tokens: "
+                "set --loop.steps or --loop.epochs, and --loop.tokens_per_param None"
             )
         wanted = int(loop.tokens_per_param * parameters) // tokens_per_example
         steps = position.done + (wanted - position.learned) // batch
     if steps < 1:
         raise InputError(
-            f"the run has no step: {loop.epochs} epochs of {examples} examples"
-            f" (data.batch_size {batch}): lower --data.batch_size or raise --loop.epochs"
+            f"the run has no steps: loop.epochs {loop.epochs} x {examples} examples is less than "
+            f"data.batch_size {batch}: lower --data.batch_size or raise --loop.epochs"
             if loop.epochs is not None
-            else f"the run has no step: {loop.tokens_per_param} tokens for each of {parameters} "
-            f"parameters, {batch} x {tokens_per_example} tokens a batch: raise "
-            "--loop.tokens_per_param or lower --data.batch_size"
+            else f"the run has no steps: loop.tokens_per_param {loop.tokens_per_param} x "
+            f"{parameters} parameters is less than a batch of {batch} x {tokens_per_example} "
+            "tokens: raise --loop.tokens_per_param or lower --data.batch_size"
         )
     config.check_warmup(run.optim, steps)
     return steps
@@ -101,7 +100,7 @@ def steps_rule(
     tokens_per_example: int | None,
     position: Position = Position(),
 ) -> str:
-    """How :func:`resolve_steps` came to its number, for the console."""
+    """Explains the number of :func:`resolve_steps`, for the console."""
     batch = run.data.batch_size
     if run.loop.epochs is not None:
         how = f"{run.loop.epochs} epochs x {examples} examples / batch {batch}"

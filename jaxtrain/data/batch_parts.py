@@ -1,11 +1,11 @@
-"""What a worker makes: some rows of a batch, or of a run of batches.
+"""Divides batches, and runs of batches, among worker processes.
 
-A batch's rows are divided among workers, so that one batch is under way and not one for each of
-them; where there are more workers than parts, others make the batch after it.
+The rows of a batch are divided among workers, so that they load one batch together instead of one
+batch each. If there are more workers than parts, the others load the next batch.
 
-Where examples come in groups (clips of one decoding), a group's examples stand in the same row of
-successive batches. A worker then makes its rows of a run of batches, all examples of its groups at
-once, and nothing has to be remembered from one to the next.
+A run is a number of consecutive batches. If examples come in groups (clips that share a decoding),
+a group's examples are in the same row of consecutive batches. A worker then loads its rows of a
+complete run, with all examples of its groups at once, and keeps no state between runs.
 """
 
 import collections
@@ -21,45 +21,50 @@ from jaxtrain.data.sampler import TrainingRows
 
 Arrays = dict[str, np.ndarray]
 
-_IN_HAND = 3  # batches that the pipeline holds besides those that workers have ready
+_IN_HAND = 3  # batches that the pipeline holds in addition to those that workers have ready
 
 
 def parts(rows: int, length: int, workers: int, devices: int) -> int:
-    """Into how many equal parts a process's rows of a batch are divided.
+    """Returns the number of equal parts into which a process's rows of a batch are divided.
 
-    Where there are several devices, a part is what goes to one or more of them, and no rows have
-    to be copied together first: a node's batch of clips can be 1.6 GB, three times a second. One
-    device takes longer for its batch, and groups for their run, so they may have more parts.
+    With several devices, a part holds the rows of one or more complete devices, so no rows are
+    concatenated first: a node's batch of clips can be 1.6 GB, three times per second. A single
+    device, or a run of groups, leaves more time for that, so there may be more parts.
 
     Args:
-        rows: of a batch that the process loads; its devices divide them evenly.
-        length: batches of a run; 1 is without groups.
-        workers: of the process.
-        devices: of the process.
+        rows: rows of a batch that the process loads; a multiple of ``devices``.
+        length: batches per run; 1 without groups.
+        workers: workers of the process.
+        devices: devices of the process.
     """
     most = devices if length == 1 and devices > 1 else rows
     return math.gcd(most, max(1, workers))
 
 
 def run_length(group: int, spread: int, batch_size: int) -> int:
-    """Batches of a run: those over which a group is spread."""
+    """Returns the number of batches per run, over which each group is spread."""
     return group * max(1, spread // batch_size)
 
 
 def buffered(prefetch: int, parts: int, length: int) -> int:
-    """Elements that a worker holds ready: ``prefetch``; of runs about as many whole batches."""
+    """Returns how many elements a worker holds ready.
+
+    Without groups these are ``prefetch`` parts; with groups, about ``prefetch`` complete batches.
+    """
     return prefetch if length == 1 else max(1, prefetch * parts // length)
 
 
 def held(rows: int, length: int, workers: int, prefetch: int, devices: int) -> float:
-    """Batches that lie in shared memory at most: ready, in the making, and in the main process.
+    """Returns the largest number of batches in shared memory.
+
+    Counts the batches that are ready, being loaded, and in the main process.
 
     Args:
-        rows: of a batch that the process loads.
-        length: batches of a run; 1 is without groups.
-        workers: of the process.
-        prefetch: as in the config.
-        devices: of the process.
+        rows: rows of a batch that the process loads.
+        length: batches per run; 1 without groups.
+        workers: workers of the process.
+        prefetch: ``data.prefetch``.
+        devices: devices of the process.
     """
     share = parts(rows, length, workers, devices)
     elements = workers * (buffered(prefetch, share, length) + 1)
@@ -69,11 +74,11 @@ def held(rows: int, length: int, workers: int, prefetch: int, devices: int) -> f
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Element ``r * parts + p`` is part p of each batch of run r.
+    """A sequence whose element ``r * parts + p`` is part p of each batch of run r.
 
     Args:
-        rows: what the batches are made of.
-        parts: into which a batch's rows are divided; divides them.
+        rows: rows of the batches.
+        parts: number of parts of a batch; divides the number of rows.
     """
 
     rows: TrainingRows
@@ -81,7 +86,7 @@ class Runs:
 
     @property
     def length(self) -> int:
-        """Batches of a run."""
+        """Returns the number of batches per run."""
         groups = self.rows.order
         if not isinstance(groups, sampler.GroupedOrder):
             return 1
@@ -89,7 +94,7 @@ class Runs:
 
     @property
     def first(self) -> int:
-        """Batches of the first run: a training that goes on within a block goes on to its end."""
+        """Returns the number of batches of the first run: a resume within a block completes it."""
         groups = self.rows.order
         if not isinstance(groups, sampler.GroupedOrder):
             return 1
@@ -117,11 +122,11 @@ class Runs:
 
 
 class Joined(Iterator[list[Arrays]]):
-    """Batches, one after the other, each as the list of its parts, of the elements of a `Runs`.
+    """Yields batches, each as the list of its parts, from the elements of a `Runs`.
 
     Args:
-        elements: in order.
-        parts: into which a batch is divided.
+        elements: elements of the `Runs`, in order.
+        parts: number of parts of a batch.
     """
 
     def __init__(self, elements: Iterator[tuple[Arrays, ...]], parts: int) -> None:
@@ -136,7 +141,7 @@ class Joined(Iterator[list[Arrays]]):
         return self._run.popleft()
 
     def close(self) -> None:
-        """Lets go of what has come, and closes the elements."""
+        """Releases the batches that are held, and closes the elements."""
         self._run.clear()
         close = getattr(self._elements, "close", None)
         if close is not None:

@@ -1,7 +1,7 @@
-"""Files and folders that appear whole: written beside, fsynced, renamed.
+"""Writes cache files and folders atomically: to a temporary name, then fsync, then rename.
 
-A reader sees a folder of the cache either complete or not at all, whatever is killed in between
-and however many processes build it at once.
+A reader sees a cache folder either complete or not at all, even if processes are killed or several
+build it at once.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ MANIFEST = "manifest.json"
 
 
 def root(cache_dir: str | None) -> Path:
-    """The cache folder: ``cache_dir``, or ``$JAXTRAIN_CACHE``, or ``~/.cache/jaxtrain``.
+    """Returns the cache folder: ``cache_dir``, ``$JAXTRAIN_CACHE`` or ``~/.cache/jaxtrain``.
 
     Raises:
-        InputError: the folder cannot be made or written.
-        RunAgain: not now: its disk is full or does not answer.
+        InputError: the folder cannot be created or is not writable.
+        RunAgain: its disk is full or unavailable.
     """
     text = cache_dir or os.environ.get("JAXTRAIN_CACHE") or "~/.cache/jaxtrain"
     try:
         folder = expanded(text).absolute()
     except InputError as error:
         raise InputError(
-            f"the cache folder {text}: no home folder is known: set HOME or $JAXTRAIN_CACHE, or "
-            "name a folder with --data.cache_dir"
+            f"the cache folder {text} needs a home folder, and none was found: set HOME or "
+            "$JAXTRAIN_CACHE, or pass a folder with --data.cache_dir"
         ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,16 +48,16 @@ def root(cache_dir: str | None) -> Path:
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 hex digest of JSON-able values."""
+    """Returns the SHA-256 hex digest of JSON-serializable values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file so that it appears whole, replacing an older one.
+    """Writes a text file atomically, replacing an older one.
 
     Raises:
         InputError: the disk is read-only.
-        RunAgain: it is full.
+        RunAgain: the disk is full.
     """
     with _explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,10 +65,10 @@ def write_file(path: Path, text: str) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a complete folder; None where there is none or a file is not as it says.
+    """Returns the manifest of a complete folder; None if it is missing or a file does not match.
 
-    The manifest lists every file with its size, so that a folder that lost a file or was cut short
-    (a full disk, a copy broken off) counts as absent.
+    The manifest lists the size of every file, so a folder with a lost or truncated file (a full
+    disk, an interrupted copy) counts as absent.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -85,20 +85,20 @@ def make_folder(
     *,
     resumable: bool = False,
 ) -> dict[str, Any]:
-    """Return the manifest of ``folder``, building the folder first where it is not complete.
+    """Returns the manifest of ``folder``, after building the folder if it is not complete.
+
+    Several processes may call this at once: the others wait for the first and then read its folder.
+    On a file system without locks they all build, and the first rename wins.
 
     Args:
-        folder: the final place. Its name must depend on everything that its content depends on.
-        build: fills an empty folder and returns what the manifest is to say.
-        say: takes messages for the console.
-        resumable: ``build`` also goes on with a folder that a killed one has left.
+        folder: the final path. Its name must depend on everything that its content depends on.
+        build: fills an empty folder and returns the content of the manifest.
+        say: prints a message.
+        resumable: whether ``build`` can also resume in a folder left by a killed process.
 
     Raises:
         InputError: the disk is read-only.
-        RunAgain: it is full.
-
-    Two processes may call this at once: on one file system the second waits for the first and then
-    reads. Where locks do not work both build, and the first rename wins.
+        RunAgain: the disk is full.
     """
     manifest = read_manifest(folder)
     if manifest is not None:
@@ -108,17 +108,17 @@ def make_folder(
         manifest = read_manifest(folder)
         if manifest is not None:  # another process built it while this one waited
             return manifest
-        if alone:  # nobody else builds this folder now: what lies here was left by a killed process
+        if alone:  # this process has the lock, so a killed process left these folders
             for left in folder.parent.glob(f"{folder.name}.tmp-*"):
                 shutil.rmtree(left, ignore_errors=True)
-        # Where locks do not work, two may be at it: each in a folder of its own.
-        going_on = resumable and alone
-        work = folder.with_name(folder.name + ".building") if going_on else _beside(folder)
+        # Without locks, several processes may build at once, each in its own folder.
+        resuming = resumable and alone
+        work = folder.with_name(folder.name + ".building") if resuming else _beside(folder)
         worth_keeping = False
         try:
             with _explained(folder.parent):
-                work.mkdir(exist_ok=going_on)
-                worth_keeping = going_on
+                work.mkdir(exist_ok=resuming)
+                worth_keeping = resuming
                 manifest = build(work)
                 files = {
                     p.relative_to(work).as_posix(): p.stat().st_size
@@ -143,7 +143,10 @@ def make_folder(
 
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turns errors of a full or read-only disk into the way out: others may be of what is read."""
+    """Turns errors of a full or read-only disk into messages with the fix.
+
+    Other errors pass unchanged: they may come from reading the input.
+    """
     try:
         yield
     except OSError as error:
@@ -153,26 +156,26 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 def _trouble(error: OSError, folder: Path) -> InputError | RunAgain:
-    """What to raise where the cache cannot be written: full or away, it may be well again later."""
-    words = os.strerror(error.errno or 0)
-    passes = bool(cure_of(words))
+    """Returns the error for an unwritable cache: temporary if its disk is full or unavailable."""
+    reason = os.strerror(error.errno or 0)
+    temporary = bool(cure_of(reason))
     message = (
-        f"cannot write to the cache folder {folder} ({words}): "
-        + ("free space there or bring the disk back, or " if passes else "")
-        + "name a writable folder with --data.cache_dir or $JAXTRAIN_CACHE"
+        f"cannot write to the cache folder {folder} ({reason}): "
+        + ("free space there or reconnect the disk, or " if temporary else "")
+        + "pass a writable folder with --data.cache_dir or $JAXTRAIN_CACHE"
     )
-    return RunAgain(message) if passes else InputError(message)
+    return RunAgain(message) if temporary else InputError(message)
 
 
 def _publish(
     work: Path, folder: Path, manifest: dict[str, Any], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Rename ``work`` to ``folder``; a damaged folder in the way is put aside first."""
+    """Renames ``work`` to ``folder``, after moving a damaged folder out of the way."""
     if folder.exists():
         other = read_manifest(folder)
-        if other is not None:  # without locks, another process was faster
+        if other is not None:  # without locks, another process may finish first
             return other
-        say(f"the cache folder {folder} is damaged: building it anew")
+        say(f"the cache folder {folder} is damaged: rebuilding it")
         aside = _beside(folder)
         os.rename(folder, aside)
         shutil.rmtree(aside, ignore_errors=True)
@@ -189,24 +192,27 @@ def _publish(
 
 @contextlib.contextmanager
 def locked(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
-    """Hold an advisory lock; it ends with the process. Yields whether it was got.
+    """Waits for an advisory lock, which ends with the process; yields whether it was acquired.
 
-    The lock only saves work: that a folder is never read half-written rests on the rename.
+    The lock only saves duplicate work. The rename is what prevents reads of half-written folders.
     """
     with open(path, "a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = True
         except BlockingIOError:
-            say(f"another process builds {path.with_suffix('').name}: waiting for it")
+            say(f"another process is building {path.with_suffix('').name}: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
             locked = True
         except OSError as error:
-            say(f"{path.parent} takes no locks ({error.strerror}): several processes may build it")
+            say(
+                f"{path.parent} does not support locks ({error.strerror}): several processes may "
+                f"build {path.with_suffix('').name} at once"
+            )
             locked = False
         yield locked
 
 
 def _beside(path: Path) -> Path:
-    """A new name in the same folder; not from tempfile, which shuts other users out of it."""
+    """Returns a new name in the same folder; tempfile's would be inaccessible to other users."""
     return path.with_name(f"{path.name}.tmp-{secrets.token_hex(6)}")

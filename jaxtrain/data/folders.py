@@ -1,4 +1,4 @@
-"""The files of a folder, as every data source finds them."""
+"""Finds the files of a folder, in the same way for every data source."""
 
 import os
 from collections.abc import Iterator
@@ -8,18 +8,18 @@ from jaxtrain.errors import InputError
 
 
 def files(top: Path) -> Iterator[Path]:
-    """Files below ``top`` in the order of their names; hidden files and folders are left out.
+    """Yields the files below ``top``, ordered by name, without hidden files and folders.
 
-    Links to folders are followed, each folder once.
+    Links to folders are followed; each folder is visited once.
 
     Raises:
-        InputError: a folder cannot be listed: a run without its files would be another run.
+        InputError: a folder cannot be listed. Training without its files would be a different run.
     """
 
     def stop(error: OSError) -> None:
         raise InputError(
             f"cannot list the folder {error.filename} ({error.strerror}): make it readable, or "
-            "move it away"
+            "move it elsewhere"
         ) from error
 
     seen: set[str] = set()

@@ -1,10 +1,10 @@
-"""Several sources as one, each with its share of the training.
+"""Combines several sources into one, each with its fraction of the training examples.
 
-An epoch has as many places as all sources have examples together. With weights ``w``, source k gets
-``w_k / sum(w)`` of them, to the nearest place. Which places is shuffled anew each epoch; the places
-of a source are then filled from its own endless order, in which each of its examples comes once
-before any comes again. So a source with more than its size is repeated, and one with less goes on
-in the next epoch where it stopped in this one.
+An epoch has as many places as the sources have examples in total. With weights ``w``, source k gets
+``w_k / sum(w)`` of them, to the nearest place. The places are shuffled again for each epoch. Those
+of a source are filled from its own endless order, in which every example comes once before any is
+repeated. So a source with more places than examples is repeated within an epoch, and one with fewer
+continues in the next epoch where it stopped.
 """
 
 import bisect
@@ -20,11 +20,11 @@ from jaxtrain.data.source import Source
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Sources one behind the other; see :class:`jaxtrain.data.source.Source`.
+    """Concatenated sources; a :class:`jaxtrain.data.source.Source` itself.
 
     Attributes:
         parts: the sources; none is empty.
-        places: of each in an epoch; together as many as there are examples.
+        places: places of each source in an epoch; their sum is the number of examples.
     """
 
     parts: tuple[Source, ...]
@@ -32,30 +32,31 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """Of all examples and shares."""
+        """Returns a hex digest of all examples and of the places of each source."""
         return cache.digest([part.fingerprint for part in self.parts], self.places)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Examples of each source."""
+        """Returns the number of examples of each source."""
         return tuple(len(part) for part in self.parts)
 
     def __len__(self) -> int:
         return sum(self.sizes)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Example ``index``, counted over all sources."""
+        """Returns example ``index``, counted over all sources."""
         begins = [0, *itertools.accumulate(self.sizes)]
         part = bisect.bisect_right(begins, index) - 1
         return self.parts[part].example(index - begins[part], rng)
 
 
 def of(parts: Sequence[Source], weights: Sequence[float]) -> Source:
-    """One source of several; of a single one itself.
+    """Combines sources into one; returns a single source unchanged.
 
     Args:
         parts: the sources; none is empty.
-        weights: one for each, above 0; none gives each as many places as it has examples.
+        weights: one positive weight per source; if empty, each source gets as many places as it has
+            examples.
     """
     if len(parts) == 1:
         return parts[0]
@@ -65,7 +66,7 @@ def of(parts: Sequence[Source], weights: Sequence[float]) -> Source:
 
 
 def shared_out(total: int, weights: Sequence[float]) -> list[int]:
-    """``total`` places by weight: rounded down, what is left to the largest remainders."""
+    """Divides ``total`` places by weight: rounds down, then adds by largest remainder."""
     exact = [total * weight / sum(weights) for weight in weights]
     places = [int(one) for one in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (places[i] - exact[i], i))

@@ -1,8 +1,8 @@
-"""From a source to global batches on devices.
+"""Turns a source into global batches on devices.
 
-``sampler`` says which example comes where; Grain loads this process's rows of each batch in worker
-processes, among which ``batch_parts`` divides them; a thread puts the next batch on the devices
-while a step runs.
+``sampler`` decides which example is at which position. Grain loads this process's examples of each
+batch in worker processes; ``batch_parts`` divides them among the workers. A thread puts the next
+batch on the devices while a step runs.
 """
 
 import contextlib
@@ -30,29 +30,29 @@ from jaxtrain.sharding import batch_sharding, local_rows
 Arrays = dict[str, np.ndarray]
 Spec = dict[str, jax.ShapeDtypeStruct]
 
-# Smaller arrays come through a pipe: making, mapping and freeing shared memory costs more. But the
-# batches that a worker holds ready have to fit into the pipe (64 KiB): when the run stops, nobody
-# reads them, and Grain waits 25 s for a worker that cannot get rid of them.
-_WORTH_SHARING_BYTES = 2**12
+# Smaller arrays are sent through a pipe, because creating, mapping and freeing shared memory costs
+# more. But a worker's prefetched batches must fit into the pipe (64 KiB): when the run stops, they
+# are no longer read, and Grain waits 25 s for a worker that is blocked on writing them.
+_MIN_SHARED_BYTES = 2**12
 
-# Grain is never let come to an end, only closed: where its iterators end by themselves, the last
-# batches stay in a cycle of exception and frames, and when Python collects that, two threads close
-# the same file descriptor (0.2.18). The order has no end anyway.
-_MORE_BATCHES_THAN_EVER = 2**40
+# Grain's iterators are closed, but never exhausted. When they end by themselves, the last batches
+# stay in a reference cycle of exception and frames, and when Python collects it, two threads close
+# the same file descriptor (0.2.18). The order is endless anyway.
+_ENDLESS = 2**40  # batches
 
-# The run's directory may lie on a network: not for each step.
-_LOOK_EVERY_S = 5.0
+# The run directory may be on a network file system, so it is not read at every step.
+_CHECK_EVERY_S = 5.0
 
 
 class BadShare:
-    """Watches how many of the input files are broken.
+    """Monitors the fraction of input files that are broken.
 
     Args:
-        sources: what was found when the data was opened.
-        quarantine: what is found from then on.
-        largest: share of all input files that the run puts up with.
-        clock: seconds, monotonic.
-        say: takes a line about files that were found broken since the data was opened.
+        sources: the opened data, with the files found broken at that time.
+        quarantine: lists the files found broken since then.
+        largest: largest tolerated fraction of broken input files.
+        clock: monotonic time in seconds.
+        say: prints a line about files found broken since the data was opened.
     """
 
     def __init__(
@@ -65,58 +65,58 @@ class BadShare:
     ) -> None:
         self._sources = sources
         self._say = say
-        self._told = frozenset(one.path for one in sources.bad)
+        self._reported = frozenset(one.path for one in sources.bad)
         self._quarantine = quarantine
         self._largest = largest
         self._clock = clock
         self._size: int | None = None
         self._complaint: str | None = None
-        self._looked_at = -math.inf
+        self._checked_at = -math.inf
 
     def complaint(self) -> str | None:
-        """Why the run should stop, or None while few files are broken; it looks now and then."""
+        """Returns why the run should stop, or None; rereads the quarantine every few seconds."""
         now = self._clock()
-        if now - self._looked_at < _LOOK_EVERY_S:
+        if now - self._checked_at < _CHECK_EVERY_S:
             return self._complaint
-        self._looked_at = now
+        self._checked_at = now
         try:
             size = self._quarantine.size()
             if size != self._size:
-                self._size, self._complaint = size, self._look()
-        except OSError:  # the run's disk is away: it looks again
+                self._size, self._complaint = size, self._check()
+        except OSError:  # the run directory's disk is unavailable: try again at the next call
             pass
         return self._complaint
 
-    def _look(self) -> str | None:
+    def _check(self) -> str | None:
         bad = self._quarantine.found() | {one.path for one in self._sources.bad}
-        if new := sorted(bad - self._told):
+        if new := sorted(bad - self._reported):
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-            self._say(f"broken input: {new[0]}{more}; {self._quarantine.path} says why")
-            self._told = bad
+            self._say(f"broken input: {new[0]}{more}; see {self._quarantine.path} for the reason")
+            self._reported = bad
         complaint = too_many(len(bad), self._sources.files, self._largest)
         return complaint and (
-            f"{complaint}: {self._quarantine.path} lists them; mend or remove them, or raise "
+            f"{complaint}: fix or remove the files listed in {self._quarantine.path}, or raise "
             "--data.max_bad_share"
         )
 
 
 class TrainingBatches(Iterator[dict[str, jax.Array]]):
-    """Global batches without end, from any number of examples seen.
+    """Yields global batches without end, from any number of examples seen.
 
     Args:
         source: the training split.
-        mesh: rows of a batch go over all its devices.
-        spec: the model's ``batch_spec`` of the global batch; what comes must match it.
-        start: examples seen.
-        seed: of the order.
-        workers: processes that load; 0 loads in this one.
-        prefetch: parts of batches that each worker holds ready (:func:`batch_parts.buffered`).
-        quarantine: where broken examples are recorded.
+        mesh: each batch is divided over all its devices.
+        spec: the model's ``batch_spec`` of the global batch; the examples must match it.
+        start: number of examples seen.
+        seed: seed of the global order.
+        workers: number of worker processes; 0 loads in this process.
+        prefetch: batch parts that each worker holds ready (:func:`batch_parts.buffered`).
+        quarantine: records broken examples.
 
     Attributes:
         wait_s: seconds that the caller has waited for batches so far.
-        ids: this process's example indices in the batch given last.
-        ahead: batches that may lie ready before the caller asks for the first.
+        ids: indices of this process's examples in the last batch returned.
+        ahead: largest number of batches that are ready before the caller asks for the first.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             batch_size,
             span.start,
             span.stop - span.start,
-            _MORE_BATCHES_THAN_EVER,
+            _ENDLESS,
             quarantine,
         )
         self.wait_s = 0.0
@@ -150,7 +150,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         length = batch_parts.Runs(rows, 1).length
         self.ahead = math.ceil(batch_parts.held(rows.rows, length, workers, prefetch, devices))
         self._host = _training(rows, length, workers, prefetch, devices)
-        # One batch in the queue, one in the thread's hand, one in the step: double buffering.
+        # Double buffering: one batch in the queue, one held by the thread, one in the step.
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._feed, name="batches", daemon=True)
@@ -161,7 +161,7 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         item = self._ready.get()
         self.wait_s += time.perf_counter() - began
         if isinstance(item, BaseException):
-            self._ready.put(item)  # whoever asks again gets the same answer
+            self._ready.put(item)  # a second call raises the same error
             raise item
         arrays, self.ids = item
         return cast(dict[str, jax.Array], arrays)
@@ -172,12 +172,12 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
         while self._thread.is_alive():
             self._drop_ready()
             self._thread.join(timeout=0.05)
-        self._drop_ready()  # what it put there last would keep Grain's shared memory
+        self._drop_ready()  # the last batch in the queue would keep Grain's shared memory alive
         close = getattr(self._host, "close", None)
-        if close is not None:  # Grain prints errors at exit about iterators left open
+        if close is not None:  # at exit, Grain prints errors about iterators left open
             close()
-        self._host = iter(())  # the closed ones may still hold batches
-        # jax lets go of the last arrays that it was given when Python collects garbage.
+        self._host = iter(())  # the closed iterator may still hold batches
+        # jax releases the last host arrays it received only when Python collects garbage.
         gc.collect()
         _await_freed_memory()
 
@@ -186,13 +186,13 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
             self._ready.get_nowait()
 
     def _feed(self) -> None:
-        # Ctrl-C in a terminal reaches the workers too, also while they start. They are started here
-        # and inherit what this thread does not hear; starting Python's tracker of shared memory
-        # would unblock SIGINT again.
+        # Ctrl-C in a terminal also reaches the workers, even while they start. They are started by
+        # this thread and inherit its signal mask. Starting Python's resource tracker would unblock
+        # SIGINT again, so it is started first.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            # No variable here holds a batch: it would keep Grain's shared memory to the end.
+            # No variable here may hold a batch: it would keep Grain's shared memory to the end.
             while self._offer(self._item(next(self._host))):
                 pass
         except BaseException as error:  # the main thread raises it
@@ -213,16 +213,16 @@ class TrainingBatches(Iterator[dict[str, jax.Array]]):
 
 
 class ValidationBatches:
-    """The same few global batches again and again, held in host memory after the first reading.
+    """Yields the same few global batches each time, from host memory after the first pass.
 
     Args:
         source: the validation split.
-        mesh: rows of a batch go over all its devices.
+        mesh: each batch is divided over all its devices.
         spec: the model's ``batch_spec`` of the global batch.
-        examples: how many to use, at most; the split may hold fewer.
-        seed: of what is random in an example (masks).
-        threads: that load, the first time.
-        quarantine: where broken examples are recorded.
+        examples: largest number of examples to use; the split may have fewer.
+        seed: seed of the randomness in an example, such as masks.
+        threads: number of threads that load during the first pass.
+        quarantine: records broken examples.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class ValidationBatches:
         return len(self._rows) // self._rows.rows
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
-        """One after the other: whoever breaks off has waited for one batch at most."""
+        """Yields one batch at a time: a caller that stops early has loaded only what it used."""
         for number in range(len(self)):
             if self._unread is None:
                 self._unread = _read(
@@ -280,37 +280,37 @@ class _Blank:
 
 
 class _Placement:
-    """Local rows, in parts -> global arrays, checked against what the model wants."""
+    """Turns the parts of a local batch into global arrays, after a check against the spec."""
 
     def __init__(self, mesh: jax.sharding.Mesh, spec: Spec) -> None:
         self._sharding = batch_sharding(mesh)
         self._spec = spec
         self._first = local_rows(mesh, _batch_size(spec)).start
-        # A CPU's arrays would go on using Grain's shared memory, and free it too late at exit.
+        # On a CPU, jax arrays would share Grain's memory and free it too late at exit.
         self._own = np.array if mesh.devices.flat[0].platform == "cpu" else np.asarray
 
     def __call__(self, local: Sequence[Arrays]) -> dict[str, jax.Array]:
         given = {name: (part.shape[1:], str(part.dtype)) for name, part in local[0].items()}
-        wanted = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
-        if given != wanted:
-            raise InputError(f"the data gives examples {given}, the model wants {wanted}")
+        expected = {name: (part.shape[1:], str(part.dtype)) for name, part in self._spec.items()}
+        if given != expected:
+            raise InputError(f"the data yields examples {given}, but the model requires {expected}")
         return {
             name: self._placed(part.shape, [one[name] for one in local])
             for name, part in self._spec.items()
         }
 
     def _placed(self, shape: tuple[int, ...], parts: Sequence[np.ndarray]) -> jax.Array:
-        def of_device(where: tuple[slice, ...] | None) -> np.ndarray:
-            assert where is not None, "rows lie over all devices"
+        def device_rows(where: tuple[slice, ...] | None) -> np.ndarray:
+            assert where is not None, "batches are divided over all devices"
             begin, end, _ = where[0].indices(shape[0])
             found = _rows(parts, begin - self._first, end - self._first)
             return self._own(found[0]) if len(found) == 1 else np.concatenate(found)
 
-        return jax.make_array_from_callback(shape, self._sharding, of_device)
+        return jax.make_array_from_callback(shape, self._sharding, device_rows)
 
 
 def _rows(parts: Sequence[np.ndarray], begin: int, end: int) -> list[np.ndarray]:
-    """Rows ``begin`` to ``end`` of the parts' rows, as views of those parts that have some."""
+    """Returns rows ``begin`` to ``end`` of the concatenated parts, as views; no view is empty."""
     found, first = [], 0
     for part in parts:
         found.append(part[max(begin - first, 0) : max(end - first, 0)])
@@ -325,7 +325,7 @@ def _batch_size(spec: Spec) -> int:
 def _training(
     rows: sampler.TrainingRows, length: int, workers: int, prefetch: int, devices: int
 ) -> Iterator[list[Arrays]]:
-    """This process's rows of each batch, on the host, in order."""
+    """Yields this process's examples of each batch, on the host, in order."""
     parts = batch_parts.parts(rows.rows, length, workers, devices)
     made = batch_parts.Runs(rows, parts)
     ready = batch_parts.buffered(prefetch, parts, length)
@@ -340,12 +340,12 @@ def _read(
     prefetch: int,
     threads: int = 0,
 ) -> Iterator[Any]:
-    """Rows in batches, or with None as they are, in order.
+    """Yields the rows in order: in batches of ``batch``, or one by one if that is None.
 
     The rows are batched before Grain divides them among workers, so the order does not depend on
-    how many there are.
+    the number of workers.
     """
-    # Grain reads absl flags in its workers and dies where no program has parsed any (0.2.18).
+    # Grain reads absl flags in its workers and crashes if none have been parsed (0.2.18).
     if not absl.flags.FLAGS.is_parsed():
         absl.flags.FLAGS.mark_as_parsed()
     read = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, 1))
@@ -355,17 +355,17 @@ def _read(
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
         data = data.mp_prefetch(options, worker_init_fn=worker_process.prepare)
         data = grain.experimental.WithOptionsIterDataset(
-            data, grain.experimental.DatasetOptions(min_shm_size=_WORTH_SHARING_BYTES)
+            data, grain.experimental.DatasetOptions(min_shm_size=_MIN_SHARED_BYTES)
         )
     return iter(data)
 
 
 def _await_freed_memory() -> None:
-    """Waits until Grain's thread has freed the shared memory that it was told to free.
+    """Waits until Grain's thread has freed the shared memory in its queue.
 
-    What is left to that thread when Python ends stays, until Python's resource tracker finds it and
-    prints a warning of leaked shared memory below the run's last words.
+    Memory that it has not freed when Python exits stays until Python's resource tracker finds it
+    and prints a warning about leaked shared memory after the run's last line.
     """
     thread = grain.multiprocessing.SharedMemoryArray._del_thread_pool  # no public way to wait
     if thread is not None:
-        thread.apply(lambda: None)  # its only thread takes what it is given in turn
+        thread.apply(lambda: None)  # it has one thread, which works in order

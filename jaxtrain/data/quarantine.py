@@ -1,4 +1,4 @@
-"""The list of broken inputs of a run: ``quarantine.jsonl`` in its directory."""
+"""The list of a run's broken inputs: ``quarantine.jsonl`` in the run directory."""
 
 import dataclasses
 import errno
@@ -16,17 +16,17 @@ _NAME = "quarantine.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Quarantine:
-    """Appends one JSON line a broken input; the workers of a process share its file.
+    """Appends one JSON line per broken input; the workers of a process share its file.
 
     A line is written by one ``write`` to a descriptor opened for appending, so lines of several
-    workers do not mix. Each process has a file of its own: on a network file system lines of
-    several hosts would. The same input can stand there more than once, found by several workers.
-    Where the disk takes no line, it goes to stderr, and the training goes on.
+    workers do not mix. On a network file system, lines of several hosts would, so each process has
+    its own file. The same input can be listed more than once, found by several workers. If a line
+    cannot be written, it is printed to stderr, and training continues.
 
     Attributes:
-        path: of this process's file.
-        earlier: length of each file of the folder when this run opened it. What stands there was
-            found by an earlier run, and may have been mended since.
+        path: this process's file.
+        earlier: name and length of each quarantine file when this run opened it. Inputs listed
+            before that length were found by an earlier run and may have been fixed since.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class Quarantine:
 
     @classmethod
     def open(cls, directory: Path, process: int) -> "Quarantine":
-        """The quarantine of one process of a run, in the run's directory."""
+        """Opens the quarantine of one process of a run, in the run directory."""
         earlier = tuple((path.name, path.stat().st_size) for path in _files(directory))
         return cls(directory / (f"quarantine.{process}.jsonl" if process else _NAME), earlier)
 
@@ -43,8 +43,8 @@ class Quarantine:
 
         Args:
             bad: the file and the reason.
-            found: ``"index"``, ``"training"`` or ``"validation"``.
-            position: of the example in the order, where there is one.
+            found: where it was found: ``"index"``, ``"training"`` or ``"validation"``.
+            position: the example's position in the order, if it has one.
         """
         line = json.dumps(
             {"path": bad.path, "reason": bad.reason, "found": found, "position": position}
@@ -52,23 +52,23 @@ class Quarantine:
         try:
             _append(self.path, (line + "\n").encode())
         except OSError as error:
-            terminal.warn(f"warning: cannot write {self.path} ({error.strerror}), so here: {line}")
+            terminal.warn(f"warning: cannot write {self.path} ({error.strerror}); the line: {line}")
 
     def add_all(self, bad: Iterable[BadExample], *, found: str) -> None:
-        """Records those that the file does not hold yet, also from an earlier run."""
+        """Records the inputs that the file does not list yet, from this run or an earlier one."""
         known = _paths(self.path, 0)
         for one in bad:
             if one.path not in known:
                 self.add(one, found=found)
 
     def found(self) -> frozenset[str]:
-        """The distinct inputs that all processes of this run have recorded."""
+        """Returns the distinct inputs that all processes of this run have recorded."""
         earlier = dict(self.earlier)
         files = _files(self.path.parent)
         return frozenset().union(*(_paths(path, earlier.get(path.name, 0)) for path in files))
 
     def size(self) -> int:
-        """Bytes of all files: cheap to ask for, and it grows with each line."""
+        """Returns the total size of all files in bytes: cheap to read, and grows with each line."""
         return sum(path.stat().st_size for path in _files(self.path.parent))
 
 
@@ -77,7 +77,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Writes a line; one that a full disk has cut off before it is ended first."""
+    """Appends a line; if a full disk truncated the previous line, ends that one first."""
     descriptor = atomic.open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(descriptor).st_size
@@ -90,7 +90,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _path_of(line: bytes) -> str | None:
-    """The input that a line names; None of one that a full disk has cut off."""
+    """Returns the input that a line names, or None if a full disk truncated the line."""
     try:
         return str(json.loads(line)["path"])
     except (ValueError, KeyError, TypeError):
@@ -98,7 +98,7 @@ def _path_of(line: bytes) -> str | None:
 
 
 def _paths(path: Path, start: int) -> frozenset[str]:
-    """Inputs named after byte ``start``; a line that is not whole is left out."""
+    """Returns the inputs listed after byte ``start``; skips incomplete lines."""
     try:
         with open(atomic.open_own(path, os.O_RDONLY), "rb") as file:
             file.seek(start)
@@ -109,12 +109,12 @@ def _paths(path: Path, start: int) -> frozenset[str]:
 
 
 def too_many(bad: int, files: int, largest: float) -> str | None:
-    """What is wrong where more than this share of the input files is broken; without a cure.
+    """Returns an error text, without the fix, if too many input files are broken; else None.
 
     Args:
-        bad: files that are broken.
-        files: all of them.
-        largest: ``data.max_bad_share``.
+        bad: number of broken input files.
+        files: number of input files.
+        largest: largest tolerated fraction, ``data.max_bad_share``.
     """
     if bad <= largest * files:
         return None

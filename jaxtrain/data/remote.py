@@ -1,24 +1,25 @@
-"""Videos, tars and lists at ``https://``, ``s3://``, ``gs://``: fetched once into the cache.
+"""Fetches videos, tars and lists at ``https://``, ``s3://``, ``gs://`` into the cache, once.
 
-A file in the cache is not requested again: what an address names is taken not to change. Its size
-and ETag are stored beside it. A file of another size than that is removed and fetched again, and
-callers :func:`discard` a file that turns out not to be a video, tar or list.
+A file in the cache is not requested again: files at an address are assumed not to change. The size
+and ETag are stored in a record next to the file. If the size differs from the record, the file is
+removed and fetched again. Callers :func:`discard` a file that is not a valid video, tar or list.
 
-A file is kept only if it arrived complete: with as many bytes as the server announced, and not as a
-web page, such as a login page. A server that announces no size must send it in chunks, whose end is
-marked. Failures that may pass (the connection, a timeout, HTTP 408, 425, 429 and 5xx) are retried.
-A server that sends fewer than ``_LEAST_BYTES`` in ``_STALL_S`` seconds is given up on.
+A file is kept only if it arrived complete, with the number of bytes that the server announced, and
+if it is not a web page, such as a login page. A server that announces no size must use chunked
+transfer, which marks the end. Temporary failures (connection errors, timeouts, HTTP 408, 425, 429
+and 5xx) are retried. A download is aborted when it receives fewer than ``_MIN_BYTES`` in
+``_STALL_S`` seconds.
 
 http and https:
     Python's own client. User names and passwords come from ``~/.netrc`` (or ``$NETRC``), for https
     and for loopback, from the entry of exactly that host; ``default`` entries are ignored, because
-    a list may name any host. Proxies come from ``$https_proxy`` and the like. Up to ten redirects
-    are followed, to http and https only, and never from https to http; another host gets its own
-    entry of ``~/.netrc`` only, and only a proxy gets the login of a proxy.
+    a list may contain any host. Proxies are set by ``$https_proxy`` and similar variables. Up to
+    ten redirects are followed, to http and https only, and never from https to http. Another host
+    gets only its own entry of ``~/.netrc``, and only a proxy gets the proxy's login.
 
 s3 and gs:
     The package fsspec with s3fs and gcsfs (``pip install -e '.[cloud]'``), which read credentials
-    from the environment and the files of their command-line tools, and have timeouts of their own.
+    from the environment and the files of their command-line tools, and have their own timeouts.
 """
 
 import base64
@@ -55,28 +56,29 @@ from jaxtrain.storage.disks import disk_trouble
 _AT_ONCE = 8  # files
 _CHUNK_BYTES = 2**20
 _TRIES = 4
-_FIRST_WAIT_S = 1.0  # doubled from try to try
-_LONGEST_WAIT_S = 60.0  # that a server may ask for
+_FIRST_WAIT_S = 1.0  # doubled with every retry
+_LONGEST_WAIT_S = 60.0  # limit for Retry-After
 _CONNECT_S = 30.0
 _STALL_S = 60.0
-_LEAST_BYTES = 2**16
-# Half a million entries. Lists are parsed in memory, where 3 bytes of JSON can take 64 (measured).
-_MOST_LIST_BYTES = 2**26
+_MIN_BYTES = 2**16
+# About half a million entries. Lists are parsed in memory, where 3 bytes of JSON can take 64
+# (measured).
+_MAX_LIST_BYTES = 2**26
 _LISTS = (".json", ".jsonl", ".csv", ".txt")
-_OLD_S = 24 * 3600.0  # a partial file of that age is of a process that was killed
+_OLD_S = 24 * 3600.0  # a partial file of this age was left by a killed process
 _TO_RETRY = frozenset((408, 425, 429, 500, 502, 503, 504))
 _LOGIN = frozenset((401, 403, 407))
 _PAGE = re.compile(rb"\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_NAME_BYTES = 150  # file systems take 255, and a partial file has a longer name
+_NAME_BYTES = 150  # file systems allow 255, and a partial file has a longer name
 
 
 class _Again(Exception):
-    """A failure that may pass.
+    """A temporary failure.
 
     Args:
-        why: in words.
-        wait_s: that the server asks for.
+        why: the reason, for messages.
+        wait_s: seconds to wait that the server requested.
     """
 
     def __init__(self, why: str, wait_s: float = 0.0) -> None:
@@ -85,7 +87,7 @@ class _Again(Exception):
 
 
 class _About(NamedTuple):
-    """What a server says of a file, to be stored beside it."""
+    """A server's metadata of a file, for its record."""
 
     size: int
     etag: str | None
@@ -93,10 +95,10 @@ class _About(NamedTuple):
 
 
 def list_below(address: str, flag: str) -> list[str]:
-    """All files below an s3 or gs address that is a folder; none where it is a file or nothing.
+    """Returns all files in a folder at an s3 or gs address; none if it is not a folder.
 
     Raises:
-        InputError: it cannot be listed.
+        InputError: the folder cannot be listed.
     """
     if addresses.split(address).scheme in addresses.HTTP:
         return []
@@ -110,29 +112,28 @@ def list_below(address: str, flag: str) -> list[str]:
 def fetch(
     wanted: Iterable[str], cache_root: Path, flag: str, say: Callable[[str], None]
 ) -> dict[str, str]:
-    """Bring files into the cache, those that are not there or not complete.
+    """Fetches the files that are missing or incomplete in the cache.
 
     Args:
         wanted: addresses of the files.
-        cache_root: of the cache.
-        flag: the option that named them, for messages.
-        say: takes messages for the console.
+        cache_root: the cache folder.
+        flag: the option that set the addresses, for messages.
+        say: prints a message.
 
     Returns:
-        address -> the file in the cache.
+        The path in the cache for each address.
 
     Raises:
-        InputError: one cannot be fetched, or is a web page.
-        RunAgain: one cannot be fetched now, after several tries, or the disk is full.
+        InputError: a file cannot be fetched, or is a web page.
+        RunAgain: a file cannot be fetched after several tries, or the disk is full.
     """
     places = {address: _place(address, cache_root) for address in wanted}
     for address in places:
         addresses.check(address, flag)
     missing = [address for address, place in places.items() if not _is_kept(place, say)]
     if missing:
-        say(
-            f"fetching {len(missing):,} of {len(places):,} files into {cache_root / 'remote'}, once"
-        )
+        folder = cache_root / "remote"
+        say(f"fetching {len(missing):,} of {len(places):,} files into {folder} (once)")
     stop = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         running = [pool.submit(_fetch, one, places[one], flag, stop, say) for one in missing]
@@ -150,7 +151,7 @@ def discard(place: str) -> None:
     """Removes a file from the cache, so that the next start fetches it again.
 
     Args:
-        place: of a file that :func:`fetch` returned.
+        place: a path that :func:`fetch` returned.
     """
     path = Path(place)
     with contextlib.suppress(OSError):
@@ -161,7 +162,7 @@ def discard(place: str) -> None:
 def _place(address: str, cache_root: Path) -> Path:
     digest = hashlib.sha256(addresses.identity(address).encode("utf-8", "replace")).hexdigest()
     name = os.path.basename(addresses.name_of(address)).encode("utf-8", "replace")
-    # The end has the suffix. "ignore" drops a character that was cut in two.
+    # Keep the end, which has the suffix. "ignore" drops a truncated character.
     kept = name[-_NAME_BYTES:].decode("utf-8", "ignore")
     return cache_root / "remote" / digest[:2] / digest[2:18] / kept
 
@@ -171,9 +172,9 @@ def _record_of(place: Path) -> Path:
 
 
 def _is_kept(place: Path, say: Callable[[str], None]) -> bool:
-    """Whether the file is there, with the size on its record; removes it if it is another size.
+    """Returns whether the file exists with the recorded size; removes it if the size differs.
 
-    What an older version fetched has no record: its size is not known, so it counts.
+    Files fetched by older versions have no record and are accepted.
     """
     try:
         size = place.stat().st_size
@@ -187,8 +188,8 @@ def _is_kept(place: Path, say: Callable[[str], None]) -> bool:
         recorded = None
     if size == recorded:
         return True
-    words = "its record cannot be read" if recorded is None else f"{recorded!r} were fetched"
-    say(f"{place} has {size:,} bytes, {words}: fetching it again")
+    reason = "its record is unreadable" if recorded is None else f"but {recorded!r} were fetched"
+    say(f"{place} has {size:,} bytes, {reason}: fetching it again")
     discard(str(place))
     return False
 
@@ -207,12 +208,12 @@ def _fetch(
                 return
             if not left:
                 raise RunAgain(
-                    f"{flag} {shown} cannot be fetched: {failure}, {_TRIES} times: check the "
+                    f"{flag} {shown} cannot be fetched: {failure} ({_TRIES} tries): check the "
                     "address and the network, and start again"
                 ) from None
             wait_s = _FIRST_WAIT_S * 2 ** (_TRIES - 1 - left) * (1 + random.random() / 2)
             wait_s = max(wait_s, min(failure.wait_s, _LONGEST_WAIT_S))
-            say(f"{shown}: {failure}: trying again in {wait_s:.0f} s")
+            say(f"{shown}: {failure}: retrying in {wait_s:.0f} s")
             if stop.wait(wait_s):
                 return
 
@@ -239,7 +240,7 @@ def _fetch_once(address: str, place: Path, flag: str, stop: threading.Event) -> 
                 **about._asdict(),
                 "fetched": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             }
-            # Before the file: one without a record would count as an older version's.
+            # Write the record first: a file without one is accepted as an older version's.
             write_whole(_record_of(place), json.dumps(record) + "\n")
             os.replace(beside, place)
     finally:
@@ -248,62 +249,63 @@ def _fetch_once(address: str, place: Path, flag: str, stop: threading.Event) -> 
 
 
 class _Target:
-    """The file on the disk that takes the bytes, and how many may come.
+    """Writes a download to disk, and limits its size.
 
     Args:
-        file: open for writing.
-        place: its name in the end.
-        address: where it comes from.
-        flag: for messages.
-        stop: set once another file has failed.
+        file: the partial file, open for writing.
+        place: the final path.
+        address: the source.
+        flag: the option that set the address, for messages.
+        stop: is set when another file has failed.
     """
 
     def __init__(
         self, file: IO[bytes], place: Path, address: str, flag: str, stop: threading.Event
     ) -> None:
-        self.came = 0
+        self.received = 0
         self._file = file
         self._place = place
         self._what = f"{flag} {addresses.public(address)}"
         self._stop = stop
-        self._most = 0
+        self._limit = 0
 
     def expect(self, size: int | None) -> None:
-        """Says how many bytes are announced, None for none, before the first one comes.
+        """Sets the announced size in bytes, or None, before the first write.
 
         Raises:
-            InputError: more than a list may have.
-            RunAgain: more than the disk has room for.
+            InputError: a list is too large.
+            RunAgain: the disk has too little free space.
         """
         free = shutil.disk_usage(self._place.parent).free
         if size is not None and size > free:
             raise RunAgain(
-                f"{self._what} has {size:,} bytes, {free:,} are free in {self._place.parent}: free "
-                "space there, or name another folder with --data.cache_dir or $JAXTRAIN_CACHE"
+                f"{self._what} has {size:,} bytes, but only {free:,} are free in "
+                f"{self._place.parent}: free space there, or pass another folder with "
+                "--data.cache_dir or $JAXTRAIN_CACHE"
             )
-        # Nobody knows when a file of no announced size ends: leave room for others.
-        self._most = free // 2 if size is None else size
+        # A file of unknown size may use half of the free space, which leaves room for others.
+        self._limit = free // 2 if size is None else size
         if self._place.suffix.lower() in _LISTS:
-            self._most = min(self._most, _MOST_LIST_BYTES)
-        if size is not None and size > self._most:
+            self._limit = min(self._limit, _MAX_LIST_BYTES)
+        if size is not None and size > self._limit:
             raise InputError(
-                f"{self._what} has {size:,} bytes, a list at an address may have "
-                f"{_MOST_LIST_BYTES:,}: split it, or copy it to this machine"
+                f"{self._what} has {size:,} bytes, but a list at an address may have at most "
+                f"{_MAX_LIST_BYTES:,}: split it, or copy it to this machine"
             )
 
     def write(self, chunk: bytes) -> None:
-        """Takes bytes.
+        """Writes bytes.
 
         Raises:
-            InputError: more come than were announced, or may come.
+            InputError: more bytes arrive than announced or allowed.
         """
         if self._stop.is_set():
             raise _Again("stopped")
-        self.came += len(chunk)
-        if self.came > self._most:
+        self.received += len(chunk)
+        if self.received > self._limit:
             raise InputError(
-                f"{self._what} sends more than {self._most:,} bytes, which is more than it "
-                "announced or there is room for: check the address"
+                f"{self._what} sends more than {self._limit:,} bytes, which is more than it "
+                "announced or than the disk can hold: check the address"
             )
         with _disk(self._place):
             self._file.write(chunk)
@@ -315,99 +317,101 @@ def _get_by_http(address: str, target: _Target, flag: str) -> _About:
     try:
         with watch, watch.opener().open(_request(address, flag), timeout=_CONNECT_S) as response:
             about = _received(response, target, what)
-        if watch.stalled:  # what a cut connection leaves can look like an end
-            raise _Again(watch.words)
+        if watch.stalled:  # a closed connection can look like the end of the file
+            raise _Again(watch.reason)
         return about
     except urllib.error.HTTPError as error:
         error.close()
         raise _answered(error, address, what) from None
     except _Again as failure:
-        raise _Again(watch.words if watch.stalled else str(failure)) from None
+        raise _Again(watch.reason if watch.stalled else str(failure)) from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         if watch.stalled:
-            raise _Again(watch.words) from None
+            raise _Again(watch.reason) from None
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(cause, ssl.SSLCertVerificationError):
             raise InputError(
                 f"{what}: the server's certificate is not trusted ({cause.verify_message}): check "
-                "the address, or name your certificates with $SSL_CERT_FILE"
+                "the address, or set $SSL_CERT_FILE to your certificates"
             ) from None
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
             raise InputError(
                 f"{what}: unknown host {addresses.split(address).host}: check the address"
             ) from None
         if isinstance(cause, http.client.IncompleteRead):
-            raise _Again(f"the connection ended after {target.came:,} bytes") from None
-        words = getattr(cause, "strerror", None) or type(cause).__name__
-        raise _Again(f"the connection failed ({words})") from None
+            raise _Again(f"the connection ended after {target.received:,} bytes") from None
+        reason = getattr(cause, "strerror", None) or type(cause).__name__
+        raise _Again(f"the connection failed ({reason})") from None
 
 
 def _received(response: http.client.HTTPResponse, target: _Target, what: str) -> _About:
-    """Takes the body of an answer."""
+    """Writes the body of a response to the target."""
     if response.status != 200:
-        raise InputError(f"{what}: HTTP {response.status} in place of the file: check the address")
+        raise InputError(
+            f"{what}: got HTTP {response.status} instead of the file: check the address"
+        )
     kind = (response.headers.get_content_type() or "").lower()
     if kind in ("text/html", "application/xhtml+xml"):
         raise _a_page(what, f"is a web page ({kind})")
     packed = response.headers.get("Content-Encoding", "identity").lower()
     if packed != "identity":
         raise InputError(
-            f"{what} is sent with a Content-Encoding, though none was asked for: store it "
-            "uncompressed on the server"
+            f"{what} is sent with a Content-Encoding that was not requested: store it uncompressed "
+            "on the server"
         )
     announced = response.length
     if announced is None and not response.chunked:  # type: ignore[attr-defined]
         raise InputError(
-            f"{what}: the server announces no size, so a broken connection cannot be told from the "
-            "end of the file: serve it with Content-Length"
+            f"{what}: the server announces no size, so a broken connection looks like the end of "
+            "the file: serve it with Content-Length"
         )
     target.expect(announced)
     while chunk := response.read1(_CHUNK_BYTES):
         target.write(chunk)
-    if announced is not None and target.came != announced:
-        raise _Again(f"{target.came:,} of {announced:,} bytes came")
+    if announced is not None and target.received != announced:
+        raise _Again(f"received {target.received:,} of {announced:,} bytes")
     tag, modified = response.headers.get("ETag"), response.headers.get("Last-Modified")
-    return _About(target.came, tag and tag[:200], modified and modified[:100])
+    return _About(target.received, tag and tag[:200], modified and modified[:100])
 
 
 def _answered(error: urllib.error.HTTPError, address: str, what: str) -> Exception:
-    """What to raise for an answer that is no file."""
+    """Returns the error to raise for an HTTP error."""
     code = error.code
-    words = f"HTTP {code} {http.client.responses.get(code, '')}".strip()
+    status = f"HTTP {code} {http.client.responses.get(code, '')}".strip()
     if code in _TO_RETRY:
         after = error.headers.get("Retry-After", "") if error.headers else ""
-        return _Again(words, float(after) if after.isdecimal() and len(after) < 6 else 0.0)
+        return _Again(status, float(after) if after.isdecimal() and len(after) < 6 else 0.0)
     if code in _LOGIN:
         return InputError(
-            f"{what}: {words}: a presigned address may have expired; else put login and password "
-            f"for {addresses.split(address).host} into ~/.netrc (chmod 600)"
+            f"{what}: {status}: a presigned address may have expired; otherwise add the login and "
+            f"password for {addresses.split(address).host} to ~/.netrc (chmod 600)"
         )
     if 300 <= code < 400:
         return InputError(
-            f"{what}: {words}: the redirect is not followed: it is one of too many, from https to "
-            "http, or to another scheme: name the address it leads to"
+            f"{what}: {status}: the redirect is not followed, because there are too many, or it "
+            "leads from https to http or to another scheme: pass the address it leads to"
         )
-    return InputError(f"{what} cannot be fetched: {words}: check the address")
+    return InputError(f"{what} cannot be fetched: {status}: check the address")
 
 
 def _a_page(what: str, how: str) -> InputError:
     return InputError(
-        f"{what} {how}, perhaps a login page: open it in a browser, and give the address of the "
+        f"{what} {how}, perhaps a login page: open it in a browser, and pass the address of the "
         "file itself"
     )
 
 
 def _check_page(file: Path, address: str, flag: str) -> None:
-    """Raises InputError for a web page, whatever type its server announced."""
+    """Raises InputError for a web page, regardless of the announced content type."""
     with open(file, "rb") as opened:
         if _PAGE.match(opened.read(512).removeprefix(_BYTE_ORDER_MARK)):
-            raise _a_page(f"{flag} {addresses.public(address)}", "holds HTML")
+            raise _a_page(f"{flag} {addresses.public(address)}", "contains HTML")
 
 
 class _Watch(contextlib.AbstractContextManager["_Watch"]):
-    """Cuts the connections of a download that stalls, in whatever phase, from a thread of its own.
+    """Closes the connections of a download that stalls in any phase, from a separate thread.
 
-    A timeout of the socket alone never ends a server that sends a byte now and then.
+    A socket timeout alone never ends a download of occasional single bytes.
     """
 
     def __init__(self, target: _Target) -> None:
@@ -417,15 +421,15 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
         self._over = threading.Event()
 
     @property
-    def words(self) -> str:
-        """What to say of a download that stalled."""
+    def reason(self) -> str:
+        """Returns the error text for a stalled download."""
         return (
-            f"the server sent {self._target.came:,} bytes, the last ones at fewer than "
-            f"{_LEAST_BYTES:,} in {_STALL_S:g} s"
+            f"the download stalled after {self._target.received:,} bytes (fewer than "
+            f"{_MIN_BYTES:,} in {_STALL_S:g} s)"
         )
 
     def opener(self) -> urllib.request.OpenerDirector:
-        """Opens http and https, and nothing else: no file:, ftp: or data:."""
+        """Returns an opener for http and https only, not for file:, ftp: or data:."""
         opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(),
@@ -452,36 +456,36 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
     def _run(self) -> None:
         before = 0
         while not self._over.wait(_STALL_S):
-            if self._target.came - before < _LEAST_BYTES:
+            if self._target.received - before < _MIN_BYTES:
                 self.stalled = True
                 break
-            before = self._target.came
-        while self.stalled and not self._over.wait(0.5):  # a redirect may open another one
+            before = self._target.received
+        while self.stalled and not self._over.wait(0.5):  # a redirect may open another connection
             for connection in self._connections:
                 connection.cut()
 
 
 class _Cut:
-    """Part of a connection that can be cut, also while its answer is read."""
+    """Mixin for a connection that can be cut, even while its response is read."""
 
     sock: Any
     _answering: Any = None
     _answer: http.client.HTTPResponse | None = None
 
     def getresponse(self) -> http.client.HTTPResponse:
-        """The answer, which takes the socket over."""
+        """Returns the response, which takes over the socket."""
         self._answering = self.sock
         answer: http.client.HTTPResponse = super().getresponse()  # type: ignore[misc]
         self._answer = answer
         return answer
 
     def end(self) -> None:
-        """Closes the answer, which an error on the way to a redirect leaves open."""
+        """Closes the response, which an error during a redirect leaves open."""
         if self._answer is not None:
             self._answer.close()
 
     def cut(self) -> None:
-        """Ends what waits for the socket."""
+        """Shuts down the socket, which ends all reads that wait for it."""
         with contextlib.suppress(OSError, AttributeError):
             (self.sock or self._answering).shutdown(socket.SHUT_RDWR)
 
@@ -526,8 +530,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """The next request; an HTTPError with the code of the redirect where it is refused."""
-        fp.close()  # urllib would read all of the answer first, however long
+        """Returns the next request; raises HTTPError for a redirect that is not allowed."""
+        fp.close()  # urllib would first read the complete response, of any length
         before = addresses.split(req.full_url).scheme
         after = addresses.split(newurl).scheme if addresses.is_address(newurl) else ""
         try:
@@ -537,14 +541,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if after not in (addresses.HTTP if before == "http" else ("https",)):
             raise urllib.error.HTTPError(req.full_url, code, msg, headers, fp)
         made = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if made is not None:  # it has the headers of the first one, also those for the proxy
+        if made is not None:  # it inherits all headers, including those for the proxy
             made.remove_header("Proxy-authorization")
         return made
 
 
 class _Logins(urllib.request.BaseHandler):
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
-        """Adds the login of the host; a redirect is another request, and does not inherit it."""
+        """Adds the host's login, which redirected requests do not inherit."""
         parts = urllib.parse.urlsplit(request.full_url)
         login = _login(parts.hostname or "") if _is_private(parts) else None
         if login is not None:
@@ -556,7 +560,7 @@ class _Logins(urllib.request.BaseHandler):
 
 
 def _is_private(parts: urllib.parse.SplitResult) -> bool:
-    """Whether nobody between here and the server can read what is sent."""
+    """Returns whether a request is encrypted or stays on this machine."""
     host = parts.hostname or ""
     with contextlib.suppress(ValueError):
         return parts.scheme == "https" or ipaddress.ip_address(host).is_loopback
@@ -564,7 +568,7 @@ def _is_private(parts: urllib.parse.SplitResult) -> bool:
 
 
 def _login(host: str) -> tuple[str, str] | None:
-    """Login and password for a host, from ~/.netrc; None if that has none, or cannot be read."""
+    """Returns login and password for a host from ~/.netrc, or None."""
     try:
         found = netrc.netrc(os.environ.get("NETRC") or None).hosts.get(host)
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
@@ -588,7 +592,7 @@ def _request(address: str, flag: str) -> urllib.request.Request:
 
 
 def _quoted(text: str) -> str:
-    """With %XX for what an address cannot hold; %XX that is there already stays."""
+    """Escapes invalid characters as %XX; existing %XX escapes are kept."""
     text = re.sub("%(?![0-9A-Fa-f]{2})", "%25", text)
     return urllib.parse.quote(text, safe="/%~:@!$&'()*+,;=?[]", errors="replace")
 
@@ -601,19 +605,19 @@ def _get_from_bucket(address: str, target: _Target, flag: str) -> _About:
     with system.open(inside, "rb") as source:
         while chunk := source.read(_CHUNK_BYTES):
             target.write(chunk)
-    if size is not None and target.came != size:
-        raise _Again(f"{target.came:,} of {size:,} bytes came")
+    if size is not None and target.received != size:
+        raise _Again(f"received {target.received:,} of {size:,} bytes")
     tag, modified = about.get("ETag") or about.get("etag"), about.get("LastModified")
-    return _About(target.came, tag and str(tag), modified and str(modified))
+    return _About(target.received, tag and str(tag), modified and str(modified))
 
 
 def _bucket(address: str, flag: str) -> tuple[Any, str]:
-    """The file system of s3 or gs, and the path there."""
+    """Returns the s3 or gs file system, and the path in it."""
     shown, cure = addresses.public(address), versions.install("cloud")
     try:
         import fsspec
     except ImportError:
-        raise InputError(f"{flag} {shown} needs the package fsspec: {cure}") from None
+        raise InputError(f"{flag} {shown} requires the package fsspec: {cure}") from None
     try:
         system, inside = fsspec.core.url_to_fs(address)
     except ImportError as error:  # the package for this scheme
@@ -623,7 +627,7 @@ def _bucket(address: str, flag: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _explained(address: str, flag: str) -> Iterator[None]:
-    """Turns what file systems raise, which is their clients' own errors too, into one line."""
+    """Turns errors of file systems and of their client libraries into one-line errors."""
     try:
         yield
     except (InputError, RunAgain, _Again):
@@ -631,8 +635,8 @@ def _explained(address: str, flag: str) -> Iterator[None]:
     except Exception as error:
         kind = type(error).__name__
         line = addresses.scrub(str(error)).strip().partition("\n")[0]
-        passes = isinstance(error, ConnectionError | TimeoutError)
-        if passes or "Timeout" in kind or "Connect" in kind:
+        temporary = isinstance(error, ConnectionError | TimeoutError)
+        if temporary or "Timeout" in kind or "Connect" in kind:
             raise _Again(f"{kind}: {line}") from None
         shown = addresses.public(address)
         raise InputError(f"{flag} {shown} cannot be fetched: {kind}: {line}") from None
@@ -640,19 +644,19 @@ def _explained(address: str, flag: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _disk(place: Path) -> Iterator[None]:
-    """Turns errors of the cache's disk into the way out."""
+    """Turns errors of the cache's disk into messages with the fix."""
     try:
         yield
     except OSError as error:
         raise disk_trouble(
             error,
             f"cannot write to the cache folder {place.parent}",
-            "name a writable folder with --data.cache_dir or $JAXTRAIN_CACHE",
+            "pass a writable folder with --data.cache_dir or $JAXTRAIN_CACHE",
         ) from None
 
 
 def _remove_old(place: Path) -> None:
-    """Removes partial files that killed processes have left."""
+    """Removes partial files left by killed processes."""
     for left in place.parent.glob(".*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _OLD_S:

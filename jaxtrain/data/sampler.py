@@ -1,8 +1,8 @@
-"""Which example stands where: the one global order, and what replaces a broken example.
+"""Defines the global order of examples, and the substitutes for broken ones.
 
 With ``n`` examples seen, the next global batch holds the examples at positions ``[n, n+B)``. A
-position's example, its randomness and its substitutes are pure functions of (seed, position): not
-of process, worker or device count. So the whole data state of a run is the integer ``n``.
+position's example, its randomness and its substitutes are pure functions of (seed, position), and
+independent of process, worker and device counts. So the complete data state of a run is ``n``.
 """
 
 import bisect
@@ -20,32 +20,32 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.data.source import Grouped, Source
 from jaxtrain.errors import BadExample, InputError
 
-# A source in which this many examples in a row are broken is not worth going on with. The share of
-# bad files that a config tolerates is far below one half, so 2**-32 is the chance to meet it.
+# A run stops if this many examples in a row are broken. Configs tolerate far less than half of the
+# files being bad, so the probability of reaching this limit by chance is below 2**-32.
 MAX_SUBSTITUTES = 32
 
-# Fields of an example that are for the host, not for the model.
+# Fields of an example that the pipeline adds.
 ID = "_id"
 WEIGHT = "weight"
 
 Tried = tuple[int, dict[str, np.ndarray] | BadExample]
-"""An example's number, and the example or what is wrong with it."""
+"""An example's index, and the example or its error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """A seeded permutation of each epoch, in constant memory.
+    """A seeded shuffle of each epoch, in constant memory.
 
     Args:
-        size: examples in an epoch.
-        seed: of the permutations; each epoch has its own.
+        size: number of examples in an epoch.
+        seed: seed of the permutations; each epoch has its own permutation.
     """
 
     size: int
     seed: int
 
     def __call__(self, position: int) -> int:
-        """The example at a position of the endless order."""
+        """Returns the index of the example at a position of the endless order."""
         return int(self._epochs[position])
 
     @functools.cached_property
@@ -61,20 +61,20 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class GroupedOrder:
-    """A seeded permutation of each epoch's groups, shuffled in blocks of ``spread`` of them.
+    """A seeded shuffle of each epoch's groups, interleaved in blocks of ``spread`` groups.
 
     Position ``b * group * spread + m * spread + s`` holds example m of the group at place
     ``b * spread + s`` of the groups' own order: a block has first one example of each of its
-    groups, then another one of each, in the same order. Where ``spread`` is the batch's size, a
-    group is in as many batches in a row, each time in the same row.
+    groups, then the next one of each, in the same order. If ``spread`` is the batch size, a group
+    is spread over ``group`` consecutive batches, always in the same row.
 
-    An epoch of groups has each example once. It ends within a block, where the block's size does
-    not divide it: there the last examples of one epoch stand among the first of the next.
+    An epoch of groups has each example once. If the block size does not divide the epoch, the epoch
+    ends within a block, where its last examples mix with the first of the next epoch.
 
     Args:
-        size: examples in an epoch.
-        seed: of the permutations; each epoch has its own.
-        group: examples of a group; divides ``size``.
+        size: number of examples in an epoch.
+        seed: seed of the permutations; each epoch has its own permutation.
+        group: examples per group; divides ``size``.
         spread: positions from one example of a group to the next.
     """
 
@@ -84,16 +84,16 @@ class GroupedOrder:
     spread: int
 
     def __call__(self, position: int) -> int:
-        """The example at a position of the endless order."""
+        """Returns the index of the example at a position of the endless order."""
         place, member = self.place(position)
         return self.begin(place) + member
 
     def begin(self, place: int) -> int:
-        """The first example of the group at a place."""
+        """Returns the index of the first example of the group at a place."""
         return self._groups(place) * self.group
 
     def place(self, position: int) -> tuple[int, int]:
-        """The place in the order of groups, and the example's number in its group."""
+        """Returns the place in the order of groups, and the example's number in its group."""
         block, rest = divmod(position, self.group * self.spread)
         member, slot = divmod(rest, self.spread)
         return block * self.spread + slot, member
@@ -105,12 +105,12 @@ class GroupedOrder:
 
 @dataclasses.dataclass(frozen=True)
 class MixedOrder:
-    """The order of a mixture: see :mod:`jaxtrain.data.mixture`. Constant memory, as for one source.
+    """The order of a mixture, in constant memory; see :mod:`jaxtrain.data.mixture`.
 
     Args:
-        sizes: examples of each source.
-        places: of each source in an epoch; together as many as there are examples.
-        seed: of all permutations.
+        sizes: number of examples of each source.
+        places: places of each source in an epoch; their sum is the number of examples.
+        seed: seed of all permutations.
     """
 
     sizes: tuple[int, ...]
@@ -119,11 +119,11 @@ class MixedOrder:
 
     @property
     def size(self) -> int:
-        """Examples of all sources, and places in an epoch."""
+        """Returns the total number of examples, which is also the number of places per epoch."""
         return sum(self.sizes)
 
     def __call__(self, position: int) -> int:
-        """The example at a position of the endless order, counted over all sources."""
+        """Returns the index of the example at a position, counted over all sources."""
         own_places, of_sources = self._orders
         place = own_places(position)
         begins = [0, *itertools.accumulate(self.places)]
@@ -149,7 +149,7 @@ AnyOrder = Order | GroupedOrder | MixedOrder
 
 
 def of(source: Source, seed: int) -> AnyOrder:
-    """The order in which a source's examples are seen."""
+    """Returns the order of a source's examples."""
     if isinstance(source, Grouped) and source.group > 1:
         return GroupedOrder(len(source), seed, source.group, source.spread)
     if isinstance(source, Mixture):
@@ -158,23 +158,23 @@ def of(source: Source, seed: int) -> AnyOrder:
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
-    """Randomness that depends on its arguments alone (Philox, keyed by all of them)."""
+    """Returns a generator that depends only on its arguments (Philox, keyed by all of them)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *place))))
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRows:
-    """Rows that one process loads, in its order: row -> example with weight one.
+    """The rows that one process loads, in order; a row is an example of weight one.
 
     Args:
         source: the training split.
-        order: position -> example.
-        start: examples seen before the first row's batch.
-        batch_size: global.
-        first: this process's first row within a global batch.
-        rows: this process's rows of a global batch.
-        batches: how many batches there are to come.
-        quarantine: where broken examples are recorded.
+        order: maps a position to an example's index.
+        start: number of examples seen before the first batch.
+        batch_size: global batch size.
+        first: this process's first row in a global batch.
+        rows: number of this process's rows in a global batch.
+        batches: number of batches.
+        quarantine: records broken examples.
     """
 
     source: Source
@@ -193,11 +193,11 @@ class TrainingRows:
         return self.load([self.position(*divmod(int(row), self.rows))])[0]
 
     def position(self, batch: int, row: int) -> int:
-        """The position in the order of one of this process's rows of a batch still to come."""
+        """Returns the position of a row of this process; batches are counted from ``start``."""
         return self.start + batch * self.batch_size + self.first + row
 
     def load(self, positions: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """The examples at these positions; those of one group are made together."""
+        """Returns the examples at these positions; those of one group are loaded together."""
         made = self._first_try(positions)
         return [self._good(position, made.pop(position)) for position in positions]
 
@@ -214,7 +214,7 @@ class TrainingRows:
             begin = self.order.begin(place)
             indices = [begin + member for member in members.values()]
             rngs = [generator(self.order.seed, position, 0) for position in members]
-            # Three numbers, as two are those of an example's generator.
+            # Three numbers, because an example's generator is keyed by two.
             shared = generator(self.order.seed, place, 0, 1)
             tried = self.source.together(indices, rngs, shared)
             made |= dict(zip(members, zip(indices, tried, strict=True), strict=True))
@@ -224,7 +224,7 @@ class TrainingRows:
         try:
             rng = generator(self.order.seed, position, attempt)
             if attempt:
-                # A substitute is drawn from the whole data, so that the neighbours of a broken
+                # A substitute is drawn from the complete split, so that the neighbors of a broken
                 # example are not seen more often than others.
                 index = int(rng.integers(self.order.size))
             return index, self.source.example(index, rng)
@@ -232,7 +232,7 @@ class TrainingRows:
             return index, bad
 
     def _good(self, position: int, tried: Tried) -> dict[str, np.ndarray]:
-        """What was made for a position, or a substitute."""
+        """Returns the example that was loaded for a position, or a substitute."""
         for attempt in range(1, MAX_SUBSTITUTES + 1):
             index, made = tried
             if not isinstance(made, BadExample):
@@ -241,27 +241,27 @@ class TrainingRows:
             if attempt < MAX_SUBSTITUTES:
                 tried = self._try(position, index, attempt)
         raise InputError(
-            f"{MAX_SUBSTITUTES} examples in a row are broken at position {position}; the last: "
-            f"example {index}; {self.quarantine.path} lists them: mend or remove these files"
+            f"{MAX_SUBSTITUTES} examples in a row are broken at position {position} (the last is "
+            f"example {index}): fix or remove the files listed in {self.quarantine.path}"
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class ValidationRows:
-    """Rows of the validation batches of one process: examples evenly spaced over the split.
+    """The rows of one process's validation batches: examples evenly spaced over the split.
 
-    The last batch is filled up with rows of weight zero, and so is the place of a broken example:
-    a metric divides by the weights.
+    Rows of weight zero fill up the last batch and replace broken examples. Metrics divide by the
+    sum of the weights.
 
     Args:
         source: the validation split.
-        seed: randomness of an example is a function of this and of its index.
-        examples: how many are used, at most all.
-        batch_size: global.
-        first: this process's first row within a global batch.
-        rows: this process's rows of a global batch.
+        seed: an example's randomness is a function of this seed and its index.
+        examples: number of examples used; at most the size of the split.
+        batch_size: global batch size.
+        first: this process's first row in a global batch.
+        rows: number of this process's rows in a global batch.
         blank: makes an example of zeros.
-        quarantine: where broken examples are recorded.
+        quarantine: records broken examples.
     """
 
     source: Source

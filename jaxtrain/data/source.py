@@ -1,7 +1,7 @@
-"""The contract between a data set and the pipeline.
+"""Defines the contract between a data set and the pipeline.
 
-A source is one split of one data set: it knows how many examples there are and how to make each of
-them. Order, epochs, batches, workers and substitutes belong to :mod:`jaxtrain.data.pipeline`.
+A source is one split of one data set: it counts its examples and loads each of them by its index.
+Order, epochs, batches, workers and substitutes belong to :mod:`jaxtrain.data.pipeline`.
 """
 
 import dataclasses
@@ -14,19 +14,19 @@ from jaxtrain.errors import BadExample
 
 
 class Source(Protocol):
-    """One split. Picklable and light: it travels to worker processes and opens files there."""
+    """One split. It is small and picklable: worker processes receive it and open its files."""
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of what the examples are; not of where they lie."""
+        """Returns a hex digest of the examples, independent of where they are stored."""
 
     def __len__(self) -> int:
-        """Examples in one epoch."""
+        """Returns the number of examples in one epoch."""
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Example ``index`` as arrays without a batch dimension.
+        """Returns example ``index`` as arrays without a batch dimension.
 
-        Every random choice comes from ``rng``, which is a pure function of the example's place in
+        Every random choice must come from ``rng``, a pure function of the example's position in
         the order.
 
         Raises:
@@ -36,19 +36,19 @@ class Source(Protocol):
 
 @runtime_checkable
 class Grouped(Source, Protocol):
-    """A source some of whose examples cost less together: clips that share a decoding.
+    """A source with groups of examples that are cheaper to load together: clips of one decoding.
 
-    Examples ``[g * group, (g + 1) * group)`` are group g; ``group`` divides the number of examples.
-    In the order a group's examples stand ``spread`` positions apart.
+    Group g is the examples ``[g * group, (g + 1) * group)``; ``group`` divides the number of
+    examples. In the order, a group's examples are ``spread`` positions apart.
     """
 
     @property
     def group(self) -> int:
-        """Examples of a group; 1 is without groups."""
+        """Returns the number of examples per group; 1 without groups."""
 
     @property
     def spread(self) -> int:
-        """Positions in the order from one example of a group to the next."""
+        """Returns the number of positions from one example of a group to the next."""
 
     def together(
         self,
@@ -56,32 +56,33 @@ class Grouped(Source, Protocol):
         rngs: Sequence[np.random.Generator],
         shared: np.random.Generator,
     ) -> list[dict[str, np.ndarray] | BadExample]:
-        """Examples of one group, or what is wrong with them.
+        """Loads examples of one group; returns an error in place of a broken example.
 
-        Each is a function of its index, its generator and ``shared``, which is one of the group's
-        place in the order; not of which others are asked for.
+        Each example is a function of its index, its generator and ``shared``, a generator keyed by
+        the group's place in the order. It does not depend on which other examples are requested.
         """
 
 
 def as_numbers(ids: Sequence[int]) -> str:
-    """What ids stand for in data that is no text: themselves."""
+    """Returns the ids as decimal numbers, which is how data that is not text is decoded."""
     return " ".join(map(str, ids))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What a data config opens.
+    """The opened data of a config.
 
     Attributes:
         train: the training split.
         val: the validation split.
-        files: input files found, good and bad.
-        bad: input files found broken while opening, with reasons.
+        files: number of input files, intact and broken.
+        bad: input files found broken when the data was opened, with reasons.
         summary: one line for the console.
-        files_to_keep: name -> content of what each checkpoint is to hold, so that the model can be
-            used without the data: a tokenizer.
-        decode: ids of tokens -> the text that they stand for.
-        faster: what makes examples of this data cheaper to read; empty where nothing is known.
+        files_to_keep: name and content of files that each checkpoint stores, so that the model can
+            be used without the data, such as a tokenizer.
+        decode: turns token ids into text.
+        faster: advice on making this data cheaper to read; may be empty.
+        example_file: path of an input file, on which a user can try the model; may be empty.
     """
 
     train: Source
@@ -92,3 +93,4 @@ class Sources:
     files_to_keep: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     decode: Callable[[Sequence[int]], str] = as_numbers
     faster: str = ""
+    example_file: str = ""

@@ -1,6 +1,6 @@
-"""Work on pieces of data in several processes, with the results in the order of the pieces.
+"""Runs a function over items in a pool of worker processes, with the results in order.
 
-Which process did what leaves no trace: the results are those of one process.
+The results do not depend on the number of workers or on which worker did what.
 """
 
 import collections
@@ -19,12 +19,12 @@ from jaxtrain.errors import RunAgain
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Pieces that wait for a process, for each of them: enough that none runs dry, few in memory.
+# Items queued per worker: enough to keep every worker busy, few enough for memory.
 _WAITING = 2
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Returns the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -36,18 +36,18 @@ def in_order(
     *fixed: Any,
     processes: int,
 ) -> Iterator[Result]:
-    """``work(item, *fixed)`` of each item, in order.
+    """Yields ``work(item, *fixed)`` for each item, in order.
 
-    Memory holds a few items for each process, however many there are.
+    Memory holds only a few items per worker.
 
     Args:
-        work: a function of a module, for processes that are started anew.
-        items: pieces of data; taken as there is room for them.
-        fixed: more arguments, the same for all.
-        processes: 1 or less works in this one.
+        work: a module-level function, because workers are spawned and must import it.
+        items: inputs; read only as fast as the workers process them.
+        fixed: further arguments, the same for every item.
+        processes: number of workers; with 1 or less, this process does the work.
 
     Raises:
-        RunAgain: a process died, as of a lack of memory.
+        RunAgain: a worker was killed, for example for lack of memory.
     """
     if processes <= 1:
         for item in items:
@@ -69,17 +69,17 @@ def in_order(
             yield running.popleft().result()
     except BrokenProcessPool as error:
         raise RunAgain(
-            "a process that prepares the data was killed, most likely for lack of memory: free "
-            "some and start again; what is finished stays"
+            "a worker that prepares the data was killed, most likely for lack of memory: free "
+            "some memory and start again; finished work is kept"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def begin() -> None:
-    """In a new process: Ctrl-C is the parent's affair, and without the parent there is no work."""
+    """Initializes a worker: ignores Ctrl-C, which the parent handles, and ends with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores out already
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all cores
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,7 +1,7 @@
-"""What every process that loads data does: it starts light, hears no signals, ends with its parent.
+"""Prepares worker processes: they load no jax, ignore signals and end with their parent.
 
-Loading takes numpy alone. Grain imports jax and Orbax where they are there, which is two thirds of
-the time that a worker takes to start, and goes on without them.
+Loading needs only numpy. Grain imports jax and Orbax if they are installed, which takes two thirds
+of a worker's start-up time, and works without them.
 """
 
 import contextlib
@@ -22,18 +22,19 @@ _NOT_FOR_DATA = ("jax", "orbax")
 
 
 def begin_without_jax() -> None:
-    """Makes imports of jax and Orbax fail in this process; call it before anything is imported."""
+    """Makes imports of jax and Orbax fail in this process; call it before any other import."""
     modules = cast(dict[str, object], sys.modules)
     for name in _NOT_FOR_DATA:
         modules.setdefault(name, None)
-    absl.logging.get_absl_logger().addFilter(_not_of_jax)  # Grain warns that it is not there
+    absl.logging.get_absl_logger().addFilter(_not_of_jax)  # Grain warns that it is missing
 
 
 def prepare(worker: int, workers: int) -> None:
-    """Signals are for the main process, which saves and then ends the workers.
+    """Initializes a worker: ignores SIGTERM, ends with the parent, hides accelerators from jax.
 
-    Where the main process is killed and ends nobody, a worker ends itself. A worker that does have
-    jax (of a program that is not ours) takes no memory of the accelerator.
+    The main process handles signals: it saves and then ends the workers. If it is killed, a worker
+    ends itself. A worker may import jax if another program uses this package; it must not take
+    accelerator memory.
     """
     del worker, workers
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

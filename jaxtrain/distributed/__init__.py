@@ -1,1 +1,1 @@
-"""Several processes: how they meet, agree, notice one another's end, and stop together."""
+"""Runs of several processes: rendezvous, agreement, liveness monitoring, and a common stop."""

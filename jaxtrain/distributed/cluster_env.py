@@ -1,8 +1,8 @@
-"""Where the other processes of a run are: what launchers and schedulers say in the environment.
+"""Finds the processes of a run in the environment variables that launchers and schedulers set.
 
-jax can read SLURM and Open MPI itself, but not in words that help: it takes the variables of an
-allocation for those of a task, waits minutes for a host that is the wrong one, and ends with a
-stack trace of C++. Here each variable is checked before anything waits for anybody.
+jax reads SLURM and Open MPI itself, but its failures do not help: it mistakes the variables of an
+allocation for those of a task, waits minutes for the wrong host, and ends with a C++ stack trace.
+Here each variable is checked before anything waits for another process.
 """
 
 import dataclasses
@@ -18,32 +18,32 @@ from jaxtrain.errors import InputError
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
-# How long to wait for the others: machines boot, images are pulled. A variable can change it.
+# How long to wait for the others: machines boot, images are pulled. The variable overrides it.
 PATIENCE, PATIENCE_S = "JAXTRAIN_CONNECT_S", 300.0
 
-# A secret of the run that all its processes know; the launchers make one.
+# A secret that all processes of the run share; the launchers create one.
 TOKEN = "JAXTRAIN_RUN_TOKEN"
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 
-# Ports that Linux gives to nobody by itself (its ephemeral ones end at 60999).
+# Ports that Linux does not assign by itself (its ephemeral ports end at 60999).
 _FIRST_PORT, _PORTS = 61440, 4096
-# A new pod's name appears in Kubernetes' DNS some time after the pod; elsewhere names are there.
+# A new pod's name appears in Kubernetes' DNS some time after the pod; other names exist already.
 _NAME_APPEARS_S, _NAME_IS_THERE_S = 90.0, 3.0
 _LOOK_EVERY_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The processes of a run, as one of them sees them.
+    """The processes of a run, from the point of view of one of them.
 
     Attributes:
-        scheme: who says so, for messages.
+        scheme: the launcher or the variables that describe them, for messages.
         coordinator: host:port of process 0.
         source: the variables that the coordinator comes from.
-        count: processes; at least 2.
-        index: of this one, from 0.
-        hosts: machines that they run on; None if the variables do not tell.
-        devices: numbers of the local GPUs that this process takes; empty takes all.
+        count: number of processes; at least 2.
+        index: number of this process, from 0.
+        hosts: number of machines that they run on; None if unknown.
+        devices: indices of the local GPUs that this process uses; empty for all.
     """
 
     scheme: str
@@ -66,20 +66,21 @@ class Cluster:
 
 
 def find(environment: Mapping[str, str]) -> Cluster | None:
-    """The processes that this one belongs to; None where it is alone.
+    """Returns the processes of this run, or None if this is the only one.
 
-    In this order: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (the last may be
-    JOB_COMPLETION_INDEX of a Kubernetes job); Open MPI; a task that SLURM's srun started; MPICH and
-    its relatives (PMI); WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT, as clouds set them for each
-    node. JAX_COORDINATOR_ADDRESS alone overrides the address of all others, and
-    JAX_NUM_PROCESSES=1 means one process, whatever else is set. A WORLD_SIZE of 1 says nothing.
+    Tries in this order: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
+    JOB_COMPLETION_INDEX of a Kubernetes job instead of the last); Open MPI; a task that SLURM's
+    srun started; MPICH and its relatives (PMI); WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT,
+    which clouds set on each node. JAX_COORDINATOR_ADDRESS alone overrides the address of every
+    other scheme, and JAX_NUM_PROCESSES=1 means one process, whatever else is set. WORLD_SIZE=1 is
+    ignored.
 
     Args:
         environment: ``os.environ``. Empty variables count as unset.
 
     Raises:
         InputError: variables are missing or contradict one another, or SLURM allocated several
-            tasks and this is none of them.
+            tasks and this process is not one of them.
     """
     given = {name: value for name, value in environment.items() if value}
     explicit = _explicit(given)
@@ -91,34 +92,34 @@ def find(environment: Mapping[str, str]) -> Cluster | None:
             return found if found.count > 1 else None
     if ADDRESS in given:
         raise InputError(
-            f"{ADDRESS} set, but not {COUNT} and {INDEX}: set all three for a run of several "
+            f"{ADDRESS} is set, but not {COUNT} and {INDEX}: set all three for a run of several "
             "processes, or none for one process"
         )
     return None
 
 
 def patience(environment: Mapping[str, str]) -> float:
-    """How long to wait for the other processes, s.
+    """Returns how long to wait for the other processes, in seconds.
 
     Raises:
-        InputError: the variable is no number.
+        InputError: JAXTRAIN_CONNECT_S is not a number.
     """
     text = environment.get(PATIENCE) or str(PATIENCE_S)
     if not text.replace(".", "", 1).isdecimal():
-        raise InputError(f"{PATIENCE} is {text!r}; it has to be a number of seconds, as 300")
+        raise InputError(f"{PATIENCE} is {text!r}; it must be a number of seconds, such as 300")
     return float(text)
 
 
 def token(environment: Mapping[str, str]) -> bytes:
-    """The secret by which the processes of a run recognize one another; empty without one."""
-    # A secret of Kubernetes often ends with a line feed, which a shell's copy of it lacks.
+    """Returns the secret by which the processes of a run recognize one another; empty if unset."""
+    # A Kubernetes secret often ends with a line feed, which a shell's copy of it lacks.
     return os.fsencode(environment.get(TOKEN, "").strip())
 
 
 def is_local(cluster: Cluster) -> bool:
-    """Whether all processes run on this machine: then nobody else needs to reach process 0.
+    """Returns whether all processes run on this machine, so no other host must reach process 0.
 
-    A name that only happens to mean loopback here (Debian's 127.0.1.1) does not say so.
+    A name that merely resolves to loopback here (Debian's 127.0.1.1) does not prove it.
     """
     if cluster.host == "localhost":
         return True
@@ -129,9 +130,9 @@ def is_local(cluster: Cluster) -> bool:
 
 
 def bind_address(cluster: Cluster, environment: Mapping[str, str]) -> str:
-    """Where process 0 listens, and jax's coordination service after it: HOST:PORT.
+    """Returns HOST:PORT where process 0 listens, and then jax's coordination service.
 
-    JAX_COORDINATOR_BIND_ADDRESS if it is set, loopback if all processes are on this machine, else
+    JAX_COORDINATOR_BIND_ADDRESS if it is set; loopback if all processes are on this machine; else
     all addresses of this host.
     """
     if environment.get(BIND):
@@ -149,10 +150,11 @@ def bind_address(cluster: Cluster, environment: Mapping[str, str]) -> str:
 
 
 def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """The coordinator has to have an address, and one that other hosts can reach.
+    """Checks that the coordinator has an address, and one that other hosts can reach.
 
     Raises:
-        InputError: its name is unknown here, or it means this machine although there are others.
+        InputError: its name does not resolve here, or resolves to this machine itself although
+            the run has several hosts.
     """
     wait_s = _NAME_APPEARS_S if "KUBERNETES_SERVICE_HOST" in environment else _NAME_IS_THERE_S
     deadline = time.monotonic() + min(wait_s, patience(environment))
@@ -173,14 +175,14 @@ def check_address(cluster: Cluster, environment: Mapping[str, str]) -> None:
     if (cluster.hosts or 1) > 1 and all(_only_here(address) for address in addresses):
         raise InputError(
             f"the coordinator {cluster.coordinator} (from {cluster.source}) is "
-            f"{' and '.join(addresses)} on {socket.gethostname()}, this machine itself, but the "
-            f"{cluster.count} processes run on {cluster.hosts} hosts: set {ADDRESS} to host:port "
-            "of process 0 with its address in the network, or fix /etc/hosts"
+            f"{' and '.join(addresses)} on {socket.gethostname()}, which is this machine itself, "
+            f"but the {cluster.count} processes run on {cluster.hosts} hosts: set {ADDRESS} to "
+            "host:port of process 0 with its network address, or fix /etc/hosts"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address means the machine that asks, and only that one."""
+    """Returns whether a name or address refers only to the machine that resolves it."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -207,8 +209,9 @@ def _explicit(given: Mapping[str, str]) -> Cluster | None:
     if missing or count is None:
         there = [name for name in needed if name in given]
         raise InputError(
-            f"{' and '.join(there)} set, but not {' and '.join(missing)}: set all three for a run "
-            "of several processes, or none for one process"
+            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} set, but not "
+            f"{' and '.join(missing)}: set all three for a run of several processes, or none for "
+            "one process"
         )
     return Cluster(
         scheme=scheme,
@@ -233,7 +236,7 @@ def _open_mpi(given: Mapping[str, str]) -> Cluster | None:
     uri = given.get("OMPI_MCA_orte_hnp_uri", "")
     mpirun = re.match(r"(\d+)\.\d+;tcp6?://\[?([^,:\]]+)", uri)
     if not coordinator and mpirun:
-        # Its job numbers are multiples of 2^12, as jax has it too.
+        # Its job numbers are multiples of 2^12; jax shifts them, too.
         coordinator, source = f"{mpirun[2]}:{_port(int(mpirun[1]) >> 12)}", "OMPI_MCA_orte_hnp_uri"
     if not coordinator:
         raise _no_address("OMPI_COMM_WORLD_SIZE", count, "mpirun -x")
@@ -253,17 +256,17 @@ def _open_mpi(given: Mapping[str, str]) -> Cluster | None:
 
 def _slurm(given: Mapping[str, str]) -> Cluster | None:
     if "SLURM_STEP_NUM_TASKS" not in given:
-        # A batch script and a shell in an allocation have the job's variables, a task those of its
-        # step too. A job may have no number of tasks; it always has one of nodes.
+        # A batch script and a shell in an allocation have the job's variables; a task also has its
+        # step's. A job may have no number of tasks, but always has a number of nodes.
         for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
             if "SLURM_JOB_ID" in given and _number(given, name, 1, None, default=1) > 1:
                 raise InputError(
-                    f"{name} is {given[name]}, but this is no task that srun started: start the "
+                    f"{name} is {given[name]}, but srun did not start this process: start the "
                     f"command with srun, or set {COUNT}=1 to train with this one process"
                 )
         return None
     count = _number(given, "SLURM_STEP_NUM_TASKS", 1, None)
-    # Started by MPICH within one step: its processes are not the tasks.
+    # MPICH started this process within a step: its processes are not SLURM's tasks.
     foreign = "MPI_LOCALNRANKS" in given and given.get("PMI_SIZE") != str(count)
     if foreign:
         return None
@@ -271,7 +274,7 @@ def _slurm(given: Mapping[str, str]) -> Cluster | None:
         return _alone()
     needed = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
     _need(given, "srun", "SLURM_STEP_NUM_TASKS", needed)
-    # The next step and the next start of a requeued job take other ports: the last may be in use.
+    # Each step and each start of a requeued job takes another port: the last may still be in use.
     number = (
         _number(given, "SLURM_JOB_ID", 0, None)
         + 97 * _number(given, "SLURM_STEP_ID", 0, None, default=0)
@@ -317,7 +320,7 @@ def _pmi(given: Mapping[str, str]) -> Cluster | None:
 
 def _world(given: Mapping[str, str]) -> Cluster | None:
     if given.get("WORLD_SIZE", "1") == "1":
-        return None  # a notebook's pod may have one, and means nothing by it
+        return None  # a notebook's pod may set it to 1 without meaning a run
     count = _number(given, "WORLD_SIZE", 1, None, cure="unset it to train with one process")
     names = ("RANK",) if ADDRESS in given else ("RANK", "MASTER_ADDR", "MASTER_PORT")
     _need(given, "the platform", "WORLD_SIZE", names)
@@ -355,13 +358,13 @@ def _need(given: Mapping[str, str], who: str, because: str, names: tuple[str, ..
         raise InputError(
             f"{because} is {given[because]}, but {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set: start every process with {who}, "
-            f"which sets them all, or unset {because} to train with one process"
+            f"which sets all of them, or unset {because} to train with one process"
         )
 
 
 def _no_address(because: str, count: int, export: str) -> InputError:
     return InputError(
-        f"{because} is {count}, but nothing says where process 0 listens: add {export} "
+        f"{because} is {count}, but no variable gives the address of process 0: add {export} "
         f"{ADDRESS}=HOST:PORT with the host of process 0 and a free port"
     )
 
@@ -376,42 +379,42 @@ def _number(
     default: int | None = None,
     cure: str = "",
 ) -> int:
-    """A variable as a number, from ``least`` on and below ``below``, which ``of`` gave."""
+    """Parses a variable as a number from ``least`` to ``below - 1``; ``of`` set that limit."""
     text = given.get(name, "1" if default is None else str(default))
     wrong = not (text.isascii() and text.isdecimal()) or int(text) < least
     if wrong or (below is not None and int(text) >= below):
-        what = f"a whole number, at least {least}"
+        what = f"an integer, at least {least}"
         if below is not None:
-            what = f"a whole number from {least} to {below - 1}"
+            what = f"an integer from {least} to {below - 1}"
         if of:
             what += f", because {of} is {given[of]}"
-        raise InputError(f"{name} is {text!r}; it has to be {what}" + (f": {cure}" if cure else ""))
+        raise InputError(f"{name} is {text!r}; it must be {what}" + (f": {cure}" if cure else ""))
     return int(text)
 
 
 def _address(given: Mapping[str, str], name: str) -> str:
     host, colon, port = given[name].rpartition(":")
-    # An IPv6 address stands in brackets, or its last group would be taken for the port.
+    # An IPv6 address needs brackets: its last group could be taken for the port.
     plain = host.startswith("[") or ":" not in host
     if not (colon and host and plain and port.isdecimal() and 0 < int(port) < 65536):
         raise InputError(
-            f"{name} is {given[name]!r}; it has to be HOST:PORT of process 0, as node1:12345"
+            f"{name} is {given[name]!r}; it must be HOST:PORT of process 0, such as node1:12345"
         )
     return given[name]
 
 
 def _port(number: int) -> int:
-    """A port that all processes of a job know, from its number."""
+    """Derives a port from the job's number, so that all its processes agree on it."""
     return _FIRST_PORT + number % _PORTS
 
 
 def _first_host(nodes: str) -> str:
-    """Of a list as SLURM writes it: "node[001-003,7],gpu1" begins with node001."""
+    """Returns the first host of a SLURM node list: node001 of "node[001-003,7],gpu1"."""
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
 
 
 def _tasks_of_node(given: Mapping[str, str], node: int) -> int:
-    """Of "2(x3),1", runs of equal nodes folded, the number of the node's tasks."""
+    """Returns how many tasks a node has; SLURM folds equal counts, as in "2(x3),1"."""
     counts: list[int] = []
     for run in given.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", run)
@@ -421,16 +424,16 @@ def _tasks_of_node(given: Mapping[str, str], node: int) -> int:
 
 
 def _devices(given: Mapping[str, str], local_index: int, local_count: int) -> list[int]:
-    """The GPUs that a process takes: all of its node, or its share where it is one of several."""
+    """Returns a process's GPUs: empty for all of its node, or its part if it shares the node."""
     asked = given.get("JAX_LOCAL_DEVICE_IDS")
     if asked is not None:
         if not re.fullmatch(r"\d+(,\d+)*", asked):
             raise InputError(
-                f"JAX_LOCAL_DEVICE_IDS is {asked!r}; it has to be numbers of GPUs, as 0,1,2,3"
+                f"JAX_LOCAL_DEVICE_IDS is {asked!r}; it must list GPU indices, such as 0,1,2,3"
             )
         return [int(one) for one in asked.split(",")]
     if local_count == 1 or "SLURM_GPUS_PER_TASK" in given:
-        return []  # the task sees only its own, which then are number 0 and so on
+        return []  # the task sees only its own GPUs, numbered from 0
     visible = given.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if visible == [""]:
         return [local_index]

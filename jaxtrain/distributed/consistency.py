@@ -1,8 +1,8 @@
-"""Whether all processes of a run are about to do the same: config, code and packages.
+"""Checks that all processes of a run have the same config, code and packages.
 
 Processes that compile different programs wait for each other in a collective that never ends, or
-train something that nobody asked for. So they compare before the first compilation, in the
-key-value store, which needs no device.
+train the wrong thing. So they compare before the first compilation, through the key-value store,
+which needs no device.
 """
 
 import functools
@@ -20,7 +20,7 @@ from jaxtrain import config, versions
 from jaxtrain.distributed.key_value import KeyValueStore
 from jaxtrain.errors import InputError
 
-# What each host may have its own way. The data itself is compared by its fingerprint.
+# Fields that may differ per host. The data itself is compared by its fingerprint.
 PER_HOST = (
     "data.path",
     "data.more_paths",
@@ -41,11 +41,11 @@ _CURES = {
 
 
 def facts(run: config.Run, flags: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """What has to be the same everywhere: kind -> name -> value.
+    """Collects what must be the same in all processes: kind -> name -> value.
 
     Args:
         run: the config.
-        flags: of the command line, those that change what is computed.
+        flags: command-line flags that change the computation.
     """
     leaves = jax.tree_util.tree_leaves_with_path(
         config.to_dict(run), is_leaf=lambda node: not isinstance(node, dict)
@@ -62,14 +62,14 @@ def facts(run: config.Run, flags: Mapping[str, Any]) -> dict[str, dict[str, str]
 
 
 def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
-    """One sentence that names what differs, with the values by process; empty if nothing does."""
+    """Returns a sentence that names each difference, its values and processes; or an empty one."""
     found: list[str] = []
     cures: list[str] = []
     for kind, cure in _CURES.items():
         names = dict.fromkeys(name for one in every for name in one.get(kind, {}))
         for name in names:
             values = [one.get(kind, {}).get(name, "(absent)") for one in every]
-            # Of the code only the digest counts; the commit behind it is for the reader.
+            # Only the code's digest is compared; the commit after it is for the reader.
             if len({value.split(" ", 1)[0] if kind == "code" else value for value in values}) > 1:
                 found.append(f"{name} is {_by_process(values)}")
                 cures.append(cure)
@@ -77,7 +77,7 @@ def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
         return ""
     more = len(found) - _FIELDS_TO_NAME
     return (
-        "the processes do not run the same: "
+        "the processes differ: "
         + "; ".join(found[:_FIELDS_TO_NAME])
         + (f"; and {more} more" if more > 0 else "")
         + ": "
@@ -86,15 +86,15 @@ def compare(every: list[Mapping[str, Mapping[str, str]]]) -> str:
 
 
 def check(own: Mapping[str, Any], store: KeyValueStore) -> None:
-    """Process 0 compares the facts of all processes.
+    """Has process 0 compare the facts of all processes.
 
     Args:
-        own: what :func:`facts` gave in this process.
-        store: of the run.
+        own: the result of :func:`facts` in this process.
+        store: the run's key-value store.
 
     Raises:
-        InputError: in all processes alike; names what differs.
-        RunAgain: a process has published nothing.
+        InputError: the facts differ; the same message in all processes.
+        RunAgain: a process published nothing in time.
     """
 
     def decide() -> str:
@@ -108,7 +108,7 @@ def check(own: Mapping[str, Any], store: KeyValueStore) -> None:
 
 
 def _code(run: config.Run) -> str:
-    """Digest of the package's files and of those that define model and data, and the commit."""
+    """Returns a digest of the package's files and those of model and data, and the commit."""
     package = Path(__file__).parents[1]
     files = {f"jaxtrain/{path.relative_to(package)}": path for path in package.rglob("*.py")}
     for part in (run.model, run.data):
@@ -124,7 +124,7 @@ def _code(run: config.Run) -> str:
 
 @functools.cache
 def _commit(checkout: Path) -> str:
-    """The commit of a checkout; empty if this is an installed package, or git is not there."""
+    """Returns a checkout's commit; empty for an installed package or without git."""
     if not (checkout / ".git").exists():
         return ""
     try:
@@ -141,7 +141,7 @@ def _commit(checkout: Path) -> str:
 
 
 def _by_process(values: list[str]) -> str:
-    """``["a", "b", "a"]`` as ``a in processes 0, 2 and b in process 1``."""
+    """Formats ``["a", "b", "a"]`` as ``a in processes 0, 2 and b in process 1``."""
     by_value: dict[str, list[int]] = {}
     for number, value in enumerate(values):
         by_value.setdefault(value, []).append(number)
@@ -152,7 +152,7 @@ def _by_process(values: list[str]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0-2, 5``."""
+    """Formats ``[0, 1, 2, 5]`` as ``0-2, 5``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

@@ -1,10 +1,10 @@
-"""What the processes of a run know of each other while each is busy.
+"""Liveness monitoring: how the processes of a run detect each other's failure.
 
 A process that is stuck or gone leaves the others waiting in a collective that never ends; the
 runtime notices that after 100 s, or not at all
-(https://github.com/jax-ml/jax/issues/38503). So a thread of each process publishes its status every
-other second in the key-value store, and reads those of the others: that one got a stop signal, that
-one has left, that one is silent.
+(https://github.com/jax-ml/jax/issues/38503). So a thread in each process publishes its status to
+the key-value store every two seconds and reads the status of the others: whether one got a stop
+signal, has left, or is silent.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import INTERRUPTED, RUN_AGAIN, WRONG_USE, first_line
 
 BEAT_S = 2.0
-# A process that was not heard of for so long is stuck or gone. jax's own limit is 100 s.
+# A process whose heartbeat is older is stuck or gone. jax's own limit is 100 s.
 SILENCE_S = 60.0
-# A thread that wakes up so much too late was stopped, and the whole process with it (SIGSTOP).
+# A thread that wakes up this much too late was stopped along with its process (SIGSTOP).
 OVERSLEPT_S = 1.0
-# After another process left: time to find out why by an error of this process's own, or to stop
-# over the signal that both got (signals.UNWIND_S).
+# After another process left: time for this process to fail with an error of its own that explains
+# why, or to stop because both got a signal (signals.UNWIND_S).
 GRACE_S = 6.0
-# Process 0 runs the service; it leaves last, but does not wait longer than this for the others.
+# Process 0 runs the service and leaves last, but waits no longer than this for the others.
 LEAVE_S = 5.0
 
 _TOPIC = "heartbeat"
@@ -39,11 +39,11 @@ _NEVER = "no heartbeat yet"
 class Heartbeat:
     """Publishes the status of this process, and notices when another process is gone.
 
-    In a run of one process it only remembers. Enter it to start the threads, leave it to end them.
+    A context manager that starts and ends its threads; a run of one process has none.
 
     Args:
-        store: of the run.
-        signals: informed when another process got a stop signal.
+        store: the run's key-value store.
+        signals: requested to stop when another process got a stop signal.
 
     Attributes:
         process: number of this process.
@@ -55,13 +55,13 @@ class Heartbeat:
         self._signals = signals
         self._lock = threading.Lock()
         self._own: dict[str, Any] = {"beat": 0, "phase": "start", "step": None}
-        # Process -> its last status, and when it was new here.
+        # Process -> its last status, and when this process first read it.
         self._others: dict[int, tuple[dict[str, Any], float]] = {}
         self._began = time.monotonic()
         self._ending = False
         self._closed = threading.Event()
         self._on_lost: Callable[[str], None] = _exit
-        # Two threads: the first may wait for ever for a service whose process is stuck.
+        # Two threads: the first may wait forever for a service whose process is stuck.
         self._threads = [
             threading.Thread(target=work, name="heartbeat", daemon=True)
             for work in (self._beat, self._watch)
@@ -85,20 +85,20 @@ class Heartbeat:
                 thread.join(BEAT_S)
 
     def update(self, phase: str, step: int | None) -> None:
-        """Sets the status of this process, which the next beat publishes."""
+        """Sets the status of this process; the next heartbeat publishes it."""
         with self._lock:
             self._own |= {"phase": phase, "step": step}
 
     def when_lost(self, then: Callable[[str], None]) -> None:
-        """Has ``then`` called, with the reason, when another process is gone; it ends this one."""
+        """Sets what to call, with the reason, when another process is gone; it must exit."""
         self._on_lost = then
 
     def ending(self) -> None:
-        """All processes end now, each when it is ready: from here on none misses another."""
+        """Marks the end of the run: from here on a process that leaves is not reported."""
         self._ending = True
 
     def table(self) -> list[str]:
-        """A line for each process: its phase, its last step, and the age of its heartbeat."""
+        """Returns a line per process: its phase, its last step, and its heartbeat's age."""
         now = time.monotonic()
         with self._lock:
             known = {**self._others, self.process: (self._own, now)}
@@ -108,12 +108,12 @@ class Heartbeat:
         ]
 
     def leave(self, code: int) -> None:
-        """Publishes that this process ends now; process 0 waits until the others have done so too.
+        """Publishes that this process ends now; process 0 waits until the others have, too.
 
-        Returns after ``LEAVE_S`` at the latest, also where the service is gone.
+        Returns after at most ``LEAVE_S``, even if the service is gone.
 
         Args:
-            code: exit code.
+            code: the exit code of this process.
         """
         self._ending = True
         if self._store.client is None:
@@ -126,7 +126,7 @@ class Heartbeat:
         with self._lock:
             self._own |= {"left": code}
         deadline = time.monotonic() + LEAVE_S
-        with contextlib.suppress(Exception):  # the service may be gone, whose errors are its own
+        with contextlib.suppress(Exception):  # the service may be gone; it has its own errors
             self._publish()
             while self.process == 0 and time.monotonic() < deadline:
                 self._read()
@@ -142,7 +142,7 @@ class Heartbeat:
                 self._publish()
                 self._read()
                 failing_since = None
-            except Exception as error:  # of the service: its type is the runtime's own
+            except Exception as error:  # from the service; the type belongs to the runtime
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > GRACE_S and not self._ending:
                     self._on_lost(f"process 0 is gone ({first_line(error)})")
@@ -154,7 +154,7 @@ class Heartbeat:
                 return
             overslept_s = time.monotonic() - began - BEAT_S
             if overslept_s > OVERSLEPT_S:
-                # This process was stopped itself, and read nothing: that time does not count.
+                # This process itself was stopped and read nothing: that time does not count.
                 with self._lock:
                     self._began += overslept_s
                     for process, (status, since) in self._others.items():
@@ -178,7 +178,7 @@ class Heartbeat:
                     self._others[process] = (status, now)
 
     def _check_others(self) -> None:
-        """Takes over another's stop signal, and ends this process when another is gone."""
+        """Adopts another process's stop signal; ends this process when another is gone."""
         now = time.monotonic()
         for process in range(self._store.count):
             if self._ending or process == self.process:
@@ -199,8 +199,8 @@ class Heartbeat:
         if self._closed.wait(GRACE_S) or self._ending:
             return
         reason = f"process {process} has ended with exit code {code}"
-        if code in (WRONG_USE, INTERRUPTED):  # not to be run again
-            terminal.warn(f"error: {reason}, and this one with it")
+        if code in (WRONG_USE, INTERRUPTED):  # a retry would not help
+            terminal.warn(f"error: {reason}; this process ends, too")
             self.leave(code)
             os._exit(code)
         self._on_lost(reason)
@@ -213,6 +213,6 @@ def _line(status: dict[str, Any], since: float, now: float) -> str:
 
 
 def _exit(reason: str) -> None:
-    """While there is no directory to write stacks into."""
+    """Exits without writing stacks: there is no run directory yet."""
     terminal.warn(f"{reason}; exit code {RUN_AGAIN}")
     os._exit(RUN_AGAIN)

@@ -1,18 +1,18 @@
-"""What the processes of a run tell each other beside their devices: one client of one store.
+"""Exchanges texts between the processes of a run without using their devices.
 
-jax's coordination service, which runs in process 0, stores texts by key for all processes. It works
-before the devices do and while they are busy, from any thread, and it has no short time limit of
-its own (collectives between CPUs have one of 30 s). Everything that processes publish goes through
+jax's coordination service, which runs in process 0, is a key-value store for all processes. It
+works before the devices do and while they are busy, from any thread, and has no short time limit
+of its own (collectives between CPUs have one of 30 s). All exchange goes through
 :class:`KeyValueStore`, under ``jaxtrain/<topic>/<process>``:
 
-- :meth:`~KeyValueStore.publish` and :meth:`~KeyValueStore.published`: a text of each process, and
-  those that are there now;
+- :meth:`~KeyValueStore.publish` and :meth:`~KeyValueStore.published`: publish a text, and read
+  those published so far;
 - :meth:`~KeyValueStore.gather`: the texts of all processes;
-- :meth:`~KeyValueStore.decide`: process 0 decides, all processes take its decision or its error;
-- :meth:`~KeyValueStore.barrier`: all processes have come;
+- :meth:`~KeyValueStore.decide`: process 0 decides; all processes get its decision or its error;
+- :meth:`~KeyValueStore.barrier`: waits for all processes;
 - :class:`Votes`: all processes agree on whether each part of a save worked.
 
-Whatever waits has a deadline, and prints after 30 s what it waits for, and for whom.
+Every wait has a deadline, and after 30 s prints which processes it waits for, and why.
 """
 
 import collections
@@ -37,11 +37,11 @@ _POLL_S = (0.01, 0.5)  # at first, and at most
 def announced(
     what: Callable[[], str], say: Callable[[str], None] = terminal.warn
 ) -> Iterator[None]:
-    """Prints what is waited for when the body takes long, and again every minute.
+    """Prints what the body waits for if it takes long, and again every minute.
 
     Args:
-        what: what is waited for, such as ``"process 3 of 4"``; called from another thread.
-        say: takes a line.
+        what: describes it, such as ``"process 3 of 4"``; called from another thread.
+        say: prints a line.
     """
     began, over = time.monotonic(), threading.Event()
 
@@ -61,19 +61,19 @@ def announced(
 
 
 class Client(Protocol):
-    """The part of jax's client of its coordination service that is used here.
+    """The methods used here of jax's client for its coordination service.
 
-    What fails raises a RuntimeError (jax.errors.JaxRuntimeError is one), also after a time limit.
+    Failures and timeouts raise a RuntimeError (such as jax.errors.JaxRuntimeError).
     """
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         """Sets a key for all processes; the value must not be empty."""
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """All keys below this one, and their values."""
+        """Returns all keys below this one, and their values."""
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """A key's value, once it has one."""
+        """Returns a key's value, once it has one."""
 
     def key_value_delete(self, key: str) -> None:
         """Deletes all keys that begin with this one."""
@@ -87,21 +87,21 @@ class NoAnswer(RunAgain):
 
 
 class FailedElsewhere(Exception):
-    """Another process has failed in what this one waits for; names it and the reason."""
+    """Another process failed, so this one waits in vain; the message names it and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyValueStore:
-    """The processes of a run as one of them sees them, and the store that they share.
+    """The store that the processes of a run share, as seen by one of them.
 
     A topic names what is exchanged. :meth:`gather`, :meth:`decide` and :meth:`barrier` number the
-    calls with the same topic, so all processes must call them alike.
+    calls with the same topic, so all processes must make the same calls in the same order.
 
     Attributes:
         index: number of this process.
-        count: processes of the run.
-        client: of jax's service; None in a run of one process.
-        calls: topic -> how often it was used.
+        count: number of processes of the run.
+        client: client of jax's service; None in a run of one process.
+        calls: topic -> number of calls so far.
     """
 
     index: int = 0
@@ -110,48 +110,48 @@ class KeyValueStore:
     calls: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def publish(self, topic: str, text: str, *, again: bool = False) -> None:
-        """Publishes a text of this process; without ``again`` a topic can be used once."""
+        """Publishes a text of this process; publishing to a topic twice requires ``again``."""
         key = f"{_ROOT}/{topic}/{self.index}"
         self._service.key_value_set(key, f"={text}", allow_overwrite=again)
 
     def published(self, topic: str) -> dict[int, str]:
-        """Process -> its text, of those that have published one by now."""
+        """Returns process -> text, for the processes that have published one so far."""
         texts = self.below(topic)
         return {number: texts[str(number)] for number in range(self.count) if str(number) in texts}
 
     def below(self, topic: str) -> dict[str, str]:
-        """All texts below a topic by the rest of their key, such as ``"part/3"``."""
+        """Returns all texts below a topic by the rest of their key, such as ``"part/3"``."""
         prefix = f"{_ROOT}/{topic}/"
         pairs = self._service.key_value_dir_get(prefix)
         return {key.removeprefix(prefix): value[1:] for key, value in pairs}
 
     def wait_for(self, topic: str, process: int, timeout_s: float) -> str:
-        """The text of another process.
+        """Waits for the text of another process.
 
         Raises:
-            NoAnswer: it has published none in this time.
+            NoAnswer: the process published nothing in this time.
         """
         with announced(lambda: f"process {process} of {self.count} ({_name(topic)})"):
             return self._wait_for(topic, process, timeout_s)
 
     def collect(self, topic: str, timeout_s: float) -> list[str]:
-        """The texts of all processes, in their order.
+        """Waits for the texts of all processes and returns them in process order.
 
         Args:
-            topic: that all of them publish.
-            timeout_s: for each of them.
+            topic: the topic that all of them publish to.
+            timeout_s: time limit for each of them.
 
         Raises:
-            NoAnswer: one has published nothing in this time.
+            NoAnswer: a process published nothing in this time.
         """
         with announced(lambda: f"{self._missing(topic)} ({_name(topic)})"):
             return [self._wait_for(topic, process, timeout_s) for process in range(self.count)]
 
     def gather(self, topic: str, text: str, timeout_s: float) -> list[str]:
-        """Publishes a text and returns those of all processes, in their order.
+        """Publishes a text and returns those of all processes, in process order.
 
         Raises:
-            NoAnswer: a process has published nothing in this time.
+            NoAnswer: a process published nothing in this time.
         """
         if self.client is None:
             return [text]
@@ -164,7 +164,8 @@ class KeyValueStore:
 
         Raises:
             InputError: ``decision`` raised it.
-            RunAgain: likewise; or as NoAnswer in the others, when process 0 took too long.
+            RunAgain: ``decision`` raised it; or as NoAnswer in the others, if process 0 took too
+                long.
         """
         if self.client is None:
             return decision()
@@ -184,10 +185,10 @@ class KeyValueStore:
         return outcome[1:]
 
     def barrier(self, topic: str, timeout_s: float) -> None:
-        """Returns when all processes have come here.
+        """Waits until all processes have called this.
 
         Raises:
-            NoAnswer: one did not come in this time.
+            NoAnswer: a process did not call it in this time.
         """
         if self.client is None:
             return
@@ -198,7 +199,7 @@ class KeyValueStore:
                 self.client.wait_at_barrier(f"{_ROOT}/{topic}", int(timeout_s * 1000))
         except RuntimeError as error:
             raise NoAnswer(
-                f"{self._missing(topic)} did not come to {_name(topic)!r} within "
+                f"{self._missing(topic)} did not reach the barrier {_name(topic)!r} within "
                 f"{_duration(timeout_s)} ({first_line(error)}): see what the others printed, and "
                 "start all processes at the same time"
             ) from error
@@ -208,7 +209,7 @@ class KeyValueStore:
         self._service.key_value_delete(f"{_ROOT}/{topic}/")
 
     def numbered(self, topic: str) -> str:
-        """A topic of its own for each call with this one, such as ``"host/0"``."""
+        """Returns a new topic for each call, such as ``"host/0"`` for the first with "host"."""
         number = self.calls[topic]
         self.calls[topic] += 1
         return f"{topic}/{number}"
@@ -230,13 +231,13 @@ class KeyValueStore:
             ) from error
 
     def _missing(self, topic: str) -> str:
-        """The processes that have published nothing, in words."""
+        """Lists the processes that have published nothing, for messages."""
         try:
             there = self.published(topic)
         except RuntimeError:  # the service is gone
             return "the other processes"
         missing = [str(process) for process in range(self.count) if process not in there]
-        if not missing:  # all came, and the service failed them
+        if not missing:  # all have published, so the service itself failed
             return "the other processes"
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         plural = "" if len(missing) == 1 else "es"
@@ -247,11 +248,11 @@ _calls_of_run: collections.Counter[str] = collections.Counter()
 
 
 def of_run() -> KeyValueStore:
-    """The store of this run; call it after :func:`jaxtrain.distributed.process_group.connect`.
+    """Returns this run's store; call :func:`jaxtrain.distributed.process_group.connect` first.
 
-    ``jax.process_count()`` would start the devices, and wait for those of all processes.
+    Unlike ``jax.process_count()``, it neither starts the devices nor waits for other processes.
     """
-    from jax._src import distributed  # jax has no public way to its coordination service
+    from jax._src import distributed  # jax has no public access to its coordination service
 
     joined = distributed.global_state
     if joined.client is None:
@@ -260,19 +261,19 @@ def of_run() -> KeyValueStore:
 
 
 class Votes:
-    """How the processes of a run agree on whether a save worked, in threads beside the training.
+    """Agrees between processes on whether a save worked, in threads beside the training.
 
-    A save that fails in one process must fail in all of them: else one would try again, or end,
-    while another waits for it for ever. A collective cannot do this (the training uses those), so
-    they vote in the store. Process 0 counts the votes and publishes the outcome: were each process
-    to count, one could give up waiting for what another still sees come.
+    A save that fails in one process must fail in all of them: otherwise one would retry or end
+    while another waits for it forever. A collective cannot do this (the training uses those), so
+    the processes vote in the store. Process 0 counts the votes and publishes the outcome: if every
+    process counted, one could give up on a vote that another still sees arrive.
 
-    All processes call the methods alike.
+    All processes must call the methods in the same order.
 
     Args:
-        store: of the run.
-        timeout_s: longest time for process 0 to wait for a vote. The others wait for process 0 as
-            long as it takes, which hashes a large checkpoint meanwhile: if it is gone or stuck,
+        store: the run's key-value store.
+        timeout_s: longest time for process 0 to wait for a vote. The others wait for process 0
+            without a limit, since it may be hashing a large checkpoint: if it is gone or stuck,
             :mod:`jaxtrain.distributed.heartbeat` or the watchdog ends them.
     """
 
@@ -284,21 +285,21 @@ class Votes:
         self._save = 0
 
     def begin(self) -> None:
-        """A save begins: votes on the one before no longer count."""
+        """Begins a save: votes on the one before no longer count."""
         self._save += 1
         if self._store.index == 0 and not self._alone:
-            # No process can still read these: all have voted at the start of the save after them.
+            # No process reads these any more: all have voted at the start of the save after them.
             self._store.forget(f"{self._topic}/{self._save - 2}")
 
     def agree(self, part: str, failure: str) -> str:
-        """Votes on how a part went in this process, and returns how it went in all of them.
+        """Votes on whether a part worked in this process; returns whether it did in all of them.
 
         Args:
             part: name of this part of the save, the same in all processes.
-            failure: why it failed in this process; "" where it worked.
+            failure: why it failed in this process; "" if it worked.
 
         Returns:
-            The failure of the first process that has one; "" where it worked everywhere.
+            The failure of the first process that has one; "" if it worked everywhere.
         """
         if self._alone:
             return failure
@@ -314,10 +315,10 @@ class Votes:
         return texts[f"{outcome}/0"]
 
     def barrier(self, *, key: str, timeout_ms: int) -> None:
-        """For Orbax, which waits here for the other processes in its own thread.
+        """Waits for the other processes; Orbax calls it in its own thread.
 
         Raises:
-            FailedElsewhere: a process has failed, so it will not come.
+            FailedElsewhere: a process failed, so it will not call this.
         """
         del timeout_ms
         if self._alone:
@@ -342,7 +343,7 @@ class Votes:
                 if (vote := f"{part}/{process}") in texts
             }
             complete = len(votes) == self._store.count
-            # A process that failed in an earlier part does not vote on what the others wait for.
+            # A process that failed in an earlier part does not vote on this one.
             counted = texts if give_up_early else votes if complete else {}
             failure = next(filter(None, counted.values()), "")
             if failure or complete:
@@ -354,7 +355,7 @@ class Votes:
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds between two looks at the store: short at first."""
+    """Yields the pauses between two polls of the store, in seconds: short at first."""
     pause_s, longest_s = _POLL_S
     while True:
         yield pause_s
@@ -362,7 +363,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _name(topic: str) -> str:
-    """A topic without the numbers of its calls."""
+    """Returns a topic without the number of its call."""
     return topic.partition("/")[0]
 
 

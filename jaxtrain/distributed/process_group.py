@@ -1,4 +1,4 @@
-"""The processes of a run: how they find each other, and how they decide together."""
+"""Connects the processes of a run, and lets them agree on values and decisions."""
 
 import math
 import os
@@ -20,33 +20,34 @@ from jaxtrain.sharding import batch_sharding, replicated
 
 T = TypeVar("T")
 
-# Where one process works and the others have nothing to do; one that is gone ends them before.
+# For waits while one process works. If that process is gone, its lost heartbeat ends them sooner.
 _LONGEST_WAIT_S = 24 * 3600
 
-# After the rendezvous all are there: only the service itself has to start.
+# All processes are there after the rendezvous: only the service itself must start.
 _CONNECT_S = 120
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def connect(environment: Mapping[str, str], simulate_devices: int | None) -> None:
-    """Joins this process to the others, if there are others; call it before any device is used.
+    """Connects this process to the others, if there are any; call it before any device is used.
 
-    Who the others are, :mod:`jaxtrain.distributed.cluster_env` finds in the environment. They prove
-    to each other that they know JAXTRAIN_RUN_TOKEN (:mod:`jaxtrain.distributed.rendezvous`). jax's
-    own coordination service, which takes the port after that, checks nobody: any process that
-    reaches it may read and change what the processes tell each other, or end them. It listens on
-    loopback if all processes are on this machine.
+    :mod:`jaxtrain.distributed.cluster_env` finds the others in the environment, and
+    :mod:`jaxtrain.distributed.rendezvous` has the processes prove to each other that they know
+    JAXTRAIN_RUN_TOKEN. jax's own coordination service, which takes the port after that,
+    authenticates nothing: any process that reaches it can read and change the messages, or end the
+    run. It listens on loopback if all processes are on this machine.
 
     Args:
         environment: ``os.environ``.
-        simulate_devices: virtual CPU devices in all processes together; None uses what is there.
+        simulate_devices: number of virtual CPU devices in all processes together; None for the
+            real devices.
 
     Raises:
         InputError: variables are missing or wrong, two processes have the same number, or the
-            devices do not divide.
-        RunAgain: not all processes came in time; or two have the same number in a run without a
-            token, where one of them may be a stranger.
+            processes do not divide the devices.
+        RunAgain: not all processes arrived in time; or two have the same number in a run without
+            a token, where one of them may not belong to it.
     """
     cluster = cluster_env.find(environment)
     if simulate_devices is not None:
@@ -55,7 +56,7 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
         return
     cluster_env.check_address(cluster, environment)
     rendezvous.join(cluster, environment)
-    # jax would put a handler of its own over that of StopSignals.
+    # Its signal handler would replace the one of StopSignals.
     jax.config.update("jax_enable_preemption_service", False)
     if environment.get("JAX_PLATFORMS", "") == "cpu" or simulate_devices is not None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -71,17 +72,17 @@ def connect(environment: Mapping[str, str], simulate_devices: int | None) -> Non
             )
     except jax.errors.JaxRuntimeError as error:  # another program took the port just now
         raise RunAgain(
-            f"jax's service did not start at {cluster.coordinator} ({error}): try again, or take "
+            f"jax's service did not start at {cluster.coordinator} ({error}): try again, or use "
             "another port"
         ) from error
 
 
 def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
-    """All processes must have the same config, code and packages; call it before any compilation.
+    """Checks that config, code and packages are the same in all processes, before compilation.
 
     Args:
         run: the config.
-        flags: of the command line, those that change what is computed.
+        flags: command-line flags that change the computation.
 
     Raises:
         InputError: in all processes alike; names each difference, its values and processes.
@@ -93,10 +94,10 @@ def check_same_run(run: config.Run, flags: Mapping[str, Any]) -> None:
 
 
 def check_accelerator(environment: Mapping[str, str]) -> None:
-    """Refuses to run on the CPU where there is a GPU that jax cannot see.
+    """Refuses to run on the CPU of a machine with a GPU that jax cannot see.
 
     Raises:
-        InputError: an NVIDIA driver is present, jax uses the CPU, and nobody asked for that.
+        InputError: an NVIDIA driver is present and jax uses the CPU without being asked to.
     """
     if (
         _asked_for_cpu(environment)
@@ -112,7 +113,7 @@ def check_accelerator(environment: Mapping[str, str]) -> None:
 
 
 def will_use_cpu(environment: Mapping[str, str]) -> bool:
-    """Whether this process will compute on the CPU, before jax has looked for devices."""
+    """Predicts whether this process will use the CPU, before jax has looked for devices."""
     return _asked_for_cpu(environment) or not _NVIDIA_DRIVER.exists()
 
 
@@ -121,9 +122,9 @@ def _asked_for_cpu(environment: Mapping[str, str]) -> bool:
 
 
 def leave(error: BaseException, heartbeat: Heartbeat) -> None:
-    """Ends this process at once over an error, if there are others; returns in a run of one.
+    """Ends this process at once after an error; returns in a run of one process.
 
-    An ordinary exit waits for all processes, and those wait for this one in a collective.
+    An ordinary exit would wait for the other processes, which wait for this one in a collective.
     """
     if key_value.of_run().count == 1:
         return
@@ -135,7 +136,7 @@ def leave(error: BaseException, heartbeat: Heartbeat) -> None:
 
 
 def end(code: int, heartbeat: Heartbeat) -> NoReturn:
-    """Ends this process without waiting for anything that still runs in it."""
+    """Ends this process without waiting for its threads."""
     heartbeat.leave(code)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -143,35 +144,35 @@ def end(code: int, heartbeat: Heartbeat) -> NoReturn:
 
 
 def process_zero_first(action: Callable[[], T], name: str) -> T:
-    """Runs ``action`` in process 0, then in the others: they find its caches made."""
+    """Runs ``action`` in process 0, then in the others, which find its caches complete."""
     if key_value.of_run().index == 0:
         try:
             return action()
-        finally:  # also where it fails: the others then meet the same error, and none waits
+        finally:  # even if it fails: the others must not wait, and will get the same error
             wait_for_all(name, _LONGEST_WAIT_S)
     wait_for_all(name, _LONGEST_WAIT_S)
     return action()
 
 
 def wait_for_all(event: str, timeout_s: float) -> None:
-    """Returns when all processes have come here.
+    """Waits until all processes have called this.
 
     Args:
-        event: what they have done by then, for messages.
+        event: name of the barrier, for messages.
         timeout_s: longest wait.
 
     Raises:
-        RunAgain: a process did not come in this time.
+        RunAgain: a process did not call it in this time.
     """
     key_value.of_run().barrier(event, timeout_s)
 
 
 def gather(what: str, text: str) -> list[str]:
-    """A text of each process, known to all of them.
+    """Returns the texts of all processes, in process order.
 
     Args:
-        what: the text is, for messages.
-        text: of this process.
+        what: name of the text, for messages.
+        text: the text of this process.
 
     Raises:
         RunAgain: a process gave none.
@@ -180,10 +181,10 @@ def gather(what: str, text: str) -> list[str]:
 
 
 def check_same(what: str, value: str, cure: str) -> None:
-    """Every process must hold the same value.
+    """Checks that every process has the same value.
 
     Raises:
-        InputError: in all processes alike; names the values.
+        InputError: in all processes alike; lists the values.
     """
     values = gather(what, value)
     if len(set(values)) > 1:
@@ -194,22 +195,22 @@ def check_same(what: str, value: str, cure: str) -> None:
 def told_by_process_zero(decide: Callable[[], str]) -> str:
     """Runs ``decide`` in process 0; every process returns its text or raises its error.
 
-    The others wait for a day: it may read a whole checkpoint.
+    The others wait for up to a day, since it may read an entire checkpoint.
 
     Raises:
-        RunAgain: in the others, after that.
+        RunAgain: in the others, after that time.
     """
     return key_value.of_run().decide("decision", decide, _LONGEST_WAIT_S)
 
 
 class Agreement:
-    """The largest of a small number that each process contributes, known to all of them.
+    """Finds the maximum of a small number over all processes.
 
-    It is asked for beside one step and read after the next, so it costs no waiting: every process
-    reads the same value at the same step, and all take the same decision.
+    :meth:`exchange` starts during one step and is read after the next, so no process waits: every
+    process reads the same value at the same step, and all take the same decision.
 
     Args:
-        mesh: over all devices.
+        mesh: the mesh over all devices.
     """
 
     def __init__(self, mesh: jax.sharding.Mesh) -> None:
@@ -220,13 +221,13 @@ class Agreement:
         self._pending: jax.Array | None = None
 
     def now(self, value: float) -> float:
-        """Contributes ``value``, waits for all processes, and returns what came of it."""
+        """Contributes ``value``, waits for all processes, and returns the maximum."""
         return value if self._alone else float(self._reduced(value))
 
     def exchange(self, value: float) -> float | None:
-        """Contributes ``value``; returns what came of the contributions of the call before this.
+        """Contributes ``value``; returns the maximum of the previous call's contributions.
 
-        The first call returns None. In a run of one process ``value`` comes back at once.
+        The first call returns None. In a run of one process, ``value`` is returned at once.
         """
         if self._alone:
             return value
@@ -240,14 +241,14 @@ class Agreement:
 
 
 class Exchange:
-    """Several numbers at a time, in one collective: of each the mean or the largest.
+    """Reduces several named numbers over all processes at once, to their means or maxima.
 
-    Read one call late, as :class:`Agreement` is, so that nobody waits for it.
+    Results are one call late, as in :class:`Agreement`, so no process waits.
 
     Args:
-        mesh: over all devices.
-        mean: names of those whose mean is taken, over the devices of the processes that say one.
-        largest: names of the others.
+        mesh: the mesh over all devices.
+        mean: names reduced to their mean over the devices of the processes that have a value.
+        largest: names reduced to their maximum.
     """
 
     def __init__(
@@ -259,43 +260,43 @@ class Exchange:
         self._names = (*mean, *largest)
         split = len(mean)
 
-        def reduce(said_DN: jax.Array) -> jax.Array:
-            means, most = said_DN[:, :split], said_DN[:, split:]
-            return jnp.concatenate([jnp.nanmean(means, axis=0), jnp.nanmax(most, axis=0)])
+        def reduce(values_DN: jax.Array) -> jax.Array:
+            means, largest = values_DN[:, :split], values_DN[:, split:]
+            return jnp.concatenate([jnp.nanmean(means, axis=0), jnp.nanmax(largest, axis=0)])
 
         self._reduce = jax.jit(reduce, out_shardings=replicated(mesh))
         self._pending: jax.Array | None = None
 
     def __call__(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Contributes what this process can say; returns what came of the call before this.
+        """Contributes this process's values; returns the results of the previous call.
 
-        Every process has to call it, also one that can say nothing. The first call returns {}. In a
-        run of one process ``values`` comes back at once. A name that nobody had a value for is
-        left out.
+        Every process must call it, even without any values. The first call returns {}. In a run of
+        one process, ``values`` is returned at once. Names without a value in any process are
+        omitted.
         """
         if self._alone:
             return dict(values)
-        said = [values.get(name, math.nan) for name in self._names]
+        own = [values.get(name, math.nan) for name in self._names]
         agreed = [] if self._pending is None else np.asarray(self._pending).tolist()
-        self._pending = self._reduce(_from_each(self._sharding, self._devices, said))
-        pairs = zip(self._names, agreed, strict=False)  # none of the first call
+        self._pending = self._reduce(_from_each(self._sharding, self._devices, own))
+        pairs = zip(self._names, agreed, strict=False)  # the first call has no results
         return {name: value for name, value in pairs if not math.isnan(value)}
 
 
 def _from_each(
     sharding: jax.sharding.NamedSharding, devices: int, value: float | Sequence[float]
 ) -> jax.Array:
-    """What each process says, once for each device: float32 [devices, ...]."""
-    said = np.asarray(value, np.float32)
-    local = np.broadcast_to(said, (len(sharding.addressable_devices), *said.shape))
-    return jax.make_array_from_process_local_data(sharding, local, (devices, *said.shape))
+    """Repeats each process's value on its devices: float32 [devices, ...]."""
+    own = np.asarray(value, np.float32)
+    local = np.broadcast_to(own, (len(sharding.addressable_devices), *own.shape))
+    return jax.make_array_from_process_local_data(sharding, local, (devices, *own.shape))
 
 
 def _simulate(devices: int, processes: int) -> None:
     if devices < 1 or devices % processes:
         raise InputError(
             f"--simulate-devices {devices} cannot be divided among {processes} processes: "
-            f"take {processes} or a multiple of it"
+            f"use {processes} or a multiple of it"
         )
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_platforms", "cpu")

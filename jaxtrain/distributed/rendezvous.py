@@ -1,24 +1,26 @@
-"""Before jax connects the processes, each calls process 0: all are there, and each is there once.
+"""Checks that every process is present, exactly once, before jax.distributed starts.
 
 If a host or a number is wrong, jax's own connect waits for minutes and then ends the process from
-C++ (a "Check failure stack trace", jax 0.10 to 0.12), which Python cannot catch. So the processes
-first meet at the same address over a plain socket, and all of them get the same message.
+C++ (a "Check failure stack trace", jax 0.10 to 0.12), which Python cannot catch. So every process
+first calls process 0 at the same address over a plain socket, and all of them get the same message.
 
-Both sides prove that they know the run's token (JAXTRAIN_RUN_TOKEN), which is never sent. Each of
-three lines is a JSON object of one line:
+Both sides prove that they know the run's token (JAXTRAIN_RUN_TOKEN), which is never sent. They
+exchange three lines, each a JSON object:
 
-1. process 0 greets whoever connects with a random ``nonce``;
-2. the caller says who it is, adds a ``nonce`` of its own, and signs both;
-3. process 0 answers when all are there, or when something is wrong: ``{"jaxtrain": "..."}``, empty
-   for go on. It signs the answer and both nonces.
+1. process 0 greets each caller with a random ``nonce``;
+2. the caller identifies itself, adds a ``nonce`` of its own, and signs both;
+3. process 0 answers when all processes are present, or when something is wrong:
+   ``{"jaxtrain": "..."}`` with the error, which is empty on success. It signs the answer and both
+   nonces.
 
-A signature (``proof``) is an HMAC-SHA256 with the token as key. Whoever cannot sign is ignored, as
-a caller and as process 0. Without a token the key is empty, and everyone can sign: then a complaint
-may come from a stranger, and ends the run with 75 (try again) instead of 2 (wrong use).
+A signature (``proof``) is an HMAC-SHA256 with the token as key. A peer that cannot sign is ignored,
+as a caller and as process 0. Without a token the key is empty and everyone can sign: then an error
+may be caused by a foreign process, so the run ends with 75 (temporary failure) instead of 2 (wrong
+use).
 
-All this protects only the start. jax's own coordination service takes the port afterwards. It
-neither checks who connects nor encrypts anything, and neither do the connections between devices
-(NCCL, gloo): let only the hosts of the run reach its ports.
+This protects only the start. jax's own coordination service takes the port afterwards. It neither
+authenticates nor encrypts, and neither do the connections between devices (NCCL, gloo): let only
+the hosts of the run reach its ports.
 """
 
 import contextlib
@@ -44,29 +46,29 @@ from jaxtrain.distributed.cluster_env import TOKEN, Cluster
 from jaxtrain.distributed.key_value import announced
 from jaxtrain.errors import InputError, RunAgain
 
-# Something else answers at the address, such as the end of the last run: wait this long for it.
+# How long to retry while something else answers at the address, such as a run that is ending.
 _FOREIGN_S = 60.0
-# After all are there: two with the same number mostly come at the same time.
+# Wait after all are present: two processes with the same number mostly arrive at the same time.
 _LINGER_S = 1.0
-# Something is wrong: this long, those who come late can still hear it.
+# Wait after an error, so that processes that arrive late get it, too.
 _LATE_S = 5.0
 _LOOK_EVERY_S = 0.2
 _RETRY_FOREIGN_S = 1.0
-# A line that is not complete and does not continue for this long is not of this protocol.
+# An incomplete line that does not continue for this long is not of this protocol.
 _QUIET_S = 2.0
 _LINE_S = 10.0
 _CALLER_BYTES, _ANSWER_BYTES = 4096, 65536
-# Connections that have proved nothing yet. Above this number those older than _GRACE_S are closed
-# to make room: a flood delays the processes of the run, but does not keep them out.
+# Unverified connections. Above this number, those older than _GRACE_S are closed to make room: a
+# flood delays the processes of the run, but does not keep them out.
 _MOST_UNVERIFIED = 256
 _GRACE_S = 0.5
-_SHOWN = 120  # characters of what a caller says about itself
+_SHOWN = 120  # characters of a caller's description of itself
 _LISTED = 32  # callers in a message
 
 
 @dataclasses.dataclass
 class _Caller:
-    """Who called and has proved that it belongs to the run, and where to answer."""
+    """A caller that has proved that it belongs to the run, and its connection."""
 
     index: int
     count: int
@@ -78,7 +80,7 @@ class _Caller:
 
 @dataclasses.dataclass
 class _Unverified:
-    """A connection that has proved nothing yet."""
+    """A connection that is not verified yet."""
 
     address: str
     since: float
@@ -91,9 +93,9 @@ class _Answer:
     """How the rendezvous ended for one process.
 
     Attributes:
-        message: what is wrong; empty if all are there.
-        again: whether it may be right the next time.
-        heard: process 0 said so; else this process concluded it.
+        message: the error; empty if all processes are present.
+        again: whether a retry may succeed.
+        heard: whether process 0 sent it; otherwise this process concluded it.
     """
 
     message: str
@@ -102,17 +104,17 @@ class _Answer:
 
 
 def join(cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """Returns when every process of the run is there.
+    """Waits until every process of the run is present.
 
     Args:
-        cluster: of this process.
+        cluster: the run's processes, as seen by this one.
         environment: ``os.environ``.
 
     Raises:
         InputError: two processes have the same number, one is outside the range, or they disagree
-            about how many there are.
-        RunAgain: a process did not come in time; or the same complaints in a run without a token,
-            where they may come from a stranger.
+            about the number of processes.
+        RunAgain: a process did not arrive in time; or any of these errors in a run without a
+            token, where a foreign process may have caused it.
     """
     call = _Call(cluster, cluster_env.patience(environment), cluster_env.token(environment))
     if cluster.index == 0 and not call.key and not cluster_env.is_local(cluster):
@@ -123,7 +125,7 @@ def join(cluster: Cluster, environment: Mapping[str, str]) -> None:
     answer: _Answer | None = None
     with announced(lambda: call.waits_for):
         while answer is None:
-            # A second process 0 on this host cannot listen, so it calls the first one.
+            # If another process 0 on this host already listens, call that one.
             listener = _listen(cluster, environment) if cluster.index == 0 else None
             call.listens = listener is not None
             call.waits_for = call.blocked()
@@ -133,7 +135,7 @@ def join(cluster: Cluster, environment: Mapping[str, str]) -> None:
 
 
 class _Foreign(Exception):
-    """Whoever listens at the address is not process 0 of this run."""
+    """The listener at the address is not process 0 of this run."""
 
 
 class _Call:
@@ -142,22 +144,22 @@ class _Call:
     def __init__(self, cluster: Cluster, patience_s: float, key: bytes) -> None:
         self._cluster = cluster
         self._foreign_since: float | None = None
-        self._refused = False  # by whoever answered there, because of the token
+        self._refused = False  # what answered did not know the token
         self._began = time.monotonic()
         self.key = key
         self.patience_s = patience_s
         self.deadline = self._began + patience_s
         self.id = secrets.token_hex(8)
         self.ended = threading.Event()  # stops the thread of process 0 that calls itself
-        self.listens = False  # this is process 0, and the port is its own
+        self.listens = False  # whether this is process 0 and listens at the port
         self.waits_for = ""
 
     def attempt(self) -> _Answer | None:
-        """Calls once; the answer, or after the deadline what went wrong; None to try again."""
+        """Calls once; returns the answer, an error after the deadline, or None to try again."""
         foreign = False
         try:
             return self._once()
-        except OSError as error:  # or process 0 ends, and is started again
+        except OSError as error:  # such as process 0 not listening yet, or being restarted
             why = error.strerror or str(error)
             taken = self._cluster.index == 0 and not self.listens
             what = self._in_use() if taken else self._not_found(why)
@@ -169,7 +171,7 @@ class _Call:
         since = self._foreign_since
         if not self.listens:
             self.waits_for = self.blocked(foreign)
-        if self._refused:  # process 0 may have given up a moment ago, but this is why
+        if self._refused:  # process 0 may have given up meanwhile, but this is the reason
             what = self._no_token()
         if now > self.deadline or (since is not None and now - since > _FOREIGN_S):
             return _Answer(what, again=True, heard=False)
@@ -184,13 +186,13 @@ class _Call:
             asked = greeting.get("nonce")
             if greeting.get("jaxtrain") != "who" or not isinstance(asked, str):
                 raise _Foreign(self._in_use())
-            said = {"jaxtrain": "here", "index": cluster.index, "count": cluster.count}
-            said |= {"where": _where(), "call": self.id, "nonce": nonce}
+            identity = {"jaxtrain": "here", "index": cluster.index, "count": cluster.count}
+            identity |= {"where": _where(), "call": self.id, "nonce": nonce}
             nonces = [asked, nonce]
-            to.sendall(_signed(self.key, "caller", nonces, said))
+            to.sendall(_signed(self.key, "caller", nonces, identity))
             if cluster.index > 0:
                 self.waits_for = (
-                    f"other processes: process 0 at {cluster.coordinator} has heard this one"
+                    f"the other processes; this one has reached process 0 at {cluster.coordinator}"
                 )
             line = _read_line(to, self.deadline + _LINE_S, self.ended.is_set)
         answer = _parsed(line)
@@ -203,7 +205,7 @@ class _Call:
         return _Answer(_shown(message, _ANSWER_BYTES), again, heard=True)
 
     def blocked(self, foreign: bool = False) -> str:
-        """What a call that has not been heard waits for.
+        """Describes what a call that has not reached process 0 waits for.
 
         Args:
             foreign: whether another program answered at the address.
@@ -221,14 +223,14 @@ class _Call:
     def _in_use(self) -> str:
         cluster = self._cluster
         return (
-            f"{cluster.coordinator} (from {cluster.source}) is in use{self._by()}, but not by "
-            f"processes that wait for process {cluster.index} of {cluster.count}: the last run "
-            f"has not ended, or all {cluster.count} are there already and another one is process "
-            f"{cluster.index} too, or it is another program's: end it, or take another port"
+            f"{cluster.coordinator} (from {cluster.source}) is in use{self._by()}, but not by a "
+            f"run that waits for process {cluster.index} of {cluster.count}: either the last run "
+            f"has not ended, or this run is complete and another process is process "
+            f"{cluster.index} too, or another program uses the port: end it, or use another port"
         )
 
     def _by(self) -> str:
-        """Who holds the port, where it is one of this host and the system reports it."""
+        """Names the process that holds a port of this host, if the system reports it."""
         owner = _owner(self._cluster.port) if self._cluster.index == 0 else None
         return f" by {owner}" if owner else ""
 
@@ -237,24 +239,24 @@ class _Call:
         return (
             f"process {cluster.index} on {socket.gethostname()} reached {cluster.coordinator} "
             f"(from {cluster.source}), but what answers there does not know this run's token "
-            f"({TOKEN} is {_set_or_not(self.key)} here): set the same one on all hosts; if it "
-            "belongs to another run, take another port"
+            f"({TOKEN} is {_set_or_not(self.key)} here): set the same one on all hosts; if another "
+            "run uses the port, use another one"
         )
 
     def _not_found(self, what: str) -> str:
         cluster = self._cluster
         here = ""
         if cluster_env.is_loopback(cluster.host):
-            here = " (this machine itself: on several hosts give the address of process 0's host)"
+            here = " (this machine itself: with several hosts, set the address of process 0's host)"
         return (
             f"process {cluster.index} on {socket.gethostname()} found no process 0 at "
-            f"{cluster.coordinator}{here} within {self.patience_s:.0f} s ({what}): see whether "
-            f"process 0 runs on that host, and whether a firewall lets port {cluster.port} through"
+            f"{cluster.coordinator}{here} within {self.patience_s:.0f} s ({what}): check that "
+            f"process 0 runs on that host, and that no firewall blocks port {cluster.port}"
         )
 
 
 def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
-    """Process 0 waits for all, itself among them: so it knows that the address leads to it."""
+    """Waits in process 0 for all callers; its own call proves that the address leads to it."""
     own: list[_Answer] = []
 
     def call_myself() -> None:
@@ -263,10 +265,10 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
 
     acceptor = _Acceptor(listener, call.key, cluster.count)
     threading.Thread(target=call_myself, daemon=True).start()
-    picture, since = (False, ""), time.monotonic()
-    said: _Answer | None = None
+    status, since = (False, ""), time.monotonic()
+    verdict: _Answer | None = None
     try:
-        while said is None:
+        while verdict is None:
             acceptor.serve(_LOOK_EVERY_S)
             callers = acceptor.callers
             complaint = _complaint(cluster, callers)
@@ -275,43 +277,43 @@ def _serve(cluster: Cluster, listener: socket.socket, call: _Call) -> _Answer:
             call.waits_for = (
                 f"{'process' if len(missing) == 1 else 'processes'} "
                 f"{_listed([str(index) for index in missing], ', ')} of {cluster.count}, which "
-                f"{'has' if len(missing) == 1 else 'have'} not come to {cluster.coordinator}"
+                f"{'has' if len(missing) == 1 else 'have'} not reached {cluster.coordinator}"
             )
             now = time.monotonic()
-            if (complete, complaint) != picture:
-                picture, since = (complete, complaint), now
+            if (complete, complaint) != status:
+                status, since = (complete, complaint), now
             if complaint:
                 if complete or now - since > _LATE_S:
-                    # Without a token it may be a stranger's doing.
-                    said = _Answer(complaint, again=not call.key, heard=False)
+                    # Without a token, a foreign process may have caused it.
+                    verdict = _Answer(complaint, again=not call.key, heard=False)
             elif complete:
                 if now - since > _LINGER_S:
-                    said = _Answer("", again=False, heard=False)
+                    verdict = _Answer("", again=False, heard=False)
             elif own and own[0].message and own[0].heard:
-                said = own[0]  # the address leads to another process 0, and that one complains
+                verdict = own[0]  # the address leads to another process 0, which reports an error
             elif now > call.deadline:
-                said = _Answer(_absent(cluster, acceptor, call), again=True, heard=False)
-    finally:  # also when a signal ends this process: then they hear nothing, and call again
+                verdict = _Answer(_absent(cluster, acceptor, call), again=True, heard=False)
+    finally:  # also when a signal ends this process: the callers get no answer and call again
         call.ended.set()
-        acceptor.close(said)
-    return said
+        acceptor.close(verdict)
+    return verdict
 
 
 class _Acceptor:
-    """Where process 0 listens, in one thread: lets in those who know the run's token.
+    """Accepts the callers that know the run's token; process 0 runs it in one thread.
 
-    Whatever comes from the others is dropped, and reported once. They may be a port scan, a health
-    check, a process with another token, or hostile.
+    Other connections are dropped, and reported once. They may be a port scan, a health check, a
+    process with another token, or hostile.
 
     Args:
-        listener: socket that listens.
+        listener: the listening socket.
         key: the run's token.
-        count: processes of the run.
+        count: number of processes of the run.
     """
 
     def __init__(self, listener: socket.socket, key: bytes, count: int) -> None:
         self.callers: list[_Caller] = []
-        self.without_token: dict[str, None] = {}  # addresses that callers came from
+        self.without_token: dict[str, None] = {}  # addresses of such callers
         self._key, self._count = key, count
         self._reported: set[str] = set()
         self._unverified: dict[socket.socket, _Unverified] = {}
@@ -320,7 +322,7 @@ class _Acceptor:
         self._listener, self._listens = listener, False
 
     def serve(self, seconds: float) -> None:
-        """Hears whoever comes; after that time ``callers`` are those who still wait."""
+        """Accepts callers for that time; then ``callers`` holds those that still wait."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._make_room()
@@ -331,16 +333,16 @@ class _Acceptor:
                     self._hear(ready.fileobj)
         self.callers = [one for one in self.callers if _waits(one)]
 
-    def close(self, said: _Answer | None) -> None:
-        """Answers the callers, if there is an answer, and frees the port: jax needs it."""
+    def close(self, verdict: _Answer | None) -> None:
+        """Answers the callers, if there is an answer, and frees the port, which jax needs."""
         for connection in list(self._unverified):
             self._drop(connection)
         self._selector.close()
         self._listener.close()
         for one in self.callers:
             with contextlib.suppress(OSError):
-                if said is not None:
-                    answer = {"jaxtrain": said.message, "again": said.again}
+                if verdict is not None:
+                    answer = {"jaxtrain": verdict.message, "again": verdict.again}
                     one.connection.sendall(_signed(self._key, "process 0", one.nonces, answer))
             one.connection.close()
 
@@ -349,7 +351,7 @@ class _Acceptor:
         latest = time.monotonic() - (_GRACE_S if full else _LINE_S)
         for connection, unverified in list(self._unverified.items()):
             if unverified.since > latest:
-                break  # they are in the order of their arrival
+                break  # in order of arrival
             self._reject(connection, "stranger")
         wanted = len(self._unverified) < _MOST_UNVERIFIED
         if wanted != self._listens:
@@ -363,7 +365,7 @@ class _Acceptor:
         try:
             connection, address = self._listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # this process has no free descriptor
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # no free file descriptors
                 for connection in list(self._unverified):
                     self._drop(connection)
                 time.sleep(_LOOK_EVERY_S)
@@ -380,7 +382,7 @@ class _Acceptor:
 
     def _hear(self, connection: socket.socket) -> None:
         unverified = self._unverified.get(connection)
-        if unverified is None:  # dropped just now
+        if unverified is None:  # dropped meanwhile
             return
         try:
             piece = connection.recv(4096)
@@ -389,26 +391,26 @@ class _Acceptor:
         except OSError:
             piece = b""
         unverified.heard += piece
-        if not unverified.heard:  # it only looked whether the port is open, or was ended
+        if not unverified.heard:  # it only probed the port, or died
             self._drop(connection)
         elif not piece or b"\n" in unverified.heard or len(unverified.heard) > _CALLER_BYTES:
             self._verify(connection, unverified)
 
     def _verify(self, connection: socket.socket, unverified: _Unverified) -> None:
-        said = _parsed(unverified.heard)
-        if said.get("jaxtrain") != "here":
+        identity = _parsed(unverified.heard)
+        if identity.get("jaxtrain") != "here":
             self._reject(connection, "stranger")
             return
-        nonces = [unverified.nonce, str(said.get("nonce"))]
-        if not _is_signed(self._key, "caller", nonces, said):
+        nonces = [unverified.nonce, str(identity.get("nonce"))]
+        if not _is_signed(self._key, "caller", nonces, identity):
             with contextlib.suppress(OSError):
                 connection.sendall(_line({"jaxtrain": "unproven"}))
             if len(self.without_token) < _LISTED:
                 self.without_token[unverified.address] = None
             self._reject(connection, "token")
             return
-        index, count = said.get("index"), said.get("count")
-        # Without a token anyone may call in any number.
+        index, count = identity.get("index"), identity.get("count")
+        # Without a token, any number of callers can get this far.
         if not (_is_number(index) and _is_number(count)) or len(self.callers) >= (
             self._count + _MOST_UNVERIFIED
         ):
@@ -416,7 +418,7 @@ class _Acceptor:
             return
         del self._unverified[connection]
         self._selector.unregister(connection)
-        where, call = _shown(str(said.get("where")), _SHOWN), str(said.get("call"))
+        where, call = _shown(str(identity.get("where")), _SHOWN), str(identity.get("call"))
         self.callers.append(_Caller(index, count, where, call, nonces, connection))
 
     def _reject(self, connection: socket.socket, kind: str) -> None:
@@ -441,13 +443,13 @@ class _Acceptor:
 
 
 def _complaint(cluster: Cluster, callers: list[_Caller]) -> str:
-    """What is wrong with those who are there; the same sentence for all of them."""
+    """Returns the error in the callers' numbers, one sentence for all of them; or empty."""
     by_index: dict[int, _Caller] = {}
     for one in callers:
         if one.count != cluster.count:
             return (
-                f"process {one.index} ({one.where}) was told of {one.count} processes, process 0 "
-                f"({_where()}) of {cluster.count}: start all with the same number"
+                f"process {one.index} ({one.where}) expects {one.count} processes, process 0 "
+                f"({_where()}) expects {cluster.count}: start all with the same number"
             )
         if not 0 <= one.index < cluster.count:
             return (
@@ -468,14 +470,14 @@ def _absent(cluster: Cluster, acceptor: _Acceptor, call: _Call) -> str:
     if not any(one.call == call.id for one in acceptor.callers):
         return (
             f"process 0 runs on {socket.gethostname()}, but {cluster.coordinator} (from "
-            f"{cluster.source}) does not lead there: give the address of process 0's host"
+            f"{cluster.source}) does not lead there: set the address of process 0's host"
         )
     missing = [str(index) for index in range(cluster.count) if index not in here]
-    there = [f"{index}: {where}" for index, where in sorted(here.items())]
+    present = [f"{index}: {where}" for index, where in sorted(here.items())]
     message = (
-        f"of {cluster.count} processes these did not come to {cluster.coordinator} within "
-        f"{call.patience_s:.0f} s: {_listed(missing, ', ')} (there are {_listed(there, '; ')}): "
-        "look at their output, and whether they can reach that address"
+        f"of {cluster.count} processes, these did not reach {cluster.coordinator} within "
+        f"{call.patience_s:.0f} s: {_listed(missing, ', ')} (present: {_listed(present, '; ')}): "
+        "look at their output, and check that they can reach that address"
     )
     if acceptor.without_token:
         message += (
@@ -485,13 +487,13 @@ def _absent(cluster: Cluster, acceptor: _Acceptor, call: _Call) -> str:
     return message
 
 
-def _listed(words: list[str], separator: str) -> str:
-    rest = [f"and {len(words) - _LISTED} more"] if len(words) > _LISTED else []
-    return separator.join(words[:_LISTED] + rest)
+def _listed(items: list[str], separator: str) -> str:
+    rest = [f"and {len(items) - _LISTED} more"] if len(items) > _LISTED else []
+    return separator.join(items[:_LISTED] + rest)
 
 
 def _waits(caller: _Caller) -> bool:
-    """Whether a caller is still there: one that went away may have been started again."""
+    """Returns whether a caller is still connected; one that left may have been restarted."""
     try:
         caller.connection.setblocking(False)
         there = caller.connection.recv(1, socket.MSG_PEEK) != b""
@@ -507,7 +509,7 @@ def _waits(caller: _Caller) -> bool:
 
 
 def _listen(cluster: Cluster, environment: Mapping[str, str]) -> socket.socket | None:
-    """A socket at the coordinator's port, where jax will listen too; None if it is in use."""
+    """Listens at the coordinator's port, which jax uses later; None if the port is in use."""
     bind = cluster_env.bind_address(cluster, environment)
     host, _, port = bind.rpartition(":")
     host = host.strip("[]")
@@ -522,19 +524,19 @@ def _listen(cluster: Cluster, environment: Mapping[str, str]) -> socket.socket |
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 return None
     raise InputError(
-        f"process 0 cannot listen at {bind} ({failure}): give a free port above 1023 on an "
+        f"process 0 cannot listen at {bind} ({failure}): use a free port above 1023 on an "
         "address of this host"
     )
 
 
 def _server(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
-    """A listening socket; of "" and IPv6 for both families.
+    """Creates a listening socket; the host "" with IPv6 serves both families.
 
-    ``socket.create_server`` leaves its socket open where a port above 65535 is an OverflowError.
+    ``socket.create_server`` leaks its socket if the port is above 65535 (OverflowError).
     """
     server = socket.socket(family)
     try:
-        # Without SO_REUSEPORT, which jax's own service sets: two of those share a port unseen.
+        # No SO_REUSEPORT: jax's service sets it, and would share the port with us unnoticed.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != ""))
@@ -547,7 +549,7 @@ def _server(host: str, port: int, family: socket.AddressFamily) -> socket.socket
 
 
 def _owner(port: int) -> str | None:
-    """Which process of this host listens at a port; None where the system does not report it."""
+    """Names the process that listens at a port of this host; None if the system hides it."""
     with contextlib.suppress(psutil.Error, OSError):  # processes of other users, or gone
         for one in psutil.net_connections("tcp"):
             if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
@@ -556,44 +558,44 @@ def _owner(port: int) -> str | None:
     return None
 
 
-def _line(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said).encode() + b"\n"
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\n"
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """A line as an object; empty if it is not one."""
+    """Parses a line as a JSON object; empty if it is not one."""
     try:
-        said = json.loads(line)
+        content = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _signed(key: bytes, side: str, nonces: list[str], said: Mapping[str, Any]) -> bytes:
-    return _line({**said, "proof": _proof(key, side, nonces, said)})
+def _signed(key: bytes, side: str, nonces: list[str], content: Mapping[str, Any]) -> bytes:
+    return _line({**content, "proof": _proof(key, side, nonces, content)})
 
 
-def _is_signed(key: bytes, side: str, nonces: list[str], said: Mapping[str, Any]) -> bool:
-    proof = said.get("proof")
+def _is_signed(key: bytes, side: str, nonces: list[str], content: Mapping[str, Any]) -> bool:
+    proof = content.get("proof")
     if not isinstance(proof, str) or not proof.isascii():
         return False
-    fields = {name: value for name, value in said.items() if name != "proof"}
+    fields = {name: value for name, value in content.items() if name != "proof"}
     try:
         return hmac.compare_digest(proof, _proof(key, side, nonces, fields))
-    except (ValueError, RecursionError):  # values that cannot be written again
+    except (ValueError, RecursionError):  # values that JSON cannot encode again
         return False
 
 
-def _proof(key: bytes, side: str, nonces: list[str], said: Mapping[str, Any]) -> str:
-    text = json.dumps([side, nonces, said], sort_keys=True)
+def _proof(key: bytes, side: str, nonces: list[str], content: Mapping[str, Any]) -> str:
+    text = json.dumps([side, nonces, content], sort_keys=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _read_line(connection: socket.socket, deadline: float, ended: Callable[[], bool]) -> bytes:
-    """What comes up to the end of a line; what there is if it does not continue.
+    """Reads up to the end of a line, or what has arrived if it does not continue.
 
     Raises:
-        OSError: nothing came, or not enough before the deadline.
+        OSError: nothing arrived, or not enough before the deadline.
     """
     connection.settimeout(_LOOK_EVERY_S)
     found, last = b"", time.monotonic()
@@ -604,14 +606,14 @@ def _read_line(connection: socket.socket, deadline: float, ended: Callable[[], b
         try:
             piece = connection.recv(4096)
         except TimeoutError:
-            if found and now - last > _QUIET_S:  # such as jax's own service, which greets
+            if found and now - last > _QUIET_S:  # such as the greeting of jax's own service
                 return found
             continue
         if not piece:
             break
         found, last = found + piece, now
     if not found:
-        raise ConnectionResetError(0, "the connection broke off")
+        raise ConnectionResetError(0, "the connection was closed")
     return found
 
 
@@ -620,7 +622,7 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _shown(text: str, limit: int) -> str:
-    """Text of another process, as it may be printed: one line without control characters."""
+    """Makes another process's text safe to print: one line without control characters."""
     kept = "".join(one if one.isprintable() else "?" for one in text[: limit + 1])
     return kept if len(kept) <= limit else kept[:limit] + "..."
 

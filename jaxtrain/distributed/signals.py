@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, heard at any moment."""
+"""Handles Ctrl-C and SIGTERM at any time, even during a long call."""
 
 import contextlib
 import os
@@ -21,12 +21,12 @@ from jaxtrain.errors import (
     Wish,
 )
 
-# Before the first update: time for the main thread to close files and workers. It cannot while it
-# compiles, and then the process ends without it.
+# Before the first step: time for the main thread to close files and workers. It cannot while it
+# compiles; then the process ends without that.
 UNWIND_S = 5.0
-# Until a stop that fell into a finalizer is raised again.
+# Delay before a stop that Python dropped in a finalizer is raised again.
 _AGAIN_S = 0.02
-# After a second Ctrl-C: the same, where a step or a save may hold it.
+# The same as UNWIND_S after a second Ctrl-C, when a step or a save may hold the main thread.
 AT_ONCE_S = 1.0
 
 _HELD: dict[Wish, str] = {
@@ -37,21 +37,23 @@ _ENDING: dict[Wish, str] = {
     "SIGTERM": "SIGTERM: the last step is done; finishing the run",
     "SIGINT": "the last step is done; finishing the run; press Ctrl-C again to stop at once",
 }
-_NOT_HELD = "{}: stopping; nothing to save, no update was done since the start"
+_NOT_HELD = "{}: stopping; nothing to save (no step has completed)"
 
 
 def why(error: BaseException) -> str:
-    """What ends a run, in one line."""
+    """Describes in one line the error that ends a run."""
     if isinstance(error, Stopped):
         return f"stopped by {error}; there was nothing to save"
     if isinstance(error, KeyboardInterrupt):
         return "stopped at once by Ctrl-C, without saving"
-    words = " ".join(str(error).split())
-    return words if isinstance(error, InputError | RunAgain) else f"{type(error).__name__}: {words}"
+    message = " ".join(str(error).split())
+    if isinstance(error, InputError | RunAgain):
+        return message
+    return f"{type(error).__name__}: {message}"
 
 
 def exit_code(error: BaseException) -> int:
-    """The program's exit code after what ends it; 1 for what nobody has expected."""
+    """Returns the exit code for the error that ends a run; 1 for an unexpected one."""
     if isinstance(error, Stopped):
         return error.code
     if isinstance(error, KeyboardInterrupt):
@@ -62,28 +64,28 @@ def exit_code(error: BaseException) -> int:
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT end the program at once, or after :meth:`hold` ask for it.
+    """Makes SIGTERM and SIGINT end the run at once or, after :meth:`hold`, request its end.
 
-    Python runs a handler only between two bytecodes of the main thread, so a signal that falls into
-    a compilation of minutes would count when it ends. The C part of the handler writes to a socket
-    at once, and a thread reads that.
+    Python runs a handler only between two bytecodes of the main thread, so a signal during a long
+    compilation would take effect only after it. But the C part of the handler writes to a socket at
+    once, and a thread reads that.
 
-    - Before :meth:`hold` there is nothing to save: the main thread gets :class:`Stopped`, and where
-      it does not come out of a long call within ``UNWIND_S``, the thread ends the process.
-    - After it a signal interrupts nothing: the loop reads ``requested``.
-    - After :meth:`no_more_steps` it only reports that the run is ending.
+    - Before :meth:`hold` there is nothing to save: the main thread gets :class:`Stopped`, and if
+      it does not return from a long call within ``UNWIND_S``, the thread ends the process.
+    - After it, a signal interrupts nothing: the loop reads ``requested``.
+    - After :meth:`no_more_steps`, a signal only reports that the run is ending.
 
-    The first signal counts; a SIGINT that follows any earlier one raises ``KeyboardInterrupt``, and
-    where the main thread does not come out of a long call, or out of what it then closes, within
-    ``AT_ONCE_S``, the thread ends the process. Enter it in the main thread.
+    Only the first signal counts. A SIGINT after any earlier signal raises ``KeyboardInterrupt``;
+    if the main thread then does not return from a long call, or from closing things, within
+    ``AT_ONCE_S``, the thread ends the process. Enter this context manager in the main thread.
 
     Args:
         ends_process: whether the thread may end the process. A run inside a notebook or another
             program only waits: its kernel outlives the run.
 
     Attributes:
-        requested: the signal that came first, once the main thread knows of it.
-        heard: the same, also while the main thread is in a long call.
+        requested: the first signal, once the main thread has received it.
+        heard: the first signal, even while the main thread is in a long call.
     """
 
     def __init__(self, *, ends_process: bool = True) -> None:
@@ -121,30 +123,29 @@ class StopSignals:
         if self._again is not None:
             self._again.cancel()
         for number, handler in self._before.items():
-            # None: it was installed from outside Python, and cannot be put back from here.
+            # None: a handler that was not installed from Python cannot be restored from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_before)
         sys.unraisablehook = self._hook_before
         if self._at_once and kind is KeyboardInterrupt:
-            return  # the interpreter waits for threads, as those of a save; the listener does not
+            return  # the listener stays: the interpreter waits for threads, such as a save's
         self._left.set()
         self._mouth.close()
         self._thread.join()
         self._ear.close()
 
     def hold(self) -> None:
-        """From here on there are updates to save: a signal waits until the loop looks."""
+        """Marks that there are steps to save: from here on a signal waits for the loop."""
         self._held = True
 
     def no_more_steps(self) -> None:
-        """The last step is done: the run is ending, and a first signal does not stop it earlier."""
+        """Marks that the last step is done: a first signal no longer stops the run earlier."""
         self._ending = True
 
     def before_exit(self, action: Callable[[int], None]) -> None:
-        """Registers an action to run, with the exit code, before the thread ends the process.
+        """Registers an action to call with the exit code before the thread ends the process.
 
-        Actions run in reverse order of registration, as in an ``ExitStack``: what was opened last
-        is closed first.
+        Actions run in reverse order of registration, as in an ``ExitStack``.
         """
         self._exit_actions.append(action)
 
@@ -155,12 +156,12 @@ class StopSignals:
                 action(code)
 
     def request(self, wish: Wish) -> None:
-        """As if the signal had come: another process of the run got it."""
+        """Acts as if the signal had arrived; another process of the run got it."""
         if self.heard is None:
             os.kill(os.getpid(), signal.Signals[wish])
 
     def when_heard(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` when the first signal comes; at once if one came already."""
+        """Calls ``then`` when the first signal arrives; at once if one already has."""
         self._then = then
         if self.heard is not None:
             then()
@@ -169,7 +170,7 @@ class StopSignals:
         if self._again is not None and self.requested is not None:
             self._again = None
             if self._held:
-                return  # meanwhile there is something to save: the loop reads what is requested
+                return  # meanwhile there are steps to save: the loop reads ``requested``
             raise Stopped(self.requested)
         if self.requested is not None:
             if number == signal.SIGTERM:  # launchers repeat it
@@ -181,11 +182,11 @@ class StopSignals:
             raise Stopped(self.requested)
 
     def _on_unraisable(self, found: "sys.UnraisableHookArgs") -> None:
-        """Raises again what Python drops where a handler runs in a finalizer or in a collection."""
+        """Raises a stop again that Python dropped in a finalizer or a garbage collection."""
         if not isinstance(found.exc_value, Stopped):
             self._hook_before(found)
             return
-        # Not at once: it would be raised, and dropped, in here. SIGINT would be a second Ctrl-C.
+        # Delayed: here it would be dropped again. Not by SIGINT, which would be a second Ctrl-C.
         self._again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
         self._again.start()
 
@@ -198,7 +199,7 @@ class StopSignals:
                     self._end_within(AT_ONCE_S, INTERRUPTED)
                 continue
             wish, held = _wish(number[0]), self._held
-            # Not print(): the main thread may hold the lock of the stream.
+            # Not print(): the main thread may hold the stream's lock.
             waiting = _ENDING if self._ending else _HELD
             text = waiting[wish] if held else _NOT_HELD.format(wish)
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Ends a run that stopped moving: a stuck process would hold all the others for ever.
+"""Ends a hung run: a stuck process would block all the others forever.
 
-The time limits of the runtime itself do not fire while a process is alive but stuck
-(https://github.com/jax-ml/jax/issues/38503), so this thread watches from outside the main one.
+The runtime's own time limits do not fire while a process is alive but stuck
+(https://github.com/jax-ml/jax/issues/38503), so a thread beside the main one watches it.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ from jaxtrain.distributed.heartbeat import OVERSLEPT_S, Heartbeat
 from jaxtrain.errors import RUN_AGAIN
 from jaxtrain.storage import atomic
 
-# Compiling, saving or restoring takes as long as it takes; an hour without an end is a hang. The
-# first preparation of data may take longer yet, and has no limit.
+# Compiling, saving or restoring may be slow, but an hour is a hang. The first preparation of data
+# may take even longer, and has no limit.
 PAUSE_ALLOWANCE_S = 3600.0
-# The last words themselves may hang (a dead file system): the process ends after this anyway.
-LAST_WORDS_S = 20.0
-_LONGEST_SLEEP_S = 1.0  # and that much of it may count all the same
+# Writing the report may itself hang (a dead file system): after this the process ends anyway.
+REPORT_S = 20.0
+_LONGEST_SLEEP_S = 1.0  # up to this much time spent stopped may still count
 
 
 class Watchdog:
     """Exits with 75 and writes every thread's stack when no step ends within the limit.
 
-    Enter it to start the watching, leave it to end it. The stacks go to ``hang-<process>.txt`` in
-    the run's directory, and to stderr before there is one (:meth:`report_to`).
+    A context manager that starts and ends the watching thread. The stacks go to
+    ``hang-<process>.txt`` in the run directory, or to stderr before :meth:`report_to`.
 
     Args:
         timeout_s: longest time between two beats; None: only :meth:`end_within` sets a limit.
-        heartbeat: publishes where this process is, and knows where the others are.
+        heartbeat: publishes the status of this process and has that of the others.
     """
 
     def __init__(self, timeout_s: float | None, heartbeat: Heartbeat) -> None:
@@ -47,7 +47,7 @@ class Watchdog:
         self._heartbeat = heartbeat
         self._changed = threading.Condition()
         self._pauses: list[tuple[str, float | None]] = []  # name and limit of each open phase
-        self._stopped_s = 0.0  # how long the process was stopped itself, in all
+        self._stopped_s = 0.0  # total time for which this process was stopped (SIGSTOP)
         self._last_beat = self._now()
         self._step: int | None = None
         self._end_at: float | None = None
@@ -72,49 +72,49 @@ class Watchdog:
         self._thread.join()
 
     def report_to(self, directory: Path, say: Callable[[str], None]) -> None:
-        """Where the last words go: the run's directory, and what prints a line."""
+        """Sets the run directory, which gets the stacks, and what prints a line."""
         self._directory, self._say = directory, say
 
     def beat(self, step: int | None = None) -> None:
-        """Says that a step has ended; ``step`` is named in the last line."""
+        """Marks the end of a step; the last line will name ``step``."""
         with self._changed:
             self._last_beat = self._now()
             self._step = self._step if step is None else step
-        self._tell()
+        self._publish()
 
     def end_within(self, seconds: float) -> None:
-        """From now on the whole process has so long to end, whatever it does."""
+        """Gives the process this long to end, whatever it does."""
         with self._changed:
             self._end_at = self._now() + seconds
             self._changed.notify()
 
     def end(self, reason: str) -> None:
-        """Ends the process with 75, after its last words; the first thread that calls it does."""
+        """Writes the report and ends the process with 75; only the first call has an effect."""
         with self._changed:
             first, self._ending = not self._ending, True
         if not first:
             threading.Event().wait()
-        last_words = threading.Thread(target=self._last_words, args=(reason,), daemon=True)
-        last_words.start()
-        last_words.join(LAST_WORDS_S)
+        report = threading.Thread(target=self._report, args=(reason,), daemon=True)
+        report.start()
+        report.join(REPORT_S)
         self._heartbeat.leave(RUN_AGAIN)
         os._exit(RUN_AGAIN)  # sys.exit would only end this thread
 
     @contextlib.contextmanager
     def pause(self, name: str, allowance_s: float | None = PAUSE_ALLOWANCE_S) -> Iterator[None]:
-        """Another limit for a phase that is no step: it must end within ``allowance_s``.
+        """Sets another limit for a phase outside of steps: it must end within ``allowance_s``.
 
         Args:
-            name: of the phase, for the last line.
-            allowance_s: counted from here or from the last beat; never less than the limit of a
-                step. None: no limit.
+            name: name of the phase, for the last line.
+            allowance_s: time limit, counted from here or from the last beat; at least the limit of
+                a step. None: no limit.
         """
         limit_s = None if allowance_s is None else max(allowance_s, self._timeout_s or 0.0)
         with self._changed:
             self._pauses.append((name, limit_s))
             self._last_beat = self._now()
             self._changed.notify()
-        self._tell()
+        self._publish()
         try:
             yield
         finally:
@@ -122,15 +122,15 @@ class Watchdog:
                 self._pauses.pop()
                 self._last_beat = self._now()
                 self._changed.notify()
-            self._tell()
+            self._publish()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         with self._changed:
             phase = self._pauses[-1][0] if self._pauses else "training"
             self._heartbeat.update(phase, self._step)
 
     def _now(self) -> float:
-        """Seconds on a clock that stands still while the process is stopped (SIGSTOP)."""
+        """Returns seconds on a clock that stops while the process is stopped (SIGSTOP)."""
         return time.monotonic() - self._stopped_s
 
     def _watch(self) -> None:
@@ -145,24 +145,24 @@ class Watchdog:
                 reason = self._overdue()
             if self._ended:
                 return
-        assert reason is not None, "that is what the loop waits for"
+        assert reason is not None, "the loop ends with a reason"
         self.end(reason)
 
     def _limit(self) -> tuple[str, float | None]:
-        """The phase that is open, "" for a step, and its limit."""
+        """Returns the current phase, "" for a step, and its limit."""
         if self._timeout_s is None:
             return "", None
         return self._pauses[-1] if self._pauses else ("", self._timeout_s)
 
     def _nap_s(self) -> float:
-        """Until something could be overdue, or a while."""
+        """Returns the seconds until a limit may expire, at most ``_LONGEST_SLEEP_S``."""
         _, limit_s = self._limit()
         ends = [] if limit_s is None else [self._last_beat + limit_s]
         ends += [] if self._end_at is None else [self._end_at]
         return min(max(min(ends, default=math.inf) - self._now(), 0.01), _LONGEST_SLEEP_S)
 
     def _overdue(self) -> str | None:
-        after = "" if self._step is None else f" after update {self._step}"
+        after = "" if self._step is None else f" after step {self._step}"
         where = f"{after} in process {self._heartbeat.process}"
         if self._end_at is not None and self._now() >= self._end_at:
             return f"the run did not end within loop.stop_timeout_s of the signal{where}"
@@ -172,7 +172,7 @@ class Watchdog:
         what = f"{name} did not end" if name else "no step ended"
         return f"hung: {what} within {limit_s:g} s{where}"
 
-    def _last_words(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         head = "\n".join((reason, *self._heartbeat.table(), "", ""))
         where = "stacks of all threads above"
         if self._directory is None:
@@ -187,8 +187,7 @@ class Watchdog:
             except OSError as error:
                 where = f"no stacks: {path} could not be written ({error.strerror})"
         self._say(
-            f"{reason}; {where}; exit code {RUN_AGAIN}: the same command with --resume latest "
-            "goes on"
+            f"{reason}; {where}; exit code {RUN_AGAIN}: run the same command with --resume latest"
         )
 
 

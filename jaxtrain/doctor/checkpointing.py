@@ -1,4 +1,4 @@
-"""A real checkpoint at the output directory: written, verified, read back, compared, timed."""
+"""Writes, verifies, reads back, compares and times a real checkpoint at the output directory."""
 
 import contextlib
 import dataclasses
@@ -25,11 +25,11 @@ from jaxtrain.errors import InputError
 from jaxtrain.training import save_policy
 from jaxtrain.training.state import State
 
-LARGEST = 256 * 2**20  # bytes of the trial, so that it ends in seconds
+LARGEST = 256 * 2**20  # bytes to write in the test, so that it ends in seconds
 
 
 def checks(subject: Subject) -> dict[str, Check]:
-    """The group "checkpoint"."""
+    """Returns the checks of the group "checkpoint"."""
     return {
         "shared storage": lambda: shared_storage(subject),
         "checkpoint": lambda: written_and_read(subject),
@@ -41,17 +41,17 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
 
     Args:
         subject: the config.
-        largest: bytes to write at most.
+        largest: most bytes to write.
     """
     if subject.shared is False:
         yield warning(
-            "no checkpoint was tried: the processes are not seen to share the output directory's "
+            "no checkpoint was tested: the processes do not seem to share the output directory's "
             "storage",
-            "mend that first",
+            "fix that first",
         )
         return
     folder = _agreed_folder(subject)
-    subject.scratch(folder)  # before it is there: this process may be ended at any time
+    subject.scratch(folder)  # before it exists: this process may be ended at any time
     try:
         _make(folder)
         try:
@@ -59,7 +59,7 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
         except saver.SaveFailed as error:
             yield problem(
                 f"a checkpoint could not be written at {subject.base}: {error.why}",
-                "free space there (quotas count too), or give another --output-dir",
+                "free space there (a quota may apply), or set another --output-dir",
             )
         subject.store.barrier("checkpoint read", ANSWER_S)
     finally:
@@ -68,7 +68,7 @@ def written_and_read(subject: Subject, largest: int = LARGEST) -> Iterator[Findi
 
 
 def _agreed_folder(subject: Subject) -> Path:
-    """The same new name in all processes, beside what it is to stand for."""
+    """Returns the same new folder in all processes, on the file system of the output directory."""
     own = subject.base / f"{PREFIX}{secrets.token_hex(6)}"
     return Path(subject.store.gather("checkpoint folder", str(own), ANSWER_S)[0])
 
@@ -78,13 +78,13 @@ def _make(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"no checkpoint can be written at {folder.parent} ({error.strerror}): give another "
+            f"no checkpoint can be written at {folder.parent} ({error.strerror}): set another "
             "--output-dir"
         ) from error
 
 
 def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
-    own = min(largest, free_bytes(folder) // 3)  # two are there at a time
+    own = min(largest, free_bytes(folder) // 3)  # two exist at a time
     most = min(map(int, subject.store.gather("checkpoint size", str(own), ANSWER_S)))
     target, part = _part(subject.built.target, most)
     state = _random(target)
@@ -100,12 +100,12 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     subject.store.barrier("checkpoint written", ANSWER_S)
     newest = layout.latest_in(folder / layout.CHECKPOINTS)
     if newest is None or newest.name != "1":
-        yield problem(f"a checkpoint written at {subject.base} is not there", _DO_NOT_TRUST)
+        yield problem(f"a checkpoint written at {subject.base} is missing", _DO_NOT_TRUST)
         return
     _forget(newest)
     wrong = manifest.verify(newest)
     if wrong:
-        yield problem(f"a checkpoint written at {subject.base} fails: {wrong}", _DO_NOT_TRUST)
+        yield problem(f"a checkpoint written at {subject.base} is damaged: {wrong}", _DO_NOT_TRUST)
         return
     began = time.perf_counter()
     restored = restore(newest, target)
@@ -114,31 +114,30 @@ def _tried(subject: Subject, folder: Path, largest: int) -> Iterator[Finding]:
     different = _different(state, restored)
     if different:
         yield problem(
-            f"a checkpoint read back from {subject.base} is not what was written: "
+            f"a checkpoint read back from {subject.base} differs from what was written: "
             f"{', '.join(different[:3])}",
             _DO_NOT_TRUST,
         )
         return
-    yield ok(_said(subject, part, most, write_s, read_s))
+    yield ok(_summary(subject, part, most, write_s, read_s))
 
 
 _DO_NOT_TRUST = (
-    "do not save there: check the disk and its mount (dmesg, smartctl), or give another "
-    "--output-dir"
+    "do not save there: check the disk and its mount (dmesg, smartctl), or set another --output-dir"
 )
 
 
-def _said(subject: Subject, part: int, most: int, write_s: float, read_s: float) -> str:
-    whole, rate = subject.state_bytes, part / write_s
+def _summary(subject: Subject, part: int, most: int, write_s: float, read_s: float) -> str:
+    total, rate = subject.state_bytes, part / write_s
     seen = (
         f"{size(part)} written in {write_s:.2f} s ({_speed(rate)}), verified, read back in "
         f"{read_s:.2f} s ({_speed(part / read_s)}), and equal"
     )
-    if part == whole:
-        return f"{seen}: the config's whole state"
+    if part == total:
+        return f"{seen}: the config's complete state"
     return (
-        f"{seen}; a part of the state, as {size(most)} are enough for a trial: all of its "
-        f"{size(whole)} would take {whole / rate:.0f} s (predicted)"
+        f"{seen}; this is a part of the state, because the test writes at most {size(most)}: all "
+        f"{size(total)} would take {total / rate:.0f} s to write (predicted)"
     )
 
 
@@ -147,15 +146,15 @@ def _speed(rate: float) -> str:
 
 
 def _part(target: State, most: int) -> tuple[State, int]:
-    """The state, or as many of its parameters as make no more than ``most`` bytes; and its size."""
-    whole = _size(target)
-    if whole <= most:
-        return target, whole
-    chosen, total = {}, 0
+    """Returns the state, or parameters of at most ``most`` bytes if it is larger; and its size."""
+    total = _size(target)
+    if total <= most:
+        return target, total
+    chosen, taken = {}, 0
     for name, leaf in sorted(target.params.items(), key=lambda item: -_size(item[1])):
-        if total + _size(leaf) <= most:
+        if taken + _size(leaf) <= most:
             chosen[name] = leaf
-            total += _size(leaf)
+            taken += _size(leaf)
     part = dataclasses.replace(target, params=chosen, extras={}, opt=())
     return part, _size(part)
 
@@ -165,27 +164,27 @@ def _size(tree: Any) -> int:
 
 
 def _random(target: State) -> State:
-    """Arrays that no compression makes small, as a fresh optimizer's zeros would be."""
+    """Returns random arrays: compression would shrink a new optimizer's zeros to nothing."""
     rng = np.random.default_rng(0)  # the same in all processes
 
     def array(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         kind = np.dtype(leaf.dtype)
         count = max(1, math.prod(leaf.shape))
-        whole = (
+        values = (
             rng.random(count, np.float32).astype(kind)
             if jnp.issubdtype(kind, jnp.floating)
             else rng.integers(0, 2, count).astype(kind)
         )
-        whole = whole.reshape(leaf.shape)
+        values = values.reshape(leaf.shape)
         return jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: np.asarray(whole[index])
+            leaf.shape, leaf.sharding, lambda index: np.asarray(values[index])
         )
 
     return cast(State, jax.tree.map(array, target))
 
 
 def _forget(folder: Path) -> None:
-    """Has the kernel drop what it keeps of these files, so that reading them asks the disk."""
+    """Drops these files from the kernel's page cache, so that reading them uses the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -196,7 +195,7 @@ def _forget(folder: Path) -> None:
 
 
 def _different(written: State, restored: State) -> list[str]:
-    """Names of arrays whose bytes on this process's devices are not the same."""
+    """Returns the names of arrays that differ on this process's devices."""
     here, there = named(written), named(restored)
     return [
         name

@@ -1,4 +1,4 @@
-"""An all-reduce over all devices: is its result right, and how fast is it?"""
+"""Checks the result and the speed of an all-reduce over all devices."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,22 +14,22 @@ from jaxtrain.doctor.subject import Subject
 from jaxtrain.planning.cards import CARDS
 from jaxtrain.sharding import AXES, batch_sharding, make_mesh
 
-_BYTES = {"gpu": 2**28, "cpu": 2**22}  # of the array that each device puts in
+_BYTES = {"gpu": 2**28, "cpu": 2**22}  # of the array that each device contributes
 _TIMES = 5
 _PERIOD = 1000
-_SLOW = 0.3  # less of a link's speed is suspicious; assumed
+_SLOW = 0.3  # fraction of a link's speed below which it is suspicious; assumed
 
 Reduce = Callable[[jax.Array], jax.Array]
 Build = Callable[[jax.sharding.Mesh], Reduce]
 
 
 def checks(subject: Subject) -> dict[str, Check]:
-    """The group "collective"."""
+    """Returns the checks of the group "collective"."""
     return {"all-reduce": lambda: all_reduce(jax.devices(), subject.store.count)}
 
 
 def summing(mesh: jax.sharding.Mesh) -> Reduce:
-    """[n, L], a row on each device -> [L], the sum of the rows on every device."""
+    """Returns the reduction [n, L], a row on each device -> [L], the rows' sum on every device."""
     summed = jax.shard_map(
         lambda row: jax.lax.psum(row[0], AXES),
         mesh=mesh,
@@ -42,14 +42,14 @@ def summing(mesh: jax.sharding.Mesh) -> Reduce:
 def all_reduce(
     devices: list[jax.Device], processes: int, build: Build = summing
 ) -> Iterator[Finding]:
-    """Sums numbers over all devices, compares every one of them, and times it.
+    """Sums numbers over all devices, checks every sum, and measures the time.
 
-    The numbers are whole and their sums below 2^24, so that float32 holds them exactly.
+    The numbers are integers and their sums below 2^24, so float32 is exact.
 
     Args:
-        devices: of all processes.
-        processes: that they belong to.
-        build: makes the reduction that is tested.
+        devices: the devices of all processes.
+        processes: number of processes that they belong to.
+        build: builds the reduction to test.
     """
     count = len(devices)
     if count == 1:
@@ -75,10 +75,10 @@ def all_reduce(
     if wrong:
         device, number = next(iter(wrong.items()))
         yield problem(
-            f"an all-reduce over {count} devices is wrong on {len(wrong)} of this process's, as on "
-            f"device {device}: {number:,} of {length:,} sums",
+            f"an all-reduce over {count} devices is wrong on {len(wrong)} of this process's: for "
+            f"example {number:,} of {length:,} sums on device {device}",
             "do not train here: a GPU or a link is broken (nvidia-smi -q -d ECC, dcgmi diag -r 3, "
-            "nvidia-smi nvlink -e); NCCL_P2P_DISABLE=1 tells links from memory",
+            "nvidia-smi nvlink -e); if NCCL_P2P_DISABLE=1 helps, it is a link and not the memory",
         )
         return
     seconds = []
@@ -95,26 +95,26 @@ def all_reduce(
 
 
 def bus_bandwidth(size: int, count: int, seconds: float) -> float:
-    """Bytes/s that each device sends, whatever their number: 2 (n - 1) / n x size / time.
+    """Returns 2 (n - 1) / n x size / time, the bytes/s that each device sends, for any number.
 
-    As nccl-tests defines it (doc/PERFORMANCE.md), to be compared with a link's speed.
+    nccl-tests defines it (doc/PERFORMANCE.md), for comparison with a link's speed.
     """
     return 2 * (count - 1) / count * size / seconds
 
 
 def judged(seen: str, rate: float, device_kind: str, per_process: int, processes: int) -> Finding:
-    """Against the speed of the card's links, where they are known."""
+    """Compares the rate with the speed of the card's links, if that is known."""
     card = next((one for one in CARDS.values() if one.name == device_kind), None)
     if card is None:
         return ok(seen)
     across = min(card.link_rate, card.node_rate * per_process)
     link, which = (card.link_rate, "in the node") if processes == 1 else (across, "between nodes")
-    share = rate / link
-    seen += f", {share:.0%} of {link / 1e9:.0f} GB/s {which} ({_SLOW:.0%} is enough: assumed)"
-    if share >= _SLOW:
+    fraction = rate / link
+    seen += f", {fraction:.0%} of {link / 1e9:.0f} GB/s {which} ({_SLOW:.0%} is enough: assumed)"
+    if fraction >= _SLOW:
         return ok(seen)
     return warning(
         seen,
-        "NCCL may not use the fast link: nvidia-smi topo -m, and NCCL_DEBUG=INFO (it says NET/IB "
-        "or NET/Socket, and P2P or SHM); the plan's times do not hold with it",
+        "NCCL may not use the fast link: see nvidia-smi topo -m, and NCCL_DEBUG=INFO (it prints "
+        "NET/IB or NET/Socket, and P2P or SHM); the times that plan predicts do not apply",
     )

@@ -1,4 +1,4 @@
-"""The devices: how many, of which kind, with how much memory, and a driver that fits."""
+"""Checks the number, kind and memory of the devices, and their driver."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -9,20 +9,20 @@ from jaxtrain import config, versions
 from jaxtrain.config import invocation
 from jaxtrain.doctor import packages, requirements
 from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
-from jaxtrain.doctor.subject import Subject, size
+from jaxtrain.doctor.subject import Subject, counted, size
 from jaxtrain.planning import cards
 from jaxtrain.telemetry.hardware import Driver
 
 LEAST_DRIVER = {12: "525", 13: "580"}
-"""CUDA's major version -> the oldest driver on Linux: NVIDIA, CUDA compatibility, minor version
-compatibility, table 1 (docs.nvidia.com/deploy/cuda-compatibility)."""
+"""CUDA's major version -> the oldest driver on Linux. Source: NVIDIA, CUDA compatibility, minor
+version compatibility, table 1 (docs.nvidia.com/deploy/cuda-compatibility)."""
 
 _TAKEN = 2 * 2**30  # bytes of a GPU that a desktop or a monitor may hold
-_ENOUGH = 0.95  # of a card's memory: jax sees less than nvidia-smi
+_ENOUGH = 0.95  # fraction of a card's memory: jax reports less than nvidia-smi
 
 
 def checks(subject: Subject) -> dict[str, Check]:
-    """The group "devices"."""
+    """Returns the checks of the group "devices"."""
     find = requirements.installed
     return {
         "driver": lambda: driver(subject.driver, packages.cuda_major(find)),
@@ -36,12 +36,12 @@ def checks(subject: Subject) -> dict[str, Check]:
 
 
 def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
-    """Whether the NVIDIA driver works, and is new enough for jax's CUDA."""
+    """Checks that the NVIDIA driver works and is new enough for jax's CUDA."""
     if found.failure:
         yield problem(
             f"the NVIDIA driver does not work: {found.failure}",
-            "restart the host (after an update the kernel runs the old driver), or install the "
-            "driver again; in a container: docker run --gpus all",
+            "restart the host (after an update the kernel still runs the old driver), or reinstall "
+            "the driver; in a container: docker run --gpus all",
         )
         return
     if found.version is None:
@@ -51,17 +51,17 @@ def driver(found: Driver, cuda: int | None) -> Iterator[Finding]:
     if least is not None and not requirements.at_least(found.version, least):
         older = f"; or jax's build for CUDA 12: {versions.install('cuda12')}" if cuda == 13 else ""
         yield problem(
-            f"NVIDIA driver {found.version}: jax for CUDA {cuda} wants {least} or newer",
+            f"NVIDIA driver {found.version}: jax for CUDA {cuda} requires {least} or newer",
             f"install a driver {least} or newer on the host{older}",
         )
         return
     gpus = ", ".join(f"{n} x {name}" for name, n in _counted(g.name for g in found.gpus).items())
-    wants = f", CUDA {cuda} wants {least} or newer" if least else ""
-    yield ok(f"NVIDIA driver {found.version}{f' ({gpus})' if gpus else ''}{wants}")
+    needs = f", CUDA {cuda} requires {least} or newer" if least else ""
+    yield ok(f"NVIDIA driver {found.version}{f' ({gpus})' if gpus else ''}{needs}")
 
 
 def unused(found: Driver, backend: str, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """GPUs that are there and that jax does not use."""
+    """Checks that jax uses the GPUs of this host."""
     if not found.present or backend != "cpu":
         return
     number = (
@@ -70,69 +70,70 @@ def unused(found: Driver, backend: str, environment: Mapping[str, str]) -> Itera
     seen = f"this host has {number}an NVIDIA driver, but jax sees only the CPU"
     platforms, visible = environment.get("JAX_PLATFORMS", ""), environment.get(_VISIBLE)
     if "cpu" in platforms.split(","):
-        yield warning(f"{seen}: JAX_PLATFORMS is {platforms!r}", "unset JAX_PLATFORMS for the GPUs")
+        yield warning(f"{seen}: JAX_PLATFORMS is {platforms!r}", "unset JAX_PLATFORMS to use them")
     elif visible is not None and visible.strip() in ("", "-1"):
         yield problem(f"{seen}: {_VISIBLE} is {visible!r}", f"unset {_VISIBLE}")
     else:
-        yield problem(seen, f"{versions.install('cuda12')}, or set JAX_PLATFORMS=cpu for the CPU")
+        yield problem(
+            seen, f"{versions.install('cuda12')}, or set JAX_PLATFORMS=cpu to use the CPU"
+        )
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def count(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
-    """Whether there are as many devices as the config wants, and GPUs where it wants them."""
+    """Checks for as many devices as the config requires, and for GPUs if it requires them."""
     run, card, settings = subject.run, subject.card, subject.run.mesh
     mesh = f"mesh.data {settings.data} x mesh.fsdp {settings.fsdp}"
     here, wanted = len(devices), settings.devices
     kinds = ", ".join(
         f"{n} x {name}" for name, n in _counted(d.device_kind for d in devices).items()
     )
-    own = f"a config for {here}: --mesh.data 1 --mesh.fsdp {here} and a data.batch_size it divides"
+    own = f"--mesh.data 1 --mesh.fsdp {here}, with a data.batch_size that {here} divides"
     on_cpu = devices[0].platform == "cpu"
     if card is not None and on_cpu and subject.simulate_devices is None:
         yield problem(
-            f"0 GPUs of {wanted}: {run.name} is for {wanted} x {card.name} ({mesh}); jax sees "
-            f"{kinds}",
-            "start it where the GPUs are; without any: "
-            f"{_plan(run, card.name)} says what it needs, and "
-            f"--simulate-devices {wanted} tries the mesh",
+            f"{run.name} is for {wanted} x {card.name} ({mesh}), but jax sees no GPU, only {kinds}",
+            "start it on a host with the GPUs; without any, "
+            f"{_plan(run, card.name)} shows what it needs, and "
+            f"--simulate-devices {wanted} tests the mesh",
         )
         return
     if not subject.met:
         yield ok(
-            f"{kinds} in this process, and the others have not been met: {run.name} wants {wanted} "
-            f"in all ({mesh})"
+            f"{kinds} in this process, which is not connected to the others: {run.name} requires "
+            f"{wanted} in total ({mesh})"
         )
         return
     if here != wanted:
         apart = "" if subject.store.count == 1 else f" in {subject.store.count} processes"
+        required = counted(wanted, "device")
         yield problem(
-            f"{here} devices of {wanted}: {run.name} wants {wanted} ({mesh}), jax sees {kinds}"
-            f"{apart}",
-            f"start it on {wanted} (on all hosts, where there are several); or take {own}; or try "
-            f"it with --simulate-devices {wanted}",
+            f"{run.name} requires {required} ({mesh}), but jax sees {kinds}{apart}",
+            f"start it on {required}, and on all hosts of the run; or set {own}; or test it with "
+            f"--simulate-devices {wanted}",
         )
         return
     if card is not None and on_cpu:
         yield warning(
-            f"{here} of {wanted} devices, simulated on the CPU: nothing is said of the GPUs",
-            "run it on the GPUs, without --simulate-devices",
+            f"{here} of {wanted} devices, simulated on the CPU: the GPUs are not checked",
+            "run doctor on the GPUs, without --simulate-devices",
         )
         return
-    yield ok(f"{kinds}, as {run.name} wants ({mesh})")
+    yield ok(f"{kinds}, as {run.name} requires ({mesh})")
 
 
 def kind(subject: Subject, devices: list[jax.Device]) -> Iterator[Finding]:
-    """Whether the GPUs are the card that the config is named after, or have its memory."""
+    """Checks that the GPUs are the card that the config is named after, or have its memory."""
     card = subject.card
     if devices[0].platform == "cpu":
         return
     kinds = _counted(device.device_kind for device in devices)
     if len(kinds) > 1:
         yield warning(
-            f"GPUs of several kinds: {', '.join(f'{n} x {name}' for name, n in kinds.items())}",
-            "every step waits for the slowest: choose equal ones with CUDA_VISIBLE_DEVICES",
+            f"several kinds of GPUs: {', '.join(f'{n} x {name}' for name, n in kinds.items())}",
+            "every step waits for the slowest: select equal ones with CUDA_VISIBLE_DEVICES",
         )
     if card is None:
         return
@@ -161,21 +162,21 @@ def _way_that_fits(run: config.Run, name: str) -> str:
 
 
 def _plan(run: config.Run, name: str) -> str:
-    """The command that plans a run for a card, of which jax knows the name."""
+    """Returns the command that plans a run for a card, given the card's name in jax."""
     known = [short for short, card in cards.CARDS.items() if card.name == name]
-    # Without --gpu the config's name says the card, and plan lists those it knows.
+    # Without --gpu, plan takes the card from the config's name, or lists the cards it knows.
     typed = [*config.as_typed(run), *(("--gpu", known[0]) if known else ())]
     return f"{invocation.program()} plan {shlex.join(typed)}"
 
 
 def in_use(found: Driver) -> Iterator[Finding]:
-    """GPUs whose memory somebody else holds: XLA takes nine tenths of it at the start."""
+    """Checks that no other program holds GPU memory: XLA takes nine tenths of it at the start."""
     for gpu in found.gpus:
         if gpu.used > _TAKEN:
             yield problem(
                 f"GPU {gpu.index}: {size(gpu.used)} of {size(gpu.memory)} are held by another "
                 "program",
-                "end it (nvidia-smi lists it), or leave this GPU out with CUDA_VISIBLE_DEVICES",
+                "end it (nvidia-smi lists it), or exclude this GPU with CUDA_VISIBLE_DEVICES",
             )
 
 

@@ -1,7 +1,7 @@
-"""Runs the groups of checks in a process of their own, each within its time.
+"""Runs the groups of checks in a separate process, each with a time limit.
 
-A dead mount or a hanging NCCL stops that process and not the doctor: it is ended, the group's hang
-is a finding, and the groups that follow go on in a new one.
+A dead mount or a hanging NCCL blocks that process and not the doctor: it is ended, the hang is a
+finding, and the remaining groups run in a new process.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jaxtrain.xla.subprocess_worker import SubprocessWorker, WorkerFailed, envir
 
 GROUPS = ("processes", "devices", "system", "collective", "data", "checkpoint", "others")
 LIMITS_S: Mapping[str, float] = {
-    "processes": 60.0,  # others may start later
+    "processes": 60.0,  # the others may start later
     "devices": 30.0,
     "system": 10.0,
     "collective": 30.0,
@@ -32,37 +32,38 @@ _FUNCTION = "jaxtrain.doctor.worker:examine"
 _CURES = {
     "processes": "start all processes at the same time; open the coordinator's port between the "
     "hosts",
-    "devices": "nvidia-smi, and dmesg for Xid errors: a GPU that does not answer needs a restart",
-    "system": "a file system does not answer: df, and mount for a dead network mount",
+    "devices": "check nvidia-smi, and dmesg for Xid errors: a GPU that does not answer needs a "
+    "restart",
+    "system": "a file system does not answer: check df, and mount for a dead network mount",
     "collective": "NCCL_DEBUG=INFO shows where it waits: the network between the GPUs or hosts "
-    "(NCCL_SOCKET_IFNAME), or a process that did not come",
-    "data": "the first opening of large data takes long, and the run will do it: start it once on "
-    "one host; if the data lies on a network, see whether its mount answers (ls)",
-    "checkpoint": "the disk of --output-dir is slow or does not answer: df, iostat -x 1",
+    "(NCCL_SOCKET_IFNAME), or a missing process",
+    "data": "large data takes long to open the first time, in doctor or in the run: start the run "
+    "once on one host; if the data is on a network file system, check that it answers (ls)",
+    "checkpoint": "the disk of --output-dir is slow or does not answer: check df, iostat -x 1",
     "others": "see what the other processes printed",
 }
 
-_CRASH_CURE = "see dmesg (out of memory, Xid errors of a GPU); of NCCL, NCCL_DEBUG=INFO says more"
+_CRASH_CURE = "see dmesg (out of memory, Xid errors of a GPU); for NCCL, set NCCL_DEBUG=INFO"
 _HANGS = {
-    "start": "the examining process has not started",
-    "processes": "the processes of the run have not all met",
-    "system": "the host, or the disk of --output-dir, has not answered",
-    "collective": "the devices have not ended an all-reduce",
-    "data": "the data has not opened and given its batches",
+    "start": "the process that runs the checks did not start",
+    "processes": "the processes of the run did not all connect",
+    "system": "the host, or the disk of --output-dir, did not answer",
+    "collective": "the devices did not finish an all-reduce",
+    "data": "the data did not open and yield batches",
     "checkpoint": "a small checkpoint was not written and read",
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorRequest:
-    """What is to be examined.
+    """The run to check.
 
     Attributes:
-        config: a name or a path.
-        overrides: as typed.
-        output_dir: where the run would write; None is the run's own default.
-        resume: what the run would resume from, as typed; None is nothing.
-        simulate_devices: virtual CPU devices; None uses what is there.
+        config: its config, a name or a path.
+        overrides: fields set on the command line, as typed.
+        output_dir: where the run would write; None for the run's default.
+        resume: what the run would resume from, as typed; None if it would not resume.
+        simulate_devices: number of virtual CPU devices; None for the real devices.
     """
 
     config: str
@@ -76,11 +77,11 @@ Event = dict[str, Any] | Finding
 
 
 def examine(request: DoctorRequest, limits: Mapping[str, float] = LIMITS_S) -> Iterator[Event]:
-    """What is seen, as it is seen: findings, and the messages of :mod:`jaxtrain.doctor.worker`.
+    """Yields findings and the messages of :mod:`jaxtrain.doctor.worker`, as they arrive.
 
     Args:
-        request: what to examine.
-        limits: group -> seconds; a group without one is left out.
+        request: the run to check.
+        limits: group -> seconds; a group without a limit is skipped.
 
     Raises:
         InputError: the config is wrong.
@@ -96,12 +97,14 @@ def examine(request: DoctorRequest, limits: Mapping[str, float] = LIMITS_S) -> I
                 try:
                     message = worker.receive(began + limit - time.monotonic())
                 except TimeoutError:
-                    late = _HANGS.get(group, f"'{group}' has not been examined")
-                    cure = _CURES.get(group, "see whether this host is overloaded: uptime, free")
+                    late = _HANGS.get(group, f"the checks of '{group}' did not finish")
+                    cure = _CURES.get(group, "check whether this host is overloaded: uptime, free")
                     yield _stopped(group, f"{late} within {limit:.0f} s", cure)
                     break
                 except WorkerFailed as failed:
-                    yield _stopped(group, f"what examines '{group}' {failed}", _CRASH_CURE)
+                    yield _stopped(
+                        group, f"the process that checks '{group}' {failed}", _CRASH_CURE
+                    )
                     break
                 if message is None or "done" in message:
                     return
@@ -115,10 +118,10 @@ def examine(request: DoctorRequest, limits: Mapping[str, float] = LIMITS_S) -> I
                 elif "group" in message or ("about" in message and not about):
                     about = about or "about" in message
                     yield message
-        if group not in left:  # before the first group: a new process would do no better
+        if group not in left:  # before the first group: a new process would fail again
             return
         left = left[left.index(group) + 1 :]
-        # The other processes still wait for the one that was ended: what follows is examined alone.
+        # The other processes still wait for the one that was ended: this one continues alone.
         connect = False
         left = [name for name in left if name != "others"]
         if left:
@@ -129,12 +132,12 @@ def examine(request: DoctorRequest, limits: Mapping[str, float] = LIMITS_S) -> I
 def _worker(
     request: DoctorRequest, groups: list[str], connect: bool, scratch: list[str]
 ) -> Iterator[SubprocessWorker]:
-    """A process that examines; in the end nothing is left of it, nor of what it made.
+    """Starts a process that runs checks; ends it and removes its files on exit.
 
     Args:
-        request: what to examine.
-        groups: of checks.
-        connect: False where an earlier process has hung: this one is alone.
+        request: the run to check.
+        groups: the groups of checks to run.
+        connect: False if an earlier process has hung: this one runs alone.
         scratch: folders that it made elsewhere, as far as its messages were received.
     """
     with tempfile.TemporaryDirectory(prefix="jaxtrain-doctor-") as temporary:
@@ -158,7 +161,7 @@ def _stopped(group: str, seen: str, cure: str) -> Finding:
 
 
 def _remove(folder: str) -> None:
-    """What a worker that was killed left; in a process of its own, as the disk may be dead."""
+    """Removes what a killed worker left, in a separate process because the disk may be dead."""
     try:
         subprocess.run(["rm", "-rf", "--", folder], timeout=_REMOVE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What a check has found, and how checks are run: none of them can end the doctor."""
+"""Findings, and running the checks that yield them: no check can end the doctor."""
 
 import dataclasses
 import textwrap
@@ -11,26 +11,26 @@ from jaxtrain.errors import InputError, RunAgain
 
 Level = Literal["ok", "warning", "problem"]
 Check = Callable[[], Iterable["Finding"]]
-Tell = Callable[["Finding"], None]
+Report = Callable[["Finding"], None]
 
 WIDTH = 100  # of the printed lines
 
 _MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
 _INDENT = 11
-_LONGEST = 300  # characters of a foreign error
+_LONGEST = 300  # characters of another library's error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """One result of a check.
 
     Attributes:
-        level: a problem keeps the run from working, or from working for long.
-        seen: what it is, in numbers.
-        cure: what to do about it; empty where all is well, or where ``seen`` is an error of the
-            program that names the cure itself.
-        group: of checks.
-        check: its name.
+        level: "problem" if the run would fail, at once or later.
+        seen: the observation, with numbers.
+        cure: how to fix it; empty if all is well, or if ``seen`` is an error of jaxtrain that
+            names the fix itself.
+        group: the check's group.
+        check: the check's name.
     """
 
     level: Level
@@ -40,29 +40,29 @@ class Finding:
     check: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Converts it for JSON."""
         return dataclasses.asdict(self)
 
     def as_text(self) -> str:
-        """For the console: the mark, what was seen, and the cure below it."""
+        """Formats it for the console: the level, the observation, and the fix below it."""
         lines = [_wrapped(f"  {_MARKS[self.level]:<{_INDENT - 2}}", self.seen)]
         if self.cure:
-            lines.append(_wrapped(" " * _INDENT + "cure: ", self.cure))
+            lines.append(_wrapped(" " * _INDENT + "fix: ", self.cure))
         return "\n".join(lines)
 
 
 def ok(seen: str) -> Finding:
-    """All is well."""
+    """Makes a finding that needs no action."""
     return Finding(level="ok", seen=seen)
 
 
 def warning(seen: str, cure: str) -> Finding:
-    """The run works, but not as well as it could, or nobody knows."""
+    """Makes a finding about a run that works, but not as well as it could, or may not."""
     return Finding(level="warning", seen=seen, cure=cure)
 
 
 def problem(seen: str, cure: str) -> Finding:
-    """The run would fail, or lose something."""
+    """Makes a finding about a run that would fail or lose something."""
     return Finding(level="problem", seen=seen, cure=cure)
 
 
@@ -78,37 +78,36 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"not ready: {count}" + (f", {warned}" if warnings else "")
 
 
-def run_checks(group: str, checks: Mapping[str, Check], tell: Tell) -> None:
-    """Runs checks one after the other; one that raises is a problem, and the next one goes on.
+def run_checks(group: str, checks: Mapping[str, Check], report: Report) -> None:
+    """Runs checks one after another; one that raises is a problem, and the next ones still run.
 
     Args:
-        group: that they belong to.
+        group: name of the group that they belong to.
         checks: name -> check.
-        tell: takes each finding as soon as it is there.
+        report: takes each finding as soon as there is one.
     """
     for name, check in checks.items():
         try:
             for found in check():
-                tell(dataclasses.replace(found, group=group, check=name))
+                report(dataclasses.replace(found, group=group, check=name))
         except Exception as error:
-            tell(dataclasses.replace(_of_error(name, error), group=group, check=name))
+            report(dataclasses.replace(_of_error(name, error), group=group, check=name))
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line that is not too long."""
+    """Shortens an error to its first line, with the type."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:_LONGEST]}" if lines else type(error).__name__
 
 
 def _of_error(check: str, error: Exception) -> Finding:
-    if isinstance(error, InputError | RunAgain):  # one line that names the cure itself
+    if isinstance(error, InputError | RunAgain):  # its one line names the fix
         return Finding(level="problem", seen=str(error))
     last = traceback.extract_tb(error.__traceback__)[-1]
     return problem(
         f"the check '{check}' itself failed: {first_line(error)} ({Path(last.filename).name}:"
         f"{last.lineno})",
-        "nothing is known of what it looks at: see whether the words above name a cause, and "
-        "report it if not",
+        "its result is unknown; if the error does not name the cause, please report a bug",
     )
 
 

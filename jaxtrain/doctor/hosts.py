@@ -1,4 +1,4 @@
-"""Several processes: do they meet, do clocks agree, do they run the same, with one storage?"""
+"""Checks that the processes connect, and compares their clocks, configs, code and storage."""
 
 import json
 import socket
@@ -16,18 +16,18 @@ from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.training import run_directory
 
 ANSWER_S = 10.0
-# For a name to appear, and then for the others: both together before the group's time is over.
+# For a name to resolve, and again for the other processes; both must fit into the group's limit.
 _MEET_S = 25.0
 _ROUNDS = 3
 WARN_SKEW_S, WORST_SKEW_S = 1.0, 30.0
 
 
 def checks(subject: Subject, connect: bool) -> dict[str, Check]:
-    """The group "processes"; the first of them connects.
+    """Returns the checks of the group "processes"; the first one connects.
 
     Args:
-        subject: whose ``store`` and ``processes`` are found.
-        connect: False where an earlier attempt has hung: this process then goes on alone.
+        subject: its ``store`` and ``processes`` are set.
+        connect: False if an earlier attempt has hung: this process then continues alone.
     """
     if not connect:
         try:
@@ -45,7 +45,7 @@ def checks(subject: Subject, connect: bool) -> dict[str, Check]:
 
 
 def coordinator(subject: Subject) -> Iterator[Finding]:
-    """Whether the processes meet; connects this one to the others."""
+    """Connects this process to the others, and checks that they all connect."""
     environment, subject.processes = subject.environment, None
     try:
         cluster = cluster_env.find(environment)
@@ -53,27 +53,27 @@ def coordinator(subject: Subject) -> Iterator[Finding]:
         wait_s = min(_MEET_S, cluster_env.patience(environment))
         impatient = {**environment, cluster_env.PATIENCE: str(wait_s)}
         process_group.connect(impatient, subject.simulate_devices)
-    except (InputError, RunAgain) as error:  # a line that names the cure itself
+    except (InputError, RunAgain) as error:  # its one line names the fix
         yield Finding(level="problem", seen=str(error))
-        process_group.connect({}, subject.simulate_devices)  # and this process goes on alone
+        process_group.connect({}, subject.simulate_devices)  # this process continues alone
         return
     if cluster is None:
-        yield ok("one process: there is nobody to meet")
+        yield ok("single process: nothing to synchronize")
         return
     subject.store = key_value.of_run()
     subject.store.barrier("start", ANSWER_S)
     names = subject.store.gather("host", socket.gethostname(), ANSWER_S)
     hosts = len(set(names))
     yield ok(
-        f"{cluster.count} processes on {hosts} host{'s' if hosts > 1 else ''} have met at "
+        f"{cluster.count} processes on {hosts} host{'s' if hosts > 1 else ''} have connected at "
         f"{cluster.coordinator} ({cluster.scheme})"
     )
 
 
 def clocks(store: KeyValueStore, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
-    """How far the hosts' clocks are apart: each reads its own when all leave a barrier.
+    """Compares the hosts' clocks: each process reads its own when all leave a barrier.
 
-    Several times, of which the least difference counts: a process may be late out of the barrier.
+    Repeats this and takes the smallest difference, since a process may leave the barrier late.
     """
     if store.count == 1:
         return
@@ -95,29 +95,29 @@ def clocks(store: KeyValueStore, clock: Callable[[], float] = time.time) -> Iter
 
 
 def same(store: KeyValueStore, own: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Whether all processes have the same config, code and packages.
+    """Checks that all processes have the same config, code and packages.
 
     Args:
-        store: of the run.
-        own: what :func:`jaxtrain.distributed.consistency.facts` gave here.
+        store: the run's key-value store.
+        own: the result of :func:`jaxtrain.distributed.consistency.facts` in this process.
     """
     if store.count == 1:
         return
-    said = [json.loads(text) for text in store.gather("facts", json.dumps(own), ANSWER_S)]
-    different = consistency.compare(said)
-    if different:  # a line that names the cure itself
+    every = [json.loads(text) for text in store.gather("facts", json.dumps(own), ANSWER_S)]
+    different = consistency.compare(every)
+    if different:  # its one line names the fix
         yield Finding(level="problem", seen=different)
     else:
-        yield ok("the same config, code and packages everywhere")
+        yield ok("the same config, code and packages in all processes")
 
 
 def shared_storage(subject: Subject) -> Iterator[Finding]:
-    """Whether all processes see one another's files at the output directory."""
+    """Checks that all processes see one another's files at the output directory."""
     store = subject.store
     if store.count == 1:
         return
     subject.shared = False
-    # Of process 0, as a run's directory is; and those who come later from their data are awaited.
+    # Process 0's, like the run directory. The timeout covers processes still busy with their data.
     base = Path(store.gather("output directory", str(subject.base), 3 * ANSWER_S)[0])
     run_directory.check_shared(base)
     subject.shared = True
@@ -125,36 +125,36 @@ def shared_storage(subject: Subject) -> Iterator[Finding]:
 
 
 def others(store: KeyValueStore, own: list[Finding]) -> Iterator[Finding]:
-    """What the other processes found amiss, said by process 0; what all found is said once."""
+    """Has process 0 report the other processes' warnings and problems, each only once."""
     if store.count == 1:
         return
     known = {(one.check, one.seen) for one in own}
     amiss = [one.as_dict() for one in own if one.level != "ok"]
     store.publish("findings", json.dumps({"host": socket.gethostname(), "amiss": amiss}))
     if store.index:
-        yield ok("process 0 says what all have found")
+        yield ok("process 0 reports the findings of all processes")
         return
     count = 0
     for process in range(1, store.count):
         try:
-            said = json.loads(store.wait_for("findings", process, ANSWER_S))
+            theirs = json.loads(store.wait_for("findings", process, ANSWER_S))
         except NoAnswer:
             yield problem(
-                f"process {process} has not ended its own checks after {ANSWER_S:.0f} s",
+                f"process {process} did not finish its checks within {ANSWER_S:.0f} s",
                 "see what it printed; start all processes at the same time",
             )
             continue
-        for one in said["amiss"]:
+        for one in theirs["amiss"]:
             if (one["check"], one["seen"]) not in known:
                 known.add((one["check"], one["seen"]))
                 count += 1
-                where = f"process {process} ({said['host']}), {one['group']}: {one['seen']}"
+                where = f"process {process} ({theirs['host']}), {one['group']}: {one['seen']}"
                 yield Finding(level=one["level"], seen=where, cure=one["cure"])
     if not count:
-        yield ok("the other processes have found nothing that this one has not")
+        yield ok("the other processes have no further warnings or problems")
 
 
 def leave() -> None:
-    """Ends the connection, so that the other processes do not take this one for dead."""
+    """Closes the connection, so that the other processes do not consider this one dead."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()

@@ -1,4 +1,4 @@
-"""The data: does it open, what in it is broken, and is the loader fast enough for the step?"""
+"""Checks that the data opens, lists broken files, and compares the loader with the step."""
 
 import dataclasses
 import json
@@ -27,22 +27,22 @@ from jaxtrain.training import preflight
 _TRIAL_S = 3.0
 _LONGEST_S = 20.0
 _BATCH_S = 0.3  # time that one worker should take for a batch of the trial
-_TRIED = 4  # examples that are made to find that time
-_NAMED = 5  # broken files
+_TRIED = 4  # examples loaded to measure that time
+_NAMED = 5  # broken files in a message
 
-# Shares of the card's peak between which a step runs; assumed. A small model is bound by memory and
-# not by arithmetic, and only a compiler knows how much it moves.
+# Lowest and highest MFU of a step; assumed. A small model is bound by memory traffic and not by
+# arithmetic, and only a compiler can determine that traffic.
 _LEAST_MFU, _MOST_MFU = 0.1, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """What a loader gives.
+    """The measured rate of a loader.
 
     Attributes:
-        examples_per_second: measured; None where hardly anything came in time.
-        workers: that gave it; 0 is the main process.
-        one: examples/s that one core makes alone, measured.
+        examples_per_second: its rate; None if hardly a batch arrived in time.
+        workers: its number of workers; 0 for the main process.
+        one: examples/s of one core alone.
     """
 
     examples_per_second: float | None
@@ -52,12 +52,12 @@ class Rate:
 
 @dataclasses.dataclass(frozen=True)
 class NeededRate:
-    """What the step takes, examples/s of one process, predicted.
+    """The predicted rate at which the step consumes examples, in examples/s per process.
 
     Attributes:
-        least: by a step that makes little of the card.
-        most: by one that makes much of it.
-        how: it was predicted.
+        least: the rate at a low MFU.
+        most: the rate at a high MFU.
+        how: describes the prediction, for messages.
     """
 
     least: float
@@ -66,7 +66,7 @@ class NeededRate:
 
 
 def checks(subject: Subject) -> dict[str, Check]:
-    """The group "data"."""
+    """Returns the checks of the group "data"."""
     opened: list[Sources] = []
     return {
         "inputs": lambda: inputs(subject),
@@ -78,12 +78,12 @@ def checks(subject: Subject) -> dict[str, Check]:
 
 
 def inputs(subject: Subject) -> Iterator[Finding]:
-    """Whether the files that a run begins with are there, and are what the config asks for."""
+    """Checks that the files that a run starts from exist and match the config."""
     run = subject.run
     missing = list(preflight.unreadable(run, resumes=subject.resumes, data=False))
     if run.data.path is not None:
         missing += run.data.problems(run.model) if hasattr(run.data, "problems") else []
-    for line in missing:  # each names its cure
+    for line in missing:  # each names its fix
         yield Finding(level="problem", seen=line)
     if missing:
         return
@@ -92,26 +92,26 @@ def inputs(subject: Subject) -> Iterator[Finding]:
         _, notes = weights.params_for(source, run.model, subject.built.definition.params)
         yield ok("; ".join([f"model.init_from {source} fits the model", *notes]))
     if hasattr(run.model, "frozen") and (read := run.model.frozen()):
-        yield ok(f"{len(read)} arrays of weights that losses take are there")
+        yield ok(f"the weights of the losses are there: {len(read)} arrays")
 
 
 def opening(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
-    """Whether the data opens as a run would open it; it makes the same caches."""
+    """Checks that the data opens; writes the same caches as a run."""
     data = subject.run.data
     if data.path is None and not data.demo:
         yield warning(
-            f"{subject.run.name} has no data of its own: neither data nor loader were looked at",
-            "name it with --data.path, as for the run",
+            f"{subject.run.name} has no data of its own: data and loader were not checked",
+            "set --data.path, as for the run",
         )
         return
     if hasattr(data, "problems") and data.problems(subject.run.model):
-        return  # inputs() has named them
+        return  # inputs() reports them
     opened.append(data.open(subject.run.model, seed=subject.run.seed, say=lambda line: None))
     yield ok(opened[0].summary)
 
 
 def broken(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
-    """Files that cannot be used, found while opening."""
+    """Reports the broken files found while opening."""
     for sources in opened:
         if not sources.bad:
             continue
@@ -119,35 +119,36 @@ def broken(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
         complaint = too_many(count, sources.files, subject.run.data.max_bad_share)
         if complaint:
             yield problem(
-                f"{complaint}: {named}", "mend or remove them, or raise --data.max_bad_share"
+                f"{complaint}: {named}", "fix or remove them, or raise --data.max_bad_share"
             )
         else:
-            share = (
+            summary = (
                 f"{count} of {sources.files} input files are broken ({count / sources.files:.1%})"
             )
             yield warning(
-                f"{share}: {named}", "mend or remove them; the run replaces them by others"
+                f"{summary}: {named}", "fix or remove them; the run uses other files instead"
             )
 
 
 def same(opened: list[Sources], store: KeyValueStore) -> Iterator[Finding]:
-    """Whether all processes see the same examples."""
+    """Checks that all processes see the same examples."""
     if store.count == 1:
         return
     own = opened[0].train.fingerprint if opened else "none"
-    said = store.gather("fingerprint", own, 3 * ANSWER_S)
-    other = next((process for process, one in enumerate(said) if one != said[0]), None)
+    prints = store.gather("fingerprint", own, 3 * ANSWER_S)
+    other = next((process for process, one in enumerate(prints) if one != prints[0]), None)
     if other is not None:
         yield problem(
-            f"process {other} sees other data ({said[other][:12]}) than process 0 ({said[0][:12]})",
-            "give every process the same files, as on storage that all of them mount",
+            f"process {other} has other data ({prints[other][:12]}) than process 0 "
+            f"({prints[0][:12]})",
+            "give every process the same files, for example on storage that all of them mount",
         )
     elif opened:
-        yield ok("the same data everywhere")
+        yield ok("the same data in all processes")
 
 
 def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
-    """A short run of the real pipeline with the config's workers, against what the step takes."""
+    """Runs the real pipeline briefly with the config's workers; compares it with the step."""
     for sources in opened:
         data = subject.run.data
         quarantine = Quarantine.open(subject.temporary, subject.store.index)
@@ -166,8 +167,8 @@ def trial(subject: Subject, opened: list[Sources]) -> Iterator[Finding]:
         worse = [bad for bad in _recorded(quarantine.path) if bad.path not in _paths(sources)]
         if worse:
             yield warning(
-                f"the trial met {len(worse)} more broken files: {_named(worse)}",
-                "mend or remove them; the run replaces them by others",
+                f"the trial found {len(worse)} more broken files: {_named(worse)}",
+                "fix or remove them; the run uses other files instead",
             )
 
 
@@ -184,21 +185,21 @@ def measured(
     seconds: float = _TRIAL_S,
     longest_s: float = _LONGEST_S,
 ) -> Rate:
-    """Examples/s of the pipeline once its workers have started.
+    """Measures the pipeline's examples/s once its workers have started.
 
-    Batches are smaller than the config's where those take a worker long: the trial is short.
+    Batches are smaller than the config's if a worker takes long for those: the trial is short.
 
     Args:
         source: the training split.
-        mesh: of one device.
+        mesh: a mesh of one device.
         spec: the model's ``batch_spec``.
-        rows: of a batch of the config, that this process loads.
-        workers: as in the config.
-        prefetch: likewise.
-        seed: of the order.
-        quarantine: where broken examples are recorded.
-        seconds: to measure, at least.
-        longest_s: the workers' start included; what has come until then counts.
+        rows: examples of the config's batch that this process loads.
+        workers: ``data.workers`` of the config.
+        prefetch: ``data.prefetch`` of the config.
+        seed: seed of the order of the examples.
+        quarantine: records broken examples.
+        seconds: shortest time to measure.
+        longest_s: longest time, including the workers' start; batches up to then count.
     """
     one = _alone(source, seed, quarantine)
     batch = max(1, min(rows, round(one * _BATCH_S)))
@@ -212,7 +213,7 @@ def measured(
         prefetch=prefetch,
         quarantine=quarantine,
     )
-    # What was made while the last worker was still starting says nothing of the rate.
+    # Batches made while the last worker was still starting do not show the rate.
     early, more = batches.ahead, 2 * max(1, workers)
     try:
         times = _Arrivals(batches).collect(early, more, seconds, longest_s)
@@ -226,7 +227,7 @@ def measured(
 
 
 class _Arrivals(threading.Thread):
-    """Takes batches as they come, and keeps the time of each: whoever asks need not wait."""
+    """Takes batches as they arrive and records the times, in a thread so that a wait can end."""
 
     def __init__(self, batches: pipeline.TrainingBatches) -> None:
         super().__init__(name="trial", daemon=True)
@@ -237,7 +238,7 @@ class _Arrivals(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Until the batches are closed, or one fails."""
+        """Runs until the batches are closed, or one fails."""
         while self._error is None:
             try:
                 next(self._batches)
@@ -249,16 +250,16 @@ class _Arrivals(threading.Thread):
                 self._news.notify()
 
     def collect(self, early: int, more: int, seconds: float, longest_s: float) -> list[float]:
-        """When batches came, s.
+        """Returns the arrival times of the batches, in seconds.
 
         Args:
-            early: batches that do not count.
-            more: that are to come after them, at least.
-            seconds: that those are to take, at least.
-            longest_s: whatever has come then is given.
+            early: number of first batches that do not count.
+            more: least number of batches to collect after them.
+            seconds: least time that those must take.
+            longest_s: longest wait; then the batches so far are returned.
 
         Raises:
-            BaseException: of the pipeline.
+            BaseException: the pipeline raised it.
         """
         until = time.monotonic() + longest_s
         with self._news:
@@ -273,7 +274,7 @@ class _Arrivals(threading.Thread):
 
 
 def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
-    """Examples/s of this process alone, the first one left out: it opens files."""
+    """Measures examples/s of this process alone, without the first, which opens files."""
     rows = sampler.TrainingRows(
         source, sampler.of(source, seed), 0, 1, 0, 1, _TRIED + 1, quarantine
     )
@@ -285,9 +286,9 @@ def _alone(source: Source, seed: int, quarantine: Quarantine) -> float:
 
 
 def wanted(subject: Subject, device: jax.Device) -> NeededRate | None:
-    """What the step takes, from the model's formula and the card's peak; None on a CPU.
+    """Predicts the step's rate from the model's FLOP and the card's peak; None on a CPU.
 
-    Nothing is compiled: memory traffic, which bounds many steps, is not known here.
+    Nothing is compiled, so memory traffic, which bounds many steps, is unknown here.
     """
     run, card = subject.run, subject.card
     if card is not None:
@@ -301,50 +302,51 @@ def wanted(subject: Subject, device: jax.Device) -> NeededRate | None:
     flops = run.model.flops_per_example()
     rate = run.mesh.devices * peak / flops / (subject.processes or 1)
     how = (
-        f"predicted: {flops / 1e12:.3g} TFLOP an example on {run.mesh.devices} x {name} at "
+        f"predicted: {flops / 1e12:.3g} TFLOP per example on {run.mesh.devices} x {name} at "
         f"{_LEAST_MFU:.0%} to {_MOST_MFU:.0%} of their peak; "
-        f"{invocation.program()} plan narrows it"
+        f"{invocation.program()} plan gives a narrower range"
     )
     return NeededRate(_LEAST_MFU * rate, _MOST_MFU * rate, how)
 
 
 def judged(found: Rate, step: NeededRate | None, cores: int, faster: str = "") -> Iterator[Finding]:
-    """The loader's rate against the step's.
+    """Compares the loader's rate with the step's.
 
     Args:
-        found: the loader's.
-        step: what it takes; None where that is not known.
-        cores: of this host.
-        faster: what makes this data cheaper to read; empty where nothing is known.
+        found: the loader's rate.
+        step: the step's rate; None if unknown.
+        cores: number of this host's CPU cores.
+        faster: how to make this data cheaper to read; empty if unknown.
     """
     rate, workers = found.examples_per_second, counted(found.workers, "worker")
-    gives = f"the loader gives {_number(rate or 0)} examples/s with {workers} (measured)"
+    gives = f"the loader delivers {_number(rate or 0)} examples/s with {workers} (measured)"
     if rate is None:
         rate = found.one * max(1, min(found.workers, cores))
         gives = (
-            f"hardly a batch came in {_LONGEST_S:.0f} s with {workers} on {cores} cores; one alone "
-            f"makes {_number(found.one)} examples/s, so they make at most {_number(rate)}"
+            f"hardly a batch arrived in {_LONGEST_S:.0f} s with {workers} on {cores} cores; one "
+            f"core alone loads {_number(found.one)} examples/s, so they load at most "
+            f"{_number(rate)}"
         )
         if found.workers > cores:
             yield warning(
-                gives, f"--data.workers {cores}: more than cores only wait for each other"
+                gives, f"--data.workers {cores}: more workers than cores only wait for each other"
             )
         else:
-            yield problem(gives, "see what else this host does (uptime), and --data.workers 0")
+            yield problem(gives, "check the load of this host (uptime), and try --data.workers 0")
     if step is None:
         if found.examples_per_second is not None:
-            measures = f"{invocation.program()} bench measures"
-            yield ok(f"{gives}; what a step takes here is not predicted: {measures}")
+            measures = f"{invocation.program()} bench measures it"
+            yield ok(f"{gives}; the step's rate on this device cannot be predicted: {measures}")
         return
-    seen = f"{gives}; the step wants {_number(step.least)} to {_number(step.most)} ({step.how})"
+    seen = f"{gives}; the step needs {_number(step.least)} to {_number(step.most)} ({step.how})"
     if rate >= step.most:
         yield ok(seen)
         return
     core = rate / max(1, min(found.workers, cores))  # with all of them at work
     least, most = math.ceil(step.least / core), math.ceil(step.most / core)
     if least > cores:
-        cure = f"about {least} workers on as many cores, and this host has {cores}: "
-        cure += faster or "a host with more, or a smaller source (lower resolution, shorter files)"
+        cure = f"this takes about {least} workers on as many cores, and this host has {cores}: "
+        cure += faster or "use a host with more, or smaller data (lower resolution, shorter files)"
     else:
         cure = f"--data.workers {max(least, min(most, cores))} (this host has {cores} cores)"
         cure += f", or {faster}" if faster else ""
@@ -355,7 +357,7 @@ def judged(found: Rate, step: NeededRate | None, cores: int, faster: str = "") -
 
 
 def _recorded(path: Path) -> list[BadExample]:
-    """What the workers of the trial have put into the quarantine; each file once."""
+    """Returns what the trial's workers have quarantined; each file once."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""CUDA's libraries as wheels: what jax's plugin wants, and a torch that wants something else."""
+"""Checks the wheels of CUDA's libraries against jax's plugin, and against an installed torch."""
 
 from collections.abc import Iterator
 
@@ -14,20 +14,20 @@ _SAME_FOLDER = ("nccl", "cudnn", "nvshmem")
 
 
 def cuda_major(find: Find) -> int | None:
-    """CUDA's major version that jax's plugin is for; None without a plugin."""
+    """Returns the major CUDA version of jax's plugin; None without a plugin."""
     return next((major for major, name in _PLUGINS.items() if find(name)), None)
 
 
 def plugin(find: Find = requirements.installed) -> Iterator[Finding]:
-    """jax, its plugin for GPUs, and the libraries that the plugin's own metadata asks for."""
+    """Checks jax, its GPU plugin, and the libraries that the plugin's metadata requires."""
     there = [name for name in _PLUGINS.values() if find(name)]
     if not there:
-        yield ok("no CUDA plugin of jax is installed: the CPU only")
+        yield ok("jax has no CUDA plugin installed: it uses only the CPU")
         return
     if len(there) > 1:
         yield problem(
-            f"{' and '.join(there)} are both installed: each brings the same platform 'cuda'",
-            f"remove the one that does not fit the driver, as: pip uninstall {there[0]}",
+            f"{' and '.join(there)} are both installed: each provides the platform 'cuda'",
+            f"remove the one that does not fit the driver, for example: pip uninstall {there[0]}",
         )
         return
     name, extra = there[0], there[0].removeprefix("jax-").removesuffix("-plugin")
@@ -44,39 +44,39 @@ def plugin(find: Find = requirements.installed) -> Iterator[Finding]:
     found = {wheel: one.version for wheel in wanted if (one := find(wheel)) is not None}
     if not found:
         yield warning(
-            f"{name} {package.version} without NVIDIA's wheels: it takes the CUDA, cuDNN and NCCL "
-            "that lie on the library path, of versions unknown here",
-            f"if that is not meant: pip install 'jax[{extra}]'",
+            f"{name} {package.version} without NVIDIA's wheels: it uses CUDA, cuDNN and NCCL from "
+            "the library path, in unknown versions",
+            f"if this is not intended: pip install 'jax[{extra}]'",
         )
         return
     missing = [wheel for wheel in wanted if wheel not in found]
     if missing:
         yield problem(
-            f"{name} {package.version} wants {', '.join(missing)}, not installed",
+            f"{name} {package.version} requires {', '.join(missing)}, not installed",
             f"pip install 'jax[{extra}]'",
         )
     wrong = {w: v for w, v in found.items() if not requirements.satisfies(v, wanted[w])}
     for wheel, version in wrong.items():
         yield problem(
-            f"{wheel} is {version}, {name} {package.version} wants {wanted[wheel]}",
+            f"{wheel} is {version}, {name} {package.version} requires {wanted[wheel]}",
             f"pip install '{wheel}{wanted[wheel]}'",
         )
     if not missing and not wrong:
-        yield ok(f"{_said(found)}: as {name} {package.version} wants")
+        yield ok(f"{_listed(found)}: as {name} {package.version} requires")
 
 
 def torch(find: Find = requirements.installed) -> Iterator[Finding]:
-    """Whether a torch in the same environment pins NVIDIA's wheels to what jax cannot use."""
+    """Checks whether a torch in this environment pins NVIDIA wheels that jax cannot use."""
     package, major = find("torch"), cuda_major(find)
     if package is None:
         yield ok("no torch in this environment")
         return
     pins = package.pins(_PREFIX)
     if not pins or major is None:
-        why = "it brings no NVIDIA wheels" if not pins else "jax uses no CUDA here"
-        yield ok(f"torch {package.version} does not clash: {why}")
+        why = "it requires no NVIDIA wheels" if not pins else "jax does not use CUDA here"
+        yield ok(f"torch {package.version} does not conflict with jax: {why}")
         return
-    apart = "give torch an environment of its own (python -m venv), or its build for the CPU"
+    apart = "install torch in a separate environment (python -m venv), or its CPU build"
     name = _PLUGINS[major]
     plugin = find(name)
     assert plugin is not None
@@ -89,8 +89,8 @@ def torch(find: Find = requirements.installed) -> Iterator[Finding]:
     ]
     if shared:
         yield problem(
-            f"torch {package.version} is for another CUDA than {name}: {', '.join(shared)} write "
-            "the same files",
+            f"torch {package.version} is for another CUDA version than {name}: "
+            f"{', '.join(shared)} install the same files",
             apart,
         )
     clashing = [
@@ -107,28 +107,27 @@ def torch(find: Find = requirements.installed) -> Iterator[Finding]:
             apart,
         )
     drifted = [
-        f"{wheel} is {one.version}, torch wants {pin}"
+        f"{wheel} is {one.version}, torch requires {pin}"
         for wheel, pin in pins.items()
         if (one := find(wheel)) is not None and not requirements.satisfies(one.version, pin)
     ]
     if drifted and not clashing:
         shown = "; ".join(drifted[:2]) + (f"; {len(drifted) - 2} more" if drifted[2:] else "")
         yield warning(
-            f"torch {package.version} may not work, jax does: {shown}", apart + ", if it is used"
+            f"torch {package.version} may not work, but jax does: {shown}",
+            apart + ", if you use it",
         )
     if not (shared or clashing or drifted):
-        yield ok(
-            f"torch {package.version} pins the NVIDIA wheels that are here, and jax takes them"
-        )
+        yield ok(f"torch {package.version} pins the installed NVIDIA wheels, and jax accepts them")
 
 
 def _pinned(clauses: str) -> str:
-    """The version of "==9.1.0.70"; empty for any other clause."""
+    """Returns the version of "==9.1.0.70"; empty for any other clause."""
     return clauses.removeprefix("==").strip() if clauses.startswith("==") else ""
 
 
-def _said(found: dict[str, str]) -> str:
-    """The three libraries that people ask for."""
+def _listed(found: dict[str, str]) -> str:
+    """Lists the versions of the three main libraries."""
     shown = []
     for label, part in _NAMED.items():
         version = next((v for wheel, v in found.items() if wheel.startswith(_PREFIX + part)), None)

@@ -1,4 +1,4 @@
-"""Installed packages, their versions, and what others require of them; imports none of them."""
+"""Reads the versions and requirements of installed packages, without importing them."""
 
 import dataclasses
 import importlib.metadata
@@ -15,7 +15,7 @@ class Package:
     """An installed package.
 
     Attributes:
-        version: as its metadata says.
+        version: the version in its metadata.
         requires: its ``Requires-Dist`` lines.
     """
 
@@ -23,7 +23,7 @@ class Package:
     requires: tuple[str, ...] = ()
 
     def pins(self, prefix: str) -> dict[str, str]:
-        """What it requires of packages whose names start so: name -> clauses, as ">=9.8,<10"."""
+        """Returns its requirements by name prefix: name -> clauses, such as ">=9.8,<10"."""
         pins = {}
         for line in self.requires:
             try:
@@ -40,7 +40,7 @@ Find = Callable[[str], Package | None]
 
 
 def installed(name: str) -> Package | None:
-    """A package of this environment; None where it is not installed."""
+    """Finds a package of this environment; None if it is not installed."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -49,7 +49,7 @@ def installed(name: str) -> Package | None:
 
 
 def at_least(found: str, least: str) -> bool:
-    """Whether one version is not older than another; one that is not written as such is not."""
+    """Returns whether a version is not older than another; False for an invalid version."""
     try:
         return Version(found) >= Version(least)
     except InvalidVersion:
@@ -57,11 +57,11 @@ def at_least(found: str, least: str) -> bool:
 
 
 def satisfies(found: str, clauses: str) -> bool:
-    """Whether a version satisfies all of some comma-separated clauses; those of no known form do.
+    """Returns whether a version satisfies comma-separated clauses; True if they are invalid.
 
     Args:
-        found: "9.10.2.21".
-        clauses: ">=9.8,<10.0".
+        found: a version, such as "9.10.2.21".
+        clauses: clauses, such as ">=9.8,<10.0".
     """
     try:
         return SpecifierSet(clauses).contains(Version(found), prereleases=True)

@@ -1,4 +1,4 @@
-"""What is examined: a config on this machine, with what several checks need to know of it."""
+"""The config on this machine that the checks examine, and properties that several of them use."""
 
 import dataclasses
 import functools
@@ -24,17 +24,17 @@ class Subject:
 
     Attributes:
         run: the config.
-        card: that its name says; None if it says none.
+        card: the card in the config's name; None if it has none.
         output: where a run would write; need not exist.
-        simulate_devices: virtual CPU devices, of all processes; None uses what is there.
-        driver: of this host, asked before jax took the GPUs.
+        simulate_devices: number of virtual CPU devices in all processes; None for the real devices.
+        driver: this host's driver, queried before jax took the GPUs.
         environment: ``os.environ``.
-        temporary: a folder that whoever started this removes.
-        scratch: takes each folder that is made elsewhere, to be removed should this process die.
-        store: shared with the other processes; of this process alone where they have not met.
-        processes: of the run, met or not; None if the environment does not tell.
-        resumes: whether a run would find a checkpoint to go on from.
-        shared: whether all processes see the output directory's storage; None if it is not known.
+        temporary: a folder that the parent process removes.
+        scratch: takes each folder made elsewhere, which is removed if this process dies.
+        store: shared with the other processes; a store of one process if they are not connected.
+        processes: number of processes of the run, connected or not; None if unknown.
+        resumes: whether a run would resume from a checkpoint.
+        shared: whether all processes see the output directory's storage; None if unknown.
     """
 
     run: config.Run
@@ -52,12 +52,12 @@ class Subject:
 
     @property
     def met(self) -> bool:
-        """Whether all processes of the run are there; otherwise this one is examined alone."""
+        """Whether all processes of the run are connected; otherwise this one runs alone."""
         return self.store.count == self.processes
 
     @functools.cached_property
     def base(self) -> Path:
-        """The output directory, or what exists above it: it lies on the same file system."""
+        """The output directory, or its nearest existing parent, on the same file system."""
         folder = self.output
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
@@ -65,12 +65,12 @@ class Subject:
 
     @functools.cached_property
     def fits_devices(self) -> bool:
-        """Whether there are as many devices as the config wants."""
+        """Whether the number of devices is the config's."""
         return jax.device_count() == self.run.mesh.devices
 
     @functools.cached_property
     def built(self) -> StepSetup:
-        """The run as it is built; on one device where the machine has another number of them."""
+        """The built run; on one device if the machine's number of devices is not the config's."""
         if self.fits_devices:
             return setup.build_without_data(self.run, make_mesh(self.run.mesh))
         alone = config.Mesh(data=1, fsdp=1, shard="none")
@@ -79,13 +79,13 @@ class Subject:
 
     @property
     def one_device(self) -> jax.sharding.Mesh:
-        """A mesh of this process's first device."""
+        """A mesh of only this process's first device."""
         alone = config.Mesh(data=1, fsdp=1, shard="none")
         return make_mesh(alone, jax.local_devices()[:1])
 
     @functools.cached_property
     def state_bytes(self) -> int:
-        """Of the whole state, over all devices: what a checkpoint holds."""
+        """Bytes of the complete state over all devices, which a checkpoint holds."""
         return sum(
             math.prod(leaf.shape) * leaf.dtype.itemsize
             for leaf in jax.tree.leaves(self.built.target)
@@ -93,22 +93,22 @@ class Subject:
 
     @property
     def rows(self) -> int:
-        """Examples of a global batch that this process loads."""
+        """Number of examples of a global batch that this process loads."""
         return max(1, self.run.data.batch_size // (self.processes or 1))
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 worker", "2 workers"."""
+    """Formats "1 worker", "2 workers"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def size(count: float) -> str:
-    """Bytes for people: binary, as nvidia-smi and ls -h count."""
+    """Formats bytes in binary units, like nvidia-smi and ls -h."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The host: shared memory, open files, memory, and the disk that takes the checkpoints."""
+"""Checks the host: shared memory, open files, memory, and the disk for the checkpoints."""
 
 import math
 import os
@@ -16,24 +16,24 @@ from jaxtrain.doctor.finding import Check, Finding, ok, problem, warning
 from jaxtrain.doctor.subject import Subject, counted, size
 
 PREFIX = ".jaxtrain-doctor-"
-"""Of the folders that it makes beside the output directory, and removes."""
+"""Prefix of the folders that doctor makes beside the output directory, and removes."""
 
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 MEMORY = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
-_SHARED_LEAST = 2**12  # the pipeline sends smaller arrays through a pipe
+_SHARED_LEAST = 2**12  # bytes; the pipeline sends smaller arrays through a pipe
 
-# Measured on a CPU (jax 0.10.2): 13 open files for each worker and 7 besides; of a worker's own
-# memory 0.09 GiB for clips of 64x64, 0.25 GiB for 480x720. What GPUs and NCCL take is assumed.
+# Measured on a CPU (jax 0.10.2): 13 open files per worker plus 7; a worker's own memory is 0.09 GiB
+# for clips of 64x64, 0.25 GiB for 480x720. The needs of GPUs and NCCL are assumed.
 _FILES, _FILES_A_WORKER, _FILES_A_DEVICE = 200, 13, 64
 _WORKER_MEMORY = 0.3 * 2**30
 _PROGRAM_MEMORY = 2.0 * 2**30
 
 
 def checks(subject: Subject) -> dict[str, Check]:
-    """The group "system"."""
+    """Returns the checks of the group "system"."""
     run = subject.run
     return {
         "shared memory": lambda: shared_memory(run, subject.rows),
@@ -46,26 +46,26 @@ def checks(subject: Subject) -> dict[str, Check]:
 
 
 def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator[Finding]:
-    """Whether the batches that workers hold ready fit into the host's shared memory.
+    """Checks that the batches that workers prefetch fit into the host's shared memory.
 
     Args:
         run: the config.
-        rows: of a batch, that this process loads.
-        folder: where it is mounted.
+        rows: examples of a batch that this process loads.
+        folder: where shared memory is mounted.
     """
     workers, prefetch = run.data.workers, run.data.prefetch
     if not workers:
-        yield ok("no workers: batches take no shared memory")
+        yield ok("no workers: batches do not use shared memory")
         return
     batch = _batch_bytes(run, rows)
     if not batch:
-        yield ok(f"batches of {rows} examples are small: they come through pipes")
+        yield ok(f"batches of {rows} examples are small: they are sent through pipes")
         return
     need = batch * _batches(run, rows, workers, prefetch)
     free = free_bytes(folder)
     what = (
         f"{folder} has {size(free)} free; {counted(workers, 'worker')}, data.prefetch {prefetch} "
-        f"and batches of {size(batch)} take up to {size(need)}"
+        f"and batches of {size(batch)} need up to {size(need)}"
     )
     if need <= free:
         yield ok(what)
@@ -76,13 +76,13 @@ def shared_memory(run: Run, rows: int, folder: Path = SHARED_MEMORY) -> Iterator
     lower = f"; or --data.workers {fewer} --data.prefetch 1" if fewer else ""
     yield problem(
         what,
-        f"docker run --shm-size={math.ceil(need / 2**30) + 1}g (64 MB is its default; a pod: an "
-        f"emptyDir of medium Memory), or mount -o remount,size=...{lower}",
+        f"docker run --shm-size={math.ceil(need / 2**30) + 1}g (the default is 64 MB; in a pod: "
+        f"an emptyDir of medium Memory), or mount -o remount,size=...{lower}",
     )
 
 
 def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
-    """That lie in shared memory at most; video files may have keyframes far apart."""
+    """Returns the most batches in shared memory; videos may have keyframes far apart."""
     group = getattr(run.data, "largest_group", 1)
     spread = getattr(run.data, "group_spread", None) or run.data.batch_size
     length = batch_parts.run_length(group, spread, run.data.batch_size) if group > 1 else 1
@@ -91,7 +91,7 @@ def _batches(run: Run, rows: int, workers: int, prefetch: int) -> float:
 
 
 def _batch_bytes(run: Run, rows: int) -> int:
-    """Bytes of a batch that go through shared memory."""
+    """Returns the bytes of a batch that are sent through shared memory."""
     sizes = (
         math.prod(part.shape) * part.dtype.itemsize for part in run.model.batch_spec(rows).values()
     )
@@ -99,11 +99,11 @@ def _batch_bytes(run: Run, rows: int) -> int:
 
 
 def open_files(run: Run, limit: tuple[int, int] | None = None) -> Iterator[Finding]:
-    """Whether a process may open as many files as the run needs.
+    """Checks that a process may open as many files as the run needs.
 
     Args:
         run: the config.
-        limit: soft and hard; None asks the system.
+        limit: soft and hard limit; None for the system's.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limit is None else limit
     need = _FILES + _FILES_A_WORKER * run.data.workers + _FILES_A_DEVICE * run.mesh.devices
@@ -116,10 +116,10 @@ def open_files(run: Run, limit: tuple[int, int] | None = None) -> Iterator[Findi
     wanted = max(4096, need)
     if hard == resource.RLIM_INFINITY or hard >= need:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        cure = f"ulimit -n {most}, before the start"
+        cure = f"run ulimit -n {most} before the start"
     else:
         cure = (
-            f"raise the hard limit ({hard}): nofile in /etc/security/limits.conf, LimitNOFILE of "
+            f"raise the hard limit ({hard}): nofile in /etc/security/limits.conf, LimitNOFILE in "
             f"the service, or docker run --ulimit nofile={wanted}"
         )
     yield problem(
@@ -130,41 +130,41 @@ def open_files(run: Run, limit: tuple[int, int] | None = None) -> Iterator[Findi
 def host_memory(
     run: Run, rows: int, state_bytes: int, meminfo: Path = MEMORY, cgroup: Path = CGROUP
 ) -> Iterator[Finding]:
-    """Whether the host's memory takes the workers, their batches, and a state on its way to disk.
+    """Checks that the host's memory holds the workers, their batches, and a state being saved.
 
     Args:
         run: the config.
-        rows: of a batch, that this process loads.
-        state_bytes: of the whole state.
+        rows: examples of a batch that this process loads.
+        state_bytes: size of the complete state.
         meminfo: the kernel's file.
-        cgroup: of this container or service.
+        cgroup: the folder of this container's or service's cgroup.
     """
     free, limited = available(meminfo, cgroup)
     if free is None:
-        yield ok(f"{meminfo} does not say how much memory is free")
+        yield ok(f"unknown how much host memory is free: {meminfo} has no MemAvailable")
         return
     spec = run.model.batch_spec(rows).values()
     batch = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec)
     held = batch / rows * run.loop.eval_examples if run.loop.eval_every is not None else 0.0
     parts = {
-        "program": _PROGRAM_MEMORY,
+        "main process": _PROGRAM_MEMORY,
         counted(run.data.workers, "worker"): run.data.workers * _WORKER_MEMORY,
         "their batches": batch * _batches(run, rows, run.data.workers, run.data.prefetch),
         "validation": held,
-        "state on its way to disk": float(state_bytes),
+        "state being saved": float(state_bytes),
     }
     need = sum(parts.values())
     listed = ", ".join(f"{name} {size(part)}" for name, part in parts.items() if part >= 2**20)
-    seen = f"{size(free)} of host memory free{limited}; about {size(need)} are needed ({listed})"
+    seen = f"{size(free)} of host memory free{limited}; about {size(need)} is needed ({listed})"
     if need <= free:
         yield ok(seen)
         return
-    cure = "lower --data.workers or --data.prefetch, or take a host (a memory limit) with more"
+    cure = "lower --data.workers or --data.prefetch, or use a host or memory limit with more"
     yield problem(seen, cure)
 
 
 def available(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
-    """Bytes of memory that can still be had, and by whose limit."""
+    """Returns the bytes of memory still available, and a note if a container limits them."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(meminfo), re.MULTILINE)
     free = int(found[1]) * 1024 if found else None
     limit, used = _text(cgroup / "memory.max").strip(), _text(cgroup / "memory.current").strip()
@@ -176,15 +176,15 @@ def available(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
 
 
 def writable(subject: Subject) -> Iterator[Finding]:
-    """Whether the output directory can be made and written: permissions alone lie."""
+    """Checks by writing that the output directory is writable: permissions alone do not show it."""
     output, base = subject.output, subject.base
-    cure = "give another --output-dir, or make this one writable (mount, owner, quota)"
+    cure = "set another --output-dir, or make this one writable (mount, owner, quota)"
     if not base.is_dir():
-        yield problem(f"{output} cannot be made: {base} is a file", "give another --output-dir")
+        yield problem(f"{output} cannot be created: {base} is a file", "set another --output-dir")
         return
     try:
         folder = base / f"{PREFIX}{secrets.token_hex(6)}"
-        subject.scratch(folder)  # before it is there: this process may be ended at any time
+        subject.scratch(folder)  # before it exists: this process may be ended at any time
         try:
             folder.mkdir()
             with tempfile.TemporaryFile(dir=folder) as file:
@@ -196,29 +196,29 @@ def writable(subject: Subject) -> Iterator[Finding]:
     except OSError as error:
         yield problem(f"cannot write in {base} ({error.strerror})", cure)
         return
-    yield ok(f"{base} can be written" if base == output else f"{output} can be made in {base}")
+    yield ok(f"{base} is writable" if base == output else f"{output} can be created in {base}")
 
 
 def file_system(folder: Path, mounts: Path = MOUNTS) -> Iterator[Finding]:
-    """Whether what is written at the output directory outlives the machine's or container's end."""
+    """Checks that the output directory's files survive the end of the machine or container."""
     kind, point = mounted(folder, mounts)
-    where = f"the output directory lies on {kind} (mounted at {point})"
+    where = f"the output directory is on {kind} (mounted at {point})"
     if kind in ("tmpfs", "ramfs"):
         yield warning(
-            f"{where}: memory, gone with the next restart",
-            "give --output-dir a place on a disk",
+            f"{where}: this is memory, and lost with the next restart",
+            "set --output-dir to a place on a disk",
         )
     elif kind == "overlay":
         yield warning(
-            f"{where}: a container's own layer, gone with the container",
-            "give --output-dir a volume: docker run -v /data:/data, or a pod's claim",
+            f"{where}: this is the container's own layer, and lost with the container",
+            "set --output-dir to a volume: docker run -v /data:/data, or a pod's volume claim",
         )
     else:
         yield ok(where)
 
 
 def mounted(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
-    """Type and mount point of the file system that holds a folder."""
+    """Returns the type and mount point of the file system that holds a folder."""
     best = ("an unknown file system", "?")
     path = os.path.realpath(folder)
     for line in _text(mounts).splitlines():
@@ -234,14 +234,14 @@ def mounted(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
 
 
 def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
-    """Whether all checkpoints fit that are to stay, and the one that is being written."""
+    """Checks that all checkpoints that are kept fit, plus the one being written."""
     settings = run.checkpoint
     best = 1 if settings.best_metric is not None else 0
     count = settings.keep + best + 1
     need, free = count * state_bytes, free_bytes(folder)
     kept = f"{settings.keep} kept{' + the best' if best else ''} + 1 being written"
     seen = (
-        f"{size(free)} free at {folder}; {count} checkpoints of {size(state_bytes)} take "
+        f"{size(free)} free at {folder}; {count} checkpoints of {size(state_bytes)} need "
         f"{size(need)} ({kept})"
     )
     if need <= free:
@@ -249,11 +249,11 @@ def free_disk(run: Run, folder: Path, state_bytes: int) -> Iterator[Finding]:
         return
     fits = int(free // state_bytes) - best - 1
     lower = f"--checkpoint.keep {fits}, " if fits >= 1 else ""
-    yield problem(seen, f"{lower}free {size(need - free)} there, or another --output-dir")
+    yield problem(seen, f"{lower}free {size(need - free)} there, or set another --output-dir")
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write."""
+    """Returns the bytes that this user may still write."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 

@@ -1,6 +1,6 @@
-"""Looks at one thing after the other, and sends each finding as it is made.
+"""Runs one check after another, and sends each finding at once.
 
-Runs in a process of its own, which :mod:`jaxtrain.doctor.examination` ends where it hangs.
+It runs in a separate process, which :mod:`jaxtrain.doctor.examination` ends if it hangs.
 """
 
 import functools
@@ -17,14 +17,13 @@ from jaxtrain.xla.subprocess_worker import Send
 
 
 def examine(request: dict[str, Any], send: Send) -> None:
-    """Examines what a request names.
+    """Runs the groups of checks in a request.
 
     Args:
-        request: :class:`jaxtrain.doctor.examination.DoctorRequest` as a dict, ``groups``,
+        request: :class:`jaxtrain.doctor.examination.DoctorRequest` as a dict, with ``groups``,
             ``connect`` and ``temporary``, a folder that is removed afterwards.
-        send: takes {"about": ...} once, {"group": name} as each group begins, {"finding": ...},
-            {"scratch": folder} for a folder to be removed should this process die, and
-            {"done": true}.
+        send: takes {"about": ...} once, {"group": name} when a group begins, {"finding": ...},
+            {"scratch": folder} for a folder to remove if this process dies, and {"done": true}.
 
     Raises:
         InputError: the config is wrong.
@@ -37,7 +36,7 @@ def examine(request: dict[str, Any], send: Send) -> None:
 
 
 def _examine(request: dict[str, Any], send: Send) -> None:
-    # jax's threads of a GPU are to leave its memory to others; a run reserves it, this does not.
+    # Unlike a run, doctor must not reserve the GPU's memory, which other programs may need.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from jaxtrain import config, versions
     from jaxtrain.checkpoint import resume
@@ -68,20 +67,20 @@ def _examine(request: dict[str, Any], send: Send) -> None:
     )
     own: list[Finding] = []
 
-    def tell(found: Finding) -> None:
+    def report(found: Finding) -> None:
         own.append(found)
         send({"finding": found.as_dict()})
 
     groups = _groups(subject, own, connect=request["connect"])
     for name in request["groups"]:
         send({"group": name})
-        run_checks(name, _checks(groups[name]), tell)
+        run_checks(name, _checks(groups[name]), report)
         if name == "processes":
-            subprocess_worker.own_signals()  # jax.distributed puts a handler of its own over ours
+            subprocess_worker.own_signals()  # jax.distributed replaces our signal handler
 
 
 def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any]:
-    """Name -> what makes the group's checks; what a group imports takes the group's own time."""
+    """Returns name -> function that makes the group's checks; it imports in the group's time."""
 
     def processes() -> dict[str, Check]:
         from jaxtrain.doctor import hosts
@@ -111,7 +110,7 @@ def _groups(subject: Any, own: list[Finding], *, connect: bool) -> dict[str, Any
 
 
 def _checks(make: Callable[[], dict[str, Check]]) -> dict[str, Check]:
-    """A group's checks; where they cannot even be made, a check that says so."""
+    """Makes a group's checks; if that fails, returns a check that raises the error."""
     try:
         return make()
     except Exception as error:

@@ -1,1 +1,1 @@
-"""A trained model in use: videos encoded and decoded, masks filled, text continued, quality."""
+"""Uses trained models: encode and decode videos, fill masks, generate text, measure quality."""

@@ -1,4 +1,4 @@
-"""Quality of one or several autoencoders on the same clips, measured on the device.
+"""Measures the quality of one or several autoencoders on the same clips, on the device.
 
 Shapes: B clips, T frames, H height, W width.
 """
@@ -23,8 +23,8 @@ from jaxtrain.inference.video import Autoencoder
 from jaxtrain.models.video_ae import quality, timing
 
 Measure = Callable[[jax.Array, jax.Array], jax.Array]
-"""(video, reconstruction), float32 [B, T, H, W, 3] in [0, 1] -> [B, T], one number a frame, or
-[B], one a clip."""
+"""(video, reconstruction), float32 [B, T, H, W, 3] in [0, 1] -> [B, T], one number per frame, or
+[B], one per clip."""
 
 MEASURES: dict[str, Measure] = {
     "psnr": quality.psnr,
@@ -32,20 +32,20 @@ MEASURES: dict[str, Measure] = {
     "temporal_consistency": quality.temporal_consistency,
     "flicker_ratio": quality.flicker_ratio,
 }
-"""What is always measured; whoever has more (a perceptual distance) adds to these."""
-_ALWAYS_A_NUMBER = "psnr"  # others mean nothing on some clips, as the flicker of a still picture
+"""The standard measures; callers may add others, such as a perceptual distance."""
+_ALWAYS_A_NUMBER = "psnr"  # others are NaN for some clips, such as the flicker of a still image
 _READ_AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One clip.
+    """The metrics of one clip.
 
     Attributes:
         video: name of the file.
-        place: of the clip in it, 0 to 1.
-        values: for each autoencoder, metric -> value; a metric that means nothing here (flicker of
-            a still picture) is left out of all.
+        place: position of the clip in the file, 0 to 1.
+        values: for each autoencoder, metric -> value; a metric that is undefined for the clip, such
+            as the flicker of a still image, is missing in all of them.
     """
 
     video: str
@@ -54,19 +54,19 @@ class Measured:
 
 
 class Meter:
-    """Runs clips through autoencoders and compares frame i with frame i.
+    """Reconstructs clips with autoencoders and compares each frame with its original.
 
     Args:
         models: the autoencoders.
         measures: name -> measure.
-        frames, height, width: of a clip.
+        frames, height, width: size of a clip.
 
     Attributes:
-        compared: frames of a clip that all of them reconstruct: the decoder gives fewer than went
-            in where it drops the first ones.
+        compared: frames per clip that all models reconstruct; a decoder that drops the first frames
+            returns fewer than were encoded.
 
     Raises:
-        InputError: a model does not take this size, or has nothing to be compared with.
+        InputError: a model does not take this size, or its output cannot be compared.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Meter:
                 )
         if min(height, width) < quality.SSIM_WINDOW:
             raise InputError(
-                f"--height {height} and --width {width}: use at least 16 for each (SSIM looks at "
-                f"windows of {quality.SSIM_WINDOW})"
+                f"--height {height} and --width {width}: use at least 16 for each (SSIM window: "
+                f"{quality.SSIM_WINDOW} pixels)"
             )
         decoded = [model.model.timing.decoded(timing.latent_frames(frames)) for model in models]
         self.compared = min(frames, *decoded)
@@ -97,7 +97,7 @@ class Meter:
         self._programs = [_program(model, measures, self.compared) for model in models]
 
     def __call__(self, clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[Measured]:
-        """Measures clips in turn; says which cannot be read, and goes on without them."""
+        """Measures each clip; reports and skips unreadable ones."""
         for clip, video in _read(clips, say):
             found = [program(video[None]) for program in self._programs]
             values = [
@@ -105,29 +105,29 @@ class Meter:
                 for one in jax.device_get(found)
             ]
             self._check_numbers(clip, values)
-            told = [name for name in values[0] if not any(np.isnan(one[name]) for one in values)]
+            defined = [name for name in values[0] if not any(np.isnan(one[name]) for one in values)]
             yield Measured(
                 video=clip.entry.name,
                 place=clip.place,
-                values=tuple({name: one[name] for name in told} for one in values),
+                values=tuple({name: one[name] for name in defined} for one in values),
             )
 
     def _check_numbers(self, clip: Clip, values: Sequence[Mapping[str, float]]) -> None:
-        """Raises InputError where a reconstruction is not finite: its weights are broken."""
+        """Raises InputError if a reconstruction has NaN/Inf, which means broken weights."""
         for source, one in zip(self._sources, values, strict=True):
             if not np.isfinite(one[_ALWAYS_A_NUMBER]):
                 raise InputError(
-                    f"{source} makes pictures that are not finite (psnr {one[_ALWAYS_A_NUMBER]} on "
-                    f"{clip.entry.name}): its weights are broken; take an earlier checkpoint"
+                    f"{source} reconstructs {clip.entry.name} with NaN/Inf (psnr "
+                    f"{one[_ALWAYS_A_NUMBER]}): its weights are broken; use an earlier checkpoint"
                 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What the clips say of all videos.
+    """Statistics over the measured videos.
 
-    Several clips of a video tell less than as many videos would; so the values that count are the
-    videos' own, each the mean of its clips.
+    Clips of one video are not independent, so the sample is the videos; the value of a video is the
+    mean of its clips.
 
     Attributes:
         videos, clips: how many were measured.
@@ -142,11 +142,11 @@ class Comparison:
 
 
 def compare(measured: Sequence[Measured], names: Sequence[str]) -> Comparison:
-    """Sums up; ``measured`` has at least one clip.
+    """Computes the statistics of measured clips.
 
     Args:
-        measured: the clips.
-        names: of the metrics, in the order of the table.
+        measured: the clips, at least one.
+        names: the metrics, in the order of the table.
     """
     models = len(measured[0].values)
     estimates: dict[str, tuple[Estimate, ...]] = {}
@@ -158,7 +158,7 @@ def compare(measured: Sequence[Measured], names: Sequence[str]) -> Comparison:
                 values = [one[name] for one in clip.values]
                 of_video.setdefault(clip.video, []).append(values)
         if not of_video:
-            continue  # it means something nowhere
+            continue  # undefined for every clip
         table = np.array([np.mean(values, axis=0) for values in of_video.values()])
         estimates[name] = tuple(intervals.estimate(column) for column in table.T)
         differences[name] = {
@@ -177,7 +177,7 @@ def compare(measured: Sequence[Measured], names: Sequence[str]) -> Comparison:
 def _program(
     model: Autoencoder, measures: Mapping[str, Measure], compared: int
 ) -> Callable[[np.ndarray], dict[str, jax.Array]]:
-    """uint8 [B, T, H, W, 3] -> metric -> its numbers."""
+    """Returns a function from uint8 [B, T, H, W, 3] to metric -> values."""
     graph, arrays = nnx.split(model.module)
     return functools.partial(_measure, graph, tuple(measures.items()), compared, arrays)
 
@@ -190,7 +190,7 @@ def _measure(
     arrays: Any,
     video_BTHW3: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Compiled once for all checkpoints of one model."""
+    """Measures a batch; compiled once for all checkpoints of a model."""
     module = nnx.merge(graph, arrays)
     video = video_BTHW3.astype(jnp.float32) / 255
     target = module.timing.target(video)[:, :compared]
@@ -199,7 +199,7 @@ def _measure(
 
 
 def _read(clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[tuple[Clip, np.ndarray]]:
-    """Clips and their pictures, read a little ahead."""
+    """Yields clips and their pixels, read a little ahead."""
     waiting: collections.deque[tuple[Clip, concurrent.futures.Future[np.ndarray]]]
     waiting = collections.deque()
     coming = iter(clips)
@@ -213,6 +213,6 @@ def _read(clips: Sequence[Clip], say: Callable[[str], None]) -> Iterator[tuple[C
             try:
                 pixels = video.result()
             except BadExample as bad:
-                say(f"left out: {bad}")
+                say(f"skipped: {bad}")
                 continue
             yield clip, pixels

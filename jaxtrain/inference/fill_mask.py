@@ -1,6 +1,6 @@
-"""A trained masked language model at work on texts: likely words for masks, and pseudo-perplexity.
+"""Uses a trained masked language model: predictions for masks, and pseudo-perplexity.
 
-Shapes: R rows at a time, S tokens of a row, V words.
+Shapes: R sequences in a batch, S tokens of a sequence, V tokens of the vocabulary.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ _MASKS = ("[MASK]", "<mask>")
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """A word for a mask.
+    """A prediction for a mask.
 
     Attributes:
-        token: as the vocabulary writes it; "##" continues a word of a WordPiece vocabulary.
-        probability: of this word among all, 0 to 1.
+        token: as the vocabulary writes it; in WordPiece, "##" continues a word.
+        probability: probability of the token, 0 to 1.
     """
 
     token: str
@@ -34,13 +34,13 @@ class Guess:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedScore:
-    """How well a model tells each token of a text from all others.
+    """How well a model predicts each token of a text from the tokens around it.
 
     Attributes:
-        tokens: that were masked, each in turn.
-        unknown: others, which are [UNK]: left out, as training never asks for them.
-        loss: mean cost of a token, nats.
-        accuracy: share of tokens that were the likeliest.
+        tokens: number of tokens that were masked, each in turn.
+        unknown: number of [UNK] tokens, which are skipped because training never predicts them.
+        loss: mean cross-entropy per token, nats.
+        accuracy: fraction of tokens whose prediction was right.
     """
 
     tokens: int
@@ -50,7 +50,7 @@ class MaskedScore:
 
     @property
     def pseudo_perplexity(self) -> float:
-        """exp of the mean cost (Salazar et al., https://arxiv.org/abs/1910.14659)."""
+        """exp of the loss (Salazar et al., https://arxiv.org/abs/1910.14659)."""
         return math.exp(self.loss)
 
 
@@ -58,12 +58,12 @@ class MaskedModel:
     """A model, its parameters on the first device, and its tokenizer.
 
     Args:
-        source: a checkpoint, a run's directory, or a folder of transformers.
-        precision: of the computation.
-        command: that uses it, for messages.
+        source: a checkpoint, a run directory, or a transformers folder.
+        precision: precision of the computation.
+        command: the command that uses the model, for messages.
 
     Raises:
-        InputError: there is none, or of another kind; or jax does not see the GPU.
+        InputError: no model there, one of another kind, or jax does not see the GPU.
     """
 
     def __init__(self, source: Path, precision: str = "float32", *, command: str = "fill") -> None:
@@ -89,32 +89,34 @@ class MaskedModel:
 
     @property
     def longest(self) -> int:
-        """Tokens of a text that the model takes at once, without [CLS] and [SEP]."""
+        """Longest text in tokens, without [CLS] and [SEP]."""
         return int(self.model.sequence_length) - 2
 
     def log_chances(self, tokens_RS: np.ndarray, position_R: np.ndarray) -> np.ndarray:
-        """Logarithms of the probabilities of all words at one position a row, float32 [R, V]."""
+        """Log-probabilities of all tokens at one position per sequence, float32 [R, V]."""
         return np.asarray(self._chances(self._arrays, tokens_RS, position_R[:, None]))
 
     def fill(self, text: str, top: int) -> list[list[Guess]]:
-        """The likeliest words for each mask of a text, the others being masked too.
+        """Returns the most likely tokens for each mask of a text while the others stay masked.
 
         Args:
-            text: with at least one [MASK], however the tokenizer writes it.
-            top: words for each.
+            text: has at least one [MASK], or the tokenizer's own mask token.
+            top: number of tokens per mask.
 
         Raises:
-            InputError: no mask, or the text is too long.
+            InputError: the text has no mask or is too long.
         """
         own = str(self.tokenizer.id_to_token(self.special.mask))
         for mask in _MASKS:
             text = text.replace(mask, own)
         ids = tokenizer_file.ids(self.tokenizer, text)
         if self.special.mask not in ids:
-            raise InputError(f"{text!r} has no {own}: write it where a word is to be found")
+            raise InputError(
+                f"the text {text!r} has no {own}: put {own} where you want a prediction"
+            )
         if len(ids) > self.longest:
             raise InputError(
-                f"the text has {len(ids)} tokens, the model takes {self.longest}: shorten it"
+                f"the text has {len(ids)} tokens, but the model takes {self.longest}: shorten it"
             )
         if not 1 <= top <= self.model.vocab_size:
             raise InputError(f"--top {top}: use a number from 1 to {self.model.vocab_size}")
@@ -127,34 +129,34 @@ class MaskedModel:
         return guesses
 
     def count(self, text: str) -> int:
-        """Tokens of a text; a literal "[MASK]" in it is ordinary pieces."""
+        """Returns the number of tokens of a text, in which a literal "[MASK]" is ordinary text."""
         return len(tokenizer_file.ids(self._plain, text))
 
     def score(
         self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
     ) -> MaskedScore:
-        """Masks each token of a text in turn, with as many tokens around it as the model takes.
+        """Masks each token of a text in turn and predicts it from a full window around it.
 
-        All but [UNK], which is left as it is; a literal "[MASK]" in the text is ordinary pieces. A
-        token in the middle of a long text has half of them on each side; one near an end has
-        more on the other side.
+        [UNK] is not masked, and a literal "[MASK]" in the text is ordinary text. In the middle of a
+        long text, the window has as many tokens before the masked one as after it; near an end it
+        has more on the other side.
 
         Args:
-            text: any length.
-            rows: masked copies at a time.
-            max_tokens: only those among so many first ones are masked; None is all.
-            each: called after each batch with how many tokens are done, and are in all.
+            text: of any length.
+            rows: batch size, in masked copies.
+            max_tokens: mask only the first ``max_tokens`` tokens; None is all.
+            each: called after each batch with the number of tokens done and the total.
 
         Raises:
-            InputError: the text has no token, or none that is known.
+            InputError: the text has no tokens, or only unknown ones.
         """
         ids = np.asarray(tokenizer_file.ids(self._plain, text), np.int32)
         if not len(ids):
-            raise InputError("there is no token in the text")
+            raise InputError("the text has no tokens")
         known = np.flatnonzero(ids[:max_tokens] != self.special.unk)
         count, unknown = len(known), len(ids[:max_tokens]) - len(known)
         if not count:
-            raise InputError(f"the vocabulary knows none of the {unknown} tokens of the text")
+            raise InputError(f"all {unknown} tokens of the text are unknown to the tokenizer")
         cost, right, done = 0.0, 0, 0
         for tokens_RS, position_R, target_R in self._masked(ids, known, rows):
             used = min(rows, count - done)
@@ -169,7 +171,7 @@ class MaskedModel:
     def _masked(
         self, ids: np.ndarray, known: np.ndarray, rows: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Batches of one size; the last one is filled up with its first row."""
+        """Yields batches of equal size; the last is padded with copies of its first sequence."""
         length = min(self.longest, len(ids))
         for first in range(0, len(known), rows):
             chosen = known[first : first + rows].tolist()
@@ -193,6 +195,6 @@ class MaskedModel:
 
     def _written(self, token: int) -> str:
         found = self.tokenizer.id_to_token(int(token))
-        if found is None:  # the model has more words than the tokenizer
+        if found is None:  # the model has more tokens than the tokenizer
             return f"unused id {token}"
         return self.tokenizer.decode([int(token)]).strip() or str(found)

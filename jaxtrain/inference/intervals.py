@@ -1,4 +1,4 @@
-"""What a few numbers say about all of their kind: Student's intervals, and paired tests."""
+"""Statistics of small samples: Student's t intervals and paired tests."""
 
 import dataclasses
 import itertools
@@ -9,21 +9,20 @@ import numpy as np
 
 CONFIDENCE = 0.95
 Values = Sequence[float] | np.ndarray
-_EXACT = 12  # up to so many differences all their signs are tried
+_EXACT = 12  # up to this many differences, the sign-flip test is exact
 _FLIPS = 20_000
 _CHUNK = 1_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Of a mean.
+    """An estimate of a mean.
 
     Attributes:
-        mean: of the values.
-        std: of the values (with n - 1); None for a single one.
-        low, high: Student's interval that holds the true mean with a confidence of 95%; None for a
-            single value.
-        count: of the values.
+        mean: mean of the values.
+        std: sample standard deviation (n - 1); None for a single value.
+        low, high: Student's t interval of the mean at 95% confidence; None for a single value.
+        count: number of values.
     """
 
     mean: float
@@ -35,13 +34,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Of two means over the same things.
+    """The difference of two means over the same items.
 
     Attributes:
-        estimate: of the mean difference.
-        p_student: probability of one as large if there were none: paired t-test, two-sided.
-        p_signs: the same by flipping signs at random, which assumes no distribution. Both are None
-            for a single value.
+        estimate: estimate of the mean difference.
+        p_student: p-value of the paired t-test, two-sided; None for a single value.
+        p_signs: p-value of the sign-flip test, two-sided, which assumes no distribution; None for a
+            single value.
     """
 
     estimate: Estimate
@@ -50,7 +49,7 @@ class Difference:
 
 
 def estimate(values: Values) -> Estimate:
-    """What values say of their mean; there must be at least one."""
+    """Estimates the mean of values, of which there is at least one."""
     array = np.asarray(values, np.float64)
     count, mean = len(array), float(array.mean())
     if count < 2:
@@ -61,7 +60,7 @@ def estimate(values: Values) -> Estimate:
 
 
 def difference(first: Values, second: Values) -> Difference:
-    """Second minus first, pair by pair."""
+    """Estimates the mean of second minus first, pair by pair."""
     gaps = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     found = estimate(gaps)
     if found.std is None:
@@ -74,10 +73,10 @@ def difference(first: Values, second: Values) -> Difference:
 
 
 def signs_test(gaps: np.ndarray) -> float:
-    """Share of all ways to sign the differences whose mean is as far from zero; two-sided.
+    """Two-sided sign-flip test: fraction of sign patterns with a mean at least as far from zero.
 
-    Up to 12 differences all ways are tried; above, 20,000 drawn with a fixed seed, and the one
-    that was seen counts too, so that no share is zero.
+    For up to 12 differences all patterns are tried. For more, 20,000 are drawn with a fixed seed,
+    and the observed one is added, so that the fraction is never zero.
     """
     count, seen = len(gaps), abs(float(gaps.sum()))
     least = seen - 1e-12 * float(np.abs(gaps).sum())  # sums differ in their last digits
@@ -93,14 +92,14 @@ def signs_test(gaps: np.ndarray) -> float:
 
 
 def student_quantile(share: float, freedom: int) -> float:
-    """The value that a share of Student's distribution stays below."""
-    from scipy import special  # imported here: no other command pays for it
+    """Quantile of Student's t distribution; ``share`` is the probability below it."""
+    from scipy import special  # imported here: other commands do not need it
 
     return float(special.stdtrit(freedom, share))
 
 
 def _student_beyond(t: float, freedom: int) -> float:
-    """Probability that |T| > t."""
+    """Returns the probability that |T| > t."""
     from scipy import special
 
     return float(2 * special.stdtr(freedom, -t))

@@ -1,6 +1,7 @@
-"""A trained causal language model at work on a text: it goes on with it, or says what it costs.
+"""Uses a trained causal language model: generates text, and scores text.
 
-Shapes: B texts at a time, P tokens of a prompt, N tokens of a window, R windows at a time, V words.
+Shapes: B texts in a batch, P tokens of a prompt, N tokens of a window, R windows in a batch, V
+tokens of the vocabulary.
 """
 
 import codecs
@@ -23,20 +24,20 @@ from jaxtrain.training import state
 from jaxtrain.training.validation import weighted_means
 from jaxtrain.xla import options
 
-_LEAST_ROOM = 64  # positions of a cache
+_LEAST_ROOM = 64  # positions of a KV cache
 _LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class TextScore:
-    """How well a model foretells each token of a text from those before it.
+    """How well a model predicts each token of a text from the tokens before it.
 
     Attributes:
-        tokens: that were foretold.
-        bytes: of UTF-8 that they stand for.
-        loss: mean cost of a token, nats.
-        accuracy: share of tokens that were the likeliest.
-        bits_per_byte: cost of the text / its bytes; comparable between tokenizers.
+        tokens: number of tokens that were predicted.
+        bytes: length of the text in UTF-8 bytes.
+        loss: mean cross-entropy per token, nats.
+        accuracy: fraction of tokens whose prediction was right.
+        bits_per_byte: cross-entropy of the text per byte; comparable between tokenizers.
     """
 
     tokens: int
@@ -47,7 +48,7 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean cost of a token; it depends on the tokenizer."""
+        """exp of the loss; depends on the tokenizer."""
         return math.exp(self.loss)
 
 
@@ -55,12 +56,12 @@ class CausalModel:
     """A model, its parameters on the first device, and its tokenizer.
 
     Args:
-        source: a checkpoint, a run's directory, or a folder with weights and a ``tokenizer.json``.
-        precision: of the computation.
-        command: that uses it, for messages.
+        source: a checkpoint, a run directory, or a folder with weights and a ``tokenizer.json``.
+        precision: precision of the computation.
+        command: the command that uses the model, for messages.
 
     Raises:
-        InputError: there is none, or of another kind; or jax does not see the GPU.
+        InputError: no model there, one of another kind, or jax does not see the GPU.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class CausalModel:
         def chosen(
             logits_BV: jax.Array, choice: Choice, keys_B: jax.Array, number: jax.Array
         ) -> jax.Array:
-            # The model may have more words than the tokenizer; those it has never seen.
+            # The model may have more tokens than the tokenizer; it was never trained on those.
             known_BV = jnp.broadcast_to(known_V[None], logits_BV.shape)
             return generation.choose(
                 choice, jnp.where(known_BV, logits_BV, -jnp.inf), keys_B, number
@@ -133,27 +134,27 @@ class CausalModel:
 
     @property
     def longest(self) -> int:
-        """Tokens that the model sees at once."""
+        """Length of the context window, in tokens."""
         return int(self.model.sequence_length)
 
     @property
     def _stride(self) -> int:
-        """Tokens by which windows of a long text lie apart."""
+        """Distance between windows of a long text, in tokens."""
         return max(1, self.longest // 2)
 
     def encode(self, prompt: str) -> list[int]:
-        """The token that begins a document, and those of a text.
+        """Returns the token that begins a document, and the tokens of a text.
 
         Raises:
-            InputError: no text, or more than the model sees at once.
+            InputError: the text is empty or longer than the context window.
         """
         if not prompt:
-            raise InputError("the text is empty: give the model a beginning, a word will do")
+            raise InputError("the prompt is empty: pass at least one word")
         ids = [self.begin, *tokenizer_file.ids(self.tokenizer, prompt)]
         if len(ids) > self.longest:
             raise InputError(
-                f"the text has {len(ids)} tokens with the one that begins it, the model sees "
-                f"{self.longest}: give its last part alone"
+                f"the prompt has {len(ids)} tokens with the one that begins it, but the context "
+                f"window has {self.longest}: pass only its last part"
             )
         return ids
 
@@ -167,21 +168,21 @@ class CausalModel:
         samples: int = 1,
         say: Callable[[str], None] = lambda _: None,
     ) -> Iterator[np.ndarray]:
-        """The tokens that follow, int32 [B] for each in turn; text b does not depend on B.
+        """Generates tokens, yielding int32 [B] for each position; text b does not depend on B.
 
-        Past the end of what the model sees at once it begins anew with the last half of that: so it
-        always sees the last half, at least. Nothing is stretched, and nothing older is remembered.
+        When the context window is full, the model restarts with the last half of it, so it always
+        sees at least half a window. Positions are not extrapolated, and older tokens are forgotten.
 
         Args:
-            prompt: what :meth:`encode` gave.
-            tokens: how many; the iterator may be left before.
-            choice: how each is chosen.
-            seed: of what is drawn.
-            samples: B, texts that go on with the prompt, each in its way.
-            say: told once where the model begins anew.
+            prompt: the result of :meth:`encode`.
+            tokens: number of tokens; the iterator may be closed earlier.
+            choice: how tokens are chosen.
+            seed: random seed of the sampling.
+            samples: B, the number of different completions.
+            say: called once, when the model restarts.
 
         Raises:
-            InputError: a number that means nothing.
+            InputError: an invalid number.
         """
         self._check(tokens, choice, samples, seed)
         keys_B = generation.keys_of_rows(seed, samples)
@@ -200,7 +201,7 @@ class CausalModel:
         for number in range(1, tokens + 1):
             drawn_B = ids_B
             if number < tokens and len(window) < self.longest:
-                # Before anybody waits for the token that it goes on with.
+                # Dispatch the next token before the host waits for this one.
                 ids_B, kept = self._follow(
                     self._arrays, kept, drawn_B, len(window), keys_B, number, choice=choice
                 )
@@ -208,21 +209,21 @@ class CausalModel:
             elif number < tokens:
                 if number == self.longest - len(prompt) + 1:  # the first time
                     say(
-                        f"the model sees {self.longest} tokens at once: from here on the last "
-                        f"{half} to {self.longest}, and nothing before"
+                        f"the context window of {self.longest} tokens is full: from here on the "
+                        f"model sees only the last {half} to {self.longest} tokens"
                     )
                 window = [*window, np.asarray(drawn_B)][-half:]
                 ids_B, kept = begun(number)
             yield np.asarray(drawn_B)
 
     def texts(self, ids: Iterator[np.ndarray]) -> Iterator[list[str]]:
-        """What the texts grow by, token by token: whole characters, "" where none is whole yet.
+        """Yields the characters that each token adds to each text; "" for part of a character.
 
-        A text ends where the model draws a special token, as the one that begins the next document;
-        the iterator ends where all have. A character that the end cuts off becomes U+FFFD.
+        A text ends when the model generates a special token, such as the one that begins the next
+        document; the iterator ends when all have. An incomplete last character becomes U+FFFD.
 
         Args:
-            ids: of :meth:`ids`.
+            ids: the result of :meth:`ids`.
         """
         decoders: list[Any] | None = None
         ended: list[bool] = []
@@ -242,30 +243,30 @@ class CausalModel:
             yield rest
 
     def count(self, text: str) -> int:
-        """Tokens of a text."""
+        """Returns the number of tokens of a text."""
         return len(tokenizer_file.ids(self.tokenizer, text))
 
     def score(
         self, text: str, *, rows: int, max_tokens: int | None, each: Callable[[int, int], None]
     ) -> TextScore:
-        """Foretells each token of a text, taken as one document, from those before it.
+        """Predicts each token of a text, taken as one document, from the tokens before it.
 
-        The text goes through windows as long as the model sees at once, each half of that further
-        on, and a token counts in the first window that holds it: so it is foretold from half a
-        window at least, where the text has as much before it.
+        Windows have the length of the context window and overlap by half. A token is scored once,
+        in the first window that contains it: with at least half a window before it, if the text has
+        as much.
 
         Args:
-            text: any length.
-            rows: windows at a time.
-            max_tokens: only so many first tokens are foretold; None is all.
-            each: called after each batch with how many windows are done, and are in all.
+            text: of any length.
+            rows: batch size, in windows.
+            max_tokens: score only the first ``max_tokens`` tokens; None is all.
+            each: called after each batch with the number of windows done and the total.
 
         Raises:
-            InputError: the text has no token.
+            InputError: the text has no tokens.
         """
         ids = tokenizer_file.ids(self.tokenizer, text)[:max_tokens]
         if not ids:
-            raise InputError("there is no token in the text")
+            raise InputError("the text has no tokens")
         sizes = np.array([len(self.bytes_of[one] or b"") for one in ids], np.int32)
         given = np.array([self.begin, *ids], np.int32)
         starts = range(0, max(1, len(ids) - self.longest + self._stride), self._stride)
@@ -287,7 +288,7 @@ class CausalModel:
     def _windows(
         self, given: np.ndarray, sizes: np.ndarray, starts: list[int], rows: int
     ) -> dict[str, np.ndarray]:
-        """A batch of windows of a text; what a window before has counted is no target again."""
+        """Makes a batch of windows; tokens that an earlier window has scored are not targets."""
         shape = rows, self.longest
         batch = {
             "tokens": np.full(shape, self.begin, np.int32),
@@ -311,12 +312,12 @@ class CausalModel:
             raise InputError(f"--seed {seed}: use a number from 0 to {_LARGEST_SEED}")
         words = self.model.vocab_size
         if choice.top_k is not None and choice.top_k > words:
-            raise InputError(f"--top-k {choice.top_k}: use a number from 1 to {words}, its words")
+            raise InputError(f"--top-k {choice.top_k}: use a number from 1 to {words} (vocabulary)")
 
 
 def padded(count: int, most: int) -> int:
-    """Room for ``count`` positions: a power of two from 64 on, and ``most`` at most.
+    """Rounds ``count`` positions up to a power of two, at least 64 and at most ``most``.
 
-    So prompts of all lengths share a few compiled programs.
+    Prompts of all lengths then share a few compiled functions.
     """
     return min(most, max(_LEAST_ROOM, 1 << (count - 1).bit_length()))

@@ -9,7 +9,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,17 +23,15 @@ from jaxtrain.models import from_file
 from jaxtrain.training import state
 from jaxtrain.xla import options
 
-Precision = Literal["float32", "bfloat16"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
     """A trained model.
 
-    Where a run averages its parameters, these are the average: what a validation saw.
+    If the run averages its parameters, these are the average, which validation uses.
 
     Attributes:
-        config: of the model, without what only training needs.
+        config: config of the model, without the parts that only training needs.
         source: where the parameters come from, for messages.
         definition: the module without its arrays.
         params: dotted path -> float32 array on the host.
@@ -45,10 +43,10 @@ class TrainedModel:
     params: Mapping[str, np.ndarray]
 
     def on_device(self, precision: str) -> state.Arrays:
-        """The parameters on the first device.
+        """Returns the parameters on the first device.
 
         Args:
-            precision: of the computation, and so of the parameters.
+            precision: type of the computation and of the returned parameters.
         """
         return {
             name: jnp.asarray(array, jnp.dtype(precision)) for name, array in self.params.items()
@@ -56,17 +54,17 @@ class TrainedModel:
 
 
 def load(source: Path, command: str, method: str) -> TrainedModel:
-    """Reads a trained model that has a method. Compiled programs are kept for the next use.
+    """Loads a trained model that has a method, and enables the compilation cache.
 
     Args:
-        source: a checkpoint, a run's directory (its best checkpoint, or else its newest), a folder
-            of transformers, or a weights file. One that does not say which model it is of is taken
-            for the only kind of model that has the method.
-        command: that uses it, for messages.
+        source: a checkpoint, a run directory (its best checkpoint, else its newest), a transformers
+            folder, or a weights file. A weights file without a model config is taken for the only
+            model that has the method.
+        command: the command that uses the model, for messages.
         method: optional method of the module that the command calls.
 
     Raises:
-        InputError: nothing is there, it is damaged, or its model lacks the method; or jax does not
+        InputError: the source is missing or damaged, its model lacks the method, or jax does not
             see the GPU.
     """
     process_group.check_accelerator(os.environ)
@@ -87,12 +85,12 @@ def load(source: Path, command: str, method: str) -> TrainedModel:
 
 
 def has(model: Any, method: str) -> bool:
-    """Whether the module of a model's config offers an optional method; makes no array."""
+    """Whether the module of a model's config has an optional method; allocates no arrays."""
     return state.ModelDefinition(_bare(model).build).has(method)
 
 
 def able(*methods: str) -> list[str]:
-    """Short names of the models whose modules have one of these methods."""
+    """Returns the short names of the models whose modules have one of these methods."""
     return sorted(
         name
         for name, kind in from_file.configs()
@@ -101,21 +99,21 @@ def able(*methods: str) -> list[str]:
 
 
 def cannot(model: Any, command: str, *methods: str, source: Path) -> InputError:
-    """What to raise where a command cannot use a model.
+    """Makes the error for a model that a command cannot use.
 
     Args:
-        model: its config.
-        command: what was asked for.
-        methods: of the module; the command needs one of them.
-        source: of the model.
+        model: config of the model.
+        command: the command.
+        methods: methods of the module, one of which the command needs.
+        source: where the model is stored.
     """
     message = (
-        f"{source} holds the model {from_file.name_of(model)}, which {command} cannot use: it "
+        f"{source} has the model {from_file.name_of(model)}, which {command} cannot use: it "
         f"needs one of {', '.join(able(*methods))}"
     )
     if hasattr(model, "usage"):
-        typed = model.usage.format(run=shlex.quote(str(source)))
-        message += f"; to use this one: {invocation.program()} {typed}"
+        typed = model.usage.format(run=shlex.quote(str(source)), input="IN.mp4")
+        message += f"; to use this model: {invocation.program()} {typed}"
     return InputError(message)
 
 

@@ -1,7 +1,7 @@
-"""Autoencoders whose latents ours can learn from (:class:`jaxtrain.data.video.latents.Teacher`).
+"""Autoencoders whose latents serve as targets (:class:`jaxtrain.data.video.latents.Teacher`).
 
-A teacher is named by a path: a checkpoint, run or weights file of this program, or the folder of an
-autoencoder that the package diffusers has saved.
+A teacher is given by a path: a checkpoint, run or weights file of jaxtrain, or a folder of an
+autoencoder in diffusers' format.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
@@ -23,9 +23,9 @@ from jaxtrain.errors import InputError, first_line
 from jaxtrain.inference import load as models
 from jaxtrain.storage.atomic import expanded, read_json
 
-_DIGITS = 12  # of a digest in a teacher's name
+_DIGITS = 12  # hex digits of the digest in a teacher's name
 _ENCODER = "encoder."
-_TIME_FACTOR = 4  # AutoencoderKLWan: one frame, then so many for each further latent
+_TIME_FACTOR = 4  # AutoencoderKLWan: frames per latent after the first, which has one frame
 
 
 def load(
@@ -35,21 +35,21 @@ def load(
     sample_seed: int | None,
     say: Callable[[str], None],
 ) -> Teacher:
-    """The teacher that a path names.
+    """Loads the teacher at a path.
 
     Args:
         spec: the path.
-        scaling: latents are times this; None is what the teacher's folder says, 1 for our own.
-        sample_seed: draws latents of diffusers' distribution with this seed; None takes its mode.
-        say: takes messages for the console.
+        scaling: factor on the latents; None is that of the teacher's folder, or 1 for jaxtrain's.
+        sample_seed: seed to sample from diffusers' latent distribution; None takes its mode.
+        say: prints messages on the console.
 
     Raises:
-        InputError: no such thing there, or it is not to be used so.
+        InputError: no teacher there, or it does not support these arguments.
     """
     path = expanded(spec).absolute()
     if not path.exists():
         raise InputError(
-            f"--teacher {spec}: no such file or folder; name a checkpoint, a run's directory, a "
+            f"--teacher {spec}: no such file or folder; pass a checkpoint, a run directory, a "
             "weights file, or a local folder of a diffusers autoencoder"
         )
     if _class_name(path) is not None:
@@ -57,8 +57,8 @@ def load(
     else:
         if sample_seed is not None:
             raise InputError(
-                f"--teacher-sample {sample_seed}: {spec} is an autoencoder without a distribution "
-                "to draw from; leave it out"
+                f"--teacher-sample {sample_seed}: {spec} has no latent distribution to sample "
+                "from; drop this flag"
             )
         teacher = Own(path, 1.0 if scaling is None else scaling)
     say(f"teacher {teacher.name}: {teacher.about}")
@@ -66,7 +66,7 @@ def load(
 
 
 class Own:
-    """A checkpoint or weights file of this program, on all devices at hand."""
+    """A checkpoint or weights file of jaxtrain, on all devices."""
 
     def __init__(self, path: Path, scaling: float) -> None:
         trained = models.load(path, "prepare latents", "decode")
@@ -96,7 +96,7 @@ class Own:
 
 
 class Diffusers:
-    """An autoencoder that diffusers has saved into a folder, run by PyTorch on its GPU or CPU."""
+    """An autoencoder in diffusers' format, run by PyTorch on one GPU or the CPU."""
 
     def __init__(self, folder: Path, *, scaling: float | None, sample_seed: int | None) -> None:
         try:
@@ -112,9 +112,7 @@ class Diffusers:
             "AutoencoderKLWan": diffusers.AutoencoderKLWan,
         }
         if kind not in made:
-            raise InputError(
-                f"--teacher {folder} is a {kind[:60]}; the teachers are {' and '.join(made)}"
-            )
+            raise InputError(f"--teacher {folder} is a {kind[:60]}; use {' or '.join(made)}")
         self._torch, self._seed, self._kind = torch, sample_seed, kind
         try:
             model = made[kind].from_pretrained(folder, local_files_only=True)
@@ -135,13 +133,15 @@ class Diffusers:
         frames = video_BTHW3.shape[1]
         if self._kind == "AutoencoderKLWan" and frames % _TIME_FACTOR != 1:
             raise InputError(
-                f"model.frames={frames}: AutoencoderKLWan takes {_TIME_FACTOR} n + 1 frames and "
-                f"leaves the others out; use {(frames - 1) // _TIME_FACTOR * _TIME_FACTOR + 1}"
+                f"model.frames={frames}: AutoencoderKLWan needs {_TIME_FACTOR} n + 1 frames; use "
+                f"{(frames - 1) // _TIME_FACTOR * _TIME_FACTOR + 1}"
             )
         video_BCTHW = np.ascontiguousarray(video_BTHW3.transpose(0, 4, 1, 2, 3))
         found = []
         with torch.inference_mode():
-            for clip_CTHW in video_BCTHW:  # diffusers' own samples draw for a whole batch
+            for clip_CTHW in (
+                video_BCTHW
+            ):  # diffusers samples a batch at once, which would make clips depend on it
                 x = torch.from_numpy(clip_CTHW)[None].to(self._device) * 2 - 1
                 distribution = self._model.encode(x).latent_dist
                 found.append(self._pick(distribution).float().cpu().numpy()[0])
@@ -151,7 +151,7 @@ class Diffusers:
     def _pick(self, distribution: Any) -> Any:
         if self._seed is None:
             return distribution.mode()
-        # The same numbers for each clip: latents then depend on the clip alone, not on its place.
+        # The same noise for each clip, so that latents depend on the clip, not on its position.
         generator = self._torch.Generator(self._device).manual_seed(self._seed)
         return distribution.sample(generator)
 
@@ -159,28 +159,26 @@ class Diffusers:
 def _normalisation(
     folder: Path, settings: Any, scaling: float | None
 ) -> tuple[np.ndarray, np.ndarray, str]:
-    """What is taken off the latents, what they are then times of, and both in words.
+    """Returns the shift to subtract from the latents, the factor, and a description of both.
 
     Raises:
-        InputError: neither the caller nor the folder says.
+        InputError: neither the caller nor the folder has a factor.
     """
     nothing = np.zeros(1, np.float32)
     if scaling is not None:
         return nothing, np.array([scaling], np.float32), f"times {scaling:g} (as given)"
     means, deviations = settings.get("latents_mean"), settings.get("latents_std")
     if means and deviations:
-        words = "less latents_mean, by latents_std (its config)"
+        words = "normalized by latents_mean and latents_std (its config)"
         return np.array(means, np.float32), 1 / np.array(deviations, np.float32), words
     factor = settings.get("scaling_factor")
     if factor is None:
-        raise InputError(
-            f"--teacher {folder} does not say its scaling_factor: give it with --teacher-scaling"
-        )
+        raise InputError(f"--teacher {folder} has no scaling_factor: set it with --teacher-scaling")
     return nothing, np.array([factor], np.float32), f"times {factor:g} (its scaling_factor)"
 
 
 def _class_name(path: Path) -> str | None:
-    """Of diffusers, where a folder holds one of its models."""
+    """The class of the diffusers model in a folder, or None."""
     try:
         found = read_json(path / "config.json").get("_class_name")
     except (OSError, ValueError):

@@ -1,10 +1,10 @@
-"""A trained video autoencoder at work on videos of any length, with the memory of a few frames.
+"""Encodes and decodes videos of any length with a trained autoencoder, in memory for a few frames.
 
-Pictures are uint8 and of any size: they are filled up to what the model takes by repeating their
-right and lower edges, and cut back. What comes out has as many frames as went in: where the
-decoder drops the first ones, one more latent is made of the last frame, repeated.
+Frames are uint8 images of any size: they are padded to what the model takes by repeating their
+right and bottom edges, and cropped afterwards. As many frames come out as went in: if the decoder
+drops the first ones, the last frame is repeated to make one more latent.
 
-Shapes: H, W of a picture, h, w of a latent, C channels; n frames of a latent.
+Shapes: H, W of an image, h, w of a latent, C channels; n frames of a latent.
 """
 
 import collections
@@ -18,35 +18,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtrain.config import Precision
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
-from jaxtrain.inference.load import Precision
 from jaxtrain.models.video_ae import streaming
 from jaxtrain.models.video_ae.timing import TIME_FACTOR
 
-_AHEAD = 2  # results that the device may be ahead of the host
+_AHEAD = 2  # results by which the device may be ahead of the host
 
 
 @dataclasses.dataclass(frozen=True)
 class Padding:
-    """What is added to a picture.
+    """Padding of an image.
 
     Attributes:
-        bottom, right: rows and columns.
+        bottom, right: rows and columns to add.
     """
 
     bottom: int
     right: int
 
     def __call__(self, pixels_HW3: np.ndarray) -> np.ndarray:
-        """The picture with its edges repeated."""
+        """Pads an image by repeating its edges."""
         if not self.bottom and not self.right:
             return pixels_HW3
         return np.pad(pixels_HW3, ((0, self.bottom), (0, self.right), (0, 0)), mode="edge")
 
 
 def even(height: int, width: int) -> Padding:
-    """What makes both sides even."""
+    """Returns the padding that makes both sides even."""
     return Padding(height % 2, width % 2)
 
 
@@ -54,9 +54,9 @@ class Autoencoder:
     """A model and its parameters on the first device.
 
     Args:
-        source: a checkpoint, a run's directory or a weights file.
-        precision: of the computation.
-        command: that uses it, for messages.
+        source: a checkpoint, a run directory or a weights file.
+        precision: precision of the computation.
+        command: the command that uses the model, for messages.
 
     Attributes:
         model: its config.
@@ -64,7 +64,7 @@ class Autoencoder:
         module: the network.
 
     Raises:
-        InputError: there are none, or not of a video autoencoder; or jax does not see the GPU.
+        InputError: no video autoencoder there, or jax does not see the GPU.
     """
 
     def __init__(
@@ -76,31 +76,31 @@ class Autoencoder:
 
     @property
     def whole(self) -> bool:
-        """Whether decoded videos are as large and long as those that were encoded."""
+        """Whether decoded videos have the size and length of the originals."""
         timing = self.model.timing
         same_size = self.module.space_up == self.module.space_factor
         return bool(same_size and timing.growth == TIME_FACTOR)
 
     def require_whole(self) -> None:
-        """Refuses a decoder that gives fewer or smaller frames.
+        """Refuses a decoder that returns fewer or smaller frames.
 
         Raises:
-            InputError: says so.
+            InputError: the decoder does.
         """
         if not self.whole:
             raise InputError(
                 f"{self.source} has a decoder for previews (model.time_upscale, "
-                "model.space_upscale), whose frames have nothing to be compared with: take "
-                "weights with all switches on"
+                "model.space_upscale), whose frames cannot be compared with the originals: use "
+                "weights with all of these on"
             )
 
     def padding(self, height: int, width: int) -> Padding:
-        """What makes of a picture of this size one that the model takes."""
+        """Returns the padding that makes an image of this size fit the model."""
         factor = self.model.space_factor
         return Padding(-height % factor, -width % factor)
 
     def encoded(self, pictures: Iterable[np.ndarray]) -> Iterator[jax.Array]:
-        """Pictures uint8 [H, W, 3], all of one size -> latents [h, w, C], on the device."""
+        """Encodes images uint8 [H, W, 3] of one size to latents [h, w, C], on the device."""
         stream = streaming.EncoderStream(self.module)
         frames, latents, last = 0, 0, None
         for pixels in pictures:
@@ -123,12 +123,12 @@ class Autoencoder:
     def decoded(
         self, latents: Iterable[Any], *, height: int, width: int, count: int | None
     ) -> Iterator[np.ndarray]:
-        """Latents [h, w, C] -> pictures uint8 [H, W, 3], in order, those of the last one too many.
+        """Decodes latents [h, w, C] to images uint8 [H, W, 3]; the last latent may give extra ones.
 
         Args:
-            latents: of a whole video.
-            height, width: of a picture, without padding.
-            count: of the latents; needed only where ``model.trim`` asks for it.
+            latents: all latents of a video, in order.
+            height, width: size of an image, without padding.
+            count: number of latents; only needed if ``model.trim`` depends on it.
         """
         stream = streaming.DecoderStream(self.module, count)
         up, factor = self.module.space_up, self.module.space_factor
@@ -143,7 +143,7 @@ class Autoencoder:
 
 
 def fetched(arrays: Iterable[jax.Array]) -> Iterator[np.ndarray]:
-    """Arrays on the host, float32; the device works on while the host takes one."""
+    """Yields arrays as float32 on the host; meanwhile the device computes the next ones."""
     pending: collections.deque[jax.Array] = collections.deque()
     for array in arrays:
         pending.append(array)
@@ -155,6 +155,6 @@ def fetched(arrays: Iterable[jax.Array]) -> Iterator[np.ndarray]:
 
 @partial(jax.jit, static_argnames=("height", "width"))
 def _pictures(frames: jax.Array, *, height: int, width: int) -> jax.Array:
-    """[1, n, H, W, 3] as decoded -> uint8 [n, height, width, 3]."""
+    """Crops decoded frames [1, n, H, W, 3] to uint8 [n, height, width, 3]."""
     cut = frames[0, :, :height, :width].astype(jnp.float32)
     return jnp.round(jnp.clip(cut, 0, 1) * 255).astype(jnp.uint8)

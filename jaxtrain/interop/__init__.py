@@ -1,1 +1,1 @@
-"""Weights in and out: safetensors, PyTorch files, folders of Hugging Face."""
+"""Reads and writes weights: safetensors, PyTorch files and Hugging Face folders."""

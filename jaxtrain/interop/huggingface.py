@@ -1,7 +1,7 @@
-"""Folders as transformers saves and loads them: config.json, model.safetensors, a tokenizer.
+"""Reads and writes transformers folders: config.json, model.safetensors and a tokenizer.
 
 ``AutoModelForMaskedLM.from_pretrained`` or ``AutoModelForCausalLM.from_pretrained``, and
-``AutoTokenizer.from_pretrained``, load what :func:`write` writes; what they save is read here.
+``AutoTokenizer.from_pretrained``, load the folders of :func:`write`; theirs are read here.
 """
 
 import json
@@ -17,17 +17,17 @@ from jaxtrain.models import from_file
 from jaxtrain.storage import atomic, tensor_files
 
 SETTINGS = "config.json"
-_SETTINGS_BYTES = 2**24  # the largest known have some 100 KB, of labels
+_SETTINGS_BYTES = 2**24  # the largest known have some 100 KB of labels
 _DESCRIBED, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _ARRAYS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PYTORCH = "pytorch_model.bin"
 _WRITTEN = {SETTINGS, _DESCRIBED, _TOKENS, _ARRAYS, "tokenizer.json"}
-_CAUSAL = "ForCausalLM"  # how architectures end whose tokenizers mark beginnings alone
+_CAUSAL = "ForCausalLM"  # suffix of architectures whose tokenizers only mark beginnings
 
 
 def is_one(path: Path) -> bool:
-    """Whether a path is such a folder; a run's directory has a config.json of another kind."""
+    """Whether a path is a transformers folder; the config.json of a run directory is different."""
     if not (path / SETTINGS).is_file():
         return False
     try:
@@ -37,10 +37,10 @@ def is_one(path: Path) -> bool:
 
 
 def model(folder: Path) -> Any:
-    """Our config of the model in a folder.
+    """Returns jaxtrain's config of the model in a folder.
 
     Raises:
-        InputError: no such model is known, or it differs from ours.
+        InputError: an unknown model, or one with settings that jaxtrain does not support.
     """
     path = folder / SETTINGS
     try:
@@ -48,28 +48,30 @@ def model(folder: Path) -> Any:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {first_line(error)}") from error
     kind = content.get("model_type")
-    # The name is only compared with those of our own models: it chooses no module to import.
+    # The name is only compared with those of known models; it never selects a module to import.
     known = {one.model_type: one for _, one in from_file.configs() if hasattr(one, "model_type")}
     if not isinstance(kind, str) or kind not in known:
         shown = errors.shown(kind)
-        raise InputError(f"{path}: model_type is {shown}; known are: {', '.join(sorted(known))}")
+        raise InputError(
+            f"{path}: unknown model_type {shown}; use one of {', '.join(sorted(known))}"
+        )
     return known[kind].from_settings(content, str(path))
 
 
 def tensors(folder: Path) -> tensor_files.Tensors:
-    """All arrays of a folder, float32.
+    """Reads all arrays of a folder, as float32.
 
     Raises:
         InputError: there are none, or a file is damaged.
     """
-    if (folder / _ARRAYS).is_file():  # as transformers, which looks at an index after it
+    if (folder / _ARRAYS).is_file():  # before an index, as in transformers
         names = [_ARRAYS]
     elif (folder / _INDEX).is_file():
         names = _parts(folder / _INDEX)
     else:
         names = [_PYTORCH] if (folder / _PYTORCH).is_file() else []
     if not names:
-        raise InputError(f"{folder}: neither {_ARRAYS} nor {_PYTORCH} is there")
+        raise InputError(f"{folder} has neither {_ARRAYS} nor {_PYTORCH}")
     found: tensor_files.Tensors = {}
     for name in names:
         found |= tensor_files.read(folder / name)[0]
@@ -77,17 +79,19 @@ def tensors(folder: Path) -> tensor_files.Tensors:
 
 
 def _parts(index: Path) -> list[str]:
-    """The files that an index names, all of them in its own folder.
+    """Returns the files that an index lists, all in its own folder.
 
     Raises:
-        InputError: it names none, or others.
+        InputError: it lists none, or files elsewhere.
     """
     try:
         names = atomic.read_json(index).get("weight_map")
     except (OSError, ValueError) as error:
         raise InputError(f"{index} cannot be read: {first_line(error)}") from error
     if not isinstance(names, dict) or not names:
-        raise InputError(f"{index} lists no files: its weight_map is not an object with names")
+        raise InputError(
+            f"{index} lists no files: its weight_map must be an object with file names"
+        )
     for name in names.values():
         if (
             not isinstance(name, str)
@@ -96,44 +100,44 @@ def _parts(index: Path) -> list[str]:
             or not name.endswith(tensor_files.SAFETENSORS)
         ):
             raise InputError(
-                f"{index}: its weight_map names {errors.shown(name)}, and it may name "
-                f"{tensor_files.SAFETENSORS} files of its own folder only"
+                f"{index}: its weight_map lists {errors.shown(name)}, but only "
+                f"{tensor_files.SAFETENSORS} files of its own folder are allowed"
             )
     return sorted(set(names.values()))
 
 
 def check_target(folder: Path) -> None:
-    """Refuses a folder that cannot be written to, or that holds something else.
+    """Refuses a folder that cannot be written to, or that has other files.
 
     Raises:
-        InputError: names what is in the way.
+        InputError: the message has the problem.
     """
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     others = sorted(there - _WRITTEN) if is_one(folder) else sorted(there)
     if others:
-        raise InputError(f"{folder} holds other files, as {others[0]}: name a new folder")
+        raise InputError(f"{folder} has other files, such as {others[0]}: choose a new folder")
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: name a new folder")
+        raise InputError(f"{folder} is a file: choose a new folder")
     above = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     atomic.check_writable("DIR", above / SETTINGS)
 
 
 def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer: Any) -> int:
-    """Writes a model and its tokenizer; each file appears whole, config.json last.
+    """Writes a model and its tokenizer; each file is replaced atomically, config.json last.
 
-    Of a folder that is written again config.json goes first: without it, none is one.
+    An existing config.json is deleted first, so that an incomplete folder is not taken for a model.
 
     Args:
-        folder: made if it is not there (:func:`check_target`).
-        model: our config of it.
+        folder: the folder, created if missing (:func:`check_target`).
+        model: jaxtrain's config of the model.
         params: dotted path -> float32 array.
         tokenizer: a ``tokenizers.Tokenizer``.
 
     Returns:
-        How many numbers were written.
+        The total number of elements of the arrays.
 
     Raises:
-        InputError: the tokenizer has more words than the model, other padding, or lacks a special
+        InputError: the tokenizer has more tokens than the model, other padding, or lacks a special
             token.
     """
     from jaxtrain.data.text import tokenizer as tokenizers
@@ -166,12 +170,12 @@ def write(folder: Path, model: Any, params: Mapping[str, np.ndarray], tokenizer:
 
 
 def _special_ids(tokenizer: Any, pad_id: int | None) -> dict[str, int]:
-    """Special tokens by what transformers calls them.
+    """Returns the ids of the special tokens, by their names in transformers.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
-        pad_id: the model's padding; None for a causal model, in whose text only what begins a
-            document is marked, and the next one ends it.
+        pad_id: the model's padding; None for a causal model, where one token marks the beginning of
+            a document and thereby the end of the previous one.
     """
     from jaxtrain.data.text import specials
 

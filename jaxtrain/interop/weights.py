@@ -1,8 +1,8 @@
-"""Parameters without a run: from a checkpoint, a run's directory or a weights file, and out again.
+"""Loads parameters from a checkpoint, a run directory or a weights file, and writes weights files.
 
-A weights file holds a model's parameters under the names of the program that the model comes from;
-a model's config knows them (``to_weights`` and ``from_weights``, :mod:`jaxtrain.models`). Those
-that this program writes as ``.safetensors`` also say which config they belong to.
+A weights file has the parameter names of the model's original implementation; the model's config
+converts them (``to_weights`` and ``from_weights``, :mod:`jaxtrain.models`). A ``.safetensors`` file
+that jaxtrain wrote also has the config of its model.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from jaxtrain.sharding import HasShape
 from jaxtrain.storage import tensor_files
 
 ABOUT = "jaxtrain_model"
-"""Under this name a ``.safetensors`` file holds its model's config, as JSON."""
+"""Metadata entry of a ``.safetensors`` file with the config of its model, in JSON."""
 _PARAMS = "params."
 _LISTED = 4
 
@@ -37,10 +37,10 @@ Params = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Parameters and the model that they belong to.
+    """Parameters and their model.
 
     Attributes:
-        model: its config.
+        model: config of the model.
         params: dotted path -> float32 array.
         source: where they come from, for messages.
     """
@@ -50,22 +50,22 @@ class Weights:
     source: str
 
     def exactly(self, expected: Mapping[str, HasShape]) -> Params:
-        """These parameters, without others.
+        """Returns the expected parameters.
 
         Args:
             expected: dotted path -> shape of each of the model's parameters.
 
         Raises:
-            InputError: some are missing, or have another shape than the model's config asks for.
+            InputError: some are missing or have another shape.
         """
         lacking = sorted(expected.keys() - self.params.keys())
         if lacking:
-            raise InputError(f"{self.source} lacks {len(lacking)} parameters, as {lacking[0]}")
+            raise InputError(f"{self.source} lacks {len(lacking)} parameters, such as {lacking[0]}")
         for name, wanted in expected.items():
             if self.params[name].shape != wanted.shape:
                 raise InputError(
-                    f"{self.source}: {name} has shape {self.params[name].shape}, and the model "
-                    f"that it describes has {wanted.shape}: it is damaged, or two were mixed"
+                    f"{self.source}: {name} has shape {self.params[name].shape}, but its config "
+                    f"requires {wanted.shape}: the file is damaged, or a mix of two"
                 )
         return {name: self.params[name] for name in expected}
 
@@ -75,17 +75,16 @@ def load(
     guess: Callable[[], str | None] = lambda: None,
     check: Callable[[Any], None] = lambda model: None,
 ) -> Weights:
-    """Reads the parameters of a model, and which model it is.
+    """Loads the parameters of a model and its config.
 
     Args:
-        source: a checkpoint, a run's directory (its best checkpoint, or else its newest), a folder
-            of transformers, or a weights file.
-        guess: gives the short name of the model for a file that does not say which it is of; None:
-            there is none to take it for.
-        check: takes the model's config before its arrays are read, and raises what it likes.
+        source: a checkpoint, a run directory (its best checkpoint, else its newest), a transformers
+            folder, or a weights file.
+        guess: returns the short name of the model to assume for a file without a config, or None.
+        check: called with the model's config before its arrays are read; may raise.
 
     Raises:
-        InputError: nothing there, damaged, or of no known model.
+        InputError: nothing there, damaged, or an unknown model.
     """
     check_there(source)
     if huggingface.is_one(source):
@@ -105,8 +104,8 @@ def load(
         kind = from_file.config_class(guess() or "")
         if kind is None or not hasattr(kind, "guess"):
             raise InputError(
-                f"{source} does not say which model it is of: {invocation.program()} import "
-                f"{shlex.quote(str(source))} OUT.safetensors makes a file that does"
+                f"{source} has no model config: convert it with {invocation.program()} import "
+                f"{shlex.quote(str(source))} OUT.safetensors"
             )
         model = kind.guess(tensors, str(source))
     check(model)
@@ -114,12 +113,12 @@ def load(
 
 
 def model_at(source: Path) -> Any | None:
-    """The model that a source says it is of; None where nothing is there or it does not say.
+    """Returns the model config of a source; None if nothing is there or it has no config.
 
-    No array is read, and so none verified: that is for those who take them (:func:`load`).
+    Arrays are neither read nor verified (see :func:`load`).
 
     Raises:
-        InputError: another version wrote it.
+        InputError: another version wrote the source.
     """
     if huggingface.is_one(source):
         return huggingface.model(source)
@@ -128,14 +127,14 @@ def model_at(source: Path) -> Any | None:
 
 
 def check_there(source: Path) -> None:
-    """Refuses what cannot be a source, before anything else is done.
+    """Checks that a source exists and has a known format.
 
     Raises:
-        InputError: nothing is there, or a file of another kind.
+        InputError: nothing is there, or a file in another format.
     """
     if not source.exists():
         raise InputError(
-            f"{source}: nothing is there; name a checkpoint, a run's directory or a weights file"
+            f"{source} does not exist; pass a checkpoint, a run directory or a weights file"
         )
     if source.is_file():
         tensor_files.check_ending(source)
@@ -144,29 +143,29 @@ def check_there(source: Path) -> None:
 def params_for(
     source: Path, model: Any, expected: Mapping[str, HasShape]
 ) -> tuple[Params, list[str]]:
-    """The parameters that a model is to start from.
+    """Loads the initial parameters of a model from a source.
 
-    What the source was trained as does not matter, only names and shapes. Groups that the model
-    sets apart, as a discriminator, may be missing in it or be there in vain.
+    Only names and shapes must match. Parameter groups with their own optimizer, such as a
+    discriminator, may be missing or superfluous.
 
     Args:
         source: as in :func:`load`.
-        model: its config.
+        model: config of the model.
         expected: dotted path -> shape of each of the model's parameters.
 
     Returns:
-        The parameters, and sentences about what else there is.
+        The parameters, and notes for the user.
 
     Raises:
-        InputError: they do not fit the model; names those that do not.
+        InputError: parameters do not fit the model; the message lists them.
     """
     notes: list[str] = []
     if huggingface.is_one(source):
         theirs = huggingface.model(source)
         if getattr(model, "model_type", None) != theirs.model_type:
             raise InputError(
-                f"{source} holds the model {from_file.name_of(theirs)}, and this run's model is "
-                f"{from_file.name_of(model)}: take a source of that model"
+                f"{source} has the model {from_file.name_of(theirs)}, but this run's model is "
+                f"{from_file.name_of(model)}: use a source with that model"
             )
         from_file.check_not_in_weights(model, vars(theirs), source)
         path, found = source, model.from_weights(huggingface.tensors(source), str(source))
@@ -176,8 +175,8 @@ def params_for(
         from_file.check_not_in_weights(model, _described(path), path)
     elif not hasattr(model, "from_weights"):
         raise InputError(
-            f"{source}: this model starts from checkpoints and runs' directories only, not from "
-            "weights files"
+            f"{source} is a weights file, but this model can only start from a checkpoint or a run "
+            "directory"
         )
     else:
         path, (tensors, about) = source, tensor_files.read(source)
@@ -194,23 +193,23 @@ def params_for(
         if name in expected and expected[name].shape == array.shape
     }
     wrong = [
-        f"{name} has shape {found[name].shape} there and {array.shape} in the model"
+        f"{name} has shape {found[name].shape} instead of {array.shape}"
         if name in found
-        else f"{name} is not there"
+        else f"{name} is missing"
         for name, array in expected.items()
         if name not in fitting and not name.startswith(apart)
     ]
     if wrong:
         more = f", and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
         raise InputError(
-            f"{path} does not fit this model: {'; '.join(wrong[:_LISTED])}{more}: take the model "
-            "that it was trained as"
+            f"{path} does not fit this model: {'; '.join(wrong[:_LISTED])}{more}: use the model "
+            "config that it was trained with"
         )
     notes += [
-        f"{len(names)} parameters {what}, as {min(names)}"
+        f"{len(names)} parameters {what}, such as {min(names)}"
         for what, names in (
-            ("of the model start fresh", set(expected) - set(fitting)),
-            ("there are not taken", set(found) - set(fitting)),
+            ("of the model are newly initialized", set(expected) - set(fitting)),
+            ("in the source are not used", set(found) - set(fitting)),
         )
         if names
     ]
@@ -218,7 +217,7 @@ def params_for(
 
 
 def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:
-    """Writes a weights file; returns how many numbers it holds."""
+    """Writes a weights file and returns the total number of elements."""
     about = {ABOUT: json.dumps(config.to_dict(model))}
     tensors = model.to_weights(params)
     tensor_files.write(path, tensors, about)
@@ -226,9 +225,9 @@ def save(path: Path, model: Any, params: Mapping[str, np.ndarray]) -> int:
 
 
 def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
-    """The same for weights that nobody has described; says what they do not tell.
+    """Checks a model against the config guessed from weights; returns notes on the unknown fields.
 
-    A guess knows what it sets, and does not know what it leaves as it is by default.
+    Fields that a guess leaves at their defaults are unknown.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(guess)}
     known = {
@@ -238,19 +237,19 @@ def _check_guess(model: Any, guess: Any, source: Path) -> list[str]:
     }
     from_file.check_not_in_weights(model, known, source)
     return [
-        f"it does not tell model.{field}, {getattr(model, held)} is taken"
+        f"model.{field} cannot be read from the weights: using {getattr(model, held)}"
         for field, held in getattr(model, "not_in_weights", ())
         if field not in known
     ]
 
 
 def _described(path: Path) -> Mapping[str, Any]:
-    """What a checkpoint says of its model, in :func:`jaxtrain.config.to_dict` form."""
+    """The model config in a checkpoint, in :func:`jaxtrain.config.to_dict` form."""
     held: Any = layout.read_meta(path)
     for name in ("config", "model"):
         held = held.get(name) if isinstance(held, Mapping) else None
     if not isinstance(held, Mapping):
-        raise InputError(f"{path} does not describe its model: its metadata has no config.model")
+        raise InputError(f"{path} has no model config: its metadata lacks config.model")
     return held
 
 
@@ -258,7 +257,7 @@ def _of_checkpoint(path: Path) -> Params:
     shapes = layout.read_shapes(path)
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     own = {name.removeprefix(_PARAMS): name for name in shapes if name.startswith(_PARAMS)}
-    own |= ema.names(shapes)  # what a validation saw
+    own |= ema.names(shapes)  # the averages, which validation uses
     wanted = {
         name: jax.ShapeDtypeStruct(shapes[name].shape, shapes[name].dtype, sharding=here)
         for name in own.values()

@@ -1,9 +1,9 @@
-"""The masked LM as transformers' ``BertForMaskedLM``, and back: its parameters and its config.json.
+"""Converts the masked LM to transformers' ``BertForMaskedLM`` and back: parameters and config.json.
 
-transformers' kernels are [out, in], ours [in, out], and its queries, keys and values are three
-kernels where ours is one. Its token types are zeros for a single text: ours are part of the
-positions. What a masked LM has no use for is left out where such weights are read: the pooler and
-the next-sentence head of ``BertForPreTraining``, and ``position_ids`` of old files.
+transformers' kernels are [out, in], ours [in, out]; its queries, keys and values are three kernels,
+ours are one. Its token types are zeros for a single text: ours are part of the positions. Arrays
+that a masked LM does not need are skipped when reading: the pooler and the next-sentence head of
+``BertForPreTraining``, and ``position_ids`` of old files.
 """
 
 import re
@@ -23,14 +23,14 @@ WORD = f"{_EMBEDDINGS}.word_embeddings.weight"
 _POSITION = f"{_EMBEDDINGS}.position_embeddings.weight"
 _TYPES = f"{_EMBEDDINGS}.token_type_embeddings.weight"
 _BIAS = f"{_HEAD}.bias"
-# Other names of arrays above: the output layer is the word embedding, its bias is the head's.
+# Aliases of arrays above: the output layer is the token embedding, its bias is the head's.
 _TIED = {f"{_HEAD}.decoder.weight": WORD, f"{_HEAD}.decoder.bias": _BIAS}
 UNUSED = ("bert.pooler.", "cls.seq_relationship.", f"{_EMBEDDINGS}.position_ids")
 _TOKEN_TYPES = 2
 _LISTED = 6
 INIT_STD, NORM_EPS = 0.02, 1e-12
 MODEL_TYPE, ARCHITECTURE = "bert", "BertForMaskedLM"
-_FIXED = {  # what this network is, whatever its size
+_FIXED = {  # properties of this network at any size
     "hidden_act": "gelu",
     "layer_norm_eps": NORM_EPS,
     "position_embedding_type": "absolute",
@@ -48,7 +48,7 @@ _QKV = ("query", "key", "value")
 
 
 def to_bert(params: Tensors) -> dict[str, np.ndarray]:
-    """Our parameters under transformers' names and in its layout.
+    """Converts our parameters to transformers' names and layout.
 
     Args:
         params: dotted path -> float32 array.
@@ -79,17 +79,17 @@ def to_bert(params: Tensors) -> dict[str, np.ndarray]:
 def from_bert(
     tensors: Tensors, expected: Mapping[str, tuple[int, ...]], source: str
 ) -> dict[str, np.ndarray]:
-    """transformers' state dict as our parameters, float32.
+    """Converts transformers' state dict to our parameters, float32.
 
-    A model for shorter sequences takes the first positions.
+    A model for shorter sequences uses the first positions.
 
     Args:
         tensors: name -> array.
         expected: dotted path -> shape of each of the model's parameters.
-        source: the file, for the error.
+        source: the file, for messages.
 
     Raises:
-        InputError: an array is missing, has another shape, or belongs to no layer; names all.
+        InputError: lists every array that is missing, extra or misshapen.
     """
     given = _renamed(tensors, source)
     tensor_files.check_real(given, source)
@@ -125,7 +125,7 @@ def from_bert(
 
 
 def settings(model: Any) -> dict[str, Any]:
-    """The config.json of a masked LM, from our config."""
+    """Returns the config.json of a masked LM, from our config."""
     return {
         "architectures": [ARCHITECTURE],
         "model_type": MODEL_TYPE,
@@ -146,10 +146,10 @@ def settings(model: Any) -> dict[str, Any]:
 
 
 def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Fields of our config that a config.json asks for.
+    """Returns the fields of our config that correspond to a config.json.
 
     Raises:
-        InputError: it lacks one, or describes another network.
+        InputError: an entry is missing, or it describes another network.
     """
     other = [
         f"{name}={errors.shown(content[name])} (here {wanted!r})"
@@ -157,7 +157,7 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         if content.get(name, wanted) != wanted
     ]
     if other:
-        raise InputError(f"{source}: this is another network than BERT: {', '.join(other)}")
+        raise InputError(f"{source}: this network is not BERT: {', '.join(other)}")
     dropout = content.get("hidden_dropout_prob", 0.1)
     of_attention = content.get("attention_probs_dropout_prob", dropout)
     bounds.fraction(f"{source}: hidden_dropout_prob", dropout)
@@ -165,7 +165,7 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     if of_attention != dropout:
         raise InputError(
             f"{source}: attention_probs_dropout_prob={of_attention} and hidden_dropout_prob="
-            f"{dropout}: this model has one dropout for both; write the one to train with into both"
+            f"{dropout} differ, but this model has one dropout for both: set both to one value"
         )
     hidden = bounds.entry(content, "hidden_size", bounds.WIDTH, source)
     ff = bounds.entry(content, "intermediate_size", bounds.WIDTH, source)
@@ -184,7 +184,7 @@ def fields(content: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _renamed(tensors: Tensors, source: str) -> dict[str, np.ndarray]:
-    """Without what is not used, old names replaced, each array once."""
+    """Skips unused arrays and aliases, and replaces old names."""
     found: dict[str, np.ndarray] = {}
     for name, array in tensors.items():
         if name.startswith(UNUSED):
@@ -198,7 +198,7 @@ def _renamed(tensors: Tensors, source: str) -> dict[str, np.ndarray]:
             continue
         if own in found and not np.array_equal(found[own], tensors[name]):
             raise InputError(
-                f"{source}: {name} differs from {own}: this model has one array for both "
+                f"{source}: {name} differs from {own}, but this model has one array for both "
                 "(tie_word_embeddings)"
             )
         found.setdefault(own, tensors[name])
@@ -230,7 +230,7 @@ def _ours(given: Tensors) -> dict[str, np.ndarray]:
 
 
 def _empty(expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Arrays of these shapes that take no memory."""
+    """Returns arrays of these shapes that take no memory."""
     return {name: np.broadcast_to(np.bool_(0), shape) for name, shape in expected.items()}
 
 
@@ -244,7 +244,7 @@ def _attention(number: int, part: str) -> str:
 
 
 def _dense(layers: int) -> dict[str, str]:
-    """Their linear layers -> ours, without queries, keys and values."""
+    """Maps their linear layers to ours, except queries, keys and values."""
     return {f"{_HEAD}.transform.dense": "head.dense"} | _of_layers(_PARTS, layers)
 
 

@@ -1,7 +1,7 @@
-"""Causal language models as other programs name them, and the config.json that transformers reads.
+"""Converts causal language models to other implementations' names and transformers' config.json.
 
-A program's linear layers are [out, in], ours [in, out]; embedding, output layer and norms are laid
-out alike.
+Other implementations' linear layers are [out, in], ours [in, out]; embedding, output layer and
+norms have the same layout.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxtrain.storage import tensor_files
 
 Tensors = Mapping[str, np.ndarray]
 _LISTED = 4
-_NAMED = 10  # differences in a message
+_NAMED = 10  # most differences in a message
 _FULL = "full_attention"
 _BASE = "rope_theta"
 _ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
@@ -27,15 +27,15 @@ _ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Names:
-    """A program's names for the parameters of a model.
+    """Another implementation's names for the parameters of a model.
 
     Attributes:
-        ours: our name of the list of blocks.
-        theirs: theirs.
+        ours: our name for the list of blocks.
+        theirs: their name for it.
         whole: our dotted paths outside the blocks -> their names.
         of_block: our names in a block -> theirs.
-        unused: parts of names of arrays that hold no parameter, as tables of angles.
-        tied: their further names of an array that has one of the names above.
+        unused: substrings of names of arrays that are not parameters, such as tables of angles.
+        tied: aliases, their names of tied arrays -> one of the names above.
     """
 
     ours: str
@@ -46,22 +46,22 @@ class Names:
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def outward(self, params: Tensors) -> dict[str, np.ndarray]:
-        """Parameters by dotted path -> their state dict."""
+        """Converts parameters by dotted path to their state dict."""
         return {self._name(path): self._turned(path, array) for path, array in params.items()}
 
     def inward(
         self, tensors: Tensors, expected: Mapping[str, tuple[int, ...]], source: str, cure: str
     ) -> dict[str, np.ndarray]:
-        """The way back, in float32.
+        """Converts back, to float32.
 
         Args:
             tensors: their state dict.
             expected: dotted path -> shape of each of the model's parameters.
-            source: of the tensors, for messages.
-            cure: what to do where they do not fit, for messages.
+            source: origin of the tensors, for messages.
+            cure: how to fix a mismatch, for messages.
 
         Raises:
-            InputError: names the arrays that are missing, extra or misshapen.
+            InputError: lists arrays that are missing, extra or misshapen.
         """
         given = self._once(tensors, source)
         tensor_files.check_real(given, source)
@@ -69,10 +69,10 @@ class Names:
             self._name(path): shape if path in self.whole else shape[::-1]
             for path, shape in expected.items()
         }
-        wrong = [f"{name} is not there" for name in wanted if name not in given]
-        wrong += [f"{name} is not of this model" for name in given if name not in wanted]
+        wrong = [f"{name} is missing" for name in wanted if name not in given]
+        wrong += [f"{name} is not part of this model" for name in given if name not in wanted]
         wrong += [
-            f"{name} has shape {given[name].shape} there and {shape} in the model"
+            f"{name} has shape {given[name].shape} instead of {shape}"
             for name, shape in wanted.items()
             if name in given and given[name].shape != shape
         ]
@@ -87,12 +87,12 @@ class Names:
         }
 
     def layers(self, tensors: Tensors) -> int:
-        """How many blocks a state dict has."""
+        """Returns the number of blocks in a state dict."""
         number = re.compile(rf"{re.escape(self.theirs)}\.(\d+)\.")
         return len({match[1] for name in tensors if (match := number.match(name))})
 
     def _once(self, tensors: Tensors, source: str) -> dict[str, np.ndarray]:
-        """Without what is not used, each array under one name."""
+        """Skips unused arrays and aliases."""
         found = {
             name: array
             for name, array in tensors.items()
@@ -101,7 +101,7 @@ class Names:
         for name, own in self.tied.items():
             if name in tensors and own in found and not np.array_equal(found[own], tensors[name]):
                 raise InputError(
-                    f"{source}: {name} differs from {own}: this model has one array for both "
+                    f"{source}: {name} differs from {own}, but this model has one array for both "
                     "(tie_word_embeddings)"
                 )
         return found
@@ -118,18 +118,18 @@ class Names:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a config.json of transformers says of a causal language model.
+    """The contents of transformers' config.json of a causal language model.
 
     Attributes:
-        vocab_size: words.
+        vocab_size: vocabulary size.
         sequence_length: positions that the model was trained for.
-        hidden: width of a token's vector.
-        layers: blocks.
-        heads: heads of queries; they share `hidden` evenly.
-        kv_heads: heads of keys and values.
+        hidden: hidden width.
+        layers: number of blocks.
+        heads: query heads; they divide `hidden`.
+        kv_heads: key and value heads.
         ff: width of the feed-forward layers.
         norm_eps: added to the mean square in each norm.
-        rotary_base: of the angles of rotary positions.
+        rotary_base: base of the angles of rotary positions.
     """
 
     vocab_size: int
@@ -145,12 +145,12 @@ class Shape:
     def to_settings(
         self, model_type: str, architecture: str, fixed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The config.json; :mod:`jaxtrain.interop.huggingface` adds the ids of special tokens.
+        """Returns the config.json; :mod:`jaxtrain.interop.huggingface` adds ids of special tokens.
 
         Args:
-            model_type: of transformers.
-            architecture: likewise.
-            fixed: what the network is, whatever its size.
+            model_type: transformers' name of the kind of model.
+            architecture: transformers' name of the class.
+            fixed: properties of the network at any size.
         """
         return {
             "architectures": [architecture],
@@ -174,16 +174,16 @@ class Shape:
     def from_settings(
         cls, content: Mapping[str, Any], fixed: Mapping[str, Any], source: str
     ) -> "Shape":
-        """The way back. What matters to training alone, as `attention_dropout`, is not looked at.
+        """Converts back; ignores settings only for training, such as `attention_dropout`.
 
         Args:
-            content: of the config.json, with transformers' default of each entry of `fixed` that
-                the file leaves out.
-            fixed: what our network is, whatever its size.
+            content: the config.json, with transformers' default for each entry of `fixed` that is
+                missing in the file.
+            fixed: properties of our network at any size.
             source: the file, for messages.
 
         Raises:
-            InputError: it lacks an entry, or describes a network that ours is not.
+            InputError: an entry is missing, or it describes another network.
         """
 
         def whole(name: str, most: int) -> int:
@@ -232,23 +232,23 @@ class Shape:
             raise InputError(f"{source}: layer_types is not a list")
         kind = next((kind for kind in types if kind != _FULL), None)
         if kind is not None:
-            other.append(f"layer_types with {errors.shown(kind)} (here {_FULL!r} alone)")
+            other.append(f"layer_types with {errors.shown(kind)} (here only {_FULL!r})")
         if other:
             raise InputError(
-                f"{source}: this network is not computed here: {'; '.join(other[:_NAMED])}"
+                f"{source}: this network is not supported: {'; '.join(other[:_NAMED])}"
             )
         return shape
 
 
 def shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Dotted path -> shape of each parameter of a model, from its config."""
+    """Returns dotted path -> shape of each parameter of a model, from its config."""
     module = nnx.eval_shape(lambda: model.build(nnx.Rngs(0)))
     paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
     return {".".join(map(str, path)): leaf.get_value().shape for path, leaf in paths}
 
 
 def _rotary(content: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Entries on rotary positions, where transformers 4 and 5 put them."""
+    """Returns the entries on rotary positions, from where transformers 4 and 5 write them."""
     names = (_BASE, "partial_rotary_factor")
     found = {name: content[name] for name in names if name in content}
     for name in ("rope_scaling", "rope_parameters"):

@@ -1,9 +1,9 @@
-"""A model's config from what a file says of it.
+"""Builds a model's config from its description in a file.
 
-Files are data: a name in a file never decides which code runs. A file names its model by a short
-name, such as ``gpt``; that is looked up among the modules of this package, and only a ``Config``
-class in one of them is ever made, with the dataclasses that its fields declare. So a new model
-needs no entry anywhere. What older files hold, module paths, goes through a fixed table
+Files are data: a name in a file never decides which code runs. A file has the short name of its
+model, such as ``gpt``, which is looked up among the modules of this package. Only a ``Config``
+class in one of them is instantiated, with the dataclasses that its fields declare. So a new model
+needs no entry anywhere. Older files have module paths, which a fixed table translates
 (:data:`jaxtrain.config.OLDER_CLASSES`).
 """
 
@@ -22,16 +22,16 @@ from jaxtrain import config, errors, models
 from jaxtrain.config import overrides
 from jaxtrain.errors import InputError
 
-_LARGEST = 2**63  # of a whole number: no size or count comes near
+_LARGEST = 2**63  # for integers: no size or count comes close
 
 
 def names() -> list[str]:
-    """Short names of the models there are, sorted. Imports all of them."""
+    """Returns the sorted short names of all models. Imports all of them."""
     return sorted(name for name, _ in configs())
 
 
 def configs() -> Iterator[tuple[str, type[Any]]]:
-    """Short name and ``Config`` class of each model there is; imports one after the other."""
+    """Yields the short name and the ``Config`` class of each model; imports one at a time."""
     for name in _modules():
         kind = config_class(name)
         if kind is not None:
@@ -39,19 +39,19 @@ def configs() -> Iterator[tuple[str, type[Any]]]:
 
 
 def name_of(model: Any) -> str:
-    """The short name of a model's config, such as ``gpt``."""
+    """Returns the short name of a config's model, such as ``gpt``."""
     return str(config.to_dict(model)["class"])
 
 
 def make(saved: Any, source: str) -> Any:
-    """The config that :func:`jaxtrain.config.to_dict` turned into ``saved``.
+    """Builds the config that :func:`jaxtrain.config.to_dict` converted to ``saved``.
 
     Args:
         saved: parsed JSON.
         source: the file, for messages.
 
     Raises:
-        InputError: it names no model of this program, or the fields do not fit that model.
+        InputError: the model is unknown, or the fields do not fit it.
     """
     said = saved.get("class") if isinstance(saved, Mapping) else None
     if not isinstance(said, str):
@@ -60,14 +60,13 @@ def make(saved: Any, source: str) -> Any:
     made = config_class(name)
     if made is None:
         raise InputError(
-            f"{source} names the model {errors.shown(name)}, which is unknown; there are: "
-            f"{', '.join(names())}"
+            f"{source}: unknown model {errors.shown(name)}; the models are {', '.join(names())}"
         )
     return _make(made, saved, source, "model")
 
 
 def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
-    """The JSON in which a weights file describes its model, for :func:`make`.
+    """Parses the JSON that describes the model of a weights file, for :func:`make`.
 
     Raises:
         InputError: it is not a JSON object.
@@ -75,14 +74,15 @@ def parse(text: str | bytes, source: str) -> Mapping[str, Any]:
     try:
         saved = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{source} does not describe its model in JSON ({error})") from error
+        raise InputError(f"{source} describes its model in invalid JSON: {error}") from error
     if not isinstance(saved, Mapping):
         raise InputError(f"{source} does not name its model: {_OTHER_VERSION}")
     return saved
 
 
 _OTHER_VERSION = (
-    "another version of jaxtrain wrote it, or another program; export the weights with that version"
+    "it was written by another version of jaxtrain or another program; export the weights with "
+    "that version"
 )
 
 
@@ -91,7 +91,7 @@ def _modules() -> list[str]:
 
 
 def config_class(name: str) -> type[Any] | None:
-    """The ``Config`` of the model with this name; None where no module here has one."""
+    """Returns the ``Config`` of the model with this name, or None if there is none."""
     for own in _modules():
         if own == name:
             found = vars(importlib.import_module(f"{models.__name__}.{own}")).get("Config")
@@ -120,12 +120,12 @@ def _make(section: type[Any], saved: Mapping[str, Any], source: str, where: str)
         return section(**values)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
-    except (ArithmeticError, ValueError, TypeError) as error:  # a check that met odd values
+    except (ArithmeticError, ValueError, TypeError) as error:  # a check failed on odd values
         raise InputError(f"{source}: the fields of {where} do not fit ({error})") from error
 
 
 def _value(value: Any, annotation: Any, source: str, where: str) -> Any:
-    """A field's value in the type that the field declares."""
+    """Converts a field's value to the type that the field declares."""
     if isinstance(value, Mapping):
         for choice in (annotation, *typing.get_args(annotation)):
             if isinstance(choice, type) and dataclasses.is_dataclass(choice):
@@ -157,12 +157,12 @@ def _is_sane(number: float) -> bool:
 
 
 def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path) -> None:
-    """Refuses parameters that were trained with another value of what no array's shape tells.
+    """Refuses parameters trained with other values of fields that array shapes do not determine.
 
     Args:
         model: this run's config, with ``not_in_weights`` (:mod:`jaxtrain.models`).
-        theirs: fields of the model that the parameters belong to, those that are known.
-        source: of the parameters, for messages.
+        theirs: the known fields of the parameters' model.
+        source: origin of the parameters, for messages.
 
     Raises:
         InputError: names the first field that differs.
@@ -172,10 +172,10 @@ def check_not_in_weights(model: Any, theirs: Mapping[str, Any], source: Path) ->
             continue
         ours, there = getattr(model, attribute), theirs[field]
         with contextlib.suppress(InputError, ArithmeticError, TypeError, ValueError):
-            # Where it does not fit the other fields, it differs from ours anyway.
+            # If it does not fit the other fields, it differs from ours anyway.
             there = getattr(dataclasses.replace(model, **{field: there}), attribute)
         if ours != there:
             raise InputError(
-                f"{source} was trained with model.{field}={there}, and this model has {ours}: set "
+                f"{source} was trained with model.{field}={there}, but this model has {ours}: set "
                 f"--model.{field} {there}"
             )

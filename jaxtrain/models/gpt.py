@@ -1,12 +1,12 @@
-"""A GPT with one dial: nanochat's model of October 2025.
+"""A GPT whose size follows from its depth: nanochat's model of October 2025.
 
-Rotary positions, queries and keys normalised, RMS norms without parameters (after the embedding,
-before attention, before the feed-forward layer, at the end), squared ReLU, an output layer of its
-own, logits capped at 15, no biases. `depth` sets the number of layers and, unless they are given,
-width and heads. Source: https://github.com/karpathy/nanochat at c75fe54 (2025-10-25).
+Rotary positions, normalized queries and keys, RMS norms without parameters (after the embedding,
+before attention, before the feed-forward layer, at the end), squared ReLU, an untied output layer,
+logits capped at 15, no biases. `depth` sets the number of layers and, unless they are set, width
+and heads. Source: https://github.com/karpathy/nanochat at c75fe54 (2025-10-25).
 
-Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values, K width of
-a head, V words, I half of K.
+Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values, K head
+width, V vocabulary, I half of K.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, gpt_weights
 from jaxtrain.ops import attention, chunked_loss, generation
-from jaxtrain.ops.cpu import normal_init
+from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, remat
 
-_ASPECT = 64  # width of a layer for each layer
-_HEAD = 128  # largest width of a head
+_ASPECT = 64  # width / depth
+_HEAD = 128  # largest head width
 _ROTARY_BASE = 10_000.0
 _CAP = 15.0
 _FF = 4  # feed-forward width / width
-# Optimizer rates hold for this width (that of depth 12) and fall with the root of another's.
+# Optimizer rates are set for this width (depth 12); they scale with (width / 768)^-0.5.
 _RATE_WIDTH = 768
 
 
@@ -41,27 +41,26 @@ class Config:
     """The GPT."""
 
     vocab_size: int
-    """Words, with the special ones (rows of the embedding)."""
+    """Vocabulary size, special tokens included (rows of the embedding)."""
     sequence_length: int
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     depth: int
-    """Layers; width and heads follow from it."""
+    """Number of layers; width and heads follow from it."""
     width: int | None = None
-    """Width of a token's vector. None is 64 x depth."""
+    """Hidden width. None is 64 x depth."""
     heads: int | None = None
-    """Query heads; they share the width evenly. None is width / 128, rounded up to a divisor."""
+    """Query heads; must divide the width. None is width / 128, rounded up to a divisor."""
     kv_heads: int | None = None
-    """Heads of keys and values, each for as many query heads. None is one for each."""
+    """Key and value heads; must divide the query heads. None is as many as query heads."""
     remat: Remat = "none"
-    """block: the backward pass computes each layer again and keeps only what goes into it; none: it
-    keeps everything."""
+    """Activation checkpointing. block: keep each layer's input and recompute the layer in the
+    backward pass; none: keep everything."""
     norm_eps: float = float(jnp.finfo(jnp.float32).eps)
     """Added to the mean square in each norm."""
     loss_piece: int = 128
-    """Positions of a sequence whose logits exist at a time (tokens); their memory falls with it."""
+    """Tokens per sequence whose logits exist at a time; fewer need less memory."""
     init_from: str | None = None
-    """Where a new run takes its parameters from: a checkpoint, a run's directory or a weights
-    file."""
+    """Initial parameters of a new run: a checkpoint, a run directory, or a weights file."""
 
     model_type = "nanochat"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
@@ -83,9 +82,9 @@ class Config:
         d, n, h = self.hidden, self.query_heads, self.shared_heads
         if d % (2 * n):
             fits = [m for m in range(1, d + 1) if d % (2 * m) == 0 and d // m <= _HEAD]
-            near = f"the nearest is {min(fits, key=lambda m: abs(m - n))}" if fits else "none fits"
+            near = f"use {min(fits, key=lambda m: abs(m - n))}" if fits else "no number fits"
             raise InputError(
-                f"model.heads={n} heads of model.width={d} need an even, whole width each: {near}",
+                f"model.heads={n} must divide model.width={d} into an even head width: {near}",
                 about=("model.heads", "model.width"),
             )
         chunked_loss.check_chunk(self.loss_piece, self.sequence_length)
@@ -98,49 +97,49 @@ class Config:
 
     @property
     def hidden(self) -> int:
-        """Width of a token's vector."""
+        """Returns the hidden width."""
         return _ASPECT * self.depth if self.width is None else self.width
 
     @property
     def query_heads(self) -> int:
-        """Heads of queries."""
+        """Returns the number of query heads."""
         return attention.fewest_heads(self.hidden, _HEAD) if self.heads is None else self.heads
 
     @property
     def shared_heads(self) -> int:
-        """Heads of keys and values."""
+        """Returns the number of key and value heads."""
         return self.query_heads if self.kv_heads is None else self.kv_heads
 
     @property
     def head_width(self) -> int:
-        """Width of a head."""
+        """Returns the head width."""
         return self.hidden // self.query_heads
 
     @property
     def rate_scale(self) -> float:
-        """Factor of the rates of embedding and output layer: (width / 768)^-0.5."""
+        """Returns the factor of the embedding's and output layer's rates: (width / 768)^-0.5."""
         return float((self.hidden / _RATE_WIDTH) ** -0.5)
 
     def formulas(self) -> list[str]:
-        """What follows from `depth`, each number with its formula."""
+        """Lists the numbers that follow from `depth`, with their formulas."""
 
         def origin(given: int | None, formula: str) -> str:
-            return formula if given is None else "as given"
+            return formula if given is None else "as set"
 
         d, n, h, v = self.hidden, self.query_heads, self.shared_heads, self.vocab_size
         layer = 2 * d * (d + h * self.head_width) + 2 * _FF * d * d
         return [
             f"depth {self.depth}: width {d} ({origin(self.width, f'{_ASPECT} x depth')}), "
             f"{n} heads ({origin(self.heads, f'width / {_HEAD}, up to a divisor')}) of "
-            f"{self.head_width}, {h} of keys and values ({origin(self.kv_heads, 'as many')})",
-            f"parameters {2 * v * d + self.depth * layer:,} (2 x {v} words x {d} + {self.depth} x "
-            f"{layer:,} a layer)",
+            f"{self.head_width}, {h} for keys and values ({origin(self.kv_heads, 'as many')})",
+            f"parameters {2 * v * d + self.depth * layer:,} (2 x {v} tokens x {d} + {self.depth} "
+            f"layers x {layer:,})",
             f"with optim.muon: rates of embedding and output layer x {self.rate_scale:.4g} "
             f"((width / {_RATE_WIDTH})^-0.5)",
         ]
 
     def build(self, rngs: nnx.Rngs) -> "GPT":
-        """The module, with fresh float32 parameters."""
+        """Builds the module, with new float32 parameters."""
         return GPT(self, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -148,11 +147,11 @@ class Config:
         return attention.batch_spec(batch_size, self.sequence_length)
 
     def index_limits(self) -> dict[str, int]:
-        """How many values each index in a batch can have."""
+        """Returns the number of valid values of each array of indices in a batch."""
         return {"tokens": self.vocab_size, "targets": self.vocab_size}
 
     def flops_per_example(self) -> float:
-        """Forward and backward pass of a sequence: 3 x forward, matrix products only.
+        """Counts forward and backward pass of a sequence: 3 x forward, matmuls only.
 
         Forward: `depth x (4 S D (D + H K) + 4 S D F + 4 S^2 D) + 2 S D V`, with F = 4 D:
         projections, feed-forward, attention (in full, though half of it is masked), output layer.
@@ -163,11 +162,11 @@ class Config:
         return 3.0 * (self.depth * layer + 2 * s * d * v)
 
     def tokens_per_example(self) -> int:
-        """Tokens of a sequence."""
+        """Returns the number of tokens per sequence."""
         return self.sequence_length
 
     def optimizer_groups(self) -> Mapping[str, config.Group | config.Role]:
-        """What `optim.muon` does with each parameter."""
+        """Returns the role of each parameter for `optim.muon`."""
         return {
             "matrices": config.Role(prefix="blocks.", role="matrix"),
             "wte": config.Role(prefix="wte.", role="embedding", scale=self.rate_scale),
@@ -175,36 +174,36 @@ class Config:
         }
 
     def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Parameters by dotted path -> nanochat's state dict."""
+        """Converts parameters by dotted path to nanochat's state dict."""
         return gpt_weights.NANOCHAT.outward(params)
 
     def to_transformers(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Parameters by dotted path -> the state dict of transformers' `NanoChatForCausalLM`."""
+        """Converts parameters by dotted path to the state dict of `NanoChatForCausalLM`."""
         return gpt_weights.TRANSFORMERS.outward(params)
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """The way back from either.
+        """Converts back from either.
 
         Raises:
-            InputError: names every array that is missing, extra or misshapen.
+            InputError: lists every array that is missing, extra or misshapen.
         """
         return gpt_weights.from_either(tensors, causal_weights.shapes(self), source)
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """The model that such weights are of, with as many heads as its depth dial gives.
+        """Infers the config from weights; assumes that the heads follow from the depth.
 
         Raises:
-            InputError: no weights of this model.
+            InputError: the weights are not of this model.
         """
         sizes = gpt_weights.sizes(tensors, source, _HEAD)
         try:
             return cls(**sizes)
         except InputError as error:
-            raise InputError(f"{source} holds no weights of this model: {error}") from error
+            raise InputError(f"{source} does not have weights of this model: {error}") from error
 
     def to_settings(self) -> dict[str, Any]:
-        """The `config.json` of transformers."""
+        """Returns the `config.json` of transformers."""
         shape = causal_weights.Shape(
             vocab_size=self.vocab_size,
             sequence_length=self.sequence_length,
@@ -220,21 +219,21 @@ class Config:
 
     @classmethod
     def from_settings(cls, content: Mapping[str, Any], source: str) -> "Config":
-        """What a `config.json` of transformers describes; None stays where the dial gives the same.
+        """Reads a `config.json` of transformers; a field that follows from the depth is None.
 
         Raises:
-            InputError: another network.
+            InputError: it describes another network.
         """
         fields = gpt_weights.fields(
             content, source, cap=_CAP, ff_factor=_FF, rotary_base=_ROTARY_BASE
         )
         width, heads = fields["width"], fields["heads"]
-        dial = {
+        default = {
             "width": _ASPECT * fields["depth"],
             "heads": attention.fewest_heads(width, _HEAD),
             "kv_heads": heads,
         }
-        fields |= {name: None for name in dial if fields[name] == dial[name]}
+        fields |= {name: None for name in default if fields[name] == default[name]}
         chunk = chunked_loss.fitting_chunk(cls.loss_piece, fields["sequence_length"])
         try:
             return cls(loss_piece=chunk, **fields)
@@ -243,27 +242,27 @@ class Config:
 
     @classmethod
     def tiny(cls) -> "Config":
-        """Two layers of width 16 in two heads, sequences of 16 tokens, 50 words."""
+        """Returns two layers of width 16 with two heads, 16 tokens per sequence, vocabulary 50."""
         return cls(vocab_size=50, sequence_length=16, depth=2, width=16, heads=2, loss_piece=4)
 
 
 class Embedding(nnx.Module):
-    """Word vectors: normal with deviation 1."""
+    """Token embedding, drawn from N(0, 1)."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.table = normal_init(rngs, (config.vocab_size, config.hidden), 1.0)
         self.norm_eps = config.norm_eps
 
     def __call__(self, tokens_BS: jax.Array) -> jax.Array:
-        """Ids -> [B, S, D], normalised."""
+        """Maps ids to normalized vectors [B, S, D]."""
         return attention.rms_norm(jnp.take(self.table[...], tokens_BS, axis=0), self.norm_eps)
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, each added to what came in.
+    """Attention and feed-forward layer, each with a residual connection.
 
-    Kernels are [in, out]. Those that read are normal with deviation
-    `min(1, (out / in)^0.5) / in^0.5`; those that write into the sum start as zeros.
+    Kernels are [in, out]. Input kernels are normal with standard deviation
+    `min(1, (out / in)^0.5) / in^0.5`; kernels that write to the residual stream start as zeros.
     """
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
@@ -279,7 +278,7 @@ class Block(nnx.Module):
         self.norm_eps = config.norm_eps
 
     def __call__(self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
-        """[B, S, D] -> the same shape; a position sees itself and those before it."""
+        """Maps [B, S, D] to the same shape; a position attends to itself and those before it."""
         heads = self._heads(self._norm(x_BSD), cos_SI, sin_SI)
         return self._onward(x_BSD, attention.attend(*heads))
 
@@ -291,7 +290,7 @@ class Block(nnx.Module):
         cache: attention.Cache,
         start: int | jax.Array,
     ) -> tuple[jax.Array, attention.Cache]:
-        """The same for positions from `start` on, which also see those in the cache."""
+        """Does the same for positions from `start`, which also attend to the cache."""
         heads = self._heads(self._norm(x_BSD), cos_SI, sin_SI)
         seen_BSNK, cache = attention.attend_cached(*heads, cache, start)
         return self._onward(x_BSD, seen_BSNK), cache
@@ -304,7 +303,7 @@ class Block(nnx.Module):
     def _heads(
         self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries [B, S, N, K], keys and values [B, S, H, K]."""
+        """Returns queries [B, S, N, K], keys and values [B, S, H, K]."""
         b, s, _ = x_BSD.shape
         q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.heads, -1)
         k_BSHK = (x_BSD @ self.k[...]).reshape(b, s, self.shared_heads, -1)
@@ -320,7 +319,7 @@ class Block(nnx.Module):
 
 
 class Head(nnx.Module):
-    """The output layer; it starts as zeros: at first all words are equally likely."""
+    """The output layer; starts as zeros, so that all tokens are equally likely."""
 
     def __init__(self, config: Config) -> None:
         self.words = nnx.Param(jnp.zeros((config.vocab_size, config.hidden)))
@@ -330,19 +329,19 @@ class Head(nnx.Module):
     def __call__(
         self, x_BSD: jax.Array, targets_BS: jax.Array, weight_BS: jax.Array
     ) -> chunked_loss.Predictions:
-        """The cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
+        """Computes the cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
         x_BSD, words = attention.rms_norm(x_BSD, self.norm_eps), self.words[...]
         return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=_CAP, chunk=self.chunk)
 
     def logits(self, x_BSD: jax.Array) -> jax.Array:
-        """float32 [B, S, V], all at once."""
+        """Returns all logits, float32 [B, S, V]."""
         x_BSD = attention.rms_norm(x_BSD, self.norm_eps)
         logits_BSV = attention.einsum_float32("bsd,vd->bsv", x_BSD, self.words[...])
         return chunked_loss.capped(logits_BSV, _CAP)
 
 
 class GPT(nnx.Module):
-    """Embedding, blocks and output layer, and what training asks of them."""
+    """Embedding, blocks and output layer."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.wte = Embedding(config, rngs)
@@ -353,7 +352,7 @@ class GPT(nnx.Module):
         self.remat = config.remat
 
     def encode(self, tokens_BS: jax.Array) -> jax.Array:
-        """Ids -> vectors [B, S, D] before the last norm."""
+        """Maps ids to vectors [B, S, D] before the last norm."""
         cos_SI, sin_SI = attention.rotary(tokens_BS.shape[1], self.head_width, _ROTARY_BASE)
         x_BSD = remat(Embedding.__call__, self.remat)(self.wte, tokens_BS)
         block_of = remat(Block.__call__, self.remat)
@@ -362,11 +361,11 @@ class GPT(nnx.Module):
         return x_BSD
 
     def logits(self, tokens_BS: jax.Array) -> jax.Array:
-        """float32 logits [B, S, V] of the words that follow each token: for short sequences."""
+        """Returns float32 logits [B, S, V] of each next token; for short sequences."""
         return remat(Head.logits, self.remat)(self.lm_head, self.encode(tokens_BS))
 
     def cache(self, rows: int, length: int) -> list[attention.Cache]:
-        """Room for `length` positions of `rows` sequences, for :meth:`decode_step`."""
+        """Allocates `length` positions of `rows` sequences, for :meth:`decode_step`."""
         shape = rows, length, self.shared_heads, self.head_width
         dtype = self.lm_head.words[...].dtype
         return [attention.empty_cache(*shape, dtype) for _ in self.blocks]
@@ -378,7 +377,7 @@ class GPT(nnx.Module):
         cache: list[attention.Cache],
         start: int | jax.Array,
     ) -> tuple[jax.Array, list[attention.Cache]]:
-        """Logits after the first `count` of these tokens; see :mod:`jaxtrain.models`."""
+        """Returns the logits after the first `count` tokens; see :mod:`jaxtrain.models`."""
         length = tokens_BS.shape[1]
         cos_SI, sin_SI = attention.rotary(length, self.head_width, _ROTARY_BASE, start)
         angles = cos_SI, sin_SI
@@ -388,24 +387,24 @@ class GPT(nnx.Module):
         return self.lm_head.logits(last_B1D)[:, 0], kept
 
     def samples(self, batch: attention.Batch) -> dict[str, jax.Array]:
-        """How the model goes on with the beginnings of the first examples."""
+        """Completes the beginnings of the first examples."""
         return {"text": generation.samples(self, batch)}
 
     def loss(
         self, batch: attention.Batch, keys_B: jax.Array
     ) -> tuple[jax.Array, jax.Array, attention.Sums]:
-        """Cross-entropy in nats, over targets; `accuracy` beside it. Nothing is drawn."""
+        """Computes the cross-entropy over targets, in nats, and `accuracy`. Uses no randomness."""
         del keys_B
         return chunked_loss.loss_sums(self._predict(batch), batch)
 
     def evaluate(self, batch: attention.Batch) -> attention.Sums:
-        """`loss` and `accuracy` over targets, and `bits_per_byte` of the text they stand for."""
+        """Computes `loss` and `accuracy` over targets, and `bits_per_byte` of their text."""
         return chunked_loss.evaluation_sums(self._predict(batch), batch)
 
     def _predict(self, batch: attention.Batch) -> chunked_loss.Predictions:
         x_BSD = self.encode(batch["tokens"])
-        # Not through remat: the loss keeps its gradient and no gathered parameter, and would
-        # compute the one again and gather the other.
+        # Without remat, which would recompute the loss and gather its parameter again: the loss
+        # keeps only its gradient, and no gathered parameter.
         return self.lm_head(x_BSD, batch["targets"], chunked_loss.target_weights(batch))
 
 

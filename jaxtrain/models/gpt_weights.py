@@ -1,6 +1,6 @@
-"""The parameters of :mod:`jaxtrain.models.gpt` under other programs' names, and back.
+"""Converts parameters of :mod:`jaxtrain.models.gpt` to other implementations' names, and back.
 
-nanochat's own, and those of transformers' `NanoChatForCausalLM`, which computes the same.
+These are nanochat, and transformers' `NanoChatForCausalLM`, which computes the same.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from jaxtrain.ops import attention
 
 MODEL_TYPE, ARCHITECTURE = "nanochat", "NanoChatForCausalLM"
 _OUTPUT = "lm_head.weight"
-_LEFT_OUT = {"final_logit_softcapping": 15.0}  # transformers' default where a file does not say
+_DEFAULTS = {"final_logit_softcapping": 15.0}  # transformers' default, if missing in a file
 NANOCHAT = causal_weights.Names(
     ours="blocks",
     theirs="transformer.h",
@@ -46,26 +46,26 @@ TRANSFORMERS = causal_weights.Names(
 
 
 def settings(shape: causal_weights.Shape, cap: float) -> dict[str, Any]:
-    """The config.json of a model whose logits are capped."""
+    """Returns the config.json of a model with capped logits."""
     return shape.to_settings(MODEL_TYPE, ARCHITECTURE, _fixed(cap))
 
 
 def fields(
     content: Mapping[str, Any], source: str, *, cap: float, ff_factor: int, rotary_base: float
 ) -> dict[str, Any]:
-    """Fields of our config that a config.json asks for.
+    """Returns the fields of our config that correspond to a config.json.
 
     Args:
-        content: of the config.json.
+        content: the config.json.
         source: the file, for messages.
-        cap: of our logits.
+        cap: cap of our logits.
         ff_factor: our feed-forward width / width.
-        rotary_base: of our rotary positions.
+        rotary_base: base of our rotary positions.
 
     Raises:
-        InputError: it lacks an entry, or describes another network.
+        InputError: an entry is missing, or it describes another network.
     """
-    theirs = _LEFT_OUT | dict(content)
+    theirs = _DEFAULTS | dict(content)
     shape = causal_weights.Shape.from_settings(theirs, _fixed(cap), source)
     for name, found, ours in (
         ("intermediate_size", shape.ff, ff_factor * shape.hidden),
@@ -73,7 +73,7 @@ def fields(
     ):
         if found != ours:
             raise InputError(
-                f"{source}: this network is not computed here: {name}={found} (here {ours})"
+                f"{source}: this network is not supported: {name}={found} (here {ours})"
             )
     return {
         "vocab_size": shape.vocab_size,
@@ -87,7 +87,7 @@ def fields(
 
 
 def _fixed(cap: float) -> dict[str, Any]:
-    """What this network is, whatever its size."""
+    """Returns the properties of this network at any size."""
     return {
         "hidden_act": "relu2",
         "attention_bias": False,
@@ -99,35 +99,37 @@ def _fixed(cap: float) -> dict[str, Any]:
 def from_either(
     tensors: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]], source: str
 ) -> dict[str, np.ndarray]:
-    """Parameters by dotted path, float32, from either program's state dict.
+    """Converts either implementation's state dict to parameters by dotted path, float32.
 
     Args:
         tensors: the state dict.
         expected: dotted path -> shape of each of the model's parameters.
-        source: of the tensors, for messages.
+        source: origin of the tensors, for messages.
 
     Raises:
-        InputError: names the arrays that are missing, extra or misshapen.
+        InputError: lists arrays that are missing, extra or misshapen.
     """
-    cure = "set --model.depth and --model.vocab_size to those that it was trained with"
+    cure = "set --model.depth and --model.vocab_size to the values that it was trained with"
     return _names(tensors).inward(tensors, expected, source, cure)
 
 
 def sizes(tensors: Mapping[str, np.ndarray], source: str, head: int) -> dict[str, Any]:
-    """Fields of the model that the shapes tell, if heads are as many as the width gives.
+    """Infers fields of the config from shapes; assumes that the heads follow from the width.
 
     Raises:
-        InputError: no weights of this model.
+        InputError: the weights are not of this model.
     """
     names = _names(tensors)
     word, key = names.whole["lm_head.words"], f"{names.theirs}.0.{names.of_block['k']}.weight"
     if word not in tensors or key not in tensors:
-        raise InputError(f"{source} holds no {word if word not in tensors else key}: no such GPT")
+        raise InputError(
+            f"{source} is not a GPT of this kind: it has no {word if word not in tensors else key}"
+        )
     words, keys = tensors[word], tensors[key]
     if words.ndim != 2 or keys.ndim != 2 or not 0 < words.shape[1] <= bounds.WIDTH:
         raise InputError(
-            f"{source}: {word} has shape {words.shape} and {key} has shape {keys.shape}, which are "
-            "not those of this GPT"
+            f"{source} is not a GPT of this kind: {word} has shape {words.shape} and {key} has "
+            f"shape {keys.shape}"
         )
     vocab, width = words.shape
     heads = attention.fewest_heads(width, head)

@@ -2,15 +2,15 @@
 
 RMS norms with a weight before attention, before the feed-forward layer and at the end, rotary
 positions, grouped-query attention, SwiGLU, and the embedding as output layer; no biases. Parameters
-map one to one onto transformers' `LlamaForCausalLM`.
+map one to one to transformers' `LlamaForCausalLM`.
 
-Dropout is applied to the embedding, inside SwiGLU, and to what attention and feed-forward layer
-add. Not to attention's probabilities: with it attention has no fused kernel with masks that belong
-to a row, and its scores would be stored (8 GiB a layer for 32 sequences of 2048 with 16 heads). So
-attention runs through :func:`jaxtrain.ops.attention.attend` in training too.
+Dropout is applied to the embedding, inside SwiGLU, and to the outputs of attention and feed-forward
+layer. It is not applied to attention probabilities: no fused kernel supports that with a mask per
+example, so the scores would be stored (8 GiB per layer for 32 sequences of 2048 tokens with 16
+heads). So training, too, uses :func:`jaxtrain.ops.attention.attend`.
 
-Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values, K width of
-a head, F feed-forward width, V words, I half of K.
+Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values, K head
+width, F feed-forward width, V vocabulary, I half of K.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import causal_weights, llama_weights
 from jaxtrain.ops import attention, chunked_loss, generation
-from jaxtrain.ops.cpu import normal_init
+from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import Remat, dropout, remat, split_keys
 
 _INIT_STD = 0.02
@@ -38,33 +38,33 @@ class Config:
     """The Llama-style language model."""
 
     vocab_size: int
-    """Words, with the special ones (rows of the embedding)."""
+    """Vocabulary size, special tokens included (rows of the embedding)."""
     sequence_length: int
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     hidden: int
-    """Width of a token's vector."""
+    """Hidden width."""
     layers: int
-    """Attention and feed-forward pairs."""
+    """Number of layers."""
     heads: int
-    """Query heads; they share `hidden` evenly."""
+    """Query heads; must divide `hidden`."""
     kv_heads: int
-    """Heads of keys and values, each for as many query heads."""
+    """Key and value heads; must divide `heads`."""
     ff: int
     """Width of the feed-forward layers."""
     dropout: float = 0.1
-    """Share that is zeroed of embeddings, inside SwiGLU, and of the output of each layer."""
+    """Dropout of embeddings, inside SwiGLU, and of layer outputs (fraction)."""
     norm_eps: float = 1e-6
     """Added to the mean square in each norm."""
     rotary_base: float = 10_000.0
-    """Pair i of a head of width K turns by the position / rotary_base^(2 i / K) (radians)."""
+    """Base of the rotary angles position / rotary_base^(2 i / K) of pair i, with head width K."""
     remat: Remat = "none"
-    """block: the backward pass computes each layer again and keeps only what goes into it; none: it
-    keeps everything."""
+    """Activation checkpointing. block: keep each layer's input and recompute the layer in the
+    backward pass; none: keep everything."""
     loss_piece: int = 128
-    """Positions of a sequence whose logits exist at a time (tokens); their memory falls with it."""
+    """Tokens per sequence whose logits exist at a time; fewer need less memory."""
     init_from: str | None = None
-    """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
-    transformers' LlamaForCausalLM."""
+    """Initial parameters of a new run: a checkpoint, a run directory, or a folder of transformers'
+    LlamaForCausalLM."""
 
     model_type = "llama"  # in transformers' config.json
     usage = 'generate {run} "Once upon a time"'
@@ -81,10 +81,12 @@ class Config:
         bounds.whole("model.loss_piece", self.loss_piece, bounds.TOKENS)
         if self.hidden % (2 * self.heads):
             fits = [m for m in range(1, self.hidden + 1) if self.hidden % (2 * m) == 0]
-            near = min(fits, key=lambda m: abs(m - self.heads)) if fits else "none"
+            near = (
+                f"use {min(fits, key=lambda m: abs(m - self.heads))}" if fits else "no number fits"
+            )
             raise InputError(
-                f"model.heads={self.heads} heads of model.hidden={self.hidden} need an even, whole "
-                f"width each: the nearest number of heads that fits is {near}",
+                f"model.heads={self.heads} must divide model.hidden={self.hidden} into an even "
+                f"head width: {near}",
                 about=("model.heads", "model.hidden"),
             )
         if self.heads % self.kv_heads:
@@ -101,11 +103,11 @@ class Config:
 
     @property
     def head_width(self) -> int:
-        """Width of a head."""
+        """Returns the head width."""
         return self.hidden // self.heads
 
     def build(self, rngs: nnx.Rngs) -> "Llama":
-        """The module, with fresh float32 parameters."""
+        """Builds the module, with new float32 parameters."""
         return Llama(self, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -113,11 +115,11 @@ class Config:
         return attention.batch_spec(batch_size, self.sequence_length)
 
     def index_limits(self) -> dict[str, int]:
-        """How many values each index in a batch can have."""
+        """Returns the number of valid values of each array of indices in a batch."""
         return {"tokens": self.vocab_size, "targets": self.vocab_size}
 
     def flops_per_example(self) -> float:
-        """Forward and backward pass of a sequence: 3 x forward, matrix products only.
+        """Counts forward and backward pass of a sequence: 3 x forward, matmuls only.
 
         Forward: `layers x (4 S D (D + H K) + 6 S D F + 4 S^2 D) + 2 S D V`: projections,
         feed-forward, attention (in full, though half of it is masked), output layer.
@@ -128,14 +130,14 @@ class Config:
         return 3.0 * (self.layers * layer + 2 * s * d * self.vocab_size)
 
     def tokens_per_example(self) -> int:
-        """Tokens of a sequence."""
+        """Returns the number of tokens per sequence."""
         return self.sequence_length
 
     def optimizer_groups(self) -> Mapping[str, config.Group | config.Role]:
-        """What `optim.muon` does with each parameter.
+        """Returns the role of each parameter for `optim.muon`.
 
-        The table is embedding and output layer: it takes the output layer's rate, as that of an
-        embedding, 50 times as large, would throw the logits about.
+        The table is both embedding and output layer. It gets the output layer's rate, because an
+        embedding's, 50 times as large, would make the logits unstable.
         """
         return {
             "matrices": config.Role(prefix="layers.", role="matrix"),
@@ -143,24 +145,24 @@ class Config:
         }
 
     def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Parameters by dotted path -> the state dict of transformers' `LlamaForCausalLM`."""
+        """Converts parameters by dotted path to the state dict of `LlamaForCausalLM`."""
         return llama_weights.NAMES.outward(params)
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """The way back.
+        """Converts back.
 
         Raises:
-            InputError: names every array that is missing, extra or misshapen.
+            InputError: lists every array that is missing, extra or misshapen.
         """
         cure = (
             "set --model.vocab_size, --model.hidden, --model.layers, --model.heads, "
-            "--model.kv_heads and --model.ff to what it was trained with"
+            "--model.kv_heads and --model.ff to the values that it was trained with"
         )
         expected = causal_weights.shapes(self)
         return llama_weights.NAMES.inward(tensors, expected, source, cure)
 
     def to_settings(self) -> dict[str, Any]:
-        """The `config.json` of transformers."""
+        """Returns the `config.json` of transformers."""
         shape = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(causal_weights.Shape)
@@ -169,10 +171,10 @@ class Config:
 
     @classmethod
     def from_settings(cls, content: Mapping[str, Any], source: str) -> "Config":
-        """What a `config.json` of transformers describes; it knows no dropout of this kind.
+        """Reads a `config.json` of transformers; it has no dropout of this kind.
 
         Raises:
-            InputError: another network.
+            InputError: it describes another network.
         """
         shape = dataclasses.asdict(llama_weights.shape(content, source))
         chunk = chunked_loss.fitting_chunk(cls.loss_piece, shape["sequence_length"])
@@ -183,19 +185,19 @@ class Config:
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """Refuses weights alone.
+        """Refuses weights without a config.
 
         Raises:
-            InputError: always: no array tells the number of heads.
+            InputError: always, because the number of heads does not follow from the arrays.
         """
         raise InputError(
-            f"{source}: {len(tensors)} arrays do not tell the number of attention heads; name the "
-            "folder that holds them with their config.json"
+            f"{source}: the number of attention heads does not follow from its {len(tensors)} "
+            "arrays: pass a folder that has them together with their config.json"
         )
 
     @classmethod
     def tiny(cls) -> "Config":
-        """Two layers of width 16, four heads in two groups, sequences of 16 tokens, 50 words."""
+        """Returns two layers of width 16, four heads in two groups, 16 tokens, vocabulary 50."""
         return cls(
             vocab_size=50,
             sequence_length=16,
@@ -209,19 +211,19 @@ class Config:
 
 
 class Embedding(nnx.Module):
-    """Word vectors, which are the output layer too."""
+    """Token embedding, which is also the output layer."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.table = _normal(rngs, config.vocab_size, config.hidden)
         self.dropout = config.dropout
 
     def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
-        """Ids -> [B, S, D]."""
+        """Maps ids to [B, S, D]."""
         return dropout(jnp.take(self.table[...], tokens_BS, axis=0), self.dropout, keys_B)
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each added to what came in; kernels are [in, out]."""
+    """Attention and feed-forward layer, each with a residual connection; kernels are [in, out]."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         d, shared, ff = config.hidden, config.kv_heads * config.head_width, config.ff
@@ -246,7 +248,7 @@ class Layer(nnx.Module):
         sin_SI: jax.Array,
         keys_B: jax.Array | None = None,
     ) -> jax.Array:
-        """[B, S, D] -> the same shape; a position sees itself and those before it."""
+        """Maps [B, S, D] to the same shape; a position attends to itself and those before it."""
         return self._onward(x_BSD, attention.attend(*self._heads(x_BSD, cos_SI, sin_SI)), keys_B)
 
     def decode_step(
@@ -257,7 +259,7 @@ class Layer(nnx.Module):
         cache: attention.Cache,
         start: int | jax.Array,
     ) -> tuple[jax.Array, attention.Cache]:
-        """The same for positions from `start` on, which also see those in the cache."""
+        """Does the same for positions from `start`, which also attend to the cache."""
         heads = self._heads(x_BSD, cos_SI, sin_SI)
         seen_BSNK, cache = attention.attend_cached(*heads, cache, start)
         return self._onward(x_BSD, seen_BSNK, None), cache
@@ -276,7 +278,7 @@ class Layer(nnx.Module):
     def _heads(
         self, x_BSD: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries [B, S, N, K], keys and values [B, S, H, K]."""
+        """Returns queries [B, S, N, K], keys and values [B, S, H, K]."""
         b, s, _ = x_BSD.shape
         x_BSD = attention.rms_norm(x_BSD, self.norm_eps, self.attention_norm[...])
         q_BSNK = (x_BSD @ self.q[...]).reshape(b, s, self.heads, -1)
@@ -303,22 +305,22 @@ class Head(nnx.Module):
         targets_BS: jax.Array,
         weight_BS: jax.Array,
     ) -> chunked_loss.Predictions:
-        """The cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
-        x_BSD, words = self._normalised(x_BSD), embedding.table[...]
+        """Computes the cost of the targets; see :func:`jaxtrain.ops.chunked_loss.predict`."""
+        x_BSD, words = self._normalized(x_BSD), embedding.table[...]
         return chunked_loss.predict(x_BSD, words, targets_BS, weight_BS, cap=None, chunk=self.chunk)
 
     def logits(self, embedding: Embedding, x_BSD: jax.Array) -> jax.Array:
-        """float32 [B, S, V], all at once."""
+        """Returns all logits, float32 [B, S, V]."""
         return attention.einsum_float32(
-            "bsd,vd->bsv", self._normalised(x_BSD), embedding.table[...]
+            "bsd,vd->bsv", self._normalized(x_BSD), embedding.table[...]
         )
 
-    def _normalised(self, x_BSD: jax.Array) -> jax.Array:
+    def _normalized(self, x_BSD: jax.Array) -> jax.Array:
         return attention.rms_norm(x_BSD, self.norm_eps, self.norm[...])
 
 
 class Llama(nnx.Module):
-    """Embedding, layers and head, and what training asks of them."""
+    """Embedding, layers and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.embedding = Embedding(config, rngs)
@@ -330,15 +332,15 @@ class Llama(nnx.Module):
         self.remat = config.remat
 
     def angles(self, length: int, start: int | jax.Array = 0) -> tuple[jax.Array, jax.Array]:
-        """Cosines and sines for :func:`jaxtrain.ops.attention.rotate`, float32 [S, I] each.
+        """Returns cosines and sines for :func:`jaxtrain.ops.attention.rotate`, float32 [S, I].
 
-        Llama turns the other way round than nanochat does, hence the sign.
+        Llama rotates in the opposite direction to nanochat, hence the sign.
         """
         cos_SI, sin_SI = attention.rotary(length, self.head_width, self.rotary_base, start)
         return cos_SI, -sin_SI
 
     def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
-        """Ids -> vectors [B, S, D] before the last norm; without keys nothing is dropped."""
+        """Maps ids to vectors [B, S, D] before the last norm; without keys, without dropout."""
         of_embedding, *of_layers = split_keys(keys_B, 1 + len(self.layers))
         cos_SI, sin_SI = self.angles(tokens_BS.shape[1])
         x_BSD = remat(Embedding.__call__, self.remat)(self.embedding, tokens_BS, of_embedding)
@@ -348,11 +350,11 @@ class Llama(nnx.Module):
         return x_BSD
 
     def logits(self, tokens_BS: jax.Array) -> jax.Array:
-        """float32 logits [B, S, V] of the words that follow each token: for short sequences."""
+        """Returns float32 logits [B, S, V] of each next token; for short sequences."""
         return self.head.logits(self.embedding, self.encode(tokens_BS))
 
     def cache(self, rows: int, length: int) -> list[attention.Cache]:
-        """Room for `length` positions of `rows` sequences, for :meth:`decode_step`."""
+        """Allocates `length` positions of `rows` sequences, for :meth:`decode_step`."""
         shape = rows, length, self.kv_heads, self.head_width
         dtype = self.embedding.table[...].dtype
         return [attention.empty_cache(*shape, dtype) for _ in self.layers]
@@ -364,30 +366,30 @@ class Llama(nnx.Module):
         cache: list[attention.Cache],
         start: int | jax.Array,
     ) -> tuple[jax.Array, list[attention.Cache]]:
-        """Logits after the first `count` of these tokens; see :mod:`jaxtrain.models`."""
+        """Returns the logits after the first `count` tokens; see :mod:`jaxtrain.models`."""
         x_BSD, angles = self.embedding(tokens_BS, None), self.angles(tokens_BS.shape[1], start)
         last_B1D, kept = attention.onward(self.layers, x_BSD, count, angles, cache, start)
         return self.head.logits(self.embedding, last_B1D)[:, 0], kept
 
     def samples(self, batch: attention.Batch) -> dict[str, jax.Array]:
-        """How the model goes on with the beginnings of the first examples."""
+        """Completes the beginnings of the first examples."""
         return {"text": generation.samples(self, batch)}
 
     def loss(
         self, batch: attention.Batch, keys_B: jax.Array
     ) -> tuple[jax.Array, jax.Array, attention.Sums]:
-        """Cross-entropy in nats, over targets; `accuracy` beside it."""
+        """Computes the cross-entropy over targets, in nats, and `accuracy`."""
         return chunked_loss.loss_sums(self._predict(batch, keys_B), batch)
 
     def evaluate(self, batch: attention.Batch) -> attention.Sums:
-        """`loss`, `accuracy` and `bits_per_byte` as the GPT's; nothing is dropped."""
+        """Computes `loss`, `accuracy` and `bits_per_byte`, as the GPT does, without dropout."""
         return chunked_loss.evaluation_sums(self._predict(batch, None), batch)
 
     def _predict(
         self, batch: attention.Batch, keys_B: jax.Array | None
     ) -> chunked_loss.Predictions:
         x_BSD = self.encode(batch["tokens"], keys_B)
-        # Not through remat: the loss keeps its gradient, and would compute it again.
+        # Without remat, which would recompute the loss: it keeps only its gradient.
         return self.head(
             self.embedding, x_BSD, batch["targets"], chunked_loss.target_weights(batch)
         )

@@ -1,6 +1,6 @@
-"""The parameters of :mod:`jaxtrain.models.llama` under the names of transformers, and back.
+"""Converts parameters of :mod:`jaxtrain.models.llama` to transformers' names, and back.
 
-`LlamaForCausalLM` has the embedding as its output layer too (`tie_word_embeddings`): it is one
+`LlamaForCausalLM` uses the embedding as its output layer, too (`tie_word_embeddings`): both are one
 array, `model.embed_tokens.weight`.
 """
 
@@ -29,24 +29,24 @@ NAMES = causal_weights.Names(
     unused=("rotary_emb.inv_freq",),
     tied={"lm_head.weight": _WORDS},
 )
-_FIXED = {  # what this network is, whatever its size
+_FIXED = {  # properties of this network at any size
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
     "tie_word_embeddings": True,
 }
-_LEFT_OUT = {"tie_word_embeddings": False}  # transformers' default where a file does not say
+_DEFAULTS = {"tie_word_embeddings": False}  # transformers' default, if missing in a file
 
 
 def settings(shape: causal_weights.Shape) -> dict[str, Any]:
-    """The config.json of a model."""
+    """Returns the config.json of a model."""
     return shape.to_settings(MODEL_TYPE, ARCHITECTURE, _FIXED)
 
 
 def shape(content: Mapping[str, Any], source: str) -> causal_weights.Shape:
-    """What a config.json describes.
+    """Reads a config.json.
 
     Raises:
-        InputError: it lacks an entry, or describes another network.
+        InputError: an entry is missing, or it describes another network.
     """
-    return causal_weights.Shape.from_settings(_LEFT_OUT | dict(content), _FIXED, source)
+    return causal_weights.Shape.from_settings(_DEFAULTS | dict(content), _FIXED, source)

@@ -1,12 +1,12 @@
 """A masked language model: a BERT encoder with its prediction head.
 
-The network is that of BERT (https://arxiv.org/abs/1810.04805): learned positions, a layer norm
-after each residual sum, exact GELU, and a head (dense, GELU, layer norm) whose output layer is the
-word embedding with a bias. Parameters map one to one onto transformers' `BertForMaskedLM`, whose
-token types are zeros here (they are a constant, which the positions hold already).
+The network is BERT's (https://arxiv.org/abs/1810.04805): learned positions, a layer norm after each
+residual sum, exact GELU, and a head (dense, GELU, layer norm) whose output layer is the token
+embedding with a bias. Parameters map one to one to transformers' `BertForMaskedLM`, whose token
+types are zeros here (they are a constant, which the positions include already).
 
-Shapes: B sequences, S tokens, M predicted positions, D hidden width, N heads, K width of a head,
-V words, Q either S or 1 (the same for every query).
+Shapes: B sequences, S tokens, M predicted positions, D hidden width, N heads, K head width,
+V vocabulary, Q either S or 1 (the same for every query).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from flax import nnx
 from jaxtrain.config import bounds
 from jaxtrain.errors import InputError
 from jaxtrain.models import bert_weights
-from jaxtrain.ops.cpu import normal_init
+from jaxtrain.ops.init import normal_init
 from jaxtrain.ops.layers import (
     Remat,
     cross_entropy,
@@ -34,7 +34,7 @@ from jaxtrain.ops.layers import (
 )
 
 PAD = 0
-# All pairs of positions are scored: 32,768 of them are 4 GiB a head.
+# All pairs of positions are scored: 32,768 positions take 4 GiB per head.
 _MOST_TOKENS = 2**15
 
 Batch = dict[str, jax.Array]
@@ -47,35 +47,35 @@ class Config:
 
     model_type = "bert"  # in transformers' config.json
     usage = 'fill {run} "Paris is the [MASK] of France."'
-    not_in_weights = (("heads", "heads"),)  # no array's shape tells them
+    not_in_weights = (("heads", "heads"),)  # not determined by array shapes
 
     vocab_size: int
-    """Words, with the five special ones (rows of the embedding)."""
+    """Vocabulary size, the five special tokens included (rows of the embedding)."""
     sequence_length: int
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     hidden: int
-    """Width of a token's vector."""
+    """Hidden width."""
     layers: int
-    """Attention and feed-forward pairs."""
+    """Number of layers."""
     heads: int
-    """Attention heads; they share `hidden` evenly."""
+    """Attention heads; must divide `hidden`."""
     ff: int | None = None
     """Width of the feed-forward layers. None is 4 times `hidden`."""
     dropout: float = 0.1
-    """Share that is zeroed of embeddings, attention probabilities and the output of each layer."""
+    """Dropout of embeddings, attention probabilities and layer outputs (fraction)."""
     mask_fraction: float = 0.15
-    """Share of the tokens of a sequence that is predicted."""
+    """Fraction of the tokens of a sequence that are predicted."""
     attend: Literal["sequence", "document"] = "sequence"
-    """What a token attends to: the whole sequence, or the document that it belongs to. A packed
-    sequence holds several short documents."""
+    """What a token attends to: its sequence, or only its document. A packed sequence has several
+    short documents."""
     pad_id: int = PAD
-    """The tokenizer's id of padding."""
+    """The tokenizer's id for padding."""
     remat: Remat = "none"
-    """block: the backward pass computes each layer again and keeps only what goes into it; none: it
-    keeps everything."""
+    """Activation checkpointing. block: keep each layer's input and recompute the layer in the
+    backward pass; none: keep everything."""
     init_from: str | None = None
-    """Where a new run takes its parameters from: a checkpoint, a run's directory, or a folder of
-    transformers' BertForMaskedLM."""
+    """Initial parameters of a new run: a checkpoint, a run directory, or a folder of transformers'
+    BertForMaskedLM."""
 
     def __post_init__(self) -> None:
         bounds.whole("model.vocab_size", self.vocab_size, bounds.WORDS)
@@ -91,43 +91,44 @@ class Config:
             near = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
             raise InputError(
                 f"model.hidden={self.hidden} must be a multiple of model.heads={self.heads}: "
-                f"the nearest number of heads is {min(near, key=lambda n: abs(n - self.heads))}",
+                f"use {min(near, key=lambda n: abs(n - self.heads))} heads",
                 about=("model.hidden", "model.heads"),
             )
         bounds.fraction("model.dropout", self.dropout)
         bounds.number("model.mask_fraction", self.mask_fraction)
         if not 0 < self.mask_fraction <= 1:
             raise InputError(
-                f"model.mask_fraction={self.mask_fraction}: use a share in (0, 1]",
+                f"model.mask_fraction={self.mask_fraction}: use a fraction above 0 and at most 1",
                 about="model.mask_fraction",
             )
         if self.predicted < 1:
             raise InputError(
                 f"model.mask_fraction={self.mask_fraction} of "
-                f"model.sequence_length={self.sequence_length} is no token: enlarge one of them",
+                f"model.sequence_length={self.sequence_length} is less than one token: raise one",
                 about=("model.mask_fraction", "model.sequence_length"),
             )
 
     @property
     def ff_width(self) -> int:
-        """Width of the feed-forward layers."""
+        """Returns the width of the feed-forward layers."""
         return 4 * self.hidden if self.ff is None else self.ff
 
     @property
     def predicted(self) -> int:
-        """Slots for predicted positions of a sequence: the share rounded to nearest, halves up."""
+        """Returns the number of slots for predictions: rounded to nearest, halves up."""
         return math.floor(self.mask_fraction * self.sequence_length + 0.5)
 
     def build(self, rngs: nnx.Rngs) -> "MaskedLanguageModel":
-        """The module, with fresh float32 parameters."""
+        """Builds the module, with new float32 parameters."""
         return MaskedLanguageModel(self, rngs)
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Ids in `tokens` int32 [B, S] (masked), and what to predict where.
+        """Returns the arrays of a batch.
 
-        `positions`, `targets` int32 [B, M] and `target_weights` float32 [B, M]: weight 0 marks an
-        unused slot. `weight` float32 [B]. With `attend="document"` also `segments` int32 [B, S]:
-        the number of each token's document in its sequence, from 1 on, and 0 for padding.
+        `tokens` int32 [B, S], masked. `positions` and `targets` int32 [B, M], `target_weights`
+        float32 [B, M]; weight 0 marks an unused slot. `weight` float32 [B]. With
+        `attend="document"` also `segments` int32 [B, S]: the number of each token's document in its
+        sequence, from 1, and 0 for padding.
         """
         tokens, slots = (batch_size, self.sequence_length), (batch_size, self.predicted)
         segments = {"segments": jax.ShapeDtypeStruct(tokens, jnp.int32)}
@@ -140,13 +141,13 @@ class Config:
         }
 
     def index_limits(self) -> dict[str, int]:
-        """How many values each index in a batch can have."""
+        """Returns the number of valid values of each array of indices in a batch."""
         words = self.vocab_size
         limits = {"tokens": words, "targets": words, "positions": self.sequence_length}
         return limits | ({"segments": 2} if self.attend == "document" else {})
 
     def flops_per_example(self) -> float:
-        """Forward and backward pass of a sequence: 3 x forward, matrix products only.
+        """Counts forward and backward pass of a sequence: 3 x forward, matmuls only.
 
         Forward: `layers x (8 S D^2 + 4 S D F + 4 S^2 D) + M x (2 D^2 + 2 D V)`, with F the
         feed-forward width: projections, feed-forward, attention; the head at M positions only.
@@ -157,18 +158,18 @@ class Config:
         return 3.0 * (self.layers * layer + head)
 
     def tokens_per_example(self) -> int:
-        """Tokens of a sequence."""
+        """Returns the number of tokens per sequence."""
         return self.sequence_length
 
     def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Parameters by dotted path -> the state dict of transformers' `BertForMaskedLM`."""
+        """Converts parameters by dotted path to the state dict of `BertForMaskedLM`."""
         return bert_weights.to_bert(params)
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """The way back.
+        """Converts back.
 
         Raises:
-            InputError: names every array that is missing, extra or misshapen.
+            InputError: lists every array that is missing, extra or misshapen.
         """
         module = nnx.eval_shape(lambda: self.build(nnx.Rngs(0)))
         paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
@@ -176,15 +177,15 @@ class Config:
         return bert_weights.from_bert(tensors, expected, source)
 
     def to_settings(self) -> dict[str, Any]:
-        """The `config.json` of transformers."""
+        """Returns the `config.json` of transformers."""
         return bert_weights.settings(self)
 
     @classmethod
     def from_settings(cls, content: Mapping[str, Any], source: str) -> "Config":
-        """What a `config.json` of transformers describes.
+        """Reads a `config.json` of transformers.
 
         Raises:
-            InputError: another network.
+            InputError: it describes another network.
         """
         fields = bert_weights.fields(content, source)
         try:
@@ -194,31 +195,31 @@ class Config:
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """Refuses weights alone.
+        """Refuses weights without a config.
 
         Raises:
-            InputError: always: no array tells the number of heads.
+            InputError: always, because the number of heads does not follow from the arrays.
         """
         raise InputError(
-            f"{source}: {len(tensors)} arrays do not tell the number of attention heads; name the "
-            "folder that holds them with their config.json"
+            f"{source}: the number of attention heads does not follow from its {len(tensors)} "
+            "arrays: pass a folder that has them together with their config.json"
         )
 
     @classmethod
     def tiny(cls) -> "Config":
-        """Two layers of width 16, sequences of 16 tokens, 50 words."""
+        """Returns two layers of width 16, 16 tokens per sequence, vocabulary 50."""
         return cls(vocab_size=50, sequence_length=16, hidden=16, layers=2, heads=2)
 
 
 class Dense(nnx.Module):
-    """Linear layer with a bias: kernel [in, out], normal with deviation 0.02; bias zeros."""
+    """Linear layer: kernel [in, out], drawn from N(0, 0.02^2), and a bias of zeros."""
 
     def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs) -> None:
         self.kernel = _normal(rngs, (inputs, outputs))
         self.bias = nnx.Param(jnp.zeros((outputs,)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, any, in] -> [B, any, out]."""
+        """Maps [B, any, in] to [B, any, out]."""
         return x @ self.kernel[...] + _row(self.bias)
 
 
@@ -230,16 +231,16 @@ class LayerNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((width,)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, any, width] -> the same shape and dtype."""
+        """Maps [B, any, width] to the same shape and dtype."""
         wide = x.astype(jnp.float32)
-        centred = wide - wide.mean(-1, keepdims=True)
-        variance = jnp.square(centred).mean(-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(variance + bert_weights.NORM_EPS)
+        centered = wide - wide.mean(-1, keepdims=True)
+        variance = jnp.square(centered).mean(-1, keepdims=True)
+        normal = centered * jax.lax.rsqrt(variance + bert_weights.NORM_EPS)
         return (normal * _row(self.scale) + _row(self.bias)).astype(x.dtype)
 
 
 class Embeddings(nnx.Module):
-    """Word and position vectors, summed and normalised."""
+    """Token and position vectors, summed and normalized."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.word = _normal(rngs, (config.vocab_size, config.hidden))
@@ -248,14 +249,14 @@ class Embeddings(nnx.Module):
         self.dropout = config.dropout
 
     def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
-        """Ids -> [B, S, D]."""
+        """Maps ids to [B, S, D]."""
         length = tokens_BS.shape[1]
         x_BSD = jnp.take(self.word[...], tokens_BS, axis=0) + self.position[...][None, :length]
         return dropout(self.norm(x_BSD), self.dropout, keys_B)
 
 
 class Layer(nnx.Module):
-    """Self-attention and feed-forward, each with a residual sum and a norm after it."""
+    """Self-attention and feed-forward layer, each followed by a residual sum and a norm."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         hidden = config.hidden
@@ -271,7 +272,7 @@ class Layer(nnx.Module):
     def __call__(
         self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
-        """[B, S, D] -> the same shape; query Q looks at the positions where `attended_BQS` is."""
+        """Maps [B, S, D] to the same shape; queries attend where `attended_BQS` is true."""
         of_weights, of_attention, of_ff = split_keys(keys_B, 3)
         h_BSD = self.attention_out(self._attend(x_BSD, attended_BQS, of_weights))
         x_BSD = self.attention_norm(x_BSD + dropout(h_BSD, self.dropout, of_attention))
@@ -281,19 +282,19 @@ class Layer(nnx.Module):
     def _attend(
         self, x_BSD: jax.Array, attended_BQS: jax.Array, keys_B: jax.Array | None
     ) -> jax.Array:
-        """Plain products and a float32 softmax.
+        """Computes attention with matmuls and a float32 softmax.
 
-        Not `jax.nn.dot_product_attention`: BERT drops attention probabilities, which it cannot,
-        and its fast kernels take neither a mask of arbitrary positions nor heads of width 2
-        (`mlm_h200_8_small`). `attend="document"` is such a mask, [B, S, S]; it adds one
-        comparison to a softmax that reads the scores anyway.
+        Not with `jax.nn.dot_product_attention`: it does not support BERT's dropout of attention
+        probabilities, and its fast kernels support neither arbitrary masks nor heads of width 2
+        (`mlm_h200_8_small`). `attend="document"` is such a mask, [B, S, S]; it adds one comparison
+        to a softmax that reads the scores anyway.
         """
         b, s, d = x_BSD.shape
         qkv_BS3NK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
         q_BSNK, k_BSNK, v_BSNK = (qkv_BS3NK[:, :, i] for i in range(3))
         scores_BNST = einsum_float32("bsnk,btnk->bnst", q_BSNK, k_BSNK)
         scores_BNST = scores_BNST / math.sqrt(d // self.heads)
-        # A finite least value: a row of nothing but padding stays finite.
+        # Not -inf: a row that is all padding would become NaN.
         least = jnp.finfo(jnp.float32).min
         scores_BNST = jnp.where(attended_BQS[:, None], scores_BNST, least)
         share_BNST = jax.nn.softmax(scores_BNST, -1).astype(x_BSD.dtype)
@@ -302,7 +303,7 @@ class Layer(nnx.Module):
 
 
 class Head(nnx.Module):
-    """From vectors to the logits of all words."""
+    """Maps vectors to logits."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.dense = Dense(config.hidden, config.hidden, rngs=rngs)
@@ -310,14 +311,14 @@ class Head(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,)))
 
     def __call__(self, embeddings: Embeddings, x_BMD: jax.Array) -> jax.Array:
-        """[B, M, D] -> float32 logits [B, M, V]; the output layer is the word embedding."""
+        """Maps [B, M, D] to float32 logits [B, M, V]; the output layer is the token embedding."""
         h_BMD = self.norm(gelu(self.dense(x_BMD)))
         logits_BMV = einsum_float32("bmd,vd->bmv", h_BMD, embeddings.word[...])
         return logits_BMV + _row(self.bias).astype(jnp.float32)
 
 
 class MaskedLanguageModel(nnx.Module):
-    """Embeddings, layers and head, and what training asks of them."""
+    """Embeddings, layers and head."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.embeddings = Embeddings(config, rngs)
@@ -334,17 +335,18 @@ class MaskedLanguageModel(nnx.Module):
         keys_B: jax.Array | None = None,
         segments_BS: jax.Array | None = None,
     ) -> jax.Array:
-        """Ids -> vectors [B, S, D]; without keys nothing is dropped.
+        """Maps ids to vectors [B, S, D]; without keys, without dropout.
 
-        Without segments all tokens but padding see each other, else those of the same number.
+        Without segments, all tokens except padding attend to each other; with segments, those with
+        the same number.
 
         Raises:
-            ValueError: the sequence is longer than the positions that the model has.
+            ValueError: the sequence is longer than the model's `sequence_length`.
         """
         if tokens_BS.shape[1] > self.sequence_length:
             raise ValueError(
                 f"a sequence of {tokens_BS.shape[1]} tokens is longer than the model's "
-                f"sequence_length={self.sequence_length}: cut it"
+                f"sequence_length={self.sequence_length}: shorten it"
             )
         of_embeddings, *of_layers = split_keys(keys_B, 1 + len(self.layers))
         x_BSD = remat(Embeddings.__call__, self.remat)(self.embeddings, tokens_BS, of_embeddings)
@@ -364,23 +366,23 @@ class MaskedLanguageModel(nnx.Module):
         keys_B: jax.Array | None = None,
         segments_BS: jax.Array | None = None,
     ) -> jax.Array:
-        """float32 logits [B, M, V] at the positions asked for, and nowhere else."""
+        """Returns float32 logits [B, M, V] at these positions only."""
         x_BSD = self.encode(tokens_BS, keys_B, segments_BS)
         x_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
         return remat(Head.__call__, self.remat)(self.head, self.embeddings, x_BMD)
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
-        """Cross-entropy in nats, over predicted positions; `accuracy` beside it."""
+        """Computes the cross-entropy over predicted positions, in nats, and `accuracy`."""
         return self._loss(batch, keys_B)
 
     def evaluate(self, batch: Batch) -> Sums:
-        """`loss` and `accuracy` over predicted positions; nothing is dropped."""
+        """Computes `loss` and `accuracy` over predicted positions, without dropout."""
         total, weight, metrics = self._loss(batch, None)
         return {"loss": (total, weight), **metrics}
 
     @staticmethod
     def derived(means: Mapping[str, float]) -> dict[str, float]:
-        """`pseudo_perplexity`: exp of the mean loss over the masked positions."""
+        """Computes `pseudo_perplexity`, exp of the mean loss over the masked positions."""
         with np.errstate(over="ignore"):
             return {"pseudo_perplexity": float(np.exp(np.float64(means["loss"])))}
 
@@ -406,5 +408,5 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
 
 
 def _row(vector: nnx.Param[jax.Array]) -> jax.Array:
-    """A vector as [1, 1, width], to add to [B, any, width]."""
+    """Reshapes a vector to [1, 1, width], to add it to [B, any, width]."""
     return vector[...].reshape(1, 1, -1)

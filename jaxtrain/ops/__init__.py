@@ -1,1 +1,1 @@
-"""Building blocks that models share: layers, attention, convolution, losses, generation; CPUs."""
+"""Building blocks of models: layers, initializers, attention, convolution, losses, generation."""

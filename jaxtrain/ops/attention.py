@@ -1,4 +1,4 @@
-"""What causal language models share: batches, norm, positions and attention.
+"""Building blocks of causal language models: batches, norm, positions and attention.
 
 Shapes: B sequences, S tokens, D hidden width, N query heads, H heads of keys and values (H divides
 N), K width of a head.
@@ -17,9 +17,9 @@ from jaxtrain.ops.layers import einsum_float32
 from jaxtrain.ops.per_device import platform
 
 IGNORED = -1
-"""The target of a position that is not to be predicted."""
+"""The target of a position that is not predicted."""
 
-# Heads that cuDNN's attention takes on every GPU since A100.
+# Head widths that cuDNN's attention supports on every GPU since A100.
 _LARGEST_HEAD = 128
 _HEAD_UNIT = 8
 
@@ -29,8 +29,9 @@ Sums = dict[str, tuple[jax.Array, ...]]
 
 
 def batch_spec(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """`tokens`, and the `targets` that follow each, int32 [B, S]; -1 is not predicted.
+    """Returns the arrays of a batch of causal language models.
 
+    `tokens` and `targets`, the token after each, int32 [B, S]; a target of -1 is not predicted.
     `target_bytes` int32 [B, S]: bytes of text that each target stands for, 0 for a special token.
     `weight` float32 [B].
     """
@@ -42,9 +43,10 @@ def batch_spec(batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def fewest_heads(width: int, most: int) -> int:
-    """The fewest heads, each up to `most` wide, that share a width evenly.
+    """Returns the smallest number of heads, each at most `most` wide, that divides a width.
 
-    Multiples of eight first, which fused attention wants; even widths, which rotation wants, next.
+    Prefers head widths that are multiples of eight, which fused attention requires, then even
+    widths, which rotary positions require.
     """
     least = math.ceil(width / most)
     of = [n for step in (8, 2) for n in range(least, 2 * least) if width % (step * n) == 0]
@@ -57,7 +59,7 @@ def rms_norm(x: jax.Array, eps: float, scale: jax.Array | None = None) -> jax.Ar
     Args:
         x: [..., D].
         eps: added to the mean square.
-        scale: [D], what the result is multiplied by; None is ones.
+        scale: [D], multiplies the result; None is ones.
     """
     wide = x.astype(jnp.float32)
     normal = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
@@ -69,14 +71,14 @@ def rms_norm(x: jax.Array, eps: float, scale: jax.Array | None = None) -> jax.Ar
 def rotary(
     length: int, width: int, base: float, start: int | jax.Array = 0
 ) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of the angles `position / base^(2 i / width)`, float32 [S, K / 2] each.
+    """Returns cosines and sines of `position / base^(2 i / width)`, float32 [S, K / 2] each.
 
-    Rotary positions (https://arxiv.org/abs/2104.09864), one angle for each pair of a head.
+    Rotary positions (https://arxiv.org/abs/2104.09864), with one angle per pair of a head.
 
     Args:
-        length: positions.
-        width: of a head.
-        base: above.
+        length: number of positions.
+        width: head width.
+        base: see the formula.
         start: the first position, int32 [].
     """
     exponent_I = jnp.arange(0, width, 2, dtype=jnp.float32) / width
@@ -86,10 +88,10 @@ def rotary(
 
 
 def rotate(x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array:
-    """Turns the pairs (i, i + K / 2) of each head by the position's angles; float32.
+    """Rotates the pairs (i, i + K / 2) of each head by the position's angles; float32.
 
-    As in nanochat, `y1 = x1 cos + x2 sin` and `y2 = x2 cos - x1 sin`: the product of a turned query
-    and a turned key depends on the difference of their positions alone.
+    As in nanochat, `y1 = x1 cos + x2 sin` and `y2 = x2 cos - x1 sin`: the product of a rotated
+    query and a rotated key depends only on the difference of their positions.
     """
     first, second = jnp.split(x_BSNK.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos_SI[None, :, None], sin_SI[None, :, None]
@@ -97,14 +99,13 @@ def rotate(x_BSNK: jax.Array, cos_SI: jax.Array, sin_SI: jax.Array) -> jax.Array
 
 
 def attend(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array:
-    """Causal attention, scale `1 / sqrt(K)`: query head n looks at head `n // (N / H)`.
+    """Computes causal attention with scale `1 / sqrt(K)`; query head n uses head `n // (N / H)`.
 
-    Programs for NVIDIA GPUs take cuDNN's fused attention where it can be had: 16-bit arrays, K a
-    multiple of 8 up to 128; where it cannot, a warning says so. All others take plain products and
-    a float32 softmax.
+    NVIDIA GPUs use cuDNN's fused attention for 16-bit arrays whose K is a multiple of 8 up to 128,
+    and otherwise warn. The fallback, and other platforms, use matmuls and a float32 softmax.
 
     Returns:
-        [B, S, N, K], of the dtype of the queries.
+        [B, S, N, K], in the dtype of the queries.
     """
     if platform() not in ("gpu", "cuda"):
         return _xla_attention(q_BSNK, k_BSHK, v_BSHK)
@@ -112,8 +113,9 @@ def attend(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) -> jax.Array
     if dtype in (jnp.bfloat16, jnp.float16) and width % _HEAD_UNIT == 0 and width <= _LARGEST_HEAD:
         return _attend_by_cudnn(q_BSNK, k_BSHK, v_BSHK)
     warnings.warn(
-        f"attention by heads {width} wide in {dtype} is not fused, and keeps all its scores: "
-        f"cuDNN's takes bfloat16 and multiples of {_HEAD_UNIT} up to {_LARGEST_HEAD}",
+        f"attention with heads of width {width} in {dtype} is not fused and stores all its scores: "
+        f"cuDNN needs bfloat16 and head widths that are multiples of {_HEAD_UNIT} up to "
+        f"{_LARGEST_HEAD}",
         stacklevel=1,
     )
     return _xla_attention(q_BSNK, k_BSHK, v_BSHK)
@@ -128,7 +130,7 @@ def _attend_by_cudnn(q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array) ->
 def _xla_attention(
     q_BSNK: jax.Array, k_BTHK: jax.Array, v_BTHK: jax.Array, start: int | jax.Array = 0
 ) -> jax.Array:
-    """The first query is at position `start` of the keys."""
+    """Computes causal attention with the first query at position `start` of the keys."""
     b, s, n, k = q_BSNK.shape
     length, heads = k_BTHK.shape[1:3]
     q_BSHGK = q_BSNK.reshape(b, s, heads, n // heads, k)
@@ -140,10 +142,10 @@ def _xla_attention(
 
 
 class Cache(NamedTuple):
-    """Keys and values that one layer has computed so far.
+    """The keys and values of one layer so far.
 
     Attributes:
-        key: [B, T, H, K], as attention takes them: with positions, normalised.
+        key: [B, T, H, K], with rotary positions and norm applied.
         value: [B, T, H, K].
     """
 
@@ -152,7 +154,7 @@ class Cache(NamedTuple):
 
 
 def empty_cache(rows: int, length: int, heads: int, width: int, dtype: Any) -> Cache:
-    """Room for `length` positions of `rows` sequences."""
+    """Allocates a cache for `length` positions of `rows` sequences."""
     blank_BTHK = jnp.zeros((rows, length, heads, width), dtype)
     return Cache(blank_BTHK, blank_BTHK)
 
@@ -160,20 +162,20 @@ def empty_cache(rows: int, length: int, heads: int, width: int, dtype: Any) -> C
 def attend_cached(
     q_BSNK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, cache: Cache, start: int | jax.Array
 ) -> tuple[jax.Array, Cache]:
-    """Causal attention of new positions to those in the cache and to themselves.
+    """Computes causal attention of new positions to the cache and to themselves.
 
-    What the cache holds from `start` on is overwritten or not looked at. So a sequence may be
-    filled up at its end: nothing looks at what fills it, and the tokens that follow replace it.
+    Cache entries from `start` are overwritten or ignored. So a sequence may end in filler: no
+    earlier position attends to it, and the tokens that follow replace it.
 
     Args:
-        q_BSNK: of the positions `start .. start + S - 1`, all of which the cache has room for.
-        k_BSHK: likewise.
-        v_BSHK: likewise.
-        cache: of the positions before.
+        q_BSNK: queries of the positions `start .. start + S - 1`, which must fit into the cache.
+        k_BSHK: keys of these positions.
+        v_BSHK: values of these positions.
+        cache: keys and values of the positions before.
         start: int32 [].
 
     Returns:
-        [B, S, N, K], of the dtype of the queries, and the cache with the new positions.
+        [B, S, N, K], in the dtype of the queries, and the cache with the new positions.
     """
     at = (0, start, 0, 0)
     cache = Cache(
@@ -191,18 +193,18 @@ def onward(
     caches: Sequence[Cache],
     start: int | jax.Array,
 ) -> tuple[jax.Array, list[Cache]]:
-    """Through blocks that see what is in their caches, and add to it.
+    """Applies blocks that attend to their caches and extend them.
 
     Args:
         blocks: each with ``decode_step(x_BSD, cos_SI, sin_SI, cache, start)``.
-        x_BSD: embedded tokens at the positions from `start` on; those from `count` on are filling.
-        count: S at most.
-        angles: of these positions, as :func:`rotary` gives them.
-        caches: one for each block.
-        start: how many positions the caches hold.
+        x_BSD: embedded tokens of the positions from `start`; those after `count` are filler.
+        count: number of tokens that count, at most S.
+        angles: cosines and sines of these positions, from :func:`rotary`.
+        caches: one per block.
+        start: number of positions in the caches.
 
     Returns:
-        The vector at position `count - 1`, [B, 1, D], and the caches with the new positions.
+        The vector of token `count - 1`, [B, 1, D], and the caches with the new positions.
     """
     kept = []
     for block, before in zip(blocks, caches, strict=True):

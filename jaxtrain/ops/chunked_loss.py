@@ -1,6 +1,6 @@
-"""The loss of causal language models, in chunks: the logits of a whole batch are never there.
+"""Computes the loss of causal language models in chunks, never all logits of a batch at a time.
 
-Shapes: B sequences, S tokens, D hidden width, V words, P tokens of a chunk of the sequence.
+Shapes: B sequences, S tokens, D hidden width, V vocabulary, P tokens of a sequence per chunk.
 """
 
 import functools
@@ -17,10 +17,10 @@ from jaxtrain.ops.layers import cross_entropy, einsum_float32
 
 
 def check_chunk(chunk: int, length: int) -> None:
-    """Holds that chunks of the loss divide a sequence.
+    """Checks that the chunk size divides the sequence length.
 
     Raises:
-        InputError: names the largest one that does.
+        InputError: it does not; the message has the largest size that does.
     """
     if length % min(chunk, length):
         raise InputError(
@@ -31,18 +31,18 @@ def check_chunk(chunk: int, length: int) -> None:
 
 
 def fitting_chunk(most: int, length: int) -> int:
-    """`most`, or where it does not divide a sequence the largest chunk below that does (tokens)."""
+    """Returns `most`, or the largest smaller chunk size that divides the sequence (tokens)."""
     fits = (n for n in range(min(most, length), 0, -1) if length % n == 0)
     return most if length % min(most, length) == 0 else next(fits)
 
 
 class Predictions(NamedTuple):
-    """What :func:`predict` finds.
+    """The result of :func:`predict`.
 
     Attributes:
         total: sum of the weighted costs, float32 []; the only differentiable part.
-        cost: nats of each target, float32 [B, S]; 0 where there is none.
-        right: whether the target is the likeliest word, bool [B, S].
+        cost: nats per target, float32 [B, S]; 0 without a target.
+        right: whether the target is the most likely token, bool [B, S].
     """
 
     total: jax.Array
@@ -59,19 +59,19 @@ def predict(
     cap: float | None,
     chunk: int,
 ) -> Predictions:
-    """Cross-entropy of the next words; the logits of `chunk` positions exist at a time.
+    """Computes the cross-entropy of the next tokens, `chunk` positions at a time.
 
-    The gradient is computed with the loss, chunk by chunk, and kept in place of the logits: so
-    they are computed once, and never all of them are there. Chunks are cut along S, never along B:
-    rows may lie on many devices, and each then works on its own.
+    The gradient is computed with the loss, chunk by chunk, and stored in place of the logits. So
+    logits are computed once, and never all of them exist. Chunks are cut along S, not along B,
+    which is split over the devices: each then computes its own part of every chunk.
 
     Args:
         x_BSD: vectors after the last norm.
-        unembedding_VD: the output layer, of the dtype of `x_BSD`.
-        targets_BS: int32; :data:`IGNORED` where nothing is to be predicted.
-        weight_BS: float32, of each cost in the total.
-        cap: logits z become `cap tanh(z / cap)`; None leaves them.
-        chunk: of the divisors of S the largest one up to here is taken.
+        unembedding_VD: the output layer, in the dtype of `x_BSD`.
+        targets_BS: int32; :data:`IGNORED` is not predicted.
+        weight_BS: float32, weight of each cost in the total.
+        cap: replaces logits z by `cap tanh(z / cap)`; None does not.
+        chunk: the chunk size is the largest divisor of S up to this.
     """
     length = x_BSD.shape[1]
     size = min(fitting_chunk(chunk, length), length)
@@ -164,38 +164,38 @@ def _of_chunk(
 
 
 def capped(logits: jax.Array, cap: float | None) -> jax.Array:
-    """`cap tanh(z / cap)`, as Gemma 2 has it (https://arxiv.org/abs/2408.00118); None is z."""
+    """Returns `cap tanh(z / cap)`, as in Gemma 2 (https://arxiv.org/abs/2408.00118); None: z."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def target_weights(batch: Batch) -> jax.Array:
-    """What each target counts, float32 [B, S]: its row's weight, or 0 where there is none."""
+    """Returns each target's weight, float32 [B, S]: its example's weight, or 0 without a target."""
     return (batch["targets"] != IGNORED) * batch["weight"][:, None]
 
 
 def loss_sums(found: Predictions, batch: Batch) -> tuple[jax.Array, jax.Array, Sums]:
-    """What a model's `loss` returns: nats over targets, and `accuracy` beside them."""
+    """Returns the result of a model's `loss`: nats over targets, and `accuracy`."""
     weight_BS = target_weights(batch)
     accuracy = sums(found, batch, weight_BS)["accuracy"]
     return found.total, weight_BS.sum(), {"accuracy": accuracy}
 
 
 def evaluation_sums(found: Predictions, batch: Batch) -> Sums:
-    """What a model's `evaluate` returns: `loss`, and what :func:`sums` gives."""
+    """Returns the result of a model's `evaluate`: `loss`, and the metrics of :func:`sums`."""
     weight_BS = target_weights(batch)
     return {"loss": (found.total, weight_BS.sum())} | sums(found, batch, weight_BS)
 
 
 def sums(found: Predictions, batch: Batch, weight_BS: jax.Array) -> Sums:
-    """`accuracy` over targets and `bits_per_byte` over the text that they stand for.
+    """Returns `accuracy` over targets, and `bits_per_byte` over the text that they stand for.
 
-    Bits per byte does not depend on the tokenizer: the cost of all targets that stand for text,
-    divided by the bytes of that text. A special token stands for none, and its cost is left out.
+    Bits per byte does not depend on the tokenizer: it is the cost of all targets that stand for
+    text, divided by the bytes of that text. Special tokens stand for none and are excluded.
 
     Args:
-        found: of the batch.
-        batch: with `target_bytes` int32 [B, S] and `weight` float32 [B].
-        weight_BS: of each target, 0 where there is none.
+        found: the predictions for the batch.
+        batch: has `target_bytes` int32 [B, S] and `weight` float32 [B].
+        weight_BS: weight of each target, 0 without a target.
     """
     weight = weight_BS.sum()
     bytes_BS = jnp.maximum(batch["target_bytes"], 0)

@@ -1,7 +1,7 @@
-"""The convolution of images, with gradients that suit the platform.
+"""Convolution of images, with gradients that suit the platform.
 
-On GPUs each device computes both where the first is needed (:mod:`jaxtrain.ops.per_device`); CPUs
-have their own (:func:`jaxtrain.ops.cpu.conv_gradients`).
+On GPUs each device computes both gradients when the first one is needed
+(:mod:`jaxtrain.ops.per_device`); on CPUs :func:`jaxtrain.ops.cpu.conv_gradients` computes them.
 
 Shapes: N images, H height, W width, I input and O output channels; K taps in each direction.
 """
@@ -22,38 +22,38 @@ from jaxtrain.ops import cpu, per_device
 from jaxtrain.ops.per_device import Wanted, platform
 
 Fold = Callable[[Any], jax.Array]
-"""Makes a kernel of its parts; by itself it has no arrays but constants."""
+"""Computes a kernel from its parts. Must not close over arrays, other than constants."""
 
 
 def conv(x_NHWI: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """Convolution with a zero border of one pixel, as `torch.nn.Conv2d(K, padding=1)`.
+    """Convolves with a zero border of one pixel, as `torch.nn.Conv2d(K, padding=1)` does.
 
-    On GPUs cuDNN computes it and its gradients; on CPUs Eigen, where the program is compiled with
-    :func:`jaxtrain.xla.options.options`.
+    cuDNN computes it and its gradients on GPUs; Eigen does on CPUs, if the function is compiled
+    with :func:`jaxtrain.xla.options.options`.
 
     Args:
         x_NHWI: images [N, H, W, I].
-        kernel: [K, K, I, O], of the dtype of `x_NHWI`; K at least 3.
+        kernel: [K, K, I, O], in the dtype of `x_NHWI`; K at least 3.
         stride: 1 or 2, in both directions.
 
     Returns:
-        [N, (H + 2 - K) // stride + 1, (W + 2 - K) // stride + 1, O], of the dtype of `x_NHWI`.
+        [N, (H + 2 - K) // stride + 1, (W + 2 - K) // stride + 1, O], in the dtype of `x_NHWI`.
     """
     return by_parts(x_NHWI, kernel, lambda kernel: kernel, stride)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def by_parts(x_NHWI: jax.Array, parts: Any, fold: Fold, stride: int) -> jax.Array:
-    """:func:`conv` by a kernel that is folded of others.
+    """Computes :func:`conv` with a kernel that is computed from other arrays.
 
-    Each device turns its gradient of the kernel into those of the parts before devices sum them up:
-    the parts may be much smaller, and these sums travel in their dtype.
+    Each device converts its gradient of the kernel to gradients of the parts before they are summed
+    over devices: the parts may be much smaller, and are communicated in their own dtype.
 
     Args:
-        x_NHWI: as of :func:`conv`.
+        x_NHWI: as in :func:`conv`.
         parts: arrays, in any structure.
-        fold: the kernel, of the dtype of `x_NHWI`.
-        stride: as of :func:`conv`.
+        fold: parts -> kernel, in the dtype of `x_NHWI`.
+        stride: as in :func:`conv`.
     """
     return _conv(x_NHWI, fold(parts), stride)
 

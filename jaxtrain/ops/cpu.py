@@ -1,43 +1,37 @@
-"""Tuning for CPUs: memory, compiler options, gradients of convolutions, initial parameters.
-
-On a GPU none of this runs but the initializers, which give the same numbers everywhere.
-"""
+"""Tuning for CPUs: memory, compiler options, gradients of convolutions. A GPU uses none of it."""
 
 import ctypes
 import functools
-import math
 import platform
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 
-from jaxtrain.ops.layers import mixed, numbers
 from jaxtrain.ops.per_device import Wanted
 
 # ---- Memory
 
-# Of mallopt (malloc.h of the GNU C library).
+# Parameters of mallopt (malloc.h of the GNU C library).
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 _NEVER = -1
 
 
 def keep_freed() -> bool:
-    """Has this process keep the memory that it frees, for its next allocation.
+    """Makes this process keep freed memory for its next allocations.
 
-    On a CPU, XLA allocates a step's temporaries again each step. Blocks above 32 MiB the C library
-    takes from the system and gives back at once, so each step touches all its pages for the first
-    time: for `demo` 86,000 page faults, a fifth of the step's processor time. The price is that the
-    process stays as large as it once was; its peak does not grow.
+    On a CPU, XLA allocates a step's temporaries in every step. The C library takes blocks above 32
+    MiB from the system and returns them at once, so each step touches all its pages for the first
+    time: 86,000 page faults for `demo`, a fifth of the step's processor time. The cost is that the
+    process never shrinks; its peak does not grow.
 
-    One arena, because only the first of them can hold large blocks without asking the system. Call
-    it before jax looks for devices: threads that have an arena by then keep it.
+    It has one arena, because only the first can hold large blocks without calling the system. Call
+    this before jax looks for devices: threads that have an arena by then keep it.
 
     Returns:
-        Whether it was possible: with the GNU C library only, on Linux.
+        Whether it was possible: only with the GNU C library, on Linux.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -48,25 +42,25 @@ def keep_freed() -> bool:
 
 # ---- Compiler options
 
-# What XLA hands to YNNPACK on CPUs: not INDIVIDUAL_CONVOLUTION, which it does by default, and not
-# ELTWISE, with which every convolution goes there that has an elementwise operation behind it.
+# What XLA passes to YNNPACK on CPUs: not INDIVIDUAL_CONVOLUTION, which is on by default, and not
+# ELTWISE, which includes every convolution that an elementwise operation follows.
 _YNN = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "REDUCE"))
 
 COMPILER_OPTIONS = {
     "xla_backend_optimization_level": "1",
     "xla_cpu_experimental_ynn_fusion_type": _YNN,
 }
-"""LLVM's level 1 compiles the demo's step in two thirds of the time of the default and the step is
-as fast, because convolutions and products are library calls. Level 0 computes wrong numbers in
-places (jax 0.12.0: a PSNR off by 0.04%). And YNNPACK, XLA's library for CPUs, gets no convolutions:
-it gives one of up to 80 output channels a single thread, and takes five times as long for a
-kernel's gradient as Eigen does, which then has them."""
+"""LLVM's level 1 compiles the demo's step in two thirds of the default's time, and the step is as
+fast, because convolutions and matmuls are library calls. Level 0 computes some wrong numbers (jax
+0.12.0: a PSNR off by 0.04%). Convolutions run in Eigen, not in YNNPACK, XLA's library for CPUs,
+which uses a single thread for up to 80 output channels and takes five times as long for a kernel's
+gradient."""
 
 
 # ---- Gradients of a convolution
 #
-# Shapes: N images, H height, W width, I input and O output channels; P and Q phases of rows and of
-# columns.
+# Shapes: N images, H height, W width, I input and O output channels; P row phases and Q column
+# phases.
 
 
 def conv_gradients(
@@ -78,25 +72,25 @@ def conv_gradients(
     stride: int,
     wanted: Wanted,
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Gradients of `jaxtrain.ops.convolution.conv`, with a border of one pixel.
+    """Computes the gradients of `jaxtrain.ops.convolution.conv`.
 
     Args:
         x_NHWI: images.
         kernel: [K, K, I, O].
         grad_NHWO: gradient of the convolution's result.
-        conv: that convolution, of (images, kernel).
+        conv: the convolution, (images, kernel) -> result.
         stride: 1 or 2.
         wanted: which of the two gradients are needed.
 
     Returns:
-        Of the images and of the kernel; None for one that is not needed.
+        Gradients of the images and of the kernel; None for one that is not needed.
     """
     by_phases = functools.partial(_by_phases, stride=stride, shape=x_NHWI.shape)
     grad_x = by_phases(grad_NHWO, kernel) if wanted.of_rows else None
     if not wanted.of_shared:
         return grad_x, None
-    # <conv(x, kernel), grad> = <x, by_phases(grad, kernel)>: both have the kernel's gradient.
-    # Eigen makes patches of conv's x or by_phases' grad: fewer channels are less work.
+    # <conv(x, kernel), grad> = <x, by_phases(grad, kernel)>: either side gives the kernel's
+    # gradient. Eigen extracts patches of conv's x or by_phases' grad: fewer channels, less work.
     inputs, outputs = kernel.shape[2:]
     if stride > 1 or outputs < inputs:
         (grad_kernel,) = jax.linear_transpose(lambda k: by_phases(grad_NHWO, k), kernel)(x_NHWI)
@@ -108,10 +102,10 @@ def conv_gradients(
 def _by_phases(
     grad_NHWO: jax.Array, kernel: jax.Array, *, stride: int, shape: tuple[int, ...]
 ) -> jax.Array:
-    """The gradient of images of `shape`, those of even and of odd rows and columns by themselves.
+    """Computes the gradient of images of `shape`, separately for even and odd rows and columns.
 
-    Each is a dense convolution with the part of the kernel that reaches such pixels. XLA's own for
-    CPUs puts zeros between the pixels of a strided gradient, and computes with them on one thread.
+    Each is a dense convolution with the part of the kernel that reaches these pixels. XLA's version
+    for CPUs puts zeros between the pixels of a strided gradient, and uses one thread.
     """
     n, height, width, channels = shape
     rows = [_phase(p, stride, kernel.shape[0], grad_NHWO.shape[1], height) for p in range(stride)]
@@ -133,11 +127,11 @@ def _by_phases(
 
 
 class _Phase(NamedTuple):
-    """Every `stride`th row, or column, of the images.
+    """Every `stride`-th row or column of the images.
 
     Attributes:
-        taps: the kernel's rows that reach it, from the last one to the first.
-        padding: of the gradient, before and behind; negative where its last row is not needed.
+        taps: the kernel's rows that reach it, from last to first.
+        padding: of the gradient, before and after; negative if its last row is not needed.
     """
 
     taps: slice
@@ -145,9 +139,16 @@ class _Phase(NamedTuple):
 
 
 def _phase(number: int, stride: int, side: int, outputs: int, inputs: int) -> _Phase:
-    """Of `inputs` rows those that are `number` modulo `stride`, by the gradient's `outputs` rows.
+    """Returns the phase of the input rows that are `number` modulo `stride`.
 
-    Output row h saw input row stride h - 1 by tap 0, the next one by tap 1, and so on up to `side`.
+    Output row h read input row stride h - 1 with tap 0, the next one with tap 1, and so on.
+
+    Args:
+        number: 0 to stride - 1.
+        stride: of the convolution.
+        side: number of taps.
+        outputs: number of rows of the gradient.
+        inputs: number of rows of the images.
     """
     first = (number + 1) % stride
     count = len(range(first, side, stride))
@@ -155,40 +156,3 @@ def _phase(number: int, stride: int, side: int, outputs: int, inputs: int) -> _P
     before = (last - 1 - number) // stride
     behind = -(-inputs // stride) + count - 1 - outputs - before
     return _Phase(slice(last, first - 1 if first else None, -stride), (before, behind))
-
-
-# ---- Initial parameters
-#
-# Each number is a hash of the model's key, of the parameter's place among those that are drawn, and
-# of its own place in the parameter. So any part of a parameter can be made anywhere, alike, and a
-# compiled program makes it in one pass. `jax.random` would be stronger than this needs, and its
-# keys and bits are most of what a compiler had to do before the first step: 9 of 10 seconds of
-# processor time for the 52 kernels of `demo`.
-
-_STEPS = 2**24  # float32 holds that many numbers of one distance in (-1, 1)
-
-
-def uniform_init(rngs: nnx.Rngs, shape: tuple[int, ...], bound: float) -> nnx.Param[jax.Array]:
-    """float32, even in (-bound, bound)."""
-    return nnx.Param(bound * _even(*_drawn(rngs), shape))
-
-
-def normal_init(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Param[jax.Array]:
-    """float32, of mean zero and this standard deviation, at most 5.42 times that large."""
-    return nnx.Param(deviation * math.sqrt(2) * lax.erf_inv(_even(*_drawn(rngs), shape)))
-
-
-def _drawn(rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
-    """The stream's key, uint32 [2], and its next number, which `rngs.params()` would take too."""
-    stream = rngs.params
-    place = stream.count.get_value()
-    stream.count.set_value(place + 1)
-    return jax.random.key_data(stream.key.get_value()), place
-
-
-@functools.partial(jax.jit, static_argnums=2)  # traced once for all parameters of a shape
-def _even(words: jax.Array, place: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """In (-1, 1): the middles of `_STEPS` intervals, so that neither end is drawn."""
-    first, second = mixed(words[0], place), mixed(words[1], place)
-    bits = mixed(numbers(shape) + first, second) // (2**32 // _STEPS)
-    return (2 * bits.astype(jnp.float32) + (1 - _STEPS)) / _STEPS

@@ -1,10 +1,10 @@
-"""Texts that a causal language model writes, token by token, with a cache.
+"""Generates text with a causal language model, token by token, with a cache.
 
-What is here is pure and knows the model by ``cache`` and ``decode_step`` alone (the contract in
+All functions are pure, and use only ``cache`` and ``decode_step`` of a model (the contract in
 :mod:`jaxtrain.models`).
 
-Shapes: B sequences, P tokens of a prompt, C tokens that follow, S tokens of an example, R texts, T
-tokens of a text, V words.
+Shapes: B sequences, P prompt tokens, C generated tokens, S tokens per example, R texts, T tokens
+per text, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,37 +17,37 @@ import numpy as np
 from jaxtrain.ops.sampling import Choice
 
 BOUNDARY = -1
-"""Stands between the tokens that were given and those that a model has written."""
+"""Separates the prompt from the generated tokens."""
 
-# The samples of a validation: few and short, as each token is a pass through the model.
+# Samples during validation: few and short, because each token is a pass through the model.
 _TEXTS, _GIVEN, _WRITTEN = 2, 32, 64
 _CHOICE = Choice(temperature=0.8, top_k=50)
 _SEED = 0
 
 
 def keys_of_rows(seed: int, rows: int) -> jax.Array:
-    """A key for each of B texts; the first ones do not depend on how many there are."""
+    """Returns a key for each of B texts; a text's key does not depend on the number of texts."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(rows))
 
 
 def choose(
     choice: Choice, logits_BV: jax.Array, keys_B: jax.Array, number: int | jax.Array
 ) -> jax.Array:
-    """The ids int32 [B] of written token `number`, counted from 0."""
+    """Returns generated token `number`, counted from 0, as ids int32 [B]."""
     return choice(logits_BV, jax.vmap(jax.random.fold_in, (0, None))(keys_B, number))
 
 
 def continuation(
     model: Any, prompt_BP: jax.Array, count: int, choice: Choice, keys_B: jax.Array
 ) -> jax.Array:
-    """The `count` tokens that a model goes on with, int32 [B, C], in one program.
+    """Generates `count` tokens, int32 [B, C], in one compiled function.
 
     Args:
         model: the module.
         prompt_BP: ids, int32.
         count: C.
-        choice: how each token is chosen.
-        keys_B: typed keys.
+        choice: chooses each token.
+        keys_B: typed keys, one per sequence.
     """
     rows, given = prompt_BP.shape
     cache = model.cache(rows, given + count)
@@ -63,15 +63,15 @@ def continuation(
 
 
 def samples(model: Any, batch: dict[str, jax.Array]) -> jax.Array:
-    """How a model goes on with the beginnings of a batch's first examples, drawn alike each time.
+    """Completes the beginnings of a batch's first examples, with the same keys every time.
 
     Args:
         model: the module.
-        batch: with `tokens` int32 [B, S] and `weight` [B]; a row of weight 0 is no example.
+        batch: has `tokens` int32 [B, S] and `weight` [B]; a row of weight 0 is not an example.
 
     Returns:
-        int32 [R, T]: tokens of the example, -1, tokens of the model. All of a row are -1 where
-        there is no example.
+        int32 [R, T]: tokens of the example, -1, tokens of the model. A row without an example is
+        all -1.
     """
     tokens_RS, weight_R = batch["tokens"][:_TEXTS], batch["weight"][:_TEXTS]
     rows, length = tokens_RS.shape
@@ -85,7 +85,7 @@ def samples(model: Any, batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def page(ids_RT: np.ndarray, decode: Callable[[Sequence[int]], str]) -> str:
-    """Texts as :func:`samples` gives them, to be read.
+    """Formats the texts of :func:`samples` for reading.
 
     Args:
         ids_RT: int32.
@@ -96,6 +96,6 @@ def page(ids_RT: np.ndarray, decode: Callable[[Sequence[int]], str]) -> str:
         end = ids_T.index(BOUNDARY)
         given, written = ids_T[:end], ids_T[end + 1 :]
         if given:
-            parts += [f"===== {number}: the text begins", decode(given)]
-            parts += [f"===== {number}: the model goes on", decode(written)]
+            parts += [f"===== prompt {number}", decode(given)]
+            parts += [f"===== completion {number}", decode(written)]
     return "".join(f"{part}\n" for part in parts)

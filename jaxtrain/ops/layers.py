@@ -1,6 +1,6 @@
-"""Building blocks that models share: rematerialisation, wide products, dropout.
+"""Building blocks that models share: rematerialization, float32 matmuls, dropout.
 
-Shapes: B rows of a batch, V words.
+Shapes: B examples, V vocabulary.
 """
 
 import functools
@@ -21,22 +21,22 @@ GATHERED = "gathered_param"
 
 
 class Gathered:
-    """Marks an NNX variable that lies in shards and is gathered where it is read."""
+    """Marks an NNX variable that is stored in shards and gathered where it is read."""
 
 
 def remat(function: Function, mode: Remat) -> Function:
-    """Wraps a block so that its backward pass computes again what its forward pass did not keep.
+    """Wraps a block with rematerialization (activation checkpointing).
 
     Args:
-        function: takes NNX modules, arrays and static values; `Block.__call__` for instance.
+        function: takes NNX modules, arrays and static values, such as `Block.__call__`.
         mode: "block" keeps only the block's inputs. "none" keeps everything except parameters
             that were gathered from their shards: the backward pass gathers them again, so that no
-            whole copy stays alive from the forward to the backward pass. The price is no second
-            computation, only a second gather. Where no variable of the modules given is
-            :class:`Gathered` the function is called as it is: the wrapper would round and copy
-            what it keeps, in passes of their own on a CPU.
+            full copy stays alive from the forward to the backward pass. This costs a second gather
+            but no recomputation. If no variable of the modules passed is :class:`Gathered`, the
+            function is called directly: the wrapper would round and copy what it keeps, in separate
+            passes on a CPU.
 
-    A value *derived* from a gathered parameter (a transpose, a slice) may be kept. So hand the
+    A value *derived* from a gathered parameter (a transpose, a slice) may be kept. So pass the
     parameter itself to the operation that uses it.
     """
     policies: dict[Remat, Callable[..., bool]] = {
@@ -65,10 +65,10 @@ def _reads_shards(module: nnx.Module) -> bool:
 def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
     """The policy of `remat(..., "none")`.
 
-    Refusing the name alone is not enough: the named value is then recomputed from its operand,
-    which is the gathered array under another variable, and that one would be kept. The operand
-    comes from a sharding constraint (perhaps inside a custom gradient rule, which policies see
-    as one opaque call), and models, which know no mesh, hold no other constraints.
+    Excluding the name alone is not enough: the named value would be recomputed from its operand,
+    the same gathered array in another variable, which would be kept. The operand comes from a
+    sharding constraint (perhaps inside a custom gradient rule, which policies see as one opaque
+    call). Models do not depend on the mesh and have no other sharding constraints.
     """
     call = params.get("call_jaxpr")
     inner = {equation.primitive.name for equation in call.jaxpr.eqns} if call is not None else set()
@@ -78,11 +78,11 @@ def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """`jnp.einsum` of two arrays of one dtype, summed and returned in float32: for logits.
+    """Computes `jnp.einsum` of two arrays of one dtype with a float32 sum and result, for logits.
 
-    The gradient is rounded to the arrays' dtype before it is multiplied. Left to itself, jax
-    multiplies it in float32, which on a GPU takes several times as long, and the gradient of a
-    parameter then travels in float32 too.
+    The gradient is rounded to the arrays' dtype before it is multiplied. By default jax multiplies
+    it in float32, which takes several times as long on a GPU, and a parameter's gradient is then
+    communicated in float32, too.
     """
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
@@ -108,16 +108,16 @@ einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """Exact GELU, `x (1 + erf(x / sqrt 2)) / 2`, in float32 inside; of the shape and dtype of `x`.
+    """Computes the exact GELU, `x (1 + erf(x / sqrt 2)) / 2`, in float32; returns the dtype of `x`.
 
-    `jax.nn.gelu(approximate=False)` takes `erfc`, which costs several times as much and differs in
-    the far tail only (by less than 1e-6), and keeps intermediate results; this keeps `x`.
+    `jax.nn.gelu(approximate=False)` uses `erfc`, which costs several times as much and differs only
+    in the far tail (by less than 1e-6), and keeps intermediate results; this keeps `x`.
     """
     wide = x.astype(jnp.float32)
-    return (wide * _normal_share(wide)).astype(x.dtype)
+    return (wide * _normal_cdf(wide)).astype(x.dtype)
 
 
-def _normal_share(x: jax.Array) -> jax.Array:
+def _normal_cdf(x: jax.Array) -> jax.Array:
     return 0.5 + 0.5 * lax.erf(x * math.sqrt(0.5))
 
 
@@ -128,7 +128,7 @@ def _gelu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
     wide = x.astype(jnp.float32)
     density = math.sqrt(0.5 / math.pi) * jnp.exp(-0.5 * wide * wide)
-    slope = _normal_share(wide) + wide * density
+    slope = _normal_cdf(wide) + wide * density
     return ((grad.astype(jnp.float32) * slope).astype(x.dtype),)
 
 
@@ -136,10 +136,10 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
 def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
-    """Zeroes a share of the elements and scales the others up; nothing without keys.
+    """Zeroes a fraction of the elements and scales up the others; without keys, returns `x`.
 
-    Each row of `x` [B, ...] has a key of its own, so its mask does not depend on the other rows.
-    The mask is that of :func:`random_bits`, made again in the backward pass rather than kept.
+    Each example of `x` [B, ...] has its own key, so its mask does not depend on the others. The
+    mask comes from :func:`random_bits` and is recomputed in the backward pass.
     """
     if keys_B is None or rate == 0:
         return x
@@ -149,25 +149,26 @@ def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
 
 
 def split_keys(keys_B: jax.Array | None, count: int) -> list[jax.Array] | list[None]:
-    """For each row's key `count` new ones: a list of keys [B]; of None a list of None."""
+    """Splits each example's key into `count`: returns a list of keys [B], or of None for None."""
     if keys_B is None:
         return [None] * count
     return list(jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys_B))
 
 
 def random_bits(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """uint32 [B, *shape]: a hash of each row's key and of the element's number in the row.
+    """Returns uint32 [B, *shape]: hashes of each example's key and the element's index in it.
 
-    A hash of a counter needs no memory and fuses into what reads it. `jax.random.bits` would be
-    stronger than dropout needs: its 20 rounds for each element took a third of a training step of
-    the masked language model on a CPU. The hash is "triple32" (three multiplications, avalanche
-    near that of a random permutation; https://github.com/skeeto/hash-prospector), with one half of
-    the key before it and the other inside, so that rows whose first halves lie close do not draw
-    shifted copies of one sequence.
+    A hash of a counter needs no memory and fuses with the operation that reads it.
+    `jax.random.bits` would be stronger than dropout needs: its 20 rounds per element took a third
+    of a training step of the masked language model on a CPU. The hash is "triple32" (three
+    multiplications, avalanche close to a random permutation;
+    https://github.com/skeeto/hash-prospector), with one half of the key added before it and the
+    other mixed in, so that examples with similar first halves do not get shifted copies of one
+    sequence.
 
     Args:
         keys_B: typed keys, used for nothing else.
-        shape: of a row; below 2^32 elements.
+        shape: shape of an example; fewer than 2^32 elements.
     """
     words = jax.random.key_data(keys_B)
     first, second = (word.reshape(-1, *(1 for _ in shape)) for word in (words[:, 0], words[:, -1]))
@@ -175,7 +176,7 @@ def random_bits(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def numbers(shape: tuple[int, ...]) -> jax.Array:
-    """uint32 of this shape: each element's own number, in C order."""
+    """Returns uint32 of this shape: the index of each element, in C order."""
     number = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
         stride = jnp.uint32(math.prod(shape[axis + 1 :]))
@@ -184,7 +185,7 @@ def numbers(shape: tuple[int, ...]) -> jax.Array:
 
 
 def mixed(x: jax.Array, other: jax.Array) -> jax.Array:
-    """The hash "triple32" of uint32 `x`, with `other` put in after its first multiplication."""
+    """Returns the hash "triple32" of uint32 `x`, with `other` mixed in after its first product."""
     x = (x ^ (x >> 17)) * jnp.uint32(0xED5AD4BB) ^ other
     x = (x ^ (x >> 11)) * jnp.uint32(0xAC4C1B51)
     x = (x ^ (x >> 15)) * jnp.uint32(0x31848BAB)
@@ -192,21 +193,20 @@ def mixed(x: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cost of the targets and whether they are the likeliest words.
+    """Computes the cost of the targets, and whether they are the most likely tokens.
 
-    The gradient is written without a scatter, which on a CPU means one pass over the logits
-    instead of five.
+    The gradient needs no scatter, so on a CPU it takes one pass over the logits instead of five.
 
     Args:
         logits: float32 [..., V].
         targets: int32 [...].
 
     Returns:
-        Nats, float32 [...], and bool [...]; of equally likely words the first counts.
+        Nats, float32 [...], and bool [...]; of equally likely tokens the first counts.
     """
-    words = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    of_target = jnp.where(words == targets[..., None], logits, 0).sum(-1)
+    ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    of_target = jnp.where(ids == targets[..., None], logits, 0).sum(-1)
     cost = jax.nn.logsumexp(logits, axis=-1) - of_target
     largest = lax.stop_gradient(logits).max(-1, keepdims=True)
-    likeliest = jnp.where(logits == largest, words, logits.shape[-1]).min(-1)
-    return cost, likeliest == targets
+    best = jnp.where(logits == largest, ids, logits.shape[-1]).min(-1)
+    return cost, best == targets

@@ -1,9 +1,9 @@
-"""What an operation may know of the devices that its program is traced for.
+"""Gives operations access to the platform and the mesh that they are traced for.
 
-Models know no mesh. Two operations have to know a little: attention and convolution choose their
-backward pass by the platform, and :func:`at_once` has each device compute the gradients for its own
-rows of the batch. Both read what :func:`tracing` says, which the training step (the mesh) and the
-planner (the platform) call around the code that they trace.
+Models do not depend on the mesh, but two kinds of operations do: attention and convolution choose
+their implementation by the platform, and :func:`at_once` makes each device compute the gradients of
+its own rows of the batch. The training step sets the mesh, and the planner the platform, with
+:func:`tracing` around the code that they trace.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from jax.sharding import PartitionSpec
 Rows = TypeVar("Rows")
 Shared = TypeVar("Shared")
 Gradients = tuple[Any, Any]
-"""By row, and of what is shared; None where nobody asks for one."""
+"""Gradients by row, and gradients of shared arrays; None for one that is not needed."""
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """Which gradients somebody asks for: a layer's forward rule knows, and hands it on."""
+    """Which gradients are needed, as found out by a layer's forward rule."""
 
     of_rows: bool
     of_shared: bool
@@ -34,12 +34,12 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class _Devices:
-    """What is known of the devices that a program is being traced for.
+    """The devices that a function is being traced for.
 
     Attributes:
-        platform: "cpu", "gpu" or "cuda"; None is the machine's own.
-        mesh: the devices over which the batch's rows lie; None where nobody said.
-        inside: whether the code that is being traced is one device's own part.
+        platform: "cpu", "gpu" or "cuda"; None is this machine's.
+        mesh: the devices over which the batch is split; None if unknown.
+        inside: whether the code being traced runs on one device's own rows.
     """
 
     platform: str | None = None
@@ -55,12 +55,12 @@ _devices: contextvars.ContextVar[_Devices] = contextvars.ContextVar("devices", d
 def tracing(
     *, platform: str | None = None, mesh: jax.sharding.Mesh | None = None
 ) -> Iterator[None]:
-    """Says, while a program is traced, what it is for; what is not given stays as it was.
+    """Sets the devices that functions are traced for; None keeps the current value.
 
     Args:
-        platform: "cpu", "gpu" or "cuda", for a program that is only compiled; otherwise it is the
-            machine's own.
-        mesh: the devices over which the rows of the batch lie.
+        platform: "cpu", "gpu" or "cuda", for functions that are only compiled. The default is this
+            machine's platform.
+        mesh: the devices over which the batch is split.
     """
     before = _devices.get()
     with _traced_for(
@@ -79,31 +79,31 @@ def _traced_for(devices: _Devices) -> Iterator[None]:
 
 
 def platform() -> str:
-    """The platform of the program that is being traced: "cpu", or "gpu" or "cuda".
+    """Returns the platform that is being traced for: "cpu", "gpu" or "cuda".
 
-    For operations whose choice reaches into the backward pass. `lax.platform_dependent` decides
-    later, but what its other branch would keep is then kept too, as zeros.
+    For operations whose choice affects the backward pass. `lax.platform_dependent` decides later,
+    but then also keeps the residuals of its other branch, as zeros.
     """
     return _devices.get().platform or jax.default_backend()
 
 
 def at_once(backward: Callable[[Rows, Shared], Gradients], rows: Rows, shared: Shared) -> Gradients:
-    """Computes all gradients of a layer where the first of them is needed.
+    """Computes all gradients of a layer when the first of them is needed.
 
-    Nothing needs a parameter's gradient before the end of the step, so XLA would put it off, and
-    hold the large arrays that it is made of until then. A barrier ties it to the others. It stands
-    behind what each device finds by itself: the sum over devices is free to wait, and to be joined
-    with other sums. Where it is not known which rows a device has, and on CPUs, there is none.
+    Nothing needs a parameter's gradient before the end of the step, so XLA would delay it and keep
+    its large operands until then. A barrier ties it to the other gradients. The barrier follows
+    each device's own computation: the sum over devices may still be delayed, and merged with other
+    sums. There is no barrier on CPUs, or if the mesh is unknown or does not divide the rows.
 
     Args:
-        backward: of (rows, shared): gradients by row, and gradients of what is shared, in the dtype
-            in which they are to travel. The barrier keeps what nobody asks for, too: in its place
-            it has to return None.
-        rows: arrays whose first axis is shared out over all devices alike.
-        shared: arrays that each device has whole, such as parameters.
+        backward: (rows, shared) -> gradients by row and gradients of the shared arrays, in the
+            dtype in which they are communicated. The barrier keeps even unused results, so it must
+            return None for a gradient that is not needed.
+        rows: arrays whose first axis is split over all devices.
+        shared: arrays that each device has in full, such as parameters.
 
     Returns:
-        What ``backward`` returns for all rows.
+        The result of ``backward`` for all rows.
     """
     if platform() == "cpu":
         return backward(rows, shared)
@@ -132,5 +132,5 @@ def _tied(gradients: Gradients) -> Gradients:
 
 
 def _sum(parts: jax.Array) -> jax.Array:
-    """Not jnp.sum, which adds bfloat16 in float32: that is what would travel then."""
+    """Not jnp.sum, which adds bfloat16 in float32, and would communicate float32."""
     return lax.reduce(parts, jnp.zeros((), parts.dtype), lax.add, (0,))

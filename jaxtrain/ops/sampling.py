@@ -1,6 +1,6 @@
-"""Which word comes next: the likeliest, or one drawn from the likeliest.
+"""Chooses the next token: greedy, or sampled with temperature, top-k and top-p.
 
-Shapes: B sequences, V words.
+Shapes: B sequences, V vocabulary.
 """
 
 import dataclasses
@@ -11,21 +11,21 @@ import jax.numpy as jnp
 
 from jaxtrain.errors import InputError
 
-_COLDEST = 1e-6  # below, float32 tells the draw from the likeliest word no more
+_COLDEST = 1e-6  # below, float32 sampling is the same as greedy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """How the next word is chosen.
+    """Chooses the next token.
 
     Attributes:
-        temperature: logits are divided by it before anything else; 0 takes the likeliest word.
-        top_k: only so many of the likeliest words are drawn from; None is all.
-        top_p: of these only the likeliest ones that together have this probability, the smallest
-            such set (https://arxiv.org/abs/1904.09751); None is all.
+        temperature: divides the logits first; 0 is greedy.
+        top_k: sample from this many most likely tokens; None is all.
+        top_p: of these, sample from the smallest set of most likely tokens with at least this total
+            probability (https://arxiv.org/abs/1904.09751); None is all.
 
     Raises:
-        InputError: a value that means nothing.
+        InputError: a value is out of range.
     """
 
     temperature: float = 1.0
@@ -36,43 +36,43 @@ class Choice:
         cold = 0 < self.temperature < _COLDEST
         if not 0 <= self.temperature < math.inf or cold:
             raise InputError(
-                f"--temperature {self.temperature:g}: use 0 for the likeliest word each time, or "
-                f"at least {_COLDEST:g}, as 0.8; 1 leaves the model's own probabilities"
+                f"--temperature {self.temperature:g}: use 0 (always the most likely token) or at "
+                f"least {_COLDEST:g}, such as 0.8; 1 keeps the model's probabilities"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"--top-k {self.top_k}: use at least 1, or leave it out for all words")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(
-                f"--top-p {self.top_p:g}: it is a share of the probability, above 0 and up to 1"
+                f"--top-k {self.top_k}: use at least 1, or omit it to sample from all tokens"
             )
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"--top-p {self.top_p:g}: use a probability above 0 and at most 1")
 
     def __call__(self, logits_BV: jax.Array, keys_B: jax.Array) -> jax.Array:
-        """Ids int32 [B].
+        """Returns ids, int32 [B].
 
         Args:
             logits_BV: float32.
-            keys_B: a typed key for each row, the only source of chance.
+            keys_B: one typed key per sequence, the only source of randomness.
         """
         if not self.temperature:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)
-        # The largest is 0 first, so that no temperature makes an infinity of it.
+        # The largest becomes 0, so that no temperature makes it infinite.
         logits_BV = logits_BV - logits_BV.max(-1, keepdims=True)
         kept_BV = self.kept(logits_BV / self.temperature)
         return jax.vmap(jax.random.categorical)(keys_B, kept_BV).astype(jnp.int32)
 
     def kept(self, logits_BV: jax.Array) -> jax.Array:
-        """The logits that are drawn from; the others are -inf. Of equal ones the first are kept."""
-        words = logits_BV.shape[-1]
-        count = words if self.top_k is None else min(self.top_k, words)
+        """Sets the logits of excluded tokens to -inf. Of equal logits, the first are kept."""
+        vocabulary = logits_BV.shape[-1]
+        count = vocabulary if self.top_k is None else min(self.top_k, vocabulary)
         share = 1.0 if self.top_p is None else self.top_p
-        if count == words and share == 1:
+        if count == vocabulary and share == 1:
             return logits_BV
         best_BK, ids_BK = jax.lax.top_k(logits_BV, count)
         chance_BK = jax.nn.softmax(best_BK, -1)
-        # A word stays while those before it do not reach the share: so the first always does.
+        # A token stays if those before it do not reach top_p, so the first always stays.
         before_BK = jnp.cumsum(chance_BK, -1) - chance_BK
         stays_BK = (before_BK < share) if share < 1 else jnp.ones_like(before_BK, bool)
         row_B1 = jnp.arange(logits_BV.shape[0])[:, None]
-        # By word, not by rank: equal keys then draw alike also where rounding swaps two ranks.
+        # By id, not by rank: equal keys then draw the same even if rounding swaps two ranks.
         least_BV = jnp.full_like(logits_BV, -jnp.inf)
         return least_BV.at[row_B1, ids_BK].set(jnp.where(stays_BK, best_BK, -jnp.inf))

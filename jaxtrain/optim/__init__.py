@@ -1,1 +1,1 @@
-"""From a config to an optax optimizer: schedules, AdamW, Muon, averages of the parameters."""
+"""Builds optax optimizers from configs: schedules, AdamW, Muon, averages of the parameters."""

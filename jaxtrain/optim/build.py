@@ -1,17 +1,17 @@
-"""Schedules, parameter groups, and both together as one optax transformation.
+"""Builds schedules and parameter groups, and combines them in one optax transformation.
 
-A schedule maps ``s``, the number of completed updates, to the learning rate of the next one. ``T``
-is the length of the run and ``w`` that of the linear warm-up, in updates:
+A schedule maps ``s``, the number of completed steps, to the learning rate of the next one. ``T`` is
+the length of the run and ``w`` that of the linear warm-up, in steps:
 
-- warm-up: ``s / w``, so the very first update has rate zero, as in the programs replaced;
+- warm-up: ``s / w``, so the first step has rate zero, as in the programs that this one replaces;
 - cosine: ``max(0, 0.5 (1 + cos(pi p)))`` with ``p = (s - w) / (T - w)``;
 - cosine_with_restarts: ``0.5 (1 + cos(pi ((cycles p) mod 1)))``, and zero from ``T`` on;
 - linear: ``1 - p``;
 - constant: 1;
-- trapezoid: 1, then ``(T - s) / d`` over the last ``d`` updates;
+- trapezoid (WSD): 1, then ``(T - s) / d`` over the last ``d`` steps;
 
-times the peak rate. From ``T`` on the rate stays what it is at ``T``. The cosine and linear forms
-are those of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid that of nanochat.
+times the peak rate. After ``T`` the rate stays as at ``T``. The cosine and linear forms are those
+of ``diffusers.get_scheduler`` and ``transformers``, the trapezoid is nanochat's.
 """
 
 import functools
@@ -27,23 +27,23 @@ from jaxtrain.errors import InputError
 from jaxtrain.optim import ema, muon
 from jaxtrain.sharding import HasShape, ShardingRule
 
-Shape = Callable[[jax.Array], jax.Array]  # completed updates, int32 [] -> share of the peak rate
+Shape = Callable[[jax.Array], jax.Array]  # completed steps, int32 [] -> fraction of the peak rate
 
 
 def warmup_steps(settings: config.Optim, total_steps: int) -> int:
-    """Length of the warm-up in updates.
+    """Returns the length of the warm-up in steps.
 
     Raises:
-        InputError: it is not shorter than the run.
+        InputError: the warm-up is not shorter than the run.
     """
     if settings.warmup_steps is not None:
         steps = settings.warmup_steps
     else:
-        assert settings.warmup_fraction is not None, "config.validate() holds that one is set"
+        assert settings.warmup_fraction is not None, "config.validate() ensures that one is set"
         steps = _share(settings.warmup_fraction, total_steps)
     if steps >= total_steps:
         raise InputError(
-            f"the warm-up of {steps} steps has to be shorter than the run of {total_steps} steps: "
+            f"the warm-up of {steps} steps must be shorter than the run of {total_steps} steps: "
             "lower --optim.warmup_steps or --optim.warmup_fraction"
         )
     return steps
@@ -52,12 +52,12 @@ def warmup_steps(settings: config.Optim, total_steps: int) -> int:
 def schedule(
     settings: config.Optim, total_steps: int, peak_lr: float | None = None
 ) -> optax.Schedule:
-    """Completed updates (int [] of any width) -> learning rate, float32 [].
+    """Builds a schedule: completed steps (int [] of any width) -> learning rate, float32 [].
 
     Args:
         settings: the schedule's name, peak rate and lengths.
-        total_steps: ``T``, updates of the whole run, warm-up included.
-        peak_lr: another peak rate.
+        total_steps: ``T``, steps of the run, warm-up included.
+        peak_lr: replaces the peak rate of ``settings``.
 
     Raises:
         InputError: warm-up and warm-down do not fit into the run.
@@ -67,7 +67,7 @@ def schedule(
     peak = settings.peak_lr if peak_lr is None else peak_lr
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
-        # Signed before anything is subtracted: the state counts in uint32.
+        # Signed before any subtraction: the state counts in uint32.
         steps = jnp.asarray(count).astype(jnp.int32)
         share = after_warmup(jnp.minimum(steps, total_steps))
         if warmup:
@@ -78,16 +78,16 @@ def schedule(
 
 
 def recorded_schedule(settings: config.Optim, total_steps: int) -> optax.Schedule:
-    """The learning rate that the record shows: with Muon that of its matrices."""
+    """Builds the schedule of the recorded learning rate: Muon's, if it is on."""
     peak = None if settings.muon is None else settings.muon.peak_lr
     return schedule(settings, total_steps, peak)
 
 
 def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:
-    """Names of the parameters that are optimized alike.
+    """Groups parameters by weight decay.
 
-    ``"decay"`` holds arrays of two and more dimensions (matrices, kernels, embeddings),
-    ``"no_decay"`` the rest (biases, norms).
+    ``"decay"`` has the arrays of two and more dimensions (matrices, kernels, embeddings),
+    ``"no_decay"`` the others (biases, norms).
 
     Args:
         params: dotted name -> array.
@@ -99,10 +99,10 @@ def groups(params: Mapping[str, HasShape]) -> dict[str, frozenset[str]]:
 
 
 def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozenset[str]]) -> None:
-    """Holds that each parameter is in exactly one group, and that groups hold nothing else.
+    """Checks that each parameter is in exactly one group, and that groups have no other names.
 
     Raises:
-        ValueError: names the parameters at fault.
+        ValueError: lists the names at fault.
     """
     owners: dict[str, list[str]] = {name: [] for name in params}
     for group, members in found.items():
@@ -112,10 +112,10 @@ def check_partition(params: Mapping[str, HasShape], found: Mapping[str, frozense
     if wrong:
         listed = "; ".join(
             f"{name} {'in ' + ' and '.join(of) if of else 'in no group'}"
-            + ("" if name in params else ", but no parameter")
+            + ("" if name in params else ", but not a parameter")
             for name, of in sorted(wrong.items())
         )
-        raise ValueError(f"groups have to hold each parameter once: {listed}")
+        raise ValueError(f"each parameter must be in exactly one group: {listed}")
 
 
 def make(
@@ -126,31 +126,32 @@ def make(
     rule: ShardingRule | None = None,
     precision: config.Precision = "bfloat16",
 ) -> optax.GradientTransformation:
-    """Clip by the global norm of all gradients, then one optimizer for each group.
+    """Builds gradient clipping by the global norm, followed by one optimizer per group.
 
-    State exists only in the group that owns a parameter: two float32 numbers a parameter for AdamW,
-    one for Muon, and one count a group.
+    Each parameter has state only in its own group: two float32 numbers per element for AdamW, one
+    for Muon. Each group has a step count.
 
     AdamW is Loshchilov and Hutter's (arXiv 1711.05101), with the decay multiplied by the rate.
 
     Args:
-        settings: rates, decay, clip.
-        total_steps: updates of the whole run.
-        params: dotted name -> array or shape; the flat dict that ``init`` and ``update`` get too.
-        others: groups that the model names. Those apart have their own rate and clip, and their
-            gradients do not count for the clip of the rest; roles count for ``optim.muon`` only.
-        rule: where arrays are stored; Muon spreads its work over the devices with it.
-        precision: of Muon's products; state and all else are float32.
+        settings: rates, decay, clipping.
+        total_steps: steps of the run.
+        params: dotted name -> array or shape; ``init`` and ``update`` take the same flat dict.
+        others: groups of the model. A separate group has its own rate and clipping, and its
+            gradients do not count in the global norm of the others; roles matter only for
+            ``optim.muon``.
+        rule: where arrays are stored; Muon uses it to distribute its work over the devices.
+        precision: of Muon's matmuls; everything else is float32.
 
     Raises:
-        InputError: ``optim.muon`` is set for a model that names no matrices.
+        InputError: ``optim.muon`` is set, but the model has no matrices for it.
     """
     apart = parameter_groups.apart(others or {})
     owner = {name: _owner(name, apart) for name in params}
     own = {name: array for name, array in params.items() if owner[name] is None}
     of_matrices = functools.partial(muon.muon, precision=precision, rule=rule)
     transforms, labels = _main(settings, total_steps, own, others or {}, of_matrices)
-    labels |= {name: "no_decay" for name in params if name not in own}  # masked out before that
+    labels |= {name: "no_decay" for name in params if name not in own}  # masked out before
     parts_of_main = [_clip(settings.max_grad_norm), optax.partition(transforms, labels)]
     if settings.average is not None:
         parts_of_main.append(ema.averaging(settings.average))
@@ -168,7 +169,7 @@ def _main(
     others: parameter_groups.Groups,
     of_matrices: Callable[[config.Muon, optax.Schedule], optax.GradientTransformation],
 ) -> tuple[dict[str, optax.GradientTransformation], dict[str, str]]:
-    """Optimizers by label, and the label of each parameter that is in no group apart."""
+    """Returns optimizers by label, and the label of each parameter outside separate groups."""
     rate = schedule(settings, total_steps)
     transforms = {
         "decay": _adamw(settings, rate, settings.weight_decay),
@@ -180,12 +181,14 @@ def _main(
     roles = parameter_groups.roles(others)
     if not any(one.role == "matrix" for one in roles.values()):
         raise InputError(
-            "optim.muon is set, but this model names no matrices for it: set --optim.muon None"
+            "optim.muon is set, but this model has no matrices for it: set --optim.muon None"
         )
     for label, one in roles.items():
         members = _members(one, params)
         if not members:
-            raise ValueError(f"the model names {one.prefix!r} as {label}: there are none")
+            raise ValueError(
+                f"the model's group {label} has no parameters: none begins with {one.prefix!r}"
+            )
         peak = schedule(settings, total_steps, _peak(one, settings.muon))
         transforms[label] = (
             of_matrices(settings.muon, peak)
@@ -201,24 +204,24 @@ def _main(
 def muon_sentence(
     settings: config.Muon, params: Mapping[str, HasShape], others: parameter_groups.Groups
 ) -> str:
-    """The peak rate of each role, and which parameters take ``optim.peak_lr``.
+    """Describes the peak rate of each role, and which parameters use ``optim.peak_lr``.
 
     Args:
-        settings: of Muon.
+        settings: Muon's settings.
         params: dotted name -> array.
-        others: groups that the model names.
+        others: groups of the model.
     """
     roles = parameter_groups.roles(others)
     rates = [f"{label} {_peak(one, settings):.4g}" for label, one in roles.items()]
     taken = set().union(*(_members(one, params) for one in roles.values()))
     apart = parameter_groups.apart(others)
     left = [name for name in params if name not in taken and _owner(name, apart) is None]
-    rest = f"{len(left)} parameters, as {min(left)}, take" if left else "no parameter takes"
+    rest = f"{len(left)} parameters, such as {min(left)}, use" if left else "no parameter uses"
     return f"optim.muon: peak rates {', '.join(rates)}; {rest} optim.peak_lr"
 
 
 def _members(one: config.Role, params: Mapping[str, HasShape]) -> set[str]:
-    """Vectors among a block's parameters, such as norms, are no matrices and keep AdamW."""
+    """Returns a role's parameters, without a block's vectors, such as norms, which keep AdamW."""
     return {
         name
         for name, array in params.items()
@@ -240,7 +243,7 @@ def _owner(name: str, apart: Mapping[str, parameter_groups.Group]) -> str | None
 
 
 def _clip(max_norm: float | None) -> optax.GradientTransformation:
-    # Without a clip the state keeps its structure, so that a resume may switch it on or off.
+    # The state has the same structure without clipping, so a resumed run may turn it on or off.
     return optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm)
 
 
@@ -270,7 +273,7 @@ def _adamw(
 
 
 def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
-    """The share of the peak rate for ``warmup <= s <= total``."""
+    """Returns the fraction of the peak rate for ``warmup <= s <= total``."""
     span = total - warmup
 
     def cosine(steps: jax.Array) -> jax.Array:
@@ -280,16 +283,18 @@ def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
         return (total - steps) / span
 
     def constant(steps: jax.Array) -> jax.Array:
-        # Of nothing that depends on the length: a run that is made longer need not be compiled.
+        # Independent of the run's length, so that an extended run needs no new compilation.
         return jnp.ones(())
 
     if settings.schedule == "cosine_with_restarts":
         cycles = settings.cycles
         if cycles * span >= 2**31:
-            raise InputError(f"optim.cycles {cycles} x {span} steps is 2^31 or more: lower either")
+            raise InputError(
+                f"optim.cycles={cycles} x {span} steps is 2^31 or more: lower one of them"
+            )
 
         def restarts(steps: jax.Array) -> jax.Array:
-            # Modulo in whole numbers: a rounded p could fall to the wrong side of a restart.
+            # Integer modulo: a rounded p could be on the wrong side of a restart.
             within = jnp.remainder(cycles * (steps - warmup), span) / span
             return jnp.where(steps >= total, 0.0, _half_cosine(within))
 
@@ -298,8 +303,9 @@ def _after_warmup(settings: config.Optim, total: int, warmup: int) -> Shape:
         warmdown = _share(settings.warmdown_fraction, total)
         if warmup + warmdown > total:
             raise InputError(
-                f"warm-up ({warmup} steps) and warm-down ({warmdown}: optim.warmdown_fraction "
-                f"{settings.warmdown_fraction}) are longer than the run of {total} steps: lower one"
+                f"the warm-up of {warmup} steps and the warm-down of {warmdown} steps "
+                f"(optim.warmdown_fraction={settings.warmdown_fraction}) are longer than the run "
+                f"of {total} steps: lower one of them"
             )
         return lambda steps: jnp.minimum(1.0, (total - steps) / max(warmdown, 1))
     return {"cosine": cosine, "linear": linear, "constant": constant}[settings.schedule]
@@ -310,5 +316,5 @@ def _half_cosine(progress: jax.Array) -> jax.Array:
 
 
 def _share(fraction: float, total: int) -> int:
-    """Rounded down, as ``total // 10`` is; 0.29 x 100 is 29 although the product is 28.999..."""
+    """Rounds down, like ``total // 10``; 0.29 x 100 is 29, although the product is 28.999..."""
     return int(fraction * total + 1e-9)

@@ -1,9 +1,9 @@
-"""An average of the parameters over updates, kept in the optimizer's state.
+"""Averages the parameters over steps (EMA), in the optimizer's state.
 
-With ``n`` entries so far, the next one makes it ``a average + (1 - a) parameters``, where ``a`` is
-``min(decay, (1 + n) / (10 + n))`` (``ema``, TensorFlow's rule) or ``min(decay, n / 10)`` (``ramp``,
-that of the recipe of TAEHV, github.com/madebyollin/seraena). Up to the first entry the average is
-the parameters themselves: what was drawn at random plays no part.
+After ``n`` entries, the next one sets the average to ``a average + (1 - a) parameters``, where
+``a`` is ``min(decay, (1 + n) / (10 + n))`` (``ema``, TensorFlow's rule) or ``min(decay, n / 10)``
+(``ramp``, from TAEHV's recipe, github.com/madebyollin/seraena). Until the first entry the average
+equals the parameters, so the initial random values do not contribute.
 """
 
 import re
@@ -17,7 +17,7 @@ import optax
 from jaxtrain import config
 
 Leaf = TypeVar("Leaf")
-# Where the average lies among the dotted names of a state.
+# Names of averages among the dotted names of a state.
 _AVERAGE = re.compile(r"opt\.(.*\.)?average\.(?P<name>.+)")
 
 
@@ -25,7 +25,7 @@ class Averaged(NamedTuple):
     """State of :func:`averaging`.
 
     Attributes:
-        updates: so far, uint32 [].
+        updates: completed steps, uint32 [].
         average: dotted name -> float32 array.
     """
 
@@ -34,7 +34,7 @@ class Averaged(NamedTuple):
 
 
 def averaging(settings: config.Average) -> optax.GradientTransformation:
-    """Changes no update; keeps an average of what the parameters become by it."""
+    """Builds a transformation that leaves updates unchanged and averages the new parameters."""
 
     def init(params: Any) -> Averaged:
         return Averaged(jnp.zeros((), jnp.uint32), jax.tree.map(jnp.asarray, params))
@@ -56,7 +56,7 @@ def averaging(settings: config.Average) -> optax.GradientTransformation:
 
 
 def of(params: Mapping[str, Leaf], opt: Any) -> dict[str, Leaf]:
-    """The parameters with their averages in place, where there are any."""
+    """Returns the parameters, each replaced by its average if it has one."""
     averages = {
         name: array
         for part in jax.tree.leaves(opt, is_leaf=_is_average)
@@ -68,7 +68,7 @@ def of(params: Mapping[str, Leaf], opt: Any) -> dict[str, Leaf]:
 
 
 def names(stored: Mapping[str, Any]) -> dict[str, str]:
-    """Parameter -> the name of its average among a checkpoint's arrays."""
+    """Maps each averaged parameter to the name of its average among a checkpoint's arrays."""
     matches = (_AVERAGE.fullmatch(name) for name in stored)
     return {match["name"]: match.string for match in matches if match}
 

@@ -1,18 +1,18 @@
-"""Muon: momentum whose update is made orthogonal, for matrices.
+"""Muon: momentum with orthogonalized updates, for matrices.
 
-The update of a matrix is the momentum's nearest matrix with equal singular values, found with five
-Newton-Schulz steps (Keller Jordan, https://kellerjordan.github.io/posts/muon/; momentum and
-coefficients as in nanochat at c75fe54). It needs the whole matrix. Matrices of one shape are
-computed together, and devices share them out: each gets whole matrices for its part of the stack
-and sends the results back, so a device sends `2 / n` of a matrix for each where a gather sends
-nearly all of it, and computes one of `n`.
+The update of a matrix is the matrix nearest to its momentum with equal singular values, found with
+five Newton-Schulz steps (Keller Jordan, https://kellerjordan.github.io/posts/muon/; momentum and
+coefficients as in nanochat at c75fe54). This needs the full matrix. Matrices of one shape are
+stacked and distributed over the `n` devices: each receives some full matrices and sends the results
+back. So per matrix a device sends `2 / n` of it, where an all-gather sends nearly all of it, and a
+device computes one matrix in `n`.
 
-The steps run in the dtype of the run's computation. Where a momentum is nearly singular, five steps
-multiply what is small in it by up to 3.4445^5 = 485, rounding included. A difference of 1e-6, as
-between sums over one device and over eight, turns some roundings to bfloat16 around: 6e-5 of the
-matrix, and so 2e-2 of the update. In float32 it stays below 1e-3.
+The steps run in the dtype of the run's computation. If a momentum is nearly singular, five steps
+multiply its small components by up to 3.4445^5 = 485, rounding errors included. A difference of
+1e-6, such as between sums over one device and over eight, changes how some elements round to
+bfloat16: 6e-5 of the matrix, and so 2e-2 of the update. In float32 it stays below 1e-3.
 
-Shapes: L matrices of one shape, M the shorter and N the longer of a matrix's sides.
+Shapes: L matrices of one shape, M the shorter and N the longer side of a matrix.
 """
 
 import math
@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain import config, sharding
 
-# A quintic that lifts small singular values fast and leaves all of them near one, in 0.7..1.2.
+# A quintic that raises small singular values fast and brings all of them near one, to 0.7..1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
 _EPS = 1e-7
@@ -38,7 +38,7 @@ class MuonState(NamedTuple):
     """State of :func:`muon`.
 
     Attributes:
-        updates: so far, int32 [].
+        updates: completed steps, int32 [].
         momentum: dotted name -> float32 array, of the parameter's shape.
     """
 
@@ -52,12 +52,12 @@ def muon(
     precision: config.Precision = "bfloat16",
     rule: sharding.ShardingRule | None = None,
 ) -> optax.GradientTransformation:
-    """Updates of matrices that are [in, out].
+    """Builds Muon for matrices in the layout [in, out].
 
     Args:
         settings: the momentum.
-        rate: completed updates -> learning rate.
-        precision: of the Newton-Schulz steps, and of what devices send.
+        rate: completed steps -> learning rate.
+        precision: dtype of the Newton-Schulz steps and of their communication.
         rule: where the matrices are stored; None leaves it to the compiler.
     """
 
@@ -87,7 +87,7 @@ def muon(
 
 
 def momentum_at(settings: config.Muon, count: jax.Array) -> jax.Array:
-    """The decay of the mean of gradients after so many updates, float32 []."""
+    """Returns the momentum after ``count`` steps, float32 []."""
     share = jnp.minimum(count / max(settings.momentum_steps, 1), 1.0)
     return (1 - share) * settings.first_momentum + share * settings.momentum
 
@@ -95,7 +95,7 @@ def momentum_at(settings: config.Muon, count: jax.Array) -> jax.Array:
 def orthogonal(
     matrices: Mapping[str, jax.Array], rule: sharding.ShardingRule | None = None
 ) -> Arrays:
-    """Each matrix with all its singular values near one.
+    """Orthogonalizes each matrix: brings all its singular values near one.
 
     Args:
         matrices: name -> array of two dimensions; computed and returned in its dtype.
@@ -122,7 +122,7 @@ def _flat(matrix: jax.Array) -> jax.Array:
 
 
 def newton_schulz(x_LMN: jax.Array) -> jax.Array:
-    """Lifts the singular values of each matrix [M, N], M <= N, to near one; in its dtype.
+    """Brings the singular values of each matrix [M, N], M <= N, near one; in its dtype.
 
     The polynomial is odd, so the result of a matrix's transpose is the transpose of its result.
     """
@@ -139,11 +139,11 @@ def newton_schulz(x_LMN: jax.Array) -> jax.Array:
 def _shared_out(
     stack_LMN: jax.Array, side: int | None, rule: sharding.ShardingRule | None
 ) -> jax.Array:
-    """:func:`newton_schulz` of a stack, its matrices spread over devices.
+    """Runs :func:`newton_schulz` on a stack whose matrices are distributed over devices.
 
-    Over all of them where that comes out even; else over those that share the shards, with zeros
-    for the last ones: results that several groups hold are gathered among them, and zeros would
-    make that more than one gather.
+    If the number of devices divides the number of matrices, it uses all of them. Otherwise it uses
+    the ``fsdp`` axis and pads the stack with zeros: with all devices, results would be gathered
+    over ``data``, too, and the padding would make that more than one gather.
     """
     if rule is None or rule.mesh.size == 1:
         return newton_schulz(stack_LMN)
@@ -154,7 +154,8 @@ def _shared_out(
         return newton_schulz(stack_LMN)
     spare = 0 if even else -count % rule.mesh.shape[fsdp]
     stack_LMN = jnp.pad(stack_LMN, ((0, spare), (0, 0), (0, 0)))
-    # How each matrix lies, in shards along fsdp; cut along data too, which takes no message; whole.
+    # Shardings in order: as stored, in shards along fsdp; also split along data, which needs no
+    # communication; full matrices on each device.
     sides = [fsdp if number == side else None for number in range(2)]
     apart = [PartitionSpec(data, *sides), PartitionSpec(sharding.AXES)]
     ways = [PartitionSpec(None, *sides), *(apart if even else [PartitionSpec(fsdp)])]

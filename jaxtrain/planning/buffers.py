@@ -1,4 +1,4 @@
-"""The compiler's dump of its buffer assignment: the largest temporaries, and who made them."""
+"""Parses the compiler's buffer assignment dump: the largest temporaries and what creates them."""
 
 import dataclasses
 import re
@@ -17,14 +17,14 @@ _INSTRUCTION = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Temporary:
-    """A place in the memory for temporaries.
+    """A slot in the memory for temporaries.
 
     Attributes:
         size: bytes.
-        shape: element type and shape of what fills it, as "bf16[96,480,720,64]".
-        made_by: lines that make what is kept there, in turn, and in which pass; a model's line
+        shape: element type and shape of the first value in it, such as "bf16[96,480,720,64]".
+        made_by: source lines that create its values, in order, with the pass; a line of the model
             where one is known.
-        shared_by: how many values are kept there, one after the other.
+        shared_by: number of values that use the slot, one after another.
     """
 
     size: int
@@ -34,24 +34,24 @@ class Temporary:
 
 
 def flags(folder: Path) -> str:
-    """What XLA_FLAGS has to hold, so that :func:`largest` finds the dump in ``folder``."""
+    """Returns the XLA_FLAGS that write the dump for :func:`largest` into ``folder``."""
     return f"--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_train_step"
 
 
 def largest(folder: Path, program: str, count: int) -> list[Temporary]:
-    """The largest places for temporaries, largest first.
+    """Returns the largest slots for temporaries, largest first.
 
     Args:
-        folder: of the dump.
+        folder: contains the dump.
         program: ``compiled.as_text()``.
-        count: how many to give.
+        count: number of slots to return.
     """
     dumps = sorted(folder.glob("*buffer-assignment.txt"))
     return parse(dumps[-1].read_text(), program)[:count] if dumps else []
 
 
 def parse(dump: str, program: str) -> list[Temporary]:
-    """All places for temporaries, largest first; see :func:`largest`."""
+    """Returns all slots for temporaries, largest first; see :func:`largest`."""
     source = Stacks(program).source
     makers = {match[1]: (int(match[3]), match[2]) for match in _INSTRUCTION.finditer(program)}
     places: dict[tuple[int, int], list[tuple[str, str]]] = {}

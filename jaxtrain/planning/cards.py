@@ -1,9 +1,9 @@
-"""The GPUs that a plan can be made for; every figure with its source.
+"""The GPUs that a run can be planned for, with the source of every figure.
 
 Sources: [D] NVIDIA's datasheet of the card; [W] NVIDIA's architecture white paper (Ampere GA100,
 GA102, Hopper GH100, Blackwell RTX); [P] CUDA C++ programming guide, table of technical
 specifications by compute capability; [S] total memory as nvidia-smi prints it; [A] an assumption,
-said as such wherever it is used.
+labeled as such wherever it is used.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ class Card:
     """One kind of GPU.
 
     Attributes:
-        name: as jax and nvidia-smi print it.
-        memory: total, bytes [S].
+        name: as printed by jax and nvidia-smi.
+        memory: total bytes [S].
         capability: compute capability.
         cores: streaming multiprocessors [W].
         clock_ghz: boost clock [D].
         l2: second-level cache, bytes [W].
-        link_rate: to another GPU of the node, one way, bytes/s.
-        node_rate: to a GPU of another node, one way, bytes/s for each GPU [A].
-        link: what the two rates are of.
+        link_rate: one-way bytes/s to another GPU of the same node.
+        node_rate: one-way bytes/s per GPU to another node [A].
+        link: describes the links behind both rates.
     """
 
     name: str
@@ -43,21 +43,21 @@ class Card:
 
     @property
     def bf16_flops(self) -> float:
-        """Dense products, summed in float32, FLOP/s [D]."""
+        """Dense matmul peak with float32 accumulation, FLOP/s [D]."""
         return _known(hardware.peak_bf16_flops(self.name))
 
     @property
     def memory_rate(self) -> float:
-        """Bandwidth, bytes/s [D]."""
+        """Memory-bandwidth peak, bytes/s [D]."""
         return _known(hardware.memory_bytes_per_second(self.name))
 
 
 def _known(rate: float | None) -> float:
-    assert rate is not None, "telemetry/hardware.py holds every card"
+    assert rate is not None, "telemetry/hardware.py lists every card"
     return rate
 
 
-_NDR = "NVLink 4, 900 GB/s both ways [D]; one 400 Gb/s adapter a GPU between nodes [A]"
+_NDR = "NVLink 4, 900 GB/s both ways [D]; one 400 Gb/s adapter per GPU between nodes [A]"
 
 CARDS = {
     "a10": Card(
@@ -91,7 +91,7 @@ CARDS = {
         l2=40 * MIB,
         link_rate=200e9,
         node_rate=25e9,
-        link="NVLink 3, 400 GB/s both ways [D]; one 200 Gb/s adapter a GPU between nodes [A]",
+        link="NVLink 3, 400 GB/s both ways [D]; one 200 Gb/s adapter per GPU between nodes [A]",
     ),
     "h100": Card(
         name="NVIDIA H100 80GB HBM3",
@@ -130,8 +130,8 @@ CARDS = {
 
 _OF_MEMORY = {"32gb": "rtx5090"}
 
-# By compute capability [P]: threads of a multiprocessor, its shared memory (bytes), the most that
-# one block may ask for (bytes), its float32 units.
+# By compute capability [P]: threads, bytes of shared memory, maximum bytes of shared memory per
+# block, and float32 units; of a multiprocessor.
 _LIMITS = {
     (8, 0): (2048, 164 * 1024, 163 * 1024, 64),
     (8, 6): (1536, 100 * 1024, 99 * 1024, 128),
@@ -141,10 +141,10 @@ _LIMITS = {
 
 
 def card(name: str) -> Card:
-    """A card by its short name.
+    """Looks up a card by its short name.
 
     Raises:
-        InputError: names those that there are.
+        InputError: there is no such card; the message suggests others.
     """
     if name not in CARDS:
         raise InputError(f"--gpu {name} is unknown; {overrides.did_you_mean(name, CARDS)}")
@@ -152,17 +152,17 @@ def card(name: str) -> Card:
 
 
 def card_of_config(name: str) -> str | None:
-    """The card that a shipped config is named after, as "h100" in "mlm_h100_8"."""
+    """Returns the card in a config's name, such as "h100" in "mlm_h100_8"."""
     return next((short for short in CARDS if short in name.split("_")), None)
 
 
 def usual_card(name: str) -> str:
-    """The card that a config is planned for whose name holds none: of the memory in it, or h100."""
+    """The default card for a config named after none: by the memory in its name, else h100."""
     return next((card for memory, card in _OF_MEMORY.items() if memory in name.split("_")), "h100")
 
 
 def target_config(card: Card) -> str:
-    """XLA's description of the card (``GpuTargetConfigProto``, text form)."""
+    """Describes the card to XLA (``GpuTargetConfigProto``, text form)."""
     threads, shared, shared_of_block, units = _LIMITS[card.capability]
     major, minor = card.capability
     return f"""

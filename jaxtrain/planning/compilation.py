@@ -1,4 +1,4 @@
-"""The real training step, compiled for GPUs that are described and not there."""
+"""Compiles the real training step for GPUs that are described but not present."""
 
 import dataclasses
 import time
@@ -22,24 +22,24 @@ _LARGEST = 5
 
 
 def run(request: dict[str, Any], send: Send) -> None:
-    """Sends what :func:`compile_step` finds; runs in the process that compiles."""
+    """Sends the result of :func:`compile_step`; runs in the compiling process."""
     send(compile_step(request))
 
 
 def compile_step(request: dict[str, Any]) -> dict[str, Any]:
-    """Compiles the step that a request names.
+    """Compiles the step of a request.
 
     Args:
-        request: :class:`jaxtrain.planning.planner.PlanRequest` as a dict, ``dump``, the folder of
-            the compiler's dump, and ``estimate``: whether to compile for virtual CPU devices.
+        request: :class:`jaxtrain.planning.planner.PlanRequest` as a dict, plus ``dump``, the folder
+            for the compiler's dump, and ``estimate``: whether to compile for virtual CPU devices.
 
     Returns:
         ``parameters``, ``optimizer``, ``gradients``, ``batch``, ``temporaries``, ``outputs``,
-        ``program``: bytes a device. ``largest``: temporaries. ``model_flops``, ``flops``: of a
-        step, over all devices. ``moved_bytes``: a device a step; None in an estimate, as are
-        ``largest``, ``traffic`` and ``attention`` (a step's calls of cuDNN's, by direction).
-        ``formula_bytes``, ``convolutions``, ``total`` (updates; None if that takes data),
-        ``elements`` (of the parameters), ``unsharded`` (name -> shape), ``batch_of``,
+        ``program``: bytes per device. ``largest``: temporaries. ``model_flops``, ``flops``: per
+        step, over all devices. ``moved_bytes``: per step and device; None in an estimate, as are
+        ``largest``, ``traffic`` and ``attention`` (cuDNN attention calls per step, by direction).
+        ``formula_bytes``, ``convolutions``, ``total`` (steps; None if that depends on the data),
+        ``elements`` (number of parameters), ``unsharded`` (name -> shape), ``batch_of``,
         ``compile_s``, ``versions``, ``estimate``.
 
     Raises:
@@ -76,7 +76,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _devices(request: dict[str, Any], run: config.Run, card: cards.Card) -> Any:
-    """Devices that only the compiler knows: the card's, or virtual CPU ones for an estimate."""
+    """Returns devices to compile for: described GPUs, or virtual CPU devices for an estimate."""
     count = run.mesh.devices
     if request["estimate"]:
         jax.config.update("jax_platforms", "cpu")
@@ -94,7 +94,7 @@ def _devices(request: dict[str, Any], run: config.Run, card: cards.Card) -> Any:
 def _of_gpu(
     request: dict[str, Any], run: config.Run, card: cards.Card, text: str
 ) -> dict[str, Any]:
-    """What only the GPU's own program says."""
+    """Findings that require the program compiled for the GPU."""
     collectives = hlo.collectives(text, run.mesh.devices)
     rows = traffic.rows(collectives, run.mesh, card, request["gpus_per_node"])
     largest = buffers.largest(Path(request["dump"]), text, _LARGEST)
@@ -107,12 +107,12 @@ def _of_gpu(
 
 
 def _nothing() -> dict[str, Any]:
-    """In place of :func:`_of_gpu`: a CPU's program has loops for products, and wider dtypes."""
+    """Replaces :func:`_of_gpu`: a CPU program uses loops for matmuls, and wider dtypes."""
     return dict.fromkeys(("largest", "moved_bytes", "attention", "traffic"))
 
 
 def _memory(built: setup.StepSetup, analysis: Any) -> dict[str, int]:
-    """Bytes a device; what is computed from the shardings adds up to the program's arguments."""
+    """Returns bytes per device; those computed from shardings add up to the program's arguments."""
     parameters = bytes_per_device((built.target.params, built.target.extras))
     optimizer = bytes_per_device(built.target.opt)
     arguments = int(analysis.argument_size_in_bytes)

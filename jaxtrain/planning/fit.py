@@ -1,4 +1,4 @@
-"""The same run in less memory: candidates, each of which is compiled before it is recommended."""
+"""Searches for variants of a run that need less memory; each is compiled before it is suggested."""
 
 import bisect
 import contextlib
@@ -18,14 +18,14 @@ Kind = tuple[str, str | None]  # mesh.shard, model.remat
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """A candidate that was compiled.
+    """A compiled candidate.
 
     Attributes:
-        overrides: to paste, besides those that were typed; () is the config as it is.
-        needed: bytes a device.
-        spare: bytes; below zero it does not fit, if the compiler's word is exact.
-        best: seconds of a step at the card's ceilings, predicted.
-        exact: whether what it needs is known; False for the program of another platform.
+        overrides: to add to the typed ones; () for the config as it is.
+        needed: bytes per device.
+        spare: bytes per device; negative if it does not fit (known only if ``exact``).
+        best: predicted seconds per step at the card's peaks.
+        exact: whether ``needed`` is exact; False if compiled for another platform.
     """
 
     overrides: Overrides
@@ -36,7 +36,7 @@ class Tried:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a device has enough memory; None where that is not known."""
+        """Whether a device has enough memory; None if unknown."""
         return self.spare >= 0 if self.exact else None
 
 
@@ -47,20 +47,21 @@ def search(
     enough: int | None = None,
     clock: Clock = time.monotonic,
 ) -> tuple[list[Tried], bool]:
-    """Compiles candidates until the budget is spent; those that fit first, the fastest first.
+    """Compiles candidates until the time budget is spent.
 
-    Each way to shard and to rematerialise is tried with the fewest microbatches that fit: with one,
-    else memory falls with their number, so that it is found by halving. The global batch stays.
+    Each combination of sharding and rematerialization is tried with the fewest microbatches that
+    fit: one if possible; otherwise by bisection, as memory falls with their number. The global
+    batch size stays the same.
 
     Args:
         run: the config.
-        attempt: compiles a candidate within so many seconds; None if it could not.
-        budget_s: seconds for all of them.
-        enough: ends the search when so many fit; None looks for all.
-        clock: seconds, monotonic.
+        attempt: compiles a candidate within the given seconds; returns None if it could not.
+        budget_s: seconds for all candidates.
+        enough: ends the search once this many fit; None tries all.
+        clock: monotonic seconds.
 
     Returns:
-        The candidates, and whether there was time for all.
+        The candidates (those that fit first, the fastest first), and whether all were tried.
     """
     ends = clock() + budget_s
     tried: dict[Overrides, Tried | None] = {}
@@ -81,7 +82,7 @@ def search(
         one = compiled(_changes(run, kind, parts))
         if one is None:
             return False
-        if one.spare < 0:  # where that is no more than an estimate, the search follows it
+        if one.spare < 0:  # the search follows estimates, too
             too_large.append((kind, parts))
             return False
         if (
@@ -96,7 +97,7 @@ def search(
         fits((run.mesh.shard, getattr(run.model, "remat", None)), run.optim.accumulate)
         first, *more = microbatches(run)
         for kind in [kind for kind in kinds(run) if not fits(kind, first)]:
-            # Rising, so it does not fit (False) up to the one that is looked for.
+            # Sorted: too few microbatches do not fit (False), then all fit.
             bisect.bisect_left(more, True, key=functools.partial(fits, kind))
         whole = True
     found = [one for one in tried.values() if one is not None]
@@ -105,13 +106,13 @@ def search(
 
 
 class _EnoughError(Exception):
-    """So many fit as were asked for."""
+    """Ends the search: enough candidates fit."""
 
 
 def _needs_more(kind: Kind, parts: int, other: Kind, parts_of_other: int) -> bool:
-    """Whether it needs at least as much memory as the other, whatever the model."""
-    shards = ("params", "optimizer", "none")  # rising
-    remats = (None, "block", "ends", "none")  # rising; None is alone
+    """Whether a candidate needs at least as much memory as the other, for any model."""
+    shards = ("params", "optimizer", "none")  # ascending memory
+    remats = (None, "block", "ends", "none")  # ascending memory; None is alone
     return (
         parts <= parts_of_other
         and shards.index(kind[0]) >= shards.index(other[0])
@@ -120,7 +121,7 @@ def _needs_more(kind: Kind, parts: int, other: Kind, parts_of_other: int) -> boo
 
 
 def kinds(run: config.Run) -> Iterator[Kind]:
-    """(mesh.shard, model.remat), what the config has first; remat is None for a model without."""
+    """Yields (mesh.shard, model.remat), the config's own first; remat is None if not supported."""
     remats: Sequence[str | None] = (None,)
     if hasattr(run.model, "remat"):
         choices = overrides.choices(run.model, "remat")
@@ -132,7 +133,7 @@ def kinds(run: config.Run) -> Iterator[Kind]:
 
 
 def microbatches(run: config.Run) -> list[int]:
-    """Values of optim.accumulate that divide a device's part of the global batch, rising."""
+    """Returns the values of optim.accumulate that divide the per-device batch size, ascending."""
     rows = run.data.batch_size // run.mesh.devices
     return [parts for parts in range(1, rows + 1) if rows % parts == 0]
 
@@ -150,18 +151,18 @@ def _changes(run: config.Run, kind: Kind, parts: int) -> Overrides:
 
 
 def spread(run: config.Run, nodes: int, gpus: int) -> Overrides:
-    """Overrides that put a run on other devices; the global batch stays.
+    """Returns overrides that put a run on other devices with the same global batch size.
 
-    As many examples at a time on a device as before, or the next fewer that divide its part.
+    Microbatches per device keep their size, or the next smaller one that divides evenly.
 
     Raises:
-        InputError: the devices do not divide the batch.
+        InputError: the number of devices does not divide the batch size.
     """
     devices = nodes * gpus
     batch = run.data.batch_size
     if batch % devices:
         raise InputError(
-            f"--devices {nodes}x{gpus}: {devices} devices do not divide data.batch_size {batch}; "
+            f"--devices {nodes}x{gpus}: {devices} devices do not divide data.batch_size {batch}: "
             f"set --data.batch_size {max(batch // devices, 1) * devices}"
         )
     rows = batch // devices
@@ -173,10 +174,10 @@ def spread(run: config.Run, nodes: int, gpus: int) -> Overrides:
 
 
 def parse_devices(text: str) -> tuple[int, int]:
-    """``"2x8"`` -> two nodes of eight GPUs; ``"4"`` -> one node of four.
+    """Parses ``"2x8"`` as two nodes of eight GPUs, and ``"4"`` as one node of four.
 
     Raises:
-        InputError: it is neither.
+        InputError: the text has another form.
     """
     nodes, _, gpus = text.rpartition("x")
     try:
@@ -185,6 +186,6 @@ def parse_devices(text: str) -> tuple[int, int]:
         found = (0, 0)
     if min(found) < 1:
         raise InputError(
-            f"--devices {text}: write NODESxGPUS, as 2x8, or the GPUs of one node, as 4"
+            f"--devices {text}: give NODESxGPUS, such as 2x8, or the GPUs of one node, such as 4"
         )
     return found

@@ -1,4 +1,4 @@
-"""A plan: what was compiled, and what follows from it, as JSON holds it."""
+"""Builds a plan, JSON-able, from what the compiler reported."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ def make(
     gpus_per_node: int,
     price: float | None,
 ) -> Plan:
-    """Adds memory, time, hours and money to what the compiler said.
+    """Adds predicted memory, time and cost to the compiler's findings.
 
     Args:
-        findings: of :func:`jaxtrain.planning.compilation.compile_step`.
-        card: that it was compiled for.
-        run: that was compiled.
-        overrides: that made it of its config.
-        gpus_per_node: of each node.
-        price: of a GPU for an hour, in any currency; None leaves the money out.
+        findings: from :func:`jaxtrain.planning.compilation.compile_step`.
+        card: the card compiled for.
+        run: the config compiled.
+        overrides: those applied to the config.
+        gpus_per_node: GPUs in each node.
+        price: per GPU-hour, in any currency; None omits the cost.
     """
     devices = run.mesh.devices
     memory = prediction.memory(findings, card, devices, gpus_per_node)
@@ -62,7 +62,7 @@ def make(
 def _run(
     time: prediction.Time | None, total: int | None, devices: int, price: float | None
 ) -> dict[str, Any]:
-    """Rates, hours and money, [best, worst]; None where they cannot be known."""
+    """Returns rates, hours and cost as [best, worst]; None where unknown."""
     band = None if time is None else (time.best, time.worst)
     hours = None if band is None or total is None else [total * s / HOUR_S for s in band]
     money = None if hours is None or price is None else [one * devices * price for one in hours]

@@ -1,6 +1,6 @@
-"""Plans of one config: as typed, on other devices, and with changes that need less memory.
+"""Plans a config as typed, on other devices, and with changes that need less memory.
 
-The step is compiled in a process of its own, whose jax believes in GPUs that are not there.
+The step is compiled in a separate process, whose jax compiles for GPUs that are not present.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ _FUNCTION = "jaxtrain.planning.compilation:run"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What is to be compiled.
+    """A request to compile a config's step.
 
     Attributes:
         config: a name or a path.
         overrides: as typed.
         gpu: short name of the card.
-        gpus_per_node: the last node may have fewer only if it is the only one.
+        gpus_per_node: GPUs in each node; a single node may have fewer.
     """
 
     config: str
@@ -44,21 +44,21 @@ class PlanRequest:
 
 
 class Planner:
-    """Plans a config on some card and devices.
+    """Plans a config for a card and a number of devices.
 
     Args:
-        name: of the config.
+        name: the config's name or path.
         typed: overrides.
-        gpu: short name of a card; None takes the one in the config's name.
-        devices: as "2x8"; None takes the config's mesh, in nodes of eight.
-        price: of a GPU for an hour.
-        say: takes a line for each candidate.
+        gpu: short name of a card; None uses the one in the config's name.
+        devices: such as "2x8"; None uses the config's mesh, in nodes of eight.
+        price: per GPU-hour.
+        say: receives a line for each candidate.
 
     Attributes:
-        said: what was assumed.
+        said: assumptions, to be printed.
 
     Raises:
-        InputError: the config, the card or the devices are wrong.
+        InputError: the config, the card or the devices are invalid.
     """
 
     def __init__(
@@ -86,17 +86,19 @@ class Planner:
             of_a_node = math.gcd(of_run, self._per_node)
             raise InputError(
                 f"{of_run} devices (mesh.data {self._run.mesh.data} x mesh.fsdp "
-                f"{self._run.mesh.fsdp}) are no whole nodes of {self._per_node} GPUs: say what the "
-                f"nodes are, as --devices {of_run // of_a_node}x{of_a_node}"
+                f"{self._run.mesh.fsdp}) do not fill nodes of {self._per_node} GPUs: set them, "
+                f"for example --devices {of_run // of_a_node}x{of_a_node}"
             )
         short = gpu or cards.card_of_config(self._run.name)
         if short is None:
             short = cards.usual_card(self._run.name)
-            self.said.append(f"{name} names no card: planned for {short} (--gpu)")
+            self.said.append(
+                f"no card in the name {name}: planning for {short} (choose another with --gpu)"
+            )
         self._short, self._card = short, cards.card(short)
 
     def compiled(self, changes: fit.Overrides, timeout_s: float = _TIMEOUT_S) -> plan.Plan:
-        """Compiles the config with some changes, and draws the conclusions.
+        """Compiles the config with changes and returns its plan.
 
         Raises:
             InputError: the step could not be compiled.
@@ -120,7 +122,7 @@ class Planner:
     def search(
         self, first: plan.Plan, budget_s: float, enough: int | None
     ) -> tuple[list[fit.Tried], bool]:
-        """Other ways to run the same, with ``first`` as the config is; see :func:`fit.search`."""
+        """Searches for variants (:func:`fit.search`); ``first`` is the plan without changes."""
 
         def attempt(changes: fit.Overrides, timeout_s: float) -> fit.Tried | None:
             pasted = overrides.merged(self._added, changes)
@@ -153,9 +155,9 @@ def gpu_compiler() -> bool:
 
 
 def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
-    """What the compiler says of the step; ``{"failure": ...}`` where it could not compile it.
+    """Compiles the step in a worker; returns ``{"failure": ...}`` if that fails.
 
-    The findings are described at :func:`jaxtrain.planning.compilation.compile_step`.
+    The findings are described in :func:`jaxtrain.planning.compilation.compile_step`.
 
     Raises:
         InputError: the config cannot be built.
@@ -167,7 +169,7 @@ def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
             with SubprocessWorker(_FUNCTION, asked, variables, grace_s=0.0) as worker:
                 (findings,) = worker.messages(timeout_s)
         except TimeoutError:
-            return {"failure": f"not done after {timeout_s:.0f} s"}
+            return {"failure": f"timed out after {timeout_s:.0f} s"}
         except WorkerFailed as failed:
             lines = "".join(f"\n{line}" for line in failed.last_lines)
             return {"failure": failed.error or f"the compiler {failed.how}{lines}"}
@@ -175,7 +177,7 @@ def compile_step(request: PlanRequest, timeout_s: float) -> dict[str, Any]:
 
 
 def environment(outside: Mapping[str, str], dump: Path) -> dict[str, str]:
-    """The worker's variables: no GPU, and none needed."""
+    """Returns the worker's environment, which hides GPUs and requires none."""
     return subprocess_worker.environment(
         outside,
         without=("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES"),

@@ -1,8 +1,8 @@
-"""From what the compiler said to memory, time and money; pure arithmetic, and labelled predicted.
+"""Predicts memory, time and cost from what the compiler reported. Pure arithmetic.
 
-Assumed, until a row of a real GPU says otherwise: a step reaches between 40% and 100% of what the
-card's two ceilings allow. Communication that the program runs beside other work costs nothing in
-the best case; in the worst all of it costs its time.
+Assumed until measurements on GPUs replace it: a step reaches between 40% and 100% of the card's
+roofline. Communication that overlaps other work costs nothing in the best case, and its full time
+in the worst.
 """
 
 import dataclasses
@@ -15,29 +15,29 @@ from jaxtrain.xla.options import MEMORY_FRACTION
 WORST_EFFICIENCY = 0.4
 
 DRIVER = 0.7 * GIB
-"""What CUDA does not see of the memory that nvidia-smi prints. Seen in error messages that name
+"""The part of the memory printed by nvidia-smi that CUDA does not see. From error messages with
 CUDA's total: 0.48 GiB on an RTX 5090 (31.36), 0.54 on an H100 (79.11), 0.67 on an A800 (79.33)."""
 
-# What the runtime keeps besides the compiled program, bytes a device. All are assumptions: none was
-# measured yet. The first two lie outside XLA's pool, as the driver's does, and have to fit there.
+# Memory that the runtime uses besides the compiled program, bytes per device. All assumed, none
+# measured yet. The first two are outside XLA's pool, as is the driver's, and must fit there.
 CONTEXT = 0.7 * GIB
 """CUDA's context, the libraries' kernels, the compiled program."""
 NCCL = {"one device": 0.0, "one node": 0.5 * GIB, "several nodes": 1.0 * GIB}
 """NCCL's buffers and channels."""
 CUDNN = 0.5 * GIB
-"""Workspaces of convolutions. cuDNN's algorithm is chosen when the program starts, on the GPU."""
+"""Convolution workspaces. cuDNN chooses its algorithms on the GPU when the program starts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes a device.
+    """Bytes per device.
 
     Attributes:
-        rows: what is needed -> bytes.
+        rows: purpose -> bytes needed.
         needed: their sum.
-        capacity: that a program can use.
-        outside: beside XLA's pool: kept by whom -> bytes, assumed.
-        total: of the card.
+        capacity: bytes that a program can use.
+        outside: user of memory outside XLA's pool -> bytes, assumed.
+        total: the card's memory.
     """
 
     rows: dict[str, float]
@@ -48,21 +48,21 @@ class Memory:
 
     @property
     def spare(self) -> float:
-        """Left over; below zero it does not fit."""
+        """Bytes left over; negative if the run does not fit."""
         return self.capacity - self.needed
 
 
 @dataclasses.dataclass(frozen=True)
 class Time:
-    """Seconds of a step, predicted.
+    """Predicted seconds per step.
 
     Attributes:
-        arithmetic: all products at the card's dense rate.
-        memory: the bytes that instructions read and write, at its bandwidth.
-        communication: all collectives at the stated link speeds.
-        hidden: that of the collectives which the program runs beside other work.
-        best: if arithmetic, memory and hidden communication go on at once, at their ceilings.
-        worst: if communication hides nothing and the rest reaches :data:`WORST_EFFICIENCY`.
+        arithmetic: all matmuls and convolutions at the card's matmul peak.
+        memory: bytes read and written by instructions, at the memory-bandwidth peak.
+        communication: all collectives at the stated link rates.
+        hidden: the part of ``communication`` that overlaps other work.
+        best: arithmetic, memory and hidden communication run concurrently at their peaks.
+        worst: no communication is hidden and the rest reaches :data:`WORST_EFFICIENCY`.
     """
 
     arithmetic: float
@@ -74,7 +74,7 @@ class Time:
 
     @property
     def bound(self) -> str:
-        """The slowest of the three."""
+        """The slowest of arithmetic, memory and communication."""
         times = {
             "arithmetic": self.arithmetic,
             "memory": self.memory,
@@ -84,13 +84,13 @@ class Time:
 
 
 def memory(findings: dict[str, Any], card: Card, devices: int, gpus_per_node: int) -> Memory:
-    """What a device needs and has.
+    """Predicts the memory that a device needs and has.
 
     Args:
-        findings: of :func:`jaxtrain.planning.compilation.compile_step`.
-        card: that it is planned for.
-        devices: of the run.
-        gpus_per_node: of each node.
+        findings: from :func:`jaxtrain.planning.compilation.compile_step`.
+        card: the card planned for.
+        devices: number of devices of the run.
+        gpus_per_node: GPUs in each node.
     """
     names = ("parameters", "optimizer", "batch", "temporaries", "outputs", "program")
     rows = {name: float(findings[name]) for name in names}
@@ -104,22 +104,22 @@ def memory(findings: dict[str, Any], card: Card, devices: int, gpus_per_node: in
 
 
 def arithmetic(findings: dict[str, Any], card: Card, devices: int, precision: str) -> float:
-    """Seconds of a step's products at the card's dense rate.
+    """Predicts the seconds that a step's matmuls and convolutions take at the matmul peak.
 
     Args:
-        findings: of :func:`jaxtrain.planning.compilation.compile_step`.
-        card: that it is planned for.
-        devices: of the run.
-        precision: of the computation; float32 products run as TF32, at half the rate [D].
+        findings: from :func:`jaxtrain.planning.compilation.compile_step`.
+        card: the card planned for.
+        devices: number of devices of the run.
+        precision: of the computation; float32 matmuls run as TF32, at half the rate [D].
     """
     rate = card.bf16_flops * (1.0 if precision == "bfloat16" else 0.5)
     return float(findings["flops"] / devices / rate)
 
 
 def time(findings: dict[str, Any], card: Card, devices: int, precision: str) -> Time:
-    """How long a step takes, at the card's ceilings; arguments as of :func:`arithmetic`.
+    """Predicts the time of a step; the arguments are those of :func:`arithmetic`.
 
-    The findings are no estimate: they hold the traffic.
+    The findings must include the communication, so they must not be an estimate.
     """
     computing = arithmetic(findings, card, devices, precision)
     moving = findings["moved_bytes"] / card.memory_rate

@@ -1,4 +1,4 @@
-"""Out of memory on a GPU: the plan of the run, and changes with which it was compiled and fits."""
+"""After running out of memory on a GPU: finds overrides with which the run fits."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,29 +7,29 @@ from jaxtrain.planning import cards, report
 from jaxtrain.planning.planner import Planner
 from jaxtrain.telemetry.hardware import GIB
 
-_BUDGET_S = 240.0  # one way compiles in half a minute
+_BUDGET_S = 240.0  # one variant compiles in half a minute
 _ENOUGH = 2
 
 
 def find(
     config: str, typed: Sequence[str], kind: str, limit: int, say: Callable[[str], None]
 ) -> list[str]:
-    """Overrides with which the same global batch fits, each compiled for this GPU.
+    """Finds overrides with which the same global batch fits, each compiled for this GPU.
 
     Args:
-        config: the name or path that was typed.
-        typed: overrides that were typed.
-        kind: of the GPUs, as jax calls it.
-        limit: bytes that jax may take of each, measured.
-        say: takes the plan and what is compiled.
+        config: the typed name or path.
+        typed: the typed overrides.
+        kind: of the GPUs, as jax reports it.
+        limit: bytes per GPU that jax may allocate, measured.
+        say: receives lines about the plan and the candidates.
 
     Returns:
-        ``["--optim.accumulate 2 (33.1 GiB)", ...]``, the fastest (predicted) first; none where
-        nothing that was compiled fits, or nothing could be.
+        ``["--optim.accumulate 2 (33.1 GiB)", ...]``, the fastest (predicted) first; empty if no
+        compiled candidate fits, or none could be compiled.
     """
     short = next((name for name, card in cards.CARDS.items() if card.name == kind), None)
     if short is None:
-        say(f"no plan: {kind} is not among the GPUs that plan knows ({', '.join(cards.CARDS)})")
+        say(f"no plan: {kind} is not a supported GPU ({', '.join(cards.CARDS)})")
         return []
     planner = Planner(config, list(typed), short, None, None, say)
     try:
@@ -41,9 +41,9 @@ def find(
         say(line)
     if found["compiled"]["estimate"]:  # the compiler for GPUs is not installed
         return []
-    # Whatever was predicted, what ran out of memory does not fit.
+    # It ran out of memory, so it does not fit, whatever was predicted.
     found["memory"]["spare"] = min(found["memory"]["spare"], -1.0)
-    say(f"compiling ways that need less, for at most {_BUDGET_S:.0f} s ...")
+    say(f"compiling variants that need less memory, for at most {_BUDGET_S:.0f} s ...")
     tried, _ = planner.search(found, _BUDGET_S, _ENOUGH)
     return [
         f"{' '.join(one.overrides)} ({one.needed / GIB:.1f} GiB)"

@@ -1,4 +1,4 @@
-"""What the compiled step sends, against what its sharding sends by formula."""
+"""Sums the communication volume of the compiled step, and computes the sharding's by formula."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ class Row:
     """Collectives of one kind, dtype and group, summed over a step.
 
     Attributes:
-        kind: as "all-gather".
+        kind: such as "all-gather".
         dtype: of the arrays; several are joined by "+".
-        axis: of the mesh: "data", "fsdp", or both.
-        crosses_nodes: whether a group holds GPUs of several nodes.
-        count: how many run in a step.
-        wire_bytes: that a device sends in a step, with ring algorithms.
-        seconds: at the stated link speed.
-        overlapped: share of the bytes whose collective runs beside computation.
+        axis: mesh axis: "data", "fsdp", or both.
+        crosses_nodes: whether a group includes GPUs of several nodes.
+        count: collectives per step.
+        wire_bytes: bytes sent per step and device, with ring algorithms.
+        seconds: at the stated link rate.
+        overlapped: fraction of the bytes whose collective overlaps computation.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Row:
 def rows(
     found: Sequence[Collective], settings: config.Mesh, card: Card, gpus_per_node: int
 ) -> list[Row]:
-    """Sums collectives that are alike; the largest first."""
+    """Sums collectives of the same kind, dtype and group; the largest first."""
     groups: dict[tuple[str, str, str, bool], list[Collective]] = {}
     for one in found:
         dtype = "+".join(sorted({array.dtype for array in one.outputs}))
@@ -63,17 +63,17 @@ def rows(
 
 
 def _rate(group: Sequence[int], card: Card, gpus_per_node: int) -> float:
-    """Bytes/s that a device of a group that crosses nodes sends, the slower of its two ways.
+    """Returns the bytes/s per device in a group across nodes: the slower of its two links.
 
-    Where a group holds several GPUs of a node, their adapters share what crosses: NCCL makes as
-    many rings.
+    If a group has several GPUs in a node, their adapters share the traffic between nodes: NCCL
+    builds as many rings.
     """
     nodes = [device // gpus_per_node for device in group]
     return min(card.link_rate, card.node_rate * nodes.count(nodes[0]))
 
 
 def axis_of(groups: Sequence[Sequence[int]], settings: config.Mesh) -> str:
-    """The mesh axes along which the members of a group differ."""
+    """Returns the mesh axes along which the members of a group differ."""
     places = np.arange(settings.devices).reshape(settings.data, settings.fsdp)
     axes = set()
     for group in groups:
@@ -86,12 +86,13 @@ def axis_of(groups: Sequence[Sequence[int]], settings: config.Mesh) -> str:
 def formula_bytes(
     target: State, rule: ShardingRule, settings: config.Mesh, accumulate: int
 ) -> float:
-    """Bytes that a device sends in a step by formula, parameters and gradients in bfloat16.
+    """Computes the bytes that a device sends per step, with parameters and gradients in bfloat16.
 
-    A program may send a little less: a first layer's kernel is not read backward. With
-    ``shard="params"`` each microbatch gathers the sharded parameters forward and backward, and
-    scatters their gradients; ``"optimizer"`` gathers once a step. What no axis shards has its
-    gradient reduced over all devices, once a microbatch, as have the shards over ``data``.
+    A program may send a little less: the backward pass does not read the first layer's kernel. With
+    ``shard="params"``, each microbatch gathers the sharded parameters in both passes and
+    reduce-scatters their gradients; ``"optimizer"`` gathers once per step. In each microbatch, the
+    gradients of unsharded parameters are all-reduced over all devices, and those of shards over
+    ``data``.
     """
     sharded = unsharded = 0
     for array in target.params.values():

@@ -1,11 +1,11 @@
-"""Floating-point operations of a traced step: what it computes, recomputation included."""
+"""Counts the floating-point operations of a traced step, rematerialization included."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
-# cuDNN's fused attention, by jax's names: how many products of all queries and keys it stands for.
-# The backward pass computes the scores again.
+# cuDNN's fused attention, by jax's names: the number of matmuls over all queries and keys in it.
+# The backward pass recomputes the scores.
 _ATTENTION_PRODUCTS = {
     "dot_product_attention_fwd_wrapper": 2,
     "dot_product_attention_bwd_wrapper": 5,
@@ -13,14 +13,14 @@ _ATTENTION_PRODUCTS = {
 
 
 def product_flops(jaxpr: Any) -> float:
-    """Operations of all matrix products and convolutions, a multiplication and an addition each.
+    """Counts the operations of all matmuls and convolutions; a multiply-add counts as two.
 
-    Loops count as often as they run, what each device does by itself as often as there are devices;
-    of a choice the dearest branch counts, and a loop whose end is not known counts once. What is
-    left out (sums, activations, the optimizer) is bound by memory and not by arithmetic.
+    A loop counts once per iteration, and once if its length is unknown; a ``shard_map`` counts once
+    per device; a conditional counts its most expensive branch. Sums, activations and the optimizer
+    are omitted: they are bound by memory bandwidth, not by arithmetic.
 
     Args:
-        jaxpr: of the whole program, as ``jax.jit(f).trace(...).jaxpr``.
+        jaxpr: of the complete program, such as ``jax.jit(f).trace(...).jaxpr``.
     """
     total = 0.0
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -41,7 +41,7 @@ def product_flops(jaxpr: Any) -> float:
 
 
 def has_convolutions(jaxpr: Any) -> bool:
-    """Whether the program, or one that it runs, holds a convolution."""
+    """Whether the program or one nested in it contains a convolution."""
     return any(
         equation.primitive.name == "conv_general_dilated"
         or any(has_convolutions(one) for one in _inner(equation.params))
@@ -50,7 +50,7 @@ def has_convolutions(jaxpr: Any) -> bool:
 
 
 def _times(name: str, params: dict[str, Any]) -> int:
-    """How often an operation runs the programs in it; a ``shard_map``'s runs on each device."""
+    """How often an operation runs its nested programs; a ``shard_map`` runs them on each device."""
     if name == "scan":
         return int(params["length"])
     return int(params["mesh"].size) if name == "shard_map" else 1
@@ -63,13 +63,13 @@ def _dot(equation: Any) -> float:
 
 
 def _attention_product(equation: Any) -> float:
-    """Masked scores count: causal attention is counted in full."""
+    """Counts masked scores too: causal attention counts in full."""
     batch, queries, heads, width = equation.invars[0].aval.shape
     return 2.0 * batch * heads * queries * equation.invars[1].aval.shape[1] * width
 
 
 def _convolution(equation: Any) -> float:
-    """Each output: the kernel's window times its input channels; zeros between rows are free."""
+    """Per output element: kernel window times input channels; zeros of a dilated input are free."""
     kernel = equation.invars[1].aval.shape
     _, inputs, *window = equation.params["dimension_numbers"].rhs_spec
     depth = kernel[inputs] * math.prod(kernel[axis] for axis in window)
@@ -78,7 +78,7 @@ def _convolution(equation: Any) -> float:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """The programs that an operation runs."""
+    """Yields the nested programs of an operation."""
     for value in params.values():
         for one in value if isinstance(value, list | tuple) else (value,):
             if hasattr(getattr(one, "jaxpr", one), "eqns"):

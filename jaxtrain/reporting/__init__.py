@@ -1,7 +1,7 @@
-"""A run as one HTML page that needs nothing else: ``report.html``.
+"""Writes a run's report, ``report.html``: one HTML page that needs no other file.
 
-``run_files`` reads a run's directory, ``times`` and ``facts`` work out what it says, ``curves`` and
-``samples`` what it shows; ``sections``, ``costs`` and ``settings`` put that into words, and
-``page`` puts it into one file.
-Nothing here imports jax: the page of a run can be made on any machine that can read its directory.
+``run_files`` reads the run directory. ``times`` and ``facts`` compute the numbers, ``curves`` and
+``samples`` prepare the charts, images and texts. ``sections``, ``costs`` and ``settings`` turn them
+into HTML, and ``page`` writes the file. Nothing here imports jax, so any machine that can read the
+run directory can write the page.
 """

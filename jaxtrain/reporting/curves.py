@@ -1,4 +1,4 @@
-"""What the page draws: the metrics of each run, thinned where there are too many points."""
+"""The data of the page's charts: the metrics of each run, thinned if there are too many points."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ _TITLES = {
     "ssim": "SSIM",
     "lpips": "LPIPS",
     "grad_norm": "gradient norm",
-    "mfu": "MFU (model FLOP/s of the datasheet's)",
-    "data_wait_fraction": "waiting for input",
+    "mfu": "MFU (model / datasheet FLOP/s)",
+    "data_wait_fraction": "data wait (fraction of the time)",
     "gpu_memory_usage": "GPU memory, GiB",
     "gpu_utilization": "GPU utilization",
     "gpu_power_w": "GPU power, W",
@@ -24,21 +24,23 @@ _TITLES = {
     "host_memory_gib": "host memory, GiB",
     "shm_gib": "/dev/shm, GiB",
     "bits_per_byte": "bits per byte",
+    "steps_per_second": "steps per second",
+    "samples_per_second": "examples per second",
+    "tokens_per_second": "tokens per second",
 }
-_OF_THE_MACHINE = ("gpu_", "host_", "shm_")
-# steps, samples and tokens a second are one curve: the first that is there is drawn.
+_SYSTEM = ("gpu_", "host_", "shm_")
+# These three rates have the same shape, so the page draws only the first one that was recorded.
 _RATES = ("tokens_per_second", "samples_per_second", "steps_per_second")
 
 
 def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], bool]:
-    """A chart for each metric, of all runs, training and validation.
+    """Returns a chart for each metric, with the training and validation curves of all runs.
 
     Returns:
-        Charts, JSON-able: ``name``, ``title``, ``share`` (in percent), ``zero`` (its axis
-        begins there), ``log`` (for a log scale),
-        ``curves`` with ``run`` (its index), ``kind`` ("train" or "val"), ``step``, ``time``
-        (seconds since the run began) and ``value`` (None: not finite). And whether a curve was
-        thinned.
+        The charts, as JSON-able dicts, and whether any curve was thinned. A chart has ``name``,
+        ``title``, ``percent`` (shown in percent), ``zero`` (y axis begins at 0), ``log`` (allows a
+        log scale) and ``curves``. A curve has ``run`` (index), ``kind`` ("train" or "val"),
+        ``step``, ``time`` (seconds since the run began) and ``value`` (None for NaN/Inf).
     """
     names = {
         name.partition("/")[2]
@@ -67,8 +69,8 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], bool]:
                 {
                     "name": name,
                     "title": _TITLES.get(name, name.replace("_", " ")),
-                    "share": formats.is_share(name),
-                    "zero": formats.is_share(name)
+                    "percent": formats.is_fraction(name),
+                    "zero": formats.is_fraction(name)
                     or name in _RATES
                     or "memory" in name
                     or name == "learning_rate",
@@ -82,20 +84,21 @@ def charts(runs: Sequence[RecordedRun]) -> tuple[list[dict[str, Any]], bool]:
 def thin(
     points: Sequence[tuple[int, float, float | None]], most: int
 ) -> list[tuple[int, float, float | None]]:
-    """At most so many points: the first and last, and of each stretch the lowest and highest.
+    """Thins a curve to its first and last point and each interval's lowest and highest point.
 
     Args:
-        points: (step, time, value); a value that is None is kept where its whole stretch has none.
-        most: of points, at least 4.
+        points: (step, time, value). A value of None is kept where its entire interval has only
+            None.
+        most: maximum number of points, at least 4.
     """
     if len(points) <= most:
         return list(points)
-    stretches = (most - 2) // 2
+    intervals = (most - 2) // 2
     inside = points[1:-1]
     kept = {0, len(points) - 1}
-    for number in range(stretches):
-        low = 1 + number * len(inside) // stretches
-        high = 1 + (number + 1) * len(inside) // stretches
+    for number in range(intervals):
+        low = 1 + number * len(inside) // intervals
+        high = 1 + (number + 1) * len(inside) // intervals
         finite = [index for index in range(low, high) if points[index][2] is not None]
         if not finite:
             kept.add(low)
@@ -106,11 +109,12 @@ def thin(
 
 
 def described(run: RecordedRun) -> dict[str, Any]:
-    """What the page's program knows of a run.
+    """Returns what page.js needs to know about a run.
 
     Returns:
-        JSON-able: ``label``; ``seen``, a list of [step, examples seen then, examples a step
-        from there on]; ``tokens`` of an example, or None; ``resumes``, steps at which it went on.
+        A JSON-able dict: ``label``; ``seen``, a list of [step, examples seen by then, examples per
+        step from there on]; ``tokens`` per example, or None; ``resumes``, the steps from which the
+        run was resumed.
     """
     starts = run.starts
     batch = int(run.config.get("data", {}).get("batch_size") or 0)
@@ -145,26 +149,26 @@ def _finite(value: float | None) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Seven digits, which is what float32 holds."""
+    """Rounds to seven digits, the precision of float32."""
     return None if value is None else float(f"{value:.7g}")
 
 
 def _rank(name: str) -> tuple[int, int, str]:
-    """What is to be learned first, then how it was trained, then the machine."""
+    """Sorts quality metrics first, then training, then system metrics."""
     if name in _FIRST:
         return 0, _FIRST.index(name), name
     if name in _RATES:
         return 2, _LAST.index("throughput"), name
     if name in _LAST:
         return 2, _LAST.index(name), name
-    return (3 if name.startswith(_OF_THE_MACHINE) else 1), 0, name
+    return (3 if name.startswith(_SYSTEM) else 1), 0, name
 
 
 def nonfinite(run: RecordedRun, found: Mapping[str, facts.Result]) -> list[str]:
-    """A sentence for each metric that is not finite somewhere: its curve has a gap there."""
+    """Returns a sentence for each metric with NaN/Inf records, where its curve has gaps."""
     return [
-        f"{run.label}: {name} is not finite in {one.nonfinite} of its records, first at step "
-        f"{one.nonfinite_step:,}: its curve has gaps."
+        f"{run.label}: {name} is NaN/Inf in {one.nonfinite} records, first at step "
+        f"{one.nonfinite_step:,}; the curve has gaps there."
         for name, one in found.items()
         if one.nonfinite
     ]

@@ -1,4 +1,4 @@
-"""What a run says of itself in a few numbers."""
+"""Computes the key numbers of a run: state, steps, results, speed."""
 
 import dataclasses
 import math
@@ -9,9 +9,9 @@ from typing import Any
 from jaxtrain.reporting import formats, times
 from jaxtrain.reporting.run_files import RecordedRun
 
-# Smaller is better for these; for the others larger is.
+# Smaller is better for these metrics; for all others larger is better.
 _SMALLER = ("loss", "lpips", "perplexity", "bits_per_byte", "distance", "flicker")
-_NO_RESULT = (
+_NOT_QUALITY = (
     "learning_rate",
     "grad_norm",
     "per_second",
@@ -21,16 +21,16 @@ _NO_RESULT = (
     "memory",
     "shm",
 )
-_PRECIOUS = ("loss", "psnr", "ssim", "lpips", "accuracy", "pseudo_perplexity", "bits_per_byte")
+_FIRST = ("loss", "psnr", "ssim", "lpips", "accuracy", "pseudo_perplexity", "bits_per_byte")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a run stands.
+    """The state of a run.
 
     Attributes:
         word: "done", "running", "stopped", "failed", "killed" or "unknown".
-        sentence: the same in words.
+        sentence: the same as a phrase with details.
     """
 
     word: str
@@ -39,13 +39,13 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of a metric.
+    """How a metric developed.
 
     Attributes:
-        first, last, best: values; None where none was finite.
-        best_step: None likewise.
-        nonfinite: records of it that are NaN or infinite.
-        nonfinite_step: of the first such record.
+        first, last, best: values; None if all were NaN/Inf.
+        best_step: step of ``best``.
+        nonfinite: number of NaN/Inf records.
+        nonfinite_step: step of the first such record.
     """
 
     first: float | None
@@ -57,17 +57,17 @@ class Result:
 
 
 def ending(run: RecordedRun) -> Ending:
-    """How the run ended, or that it did not."""
-    if run.at_work:
-        return Ending(word="running", sentence=f"at work ({run.at_work})")
+    """Returns how the run ended, or that it is running."""
+    if run.active_process:
+        return Ending(word="running", sentence=f"running ({run.active_process})")
     found = times.attempts(run.history)
     if not found:
-        return Ending(word="unknown", sentence="nothing tells how it ended")
+        return Ending(word="unknown", sentence="how it ended was not recorded")
     end = found[-1].end
     if end is None:
         return Ending(
             word="killed",
-            sentence=f"no end is recorded; last sign of life {formats.moment(found[-1].last)}",
+            sentence=f"no end was recorded; last record {formats.moment(found[-1].last)}",
         )
     code, why = end.get("code"), str(end.get("why") or "")
     words: dict[Any, str] = {0: "done", 75: "stopped", 130: "stopped"}
@@ -76,7 +76,7 @@ def ending(run: RecordedRun) -> Ending:
 
 
 def steps_done(run: RecordedRun) -> int | None:
-    """Completed updates; None if nothing tells."""
+    """Returns the completed steps; None if unknown."""
     if run.history:
         newest = run.history[-1]
         later = [record["step"] for record in run.records if record["time"] > newest["time"]]
@@ -85,7 +85,7 @@ def steps_done(run: RecordedRun) -> int | None:
 
 
 def steps_of_run(run: RecordedRun) -> int | None:
-    """Updates that the run is to have; None if nothing tells."""
+    """Returns the planned length of the run in steps; None if unknown."""
     totals = [start["total"] for start in run.starts if start.get("total") is not None]
     total = totals[-1] if totals else None
     if total is None:
@@ -94,7 +94,7 @@ def steps_of_run(run: RecordedRun) -> int | None:
 
 
 def span(run: RecordedRun) -> tuple[float, float] | None:
-    """When the run began and its last sign of life, seconds since 1970; None if nothing tells."""
+    """Returns when the run started and its last record, seconds since 1970; None if unknown."""
     found = times.attempts(run.history)
     ends = [record["time"] for record in run.records]
     if found:
@@ -103,32 +103,32 @@ def span(run: RecordedRun) -> tuple[float, float] | None:
 
 
 def devices(run: RecordedRun) -> tuple[str, str]:
-    """How many, and of which kind; both are "" if nothing tells."""
+    """Returns the number and the kind of devices; both are "" if unknown."""
     start = run.last("start")
     if not start:
         return "", ""
     processes = int(start.get("processes") or 1)
-    among = f" in {processes} processes" if processes > 1 else ""
-    return f"{start.get('devices', '?')}{among}", str(start.get("device_kind", "?"))
+    per_process = f" in {processes} processes" if processes > 1 else ""
+    return f"{start.get('devices', '?')}{per_process}", str(start.get("device_kind", "?"))
 
 
 def smaller_is_better(name: str) -> bool:
-    """Whether less of a metric is more."""
+    """Returns whether smaller values of a metric are better."""
     return any(word in name for word in _SMALLER)
 
 
 def results(run: RecordedRun) -> dict[str, Result]:
-    """The metrics that say how good it is, each with what became of it; the validation's first."""
+    """Returns how each quality metric developed; those of the validation come first."""
     names = {name for record in run.records for name in record if "/" in name}
     kept = [
         name
         for name in names
-        if not name.endswith("_std") and not any(word in name for word in _NO_RESULT)
+        if not name.endswith("_std") and not any(word in name for word in _NOT_QUALITY)
     ]
 
     def rank(name: str) -> tuple[bool, int, str]:
         last = name.rpartition("/")[2]
-        place = _PRECIOUS.index(last) if last in _PRECIOUS else len(_PRECIOUS)
+        place = _FIRST.index(last) if last in _FIRST else len(_FIRST)
         return not name.startswith("val/"), place, name
 
     return {name: _result(run, name) for name in sorted(kept, key=rank)}
@@ -151,38 +151,38 @@ def _result(run: RecordedRun, name: str) -> Result:
 
 
 def leading(run: RecordedRun, found: Mapping[str, Result]) -> list[str]:
-    """The one or two metrics that the head shows: what the best checkpoint goes by, and a loss."""
+    """Returns the one or two metrics for the header: the best checkpoint's criterion and a loss."""
     chosen = [run.config.get("checkpoint", {}).get("best_metric"), "val/loss", "train/loss"]
     return list(dict.fromkeys(name for name in chosen if name in found))[:2]
 
 
 def series(run: RecordedRun, name: str) -> list[float]:
-    """The finite values of a metric in order."""
+    """Returns the values of a metric in order, without NaN/Inf."""
     found = [record[name] for record in run.records if record.get(name) is not None]
     return [value for value in found if math.isfinite(value)]
 
 
 def typical(values: Sequence[float]) -> float | None:
-    """The median, without the first one, whose window holds the start of the workers."""
+    """Returns the median, without the first value, which includes the start of the workers."""
     return statistics.median(values[1:] or values) if values else None
 
 
 def flops_per_second(run: RecordedRun) -> float | None:
-    """FLOP/s of all devices: the model's formula for a step, at the measured speed."""
+    """Returns FLOP/s of all devices: the model's formula for a step, at the measured speed."""
     needed: Any = run.last("compiled").get("flops_per_step")
     rate = typical(series(run, "train/steps_per_second"))
     return needed * rate if needed and rate else None
 
 
 def peak_flops(run: RecordedRun) -> float | None:
-    """Datasheet bf16 FLOP/s of all devices; None for devices without."""
+    """Returns the datasheet's bf16 FLOP/s of all devices; None for a device not in the table."""
     peak = run.last("compiled").get("peak_flops")
     count = run.last("start").get("devices")
     return peak * count if peak and count else None
 
 
 def tokens_per_example(run: RecordedRun) -> int | None:
-    """By the ratio of both rates; None of a model that counts no tokens."""
+    """Returns tokens per example, from the two rates; None for a model that counts no tokens."""
     tokens = typical(series(run, "train/tokens_per_second"))
     samples = typical(series(run, "train/samples_per_second"))
     ratio = tokens / samples if tokens and samples else 0.0

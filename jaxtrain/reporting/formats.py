@@ -1,4 +1,4 @@
-"""Numbers as the page writes them."""
+"""Formats the numbers of the page."""
 
 import datetime
 import math
@@ -7,7 +7,7 @@ from jaxtrain.telemetry.console import duration
 
 _SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _UNITS = {"memory_usage": "GiB", "_gib": "GiB", "_w": "W", "_c": "\N{DEGREE SIGN}C"}
-_SHARES = ("accuracy", "mfu", "data_wait_fraction", "gpu_utilization")
+_FRACTIONS = ("accuracy", "mfu", "data_wait_fraction", "gpu_utilization")
 
 
 def seconds(value: float) -> str:
@@ -19,13 +19,13 @@ def seconds(value: float) -> str:
     return duration(value)
 
 
-def share(part: float, whole: float) -> str:
+def percent(part: float, total: float) -> str:
     """``12.3%``."""
-    return f"{part / whole:.1%}" if whole > 0 else "\N{EN DASH}"
+    return f"{part / total:.1%}" if total > 0 else "\N{EN DASH}"
 
 
 def short(value: float) -> str:
-    """A pure number: ``1,234``, ``12.35M``, ``0.003``, ``3.29e-07``."""
+    """A number without a unit: ``1,234``, ``12.35 M``, ``0.003``, ``3.29e-07``."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e6:
@@ -36,7 +36,7 @@ def short(value: float) -> str:
 
 
 def large(value: float, unit: str = "") -> str:
-    """With the prefix of a unit: ``1.23 TFLOP/s``, ``7.6 k``."""
+    """A number with a metric prefix: ``1.23 TFLOP/s``, ``7.6 k``."""
     for size, prefix in _SIZES:
         if abs(value) >= size * 0.9995:
             return f"{value / size:.4g} {prefix}{unit}"
@@ -44,18 +44,18 @@ def large(value: float, unit: str = "") -> str:
 
 
 def metric(name: str, value: float | None) -> str:
-    """A value of a metric with its unit.
+    """Formats a metric's value with its unit.
 
     Args:
-        name: ``train/psnr``.
-        value: None is a dash.
+        name: such as ``train/psnr``.
+        value: None is shown as a dash.
     """
     last = name.rpartition("/")[2]
     if value is None:
         return "\N{EN DASH}"
     if not math.isfinite(value):
         return str(value)
-    if last in _SHARES:
+    if last in _FRACTIONS:
         return f"{value:.1%}"
     if last in ("psnr", "psnr_std"):
         return f"{value:.2f} dB"
@@ -65,9 +65,9 @@ def metric(name: str, value: float | None) -> str:
     return short(value)
 
 
-def is_share(name: str) -> bool:
-    """Whether a metric is a share of one, which the page writes in percent."""
-    return name.rpartition("/")[2] in _SHARES
+def is_fraction(name: str) -> bool:
+    """Returns whether a metric is a fraction, which the page shows in percent."""
+    return name.rpartition("/")[2] in _FRACTIONS
 
 
 def moment(seconds_since_1970: float) -> str:
@@ -77,14 +77,14 @@ def moment(seconds_since_1970: float) -> str:
 
 
 def size(number_of_bytes: int) -> str:
-    """Bytes in KiB or MiB."""
+    """``12 KiB``, ``3.4 MiB``."""
     if number_of_bytes < 2**20:
         return f"{number_of_bytes / 2**10:.0f} KiB"
     return f"{number_of_bytes / 2**20:.1f} MiB"
 
 
 def setting(value: object) -> str:
-    """A value of a config as one would type it."""
+    """Formats a config value the way it is typed on the command line."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return str(value)

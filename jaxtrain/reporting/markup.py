@@ -1,4 +1,4 @@
-"""HTML, where nothing gets in that was not escaped or made here."""
+"""Builds HTML; all text that was not built here is escaped."""
 
 import html
 import json
@@ -9,49 +9,49 @@ _VOID = {"img", "input", "br"}
 
 
 class Html(str):
-    """Markup that goes into the page as it is; any other value is escaped."""
+    """Markup that goes into the page unchanged; any other value is escaped."""
 
     __slots__ = ()
 
 
 def escaped(value: object) -> Html:
-    """A value as text of the page; markup as it is."""
+    """Escapes a value; leaves markup unchanged."""
     return value if isinstance(value, Html) else Html(html.escape(str(value)))
 
 
 def joined(parts: Iterable[object], between: str = "") -> Html:
-    """Several values, one after the other."""
+    """Escapes and joins several values."""
     return Html(html.escape(between).join(escaped(part) for part in parts))
 
 
 def element(tag: str, *children: object, **attributes: object) -> Html:
-    """An element.
+    """Builds an element.
 
     Args:
-        tag: of it.
+        tag: its name.
         children: text, which is escaped, or markup.
-        attributes: ``class_`` is class, ``data_run`` is data-run; one that is True has no value,
-            and one that is False or None is left out.
+        attributes: ``class_`` is class, ``data_run`` is data-run. True gives an attribute without a
+            value; False and None omit it.
     """
-    words = [tag]
+    parts = [tag]
     for name, value in attributes.items():
         if value is None or value is False:
             continue
         name = name.rstrip("_").replace("_", "-")
-        words.append(name if value is True else f'{name}="{html.escape(str(value))}"')
-    opened = Html(f"<{' '.join(words)}>")
+        parts.append(name if value is True else f'{name}="{html.escape(str(value))}"')
+    opened = Html(f"<{' '.join(parts)}>")
     return opened if tag in _VOID else Html(f"{opened}{joined(children)}</{tag}>")
 
 
 def table(
     head: Sequence[object], rows: Iterable[Sequence[object]], *, class_: str = "numbers"
 ) -> Html:
-    """A table that scrolls by itself where the page is narrow; the first cell names its row.
+    """Builds a table that scrolls sideways on a narrow page; a row's first cell is its heading.
 
     Args:
-        head: a cell for each column; none of it, no head.
-        rows: their cells.
-        class_: "numbers" sets all columns but the first flush right.
+        head: a cell for each column; empty for a table without a head.
+        rows: the cells of each row.
+        class_: "numbers" aligns all columns but the first to the right.
     """
     top = element("tr", *(element("th", cell, scope="col") for cell in head))
     body = (
@@ -68,7 +68,7 @@ def table(
 
 
 def json_text(value: Any) -> Html:
-    """JSON for the inside of a script element, which no text in it can end."""
+    """Encodes JSON for a script element so that no text in it can end the element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -1,18 +1,18 @@
 "use strict";
-// Draws the curves of the page with Plotly; without it all else on the page still stands.
+// Draws the charts with Plotly. The rest of the page works without it.
 (async () => {
   const nonce = document.currentScript.nonce;
   const data = JSON.parse(document.getElementById("data").textContent);
   const place = document.getElementById("charts");
   if (!data.charts.length) {
     document.querySelector(".controls").hidden = true;
-    say("There is nothing to draw yet.", "none");
+    show("No metrics have been recorded yet.", "none");
     return;
   }
   try {
     await loadPlotly();
   } catch (error) {
-    say(`The curves cannot be drawn: this browser is older than 2023 (${error}).`, "hint");
+    show(`The curves cannot be drawn: this page requires a browser from 2023 or later (${error}).`, "hint");
     return;
   }
 
@@ -32,14 +32,15 @@
     matchMedia(query).addEventListener("change", drawAll);
   }
 
-  function say(text, kind) {
+  function show(text, kind) {
     const line = document.createElement("p");
     line.className = kind;
     line.textContent = text;
     place.append(line);
   }
 
-  // The script lies gzipped in the page. Run as text it would need a looser policy than a nonce.
+  // The page contains the script gzipped. Evaluating it as text would require a weaker policy than a
+  // nonce.
   async function loadPlotly() {
     const packed = atob(document.getElementById("plotly").textContent);
     const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
@@ -90,12 +91,12 @@
   }
 
   function change(name, value) {
-    if (name === "over") zoomAll(null); // a stretch of steps is none of hours
+    if (name === "over") zoomAll(null); // a range of steps means nothing on a time axis
     state[name] = value;
     drawAll();
   }
 
-  // One round at a time: a slider asks more often than many charts can be drawn.
+  // One round at a time: a slider fires faster than many charts can be drawn.
   async function drawAll() {
     wanted = true;
     if (drawing) return;
@@ -116,7 +117,7 @@
   function traces(chart) {
     const single = data.runs.length === 1;
     const made = [];
-    // Validation points last: they lie over the lines.
+    // Validation points last, so that they are drawn above the lines.
     const curves = [...chart.curves].sort((a, b) => a.kind.localeCompare(b.kind));
     for (const curve of curves) {
       if (!state.shown[curve.run]) continue;
@@ -124,7 +125,7 @@
       const color = css(`--run-${(validation && single ? 1 : curve.run) % 8}`);
       const label = single ? curve.kind : `${data.runs[curve.run].label} ${curve.kind}`;
       const trace = { x: positions(curve), y: curve.value, name: label, type: "scatter" };
-      trace.hovertemplate = `%{y:${chart.share ? ".2%" : ".5g"}}<extra>${escaped(label)}</extra>`;
+      trace.hovertemplate = `%{y:${chart.percent ? ".2%" : ".5g"}}<extra>${escaped(label)}</extra>`;
       if (validation) {
         trace.mode = "lines+markers";
         trace.line = { color, width: 1.2, dash: "dot" };
@@ -157,14 +158,14 @@
     };
     const log = state.log && chart.log;
     const y = { ...axis, type: log ? "log" : "linear", nticks: 6, automargin: true };
-    if (chart.share) y.tickformat = "~%";
+    if (chart.percent) y.tickformat = "~%";
     if (chart.zero) y.rangemode = "tozero";
     if (chart.name === "learning_rate") y.exponentformat = "e";
-    const words = { text: title(), font: { color: quiet, size: 11.5 }, standoff: 6 };
-    const x = { ...axis, title: words };
+    const label = { text: title(), font: { color: quiet, size: 11.5 }, standoff: 6 };
+    const x = { ...axis, title: label };
     x.nticks = 7;
     x.automargin = true;
-    x.autorangeoptions = { include: extent() }; // one stretch for all, so that they can be compared
+    x.autorangeoptions = { include: extent() }; // the same range on all charts, for comparison
     return {
       xaxis: x,
       yaxis: y,
@@ -198,7 +199,7 @@
     return known.length ? [Math.min(...known), Math.max(...known)] : [];
   }
 
-  // A line where a run went on from a checkpoint; with several runs nobody could tell whose.
+  // A line at each step from which the run was resumed; ambiguous with several runs, so not drawn.
   function resumes() {
     if (data.runs.length > 1 || state.over === "time") return [];
     const line = { color: css("--quiet"), width: 1, dash: "dot" };
@@ -230,7 +231,7 @@
     return longest < 7200 ? { name: "minutes", seconds: 60 } : { name: "hours", seconds: 3600 };
   }
 
-  // An exponential mean that does not begin at zero.
+  // An exponential moving average without bias toward zero.
   function smoothed(values) {
     let sum = 0;
     let weight = 0;
@@ -252,9 +253,9 @@
 
   async function zoomAll(range, from = -1) {
     following = true;
-    const whole = { "xaxis.autorange": true, "yaxis.autorange": true };
+    const full = { "xaxis.autorange": true, "yaxis.autorange": true };
     const others = plots.filter((plot, index) => index !== from && plot.layout);
-    const asked = () => (range ? { "xaxis.range": [...range] } : { ...whole });
+    const asked = () => (range ? { "xaxis.range": [...range] } : { ...full });
     await Promise.all(others.map((plot) => Plotly.relayout(plot, asked())));
     following = false;
   }
@@ -263,7 +264,7 @@
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
-  // Plotly takes markup in its labels.
+  // Plotly interprets markup in labels.
   function escaped(text) {
     return text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
   }

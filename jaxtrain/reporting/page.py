@@ -1,4 +1,4 @@
-"""One file with everything in it: text, style, program, pictures."""
+"""Writes the page: one file with all text, styles, scripts and images."""
 
 import base64
 import datetime
@@ -20,37 +20,37 @@ NAME = "report.html"
 
 
 def write(directories: Sequence[Path], out: Path, *, own: bool = False) -> None:
-    """Writes the page of one run, or of several that are compared.
+    """Writes the page of one run, or of several runs side by side.
 
     Args:
-        directories: of the runs.
-        out: the file; it appears whole.
-        own: whether this process is the run's, at its end.
+        directories: the run directories.
+        out: the file, which is replaced atomically.
+        own: whether the calling process is the run itself, at its end.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     labels = run_files.labels(directories)
     runs = [
         run_files.read(directory, label, own=own)
         for directory, label in zip(directories, labels, strict=True)
     ]
-    # A path on the page may hold bytes that are no UTF-8.
+    # A path on the page may contain bytes that are not UTF-8.
     write_whole(out, page(runs).encode(errors="replace"))
 
 
 def page(runs: Sequence[RecordedRun]) -> str:
-    """The page.
+    """Returns the page.
 
-    A browser runs only the program with its random nonce, and loads nothing at all: should a text
-    of a run ever get in unescaped, it stays text.
+    The browser runs only scripts with the page's random nonce and loads nothing, so a run's text
+    that ever got in unescaped could not run.
     """
     charts, thinned = curves.charts(runs)
     notes = [line for run in runs for line in curves.nonfinite(run, facts.results(run))]
     if thinned:
         notes.append(
-            f"Curves of more than {curves.MOST_POINTS:,} points are thinned to the lowest and the "
-            "highest of each stretch; metrics.jsonl has all."
+            f"Curves of more than {curves.MOST_POINTS:,} points are thinned to the lowest and "
+            "highest point of each interval; metrics.jsonl has all points."
         )
     body = [
         sections.head(runs),
@@ -61,14 +61,14 @@ def page(runs: Sequence[RecordedRun]) -> str:
         settings.configs(runs),
         settings.hardware(runs),
         settings.starts(runs),
-        settings.troubles(runs),
+        settings.problems(runs),
         _foot(),
     ]
     data = {"runs": [curves.described(run) for run in runs], "charts": charts}
     return string.Template(_shipped("page.html")).substitute(
         nonce=secrets.token_urlsafe(16),
         title=escaped(", ".join(run.label for run in runs)),
-        style=_shipped("colours.css") + _shipped("page.css"),
+        style=_shipped("colors.css") + _shipped("page.css"),
         body=joined(body, "\n"),
         data=json_text(data),
         plotly=_plotly() if charts else "",
@@ -88,7 +88,7 @@ def _shipped(name: str) -> str:
 
 @functools.cache
 def _plotly() -> str:
-    """plotly.js, gzipped and in base64: 2 MB in the page where the script itself has 4.8."""
+    """Returns plotly.js, gzipped and in base64: 2 MB instead of 4.8."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()

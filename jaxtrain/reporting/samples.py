@@ -1,4 +1,4 @@
-"""Pictures, clips and texts of the newest validation, inside the page."""
+"""Reads the images, clips and texts of the newest validation for the page."""
 
 import base64
 import dataclasses
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxtrain.storage import atomic
 
-# What a page holds of them, over all its runs: mail and browsers bear that.
+# Total size of the samples of one page, over all its runs; mail and browsers can handle that.
 MOST_BYTES = 16 * 2**20
 _MOST_PIXELS = 2**26
 _MOST_FILES = 1000
@@ -21,12 +21,12 @@ class Sample:
     """A file of ``samples/``.
 
     Attributes:
-        name: without step and ending.
-        step: completed updates.
+        name: without step and extension.
+        step: completed steps.
         kind: media type.
         path: of the file.
-        bytes: of the file.
-        earlier: files of the same name of earlier steps.
+        bytes: size of the file.
+        earlier: number of files with this name from earlier steps.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Sample:
     earlier: int
 
     def data_uri(self) -> str:
-        """The file as an address that holds it.
+        """Returns the file as a ``data:`` URI.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: its content is of another kind than its name says, or too large.
+            OSError: the file cannot be read.
+            ValueError: it is too large, or its content does not match its extension.
         """
         content = atomic.read_regular(self.path, MOST_BYTES, follow_links=False)
         if self.kind == "image/png":
@@ -51,10 +51,10 @@ class Sample:
         return f"data:{self.kind};base64,{base64.b64encode(content).decode()}"
 
     def text(self) -> str:
-        """The text.
+        """Returns the text.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
             ValueError: it is not a regular file, or too large.
         """
         return atomic.read_regular(self.path, MOST_BYTES, follow_links=False).decode(
@@ -63,13 +63,12 @@ class Sample:
 
 
 def _check_png(content: bytes) -> None:
-    """Refuses what no browser should be asked to show.
+    """Checks that a browser can show an image.
 
     Raises:
-        ValueError: says why.
+        ValueError: it is not a PNG image, or too large; the message is the reason.
     """
-    # The signature, then the first chunk: length, name, width, height (PNG specification, 5.2 and
-    # 11.2.2).
+    # Signature, then the first chunk: length, name, width, height (PNG specification, 5.2, 11.2.2).
     if content[:16] != b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" or len(content) < 33:
         raise ValueError("it is not a PNG image")
     width, height = struct.unpack(">II", content[16:24])
@@ -78,17 +77,17 @@ def _check_png(content: bytes) -> None:
 
 
 def newest(directory: Path) -> list[Sample]:
-    """The newest file of each name in ``samples/``; texts first, then pictures, then clips."""
+    """Finds the newest file of each name in ``samples/``; texts first, then images, then clips."""
     found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
     folder = directory / "samples"
-    # A run makes no links: one could put any file of the reader's into the page.
+    # A run makes no links, and a link could put any file of the reader's into the page.
     for path in () if folder.is_symlink() else folder.glob("*"):
         match = _NAME.fullmatch(path.name)
         if match and path.is_file() and not path.is_symlink():
             found.setdefault((match[1], match[3]), []).append((int(match[2]), path))
     order = [".txt", ".png", ".mp4"]
     samples = []
-    for (name, ending), every in sorted(
+    for (name, extension), every in sorted(
         found.items(), key=lambda item: (order.index(item[0][1]), item[0][0] == "latents", item[0])
     ):
         step, path = max(every)
@@ -96,7 +95,7 @@ def newest(directory: Path) -> list[Sample]:
             Sample(
                 name=name,
                 step=step,
-                kind=_KINDS[ending],
+                kind=_KINDS[extension],
                 path=path,
                 bytes=path.stat().st_size,
                 earlier=len(every) - 1,
@@ -106,7 +105,7 @@ def newest(directory: Path) -> list[Sample]:
 
 
 def fitting(samples: list[Sample], most: int = MOST_BYTES) -> tuple[list[Sample], list[Sample]]:
-    """Those that go into the page, the smallest first; and those that are left out."""
+    """Splits the samples into those that fit into the page, smallest first, and the others."""
     kept: set[Path] = set()
     total = 0
     for sample in sorted(samples, key=lambda one: one.bytes)[:_MOST_FILES]:

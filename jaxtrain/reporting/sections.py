@@ -1,6 +1,6 @@
-"""The sections of the page that say how a run went: head and curves; and what all sections use.
+"""The page's header and curves, and the helpers that all sections use.
 
-A section of which nothing is known is left out: the head says what is missing.
+A section without any data is omitted; the header lists what is missing.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ Row = tuple[object, list[object]]
 
 
 def section(title: str, *children: object, note: str = "") -> Html:
-    """A section with its heading and, below that, what has to be known to read it."""
+    """Builds a section: a heading, a note that explains it, and the contents."""
     name = title.lower().replace(" ", "-")
     above = element("p", note, class_="note") if note else ""
     return element("section", element("h2", title), above, *children, id=name)
 
 
 def named(runs: Sequence[RecordedRun], index: int) -> Html:
-    """A run's label with its colour; nothing where it is the only one."""
+    """Builds a run's label with its color; empty if the page has only one run."""
     if len(runs) == 1:
         return Html("")
     dot = element("span", class_=f"dot run-{index % 8}", aria_hidden="true")
@@ -29,12 +29,12 @@ def named(runs: Sequence[RecordedRun], index: int) -> Html:
 
 
 def side_by_side(runs: Sequence[RecordedRun], rows: Sequence[Row], *, mark: bool = False) -> Html:
-    """A table with a column for each run; rows that say nothing of any are left out.
+    """Builds a table with a column for each run; rows without any value are omitted.
 
     Args:
-        runs: of the page.
+        runs: the runs of the page.
         rows: a name, and a cell for each run.
-        mark: whether rows whose cells differ are marked.
+        mark: whether to highlight rows whose cells differ.
     """
     head = ["", *(named(runs, index) for index in range(len(runs)))] if len(runs) > 1 else []
     shown = []
@@ -48,7 +48,7 @@ def side_by_side(runs: Sequence[RecordedRun], rows: Sequence[Row], *, mark: bool
 
 
 def head(runs: Sequence[RecordedRun]) -> Html:
-    """Name, state, steps, results, devices, running time; and what is missing."""
+    """Builds the header: name, state, steps, results, devices, running time, missing files."""
     names = list(dict.fromkeys(str(run.config.get("name") or run.label) for run in runs))
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs: {', '.join(names)}"
     parts: list[object] = [element("h1", title)]
@@ -58,12 +58,12 @@ def head(runs: Sequence[RecordedRun]) -> Html:
         pill = element("span", state.word, class_=f"pill {state.word}")
         parts.append(element("p", pill, " ", state.sentence, class_="state"))
         when = facts.span(run)
-        since = f"began {formats.moment(when[0])}" if when else ""
+        since = f"started {formats.moment(when[0])}" if when else ""
         parts.append(element("p", element("span", str(run.directory)), since, class_="path"))
         cards = [
             element("div", element("dt", name), element("dd", cell))
             for name, (cell,) in _facts(runs)
-            if cell != NOTHING and name != "began"
+            if cell != NOTHING and name != "started"
         ]
         parts.append(element("dl", *cards, class_="cards"))
     else:
@@ -81,14 +81,14 @@ def head(runs: Sequence[RecordedRun]) -> Html:
     ]
     if missing:
         parts.append(
-            element("div", element("b", "What is missing"), element("ul", *missing), class_="hint")
+            element("div", element("b", "Missing"), element("ul", *missing), class_="hint")
         )
     return element("header", *parts)
 
 
 def _facts(runs: Sequence[RecordedRun]) -> list[Row]:
-    def of_all(say: Callable[[RecordedRun], object]) -> list[object]:
-        return [say(run) for run in runs]
+    def of_all(cell: Callable[[RecordedRun], object]) -> list[object]:
+        return [cell(run) for run in runs]
 
     results = [facts.results(run) for run in runs]
     leading = list(
@@ -104,9 +104,9 @@ def _facts(runs: Sequence[RecordedRun]) -> list[Row]:
     return [
         *rows,
         ("running time", of_all(_time)),
-        ("spent on updates", of_all(_useful)),
+        ("time spent training", of_all(_useful)),
         ("devices", of_all(_devices)),
-        ("began", of_all(_began)),
+        ("started", of_all(_started)),
     ]
 
 
@@ -131,12 +131,12 @@ def _time(run: RecordedRun) -> object:
     account, span = times.account(run.history), facts.span(run)
     if account is not None:
         starts = len(run.starts)
-        among = element("small", f" in {starts} starts") if starts > 1 else ""
-        return joined([formats.seconds(account.whole_s), among])
+        count = element("small", f" in {starts} starts") if starts > 1 else ""
+        return joined([formats.seconds(account.total_s), count])
     return NOTHING if span is None else formats.seconds(span[1] - span[0])
 
 
-def _began(run: RecordedRun) -> object:
+def _started(run: RecordedRun) -> object:
     span = facts.span(run)
     if span is None:
         return NOTHING
@@ -151,17 +151,17 @@ def _devices(run: RecordedRun) -> object:
 
 def _useful(run: RecordedRun) -> object:
     account = times.account(run.history)
-    return (
-        NOTHING if account is None else formats.share(account.seconds[times.STEPS], account.whole_s)
-    )
+    if account is None:
+        return NOTHING
+    return formats.percent(account.seconds[times.STEPS], account.total_s)
 
 
 def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
-    """The place of the curves with their controls, and the table of what they come to.
+    """Builds the placeholder for the charts, their controls, and the table of results.
 
     Args:
-        runs: of the page.
-        notes: sentences on what the curves do not show.
+        runs: the runs of the page.
+        notes: sentences about what the curves do not show.
     """
     toggles = [
         element(
@@ -185,9 +185,9 @@ def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
     controls = element(
         "div",
         *toggles,
-        element("label", "over ", element("select", *options, id="over")),
+        element("label", "x axis: ", element("select", *options, id="over")),
         element(
-            "label", element("input", type="checkbox", id="log"), " log scale of losses and norms"
+            "label", element("input", type="checkbox", id="log"), " log scale for losses and norms"
         ),
         element(
             "label",
@@ -203,18 +203,17 @@ def curves(runs: Sequence[RecordedRun], notes: Sequence[str]) -> Html:
     return section(
         "Curves",
         controls,
-        element("noscript", element("p", "The curves need JavaScript.", class_="hint")),
+        element("noscript", element("p", "The curves require JavaScript.", class_="hint")),
         element("div", id="charts"),
         element("ul", *(element("li", note) for note in notes), class_="note") if notes else "",
-        element("h3", "First, last and best") if results else "",
+        element("h3", "First, last and best values") if results else "",
         results,
-        note="Lines: training. Dots: validation. Drag over a chart to zoom all of them; a double "
-        "click goes back.",
+        note="Lines: training. Dots: validation. Drag to zoom all charts; double-click to reset.",
     )
 
 
 def _results(runs: Sequence[RecordedRun]) -> Html:
-    """What the metrics that say how good a run is came to."""
+    """Builds the table of the quality metrics."""
     results = [facts.results(run) for run in runs]
     names = list(dict.fromkeys(name for found in results for name in found))
     if not names:

@@ -1,4 +1,4 @@
-"""The sections of the page that say what was run: samples, config, hardware, starts, bad input."""
+"""The page's sections on what was run: samples, config, hardware, starts, skipped input."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,22 +11,21 @@ from jaxtrain.reporting.run_files import RecordedRun
 from jaxtrain.reporting.samples import Sample, fitting, newest
 from jaxtrain.reporting.sections import NOTHING, Row, named, section, side_by_side
 
-_MOST_ROWS = 10
-_MOST_CHARACTERS = 20_000
-_MOST_STARTS = 1000
-
+_MAX_ROWS = 10
+_MAX_CHARACTERS = 20_000
+_MAX_STARTS = 1000
 
 _ROWS = (
-    "Reconstructions: above the original, then what came back, then the error (black: none; white: "
-    "a quarter of the range). Early in a run they are grey, as brightness is learned before colour."
+    "Rows of a reconstruction: original, reconstruction, error (black = 0, white = 25% of the "
+    "range). Early reconstructions are gray because brightness is learned before color."
 )
 
 
 def samples(runs: Sequence[RecordedRun]) -> Html:
-    """The newest pictures, clips and texts, inside the page."""
+    """Shows the newest images, clips and texts."""
     every = [newest(run.directory) for run in runs]
-    kept, left_out = fitting([one for found in every for one in found])
-    if not kept and not left_out:
+    kept, omitted = fitting([one for found in every for one in found])
+    if not kept and not omitted:
         return Html("")
     groups = []
     for index, found in enumerate(every):
@@ -34,19 +33,19 @@ def samples(runs: Sequence[RecordedRun]) -> Html:
         title = element("h3", named(runs, index)) if len(runs) > 1 and figures else ""
         groups += [title, element("div", *figures, class_="samples")]
     notes = []
-    if left_out:
+    if omitted:
         names = ", ".join(
-            f"{one.path.name} ({formats.size(one.bytes)})" for one in left_out[:_MOST_ROWS]
+            f"{one.path.name} ({formats.size(one.bytes)})" for one in omitted[:_MAX_ROWS]
         )
-        if len(left_out) > _MOST_ROWS:
-            names += f" and {len(left_out) - _MOST_ROWS:,} more"
-        notes.append(f"Left out, as the page would grow too large: {names}.")
+        if len(omitted) > _MAX_ROWS:
+            names += f" and {len(omitted) - _MAX_ROWS:,} more"
+        notes.append(f"Omitted to keep the page small: {names}.")
     earlier = sum(one.earlier for found in every for one in found)
     if earlier:
-        notes.append(f"{earlier} files of earlier validations are in samples/ only.")
+        notes.append(f"{earlier} files of earlier validations are only in samples/.")
     if any(one.name == "reconstruction" for one in kept):
         notes.insert(0, _ROWS)
-    return section("Samples", *groups, note=" ".join(["Of the newest validation.", *notes]))
+    return section("Samples", *groups, note=" ".join(["From the newest validation.", *notes]))
 
 
 def _figure(sample: Sample) -> Html:
@@ -56,17 +55,17 @@ def _figure(sample: Sample) -> Html:
     try:
         if sample.kind == "text/plain":
             text = sample.text()
-            shown = text[:_MOST_CHARACTERS]
+            shown = text[:_MAX_CHARACTERS]
             if len(text) > len(shown):
-                shown += f"\n… {len(text) - len(shown):,} characters more"
+                shown += f"\n… {len(text) - len(shown):,} more characters"
             return element("figure", caption, element("pre", shown), class_="text")
         address = sample.data_uri()
     except OSError as error:
-        words = f"{sample.path.name} cannot be read ({error.strerror})."
-        return element("figure", caption, element("p", words, class_="none"))
+        reason = f"{sample.path.name} cannot be read ({error.strerror})."
+        return element("figure", caption, element("p", reason, class_="none"))
     except ValueError as error:
-        words = f"{sample.path.name} is left out: {error}."
-        return element("figure", caption, element("p", words, class_="none"))
+        reason = f"{sample.path.name} is omitted: {error}."
+        return element("figure", caption, element("p", reason, class_="none"))
     if sample.kind == "video/mp4":
         shows = element(
             "video",
@@ -82,7 +81,7 @@ def _figure(sample: Sample) -> Html:
 
 
 def configs(runs: Sequence[RecordedRun]) -> Html:
-    """What differs between the runs, or was typed; and everything."""
+    """Shows what differs between the runs or was set on the command line, then the full config."""
     flat = [config.flat(run.config) for run in runs]
     if not any(flat):
         return Html("")
@@ -95,17 +94,17 @@ def configs(runs: Sequence[RecordedRun]) -> Html:
     if len(runs) > 1:
         differing = [name for name in names if len({str(cell) for cell in cells(name)}) > 1]
         rows: list[Row] = [(name, cells(name)) for name in differing]
-        parts.append(element("h3", "What differs"))
+        parts.append(element("h3", "Differences"))
         parts.append(
             side_by_side(runs, rows, mark=True)
             if rows
-            else element("p", "Nothing: the runs have the same config.", class_="none")
+            else element("p", "None: the runs have the same config.", class_="none")
         )
     else:
-        typed = _typed(runs[0])
-        chosen: list[Row] = [(name, cells(name)) for name in names if name in typed]
+        from_command_line = _from_command_line(runs[0])
+        chosen: list[Row] = [(name, cells(name)) for name in names if name in from_command_line]
         if chosen:
-            parts += [element("h3", "Given on the command line"), side_by_side(runs, chosen)]
+            parts += [element("h3", "Set on the command line"), side_by_side(runs, chosen)]
     everything: list[Row] = [(name, cells(name)) for name in names]
     parts.append(
         element(
@@ -117,18 +116,18 @@ def configs(runs: Sequence[RecordedRun]) -> Html:
     return section("Config", *parts)
 
 
-def _typed(run: RecordedRun) -> set[str]:
-    """Fields that the command line of any start has named."""
-    words = itertools.chain.from_iterable(start.get("arguments") or () for start in run.starts)
+def _from_command_line(run: RecordedRun) -> set[str]:
+    """Returns the fields that were set on the command line of any start."""
+    arguments = itertools.chain.from_iterable(start.get("arguments") or () for start in run.starts)
     return {
-        str(word).removeprefix("--").partition("=")[0].replace("-", "_")
-        for word in words
-        if str(word).startswith("--")
+        str(argument).removeprefix("--").partition("=")[0].replace("-", "_")
+        for argument in arguments
+        if str(argument).startswith("--")
     }
 
 
 def hardware(runs: Sequence[RecordedRun]) -> Html:
-    """Of the newest start."""
+    """Shows the hardware and the versions of the newest start."""
     starts = [run.last("start") for run in runs]
     if not any(starts):
         return Html("")
@@ -148,7 +147,7 @@ def hardware(runs: Sequence[RecordedRun]) -> Html:
         f"{run.last('compiled')['params']:,}" if run.last("compiled").get("params") else NOTHING
         for run in runs
     ]
-    rows.append(("parameters of the model", parameters))
+    rows.append(("model parameters", parameters))
     versions: list[Row] = []
     packages = dict.fromkeys(name for start in starts for name in start.get("versions") or {})
     for name in packages:
@@ -164,14 +163,14 @@ def hardware(runs: Sequence[RecordedRun]) -> Html:
 
 
 def starts(runs: Sequence[RecordedRun]) -> Html:
-    """Each start: from where, how it ended, what had changed."""
+    """Shows each start: where it resumed from, how it ended, what had changed before it."""
     parts: list[object] = []
     for index, run in enumerate(runs):
         found = times.attempts(run.history)
         if not found:
             continue
         rows = []
-        for number, attempt in list(enumerate(found))[-_MOST_STARTS:]:
+        for number, attempt in list(enumerate(found))[-_MAX_STARTS:]:
             before = found[number - 1].start if number else None
             start = attempt.start
             source = start.get("from")
@@ -186,9 +185,9 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
                     joined([*(element("div", line) for line in _changes(before, start))]),
                 ]
             )
-        if len(found) > _MOST_STARTS:
-            parts.append(element("p", f"The newest {_MOST_STARTS:,} of {len(found):,} starts:"))
-        head = ["", "began", "from", "steps", "lasted", "ended", "changed"]
+        if len(found) > _MAX_STARTS:
+            parts.append(element("p", f"Newest {_MAX_STARTS:,} of {len(found):,} starts:"))
+        head = ["", "started", "from", "steps", "duration", "end", "changes"]
         parts += [element("h3", named(runs, index)) if len(runs) > 1 else ""]
         parts.append(table(head, rows, class_="words"))
     return section("Starts", *parts) if parts else Html("")
@@ -196,7 +195,7 @@ def starts(runs: Sequence[RecordedRun]) -> Html:
 
 def _source(run: RecordedRun, source: object, step: int) -> str:
     if not source:
-        return "the beginning"
+        return "scratch"
     inside = f"{run.directory}/"
     return f"{str(source).removeprefix(inside)} (step {step:,})"
 
@@ -208,7 +207,7 @@ def _last_step(attempt: times.Attempt) -> int:
 def _end(run: RecordedRun, attempt: times.Attempt, *, last: bool) -> str:
     if attempt.end is not None:
         return f"{attempt.end.get('why') or ''} (code {attempt.end.get('code')})".strip()
-    return "at work" if last and run.at_work else "killed: it left no end"
+    return "running" if last and run.active_process else "killed: no end was recorded"
 
 
 def _changes(before: Any, now: Any) -> list[str]:
@@ -224,33 +223,33 @@ def _changes(before: Any, now: Any) -> list[str]:
     return [*settings, *machine, *packages] or ["nothing"]
 
 
-def troubles(runs: Sequence[RecordedRun]) -> Html:
-    """Inputs that could not be read, and updates that were left out."""
+def problems(runs: Sequence[RecordedRun]) -> Html:
+    """Shows inputs that could not be read and steps that were skipped."""
     parts: list[object] = []
     for index, run in enumerate(runs):
-        if len(runs) > 1 and (run.quarantined or run.bad_updates):
+        if len(runs) > 1 and (run.quarantined or run.bad_steps):
             parts.append(element("h3", named(runs, index)))
         if run.quarantined:
-            rows = [[one.path, one.found, one.reason] for one in run.quarantined[:_MOST_ROWS]]
+            rows = [[one.path, one.found, one.reason] for one in run.quarantined[:_MAX_ROWS]]
             parts.append(
                 element("p", _counted(len(run.quarantined), "input that could not be read"))
             )
             parts.append(table(["input", "found in", "why"], rows, class_="words"))
-        if run.bad_updates:
+        if run.bad_steps:
             rows = [
                 [str(one.get(name, NOTHING)) for name in ("step", "position", "loss", "grad_norm")]
-                for one in run.bad_updates[:_MOST_ROWS]
+                for one in run.bad_steps[:_MAX_ROWS]
             ]
-            parts.append(element("p", _counted(len(run.bad_updates), "update that was left out")))
+            parts.append(element("p", _counted(len(run.bad_steps), "step that was skipped")))
             heads = ["after step", "first example", "loss", "gradient norm"]
             parts.append(table(heads, rows))
     if not parts:
-        parts = [element("p", "None: all input was read, all updates were applied.", class_="none")]
-    return section("Bad inputs and updates", *parts)
+        parts = [element("p", "None: all input was read and no step was skipped.", class_="none")]
+    return section("Unreadable input and skipped steps", *parts)
 
 
 def _counted(count: int, what: str) -> str:
     first, _, rest = what.partition(" ")
-    words = what if count == 1 else f"{first}s {rest.replace('was', 'were', 1)}"
-    shown = f"; the first {_MOST_ROWS}:" if count > _MOST_ROWS else ":"
-    return f"{count:,} {words}{shown}"
+    described = what if count == 1 else f"{first}s {rest.replace('was', 'were', 1)}"
+    shown = f"; the first {_MAX_ROWS}:" if count > _MAX_ROWS else ":"
+    return f"{count:,} {described}{shown}"

@@ -1,4 +1,4 @@
-"""Where the time of a run went: an account whose parts add up to the whole."""
+"""Computes where a run's time went, by categories that add up to the total."""
 
 import dataclasses
 import itertools
@@ -6,33 +6,33 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# In the order of the bar. What a run is paid for comes first, what is lost last.
-STEPS, INPUT, EVALUATION, SAVE, COMPILE, START, ROLLBACK, OTHER, AGAIN, DOWN = (
+# In the order of the bar: first the useful time, last the lost time.
+STEPS, INPUT, VALIDATION, SAVE, COMPILE, START, ROLLBACK, OTHER, REPEATED, DOWN = (
     "training",
-    "waiting for input",
-    "evaluation",
+    "data wait",
+    "validation",
     "saving",
     "compiling",
     "start, data, restore, end",
-    "going back to a checkpoint",
-    "not accounted for",
-    "trained again",
+    "rollback",
+    "other",
+    "repeated training",
     "down between starts",
 )
 CATEGORIES = {
-    STEPS: "updates that are in the result",
-    INPUT: "the part of the training in which the step waited for its batch",
-    EVALUATION: "validations and their samples",
-    SAVE: "the part of the saves that held the loop",
-    COMPILE: "XLA, also of the evaluation",
-    START: "imports, connecting, reading the data's index, restoring, the end",
-    ROLLBACK: "after bad updates in a row",
-    OTHER: "between the phases that were measured",
-    AGAIN: "updates done twice, as the checkpoint that was resumed from was older",
-    DOWN: "from the last sign of life of a start that was killed or stopped to the next start",
+    STEPS: "steps that count toward the final model",
+    INPUT: "time in which the step waited for its batch",
+    VALIDATION: "validations and their samples",
+    SAVE: "time in which checkpoint saves blocked training",
+    COMPILE: "XLA compilation for training and validation",
+    START: "imports, connecting, reading the data index, restoring, closing",
+    ROLLBACK: "restoring a checkpoint after skipped steps in a row",
+    OTHER: "between the measured phases",
+    REPEATED: "steps trained twice because the run was resumed from an older checkpoint",
+    DOWN: "from the last record of a start that was killed or stopped to the next start",
 }
 _PHASES = {
-    "evaluation": EVALUATION,
+    "evaluation": VALIDATION,
     "save": SAVE,
     "compile": COMPILE,
     "rollback": ROLLBACK,
@@ -41,19 +41,19 @@ _PHASES = {
     "data": START,
     "restore": START,
 }
-_RUN_AGAIN_CODES = (75, 130)
+_RESUMABLE_CODES = (75, 130)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of the run, up to its end.
+    """One start of the run.
 
     Attributes:
-        start: its event.
-        events: all of it, the start's own included.
+        start: its ``start`` event.
+        events: all its events, including ``start``.
         began: when the process started, seconds since 1970.
-        last: its last sign of life, seconds since 1970.
-        end: its ``end`` event; None where it was killed, or is at work.
+        last: time of its last event, seconds since 1970.
+        end: its ``end`` event; None if it was killed or is still running.
     """
 
     start: Mapping[str, Any]
@@ -65,26 +65,26 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Account:
-    """Seconds by category; they add up to the whole.
+    """Seconds by category; they add up to the total.
 
     Attributes:
-        seconds: each of :data:`CATEGORIES`.
-        updates_again: updates that were trained a second time.
-        idle_s: time after a start that had come to its own end, before the next. Not in the whole.
+        seconds: for each of :data:`CATEGORIES`.
+        repeated_steps: number of steps that were trained a second time.
+        idle_s: time between a start that ended normally and the next one, not part of the total.
     """
 
     seconds: Mapping[str, float]
-    updates_again: int
+    repeated_steps: int
     idle_s: float
 
     @property
-    def whole_s(self) -> float:
-        """All of it."""
+    def total_s(self) -> float:
+        """Returns the sum of all categories."""
         return math.fsum(self.seconds.values())
 
 
 def attempts(history: Sequence[Mapping[str, Any]]) -> list[Attempt]:
-    """The starts of a run in order."""
+    """Splits the history into the starts of the run, in order."""
     groups: list[list[Mapping[str, Any]]] = []
     for event in history:
         if event["event"] == "start":
@@ -104,17 +104,17 @@ def attempts(history: Sequence[Mapping[str, Any]]) -> list[Attempt]:
 
 
 def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
-    """Where the time went; None without a start."""
+    """Computes where the time went; None if no start was recorded."""
     found = attempts(history)
     if not found:
         return None
     seconds = dict.fromkeys(CATEGORIES, 0.0)
-    again = 0.0
+    repeated = 0.0
     kept_up_to = _kept_up_to(history)
     for attempt in found:
         inside = 0.0
         first = next((one for one in attempt.events if one["event"] == "phase"), None)
-        if first is not None:  # what came before the first phase: imports, connecting
+        if first is not None:  # before the first phase: imports, connecting
             before = float(first["time"]) - float(first["seconds"]) - attempt.began
             seconds[START] += max(0.0, before)
             inside += max(0.0, before)
@@ -126,26 +126,26 @@ def account(history: Sequence[Mapping[str, Any]]) -> Account | None:
             if event.get("name") != "training":
                 seconds[_PHASES.get(str(event.get("name")), OTHER)] += took
                 continue
-            updates, lost = _updates(event, kept_up_to[id(event)])
-            share = lost / updates if updates else 0.0
+            steps, lost = _steps(event, kept_up_to[id(event)])
+            fraction = lost / steps if steps else 0.0
             waited = min(took, max(0.0, float(event.get("waited_s") or 0.0)))
-            again += lost
-            seconds[AGAIN] += took * share
-            seconds[INPUT] += waited * (1 - share)
-            seconds[STEPS] += (took - waited) * (1 - share)
+            repeated += lost
+            seconds[REPEATED] += took * fraction
+            seconds[INPUT] += waited * (1 - fraction)
+            seconds[STEPS] += (took - waited) * (1 - fraction)
         seconds[OTHER] += max(0.0, attempt.last - attempt.began - inside)
     idle_s = 0.0
     for one, following in itertools.pairwise(found):
         gap = max(0.0, following.began - one.last)
-        if one.end is None or one.end.get("code") in _RUN_AGAIN_CODES:
+        if one.end is None or one.end.get("code") in _RESUMABLE_CODES:
             seconds[DOWN] += gap
         else:
             idle_s += gap
-    return Account(seconds=seconds, updates_again=round(again), idle_s=idle_s)
+    return Account(seconds=seconds, repeated_steps=round(repeated), idle_s=idle_s)
 
 
 def _kept_up_to(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """For each event the lowest step that the run has gone back to after it."""
+    """Returns the lowest step that the run went back to after each event."""
     found: dict[int, float] = {}
     lowest = math.inf
     for event in reversed(history):
@@ -155,10 +155,10 @@ def _kept_up_to(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     return found
 
 
-def _updates(event: Mapping[str, Any], kept: float) -> tuple[float, float]:
-    """Updates of a training phase, and how many of them were done again."""
+def _steps(event: Mapping[str, Any], kept: float) -> tuple[float, float]:
+    """Returns the steps of a training phase, and how many of them were repeated."""
     last = int(event["step"])
     first = last if event.get("from_step") is None else int(event["from_step"])
-    if last <= first:  # only bad updates, which leave the step where it was
+    if last <= first:  # only skipped steps, which are not counted
         return 1.0, float(last > kept)
     return float(last - first), max(0.0, last - max(float(first), kept))

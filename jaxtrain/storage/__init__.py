@@ -1,1 +1,1 @@
-"""Files that appear whole, tensors in files, locks, addresses, and what a disk's errors mean."""
+"""Atomic file writes, tensor files, locks, data addresses, and disk errors."""

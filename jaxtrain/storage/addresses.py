@@ -1,17 +1,17 @@
-"""Addresses of data: which are accepted, and what of them may be recorded or printed.
+"""Checks addresses of data, and removes secrets before they are recorded or printed.
 
-An address may hold a secret. A password in it (``https://user:password@host/``) is refused. A query
-(``?X-Amz-Signature=...``) is used to fetch and never recorded or printed. A short hash takes its
-place, so that addresses that differ only in their query stay distinct::
+An address may contain a secret. Passwords (``https://user:password@host/``) are rejected. A query
+(``?X-Amz-Signature=...``) is used to fetch but never recorded or printed: a short hash replaces it,
+so that addresses that differ only in their query stay distinct::
 
     https://host/a.tar?part=3            ->  https://host/a.tar?query=sha256:f94e14b94966
     https://host/a.tar?X-Amz-Date=...    ->  https://host/a.tar?signed
     https://host/a.tar?part=3&X-Amz-...  ->  https://host/a.tar?query=sha256:f94e14b94966
 
-Signatures are not part of the hash, the name, or the place in the cache: storage services issue a
-new one for each presigned address, and the file behind it is the same. So a run resumes with a
-newly signed address. Signatures are the parameters of AWS (versions 4 and 2), Google Cloud,
-CloudFront and Azure SAS; any other parameter, such as ``token``, counts as part of the address.
+Signatures are not part of the hash, the name, or the path in the cache: storage services issue a
+new one for each presigned address of the same file. So a run resumes with a newly signed address.
+Signatures are the parameters of AWS (versions 4 and 2), Google Cloud, CloudFront and Azure SAS; any
+other parameter, such as ``token``, counts as part of the address.
 
 A fragment (``#...``) of an http address never reaches the server and is dropped. A secret in the
 path itself cannot be recognized.
@@ -27,18 +27,18 @@ from jaxtrain.errors import InputError
 T = TypeVar("T")
 
 SCHEMES = ("https", "http", "s3", "gs", "gcs")
-"""What an address may begin with."""
+"""Supported schemes."""
 HTTP = ("https", "http")
 
 SIGNED = "signed"
 HASH = "query=sha256:"
-_HASH_DIGITS = 12  # 48 bits: two of a million addresses share one with a probability of 0.2%
+_HASH_DIGITS = 12  # 48 bits: a collision among a million addresses has a probability of 0.2%
 
 _SIGNATURES = re.compile(
     "x-(amz|goog)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id",
     re.IGNORECASE,
 )
-# Only beside "sig", for their names are short.
+# Only together with "sig", as their names are short.
 # https://learn.microsoft.com/rest/api/storageservices/create-service-sas
 _AZURE = {"sig", "sv", "ss", "srt", "sp", "se", "st", "spr", "sr", "sip", "si", "sdd", "ses"}
 _AZURE |= {"skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid"}
@@ -47,12 +47,12 @@ _ADDRESS = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@\\/?#]+)(:\d{1,5})?")
 _BUCKET = re.compile(r"[\w.-]+|arn:[\w.:-]+")
 _PUBLIC = re.compile(f"{SIGNED}|{re.escape(HASH)}[0-9a-f]{{{_HASH_DIGITS}}}")
-# Texts may be of any size and content: each expression takes a time proportional to them.
+# Texts may be untrusted and of any size: each expression runs in linear time.
 _START = re.compile(r"([A-Za-z][\w+.-]{0,30})://")
 _HOST_LIKE, _BEFORE_SLASH = re.compile(r"[^/?#\s]*"), re.compile(r"[^/@\[\s]*")
 _NO_PORT, _TO_AT = re.compile(r":(?!\d+(?:/|$))"), re.compile(r"[^@\s]*")
 _IN_BRACKETS = re.compile(r"\[[^\[\]]*\]")
-# In a text an address ends at a space or a quote, and pathlib has made one slash of two.
+# In a text, an address ends at a space or quote, and pathlib may have collapsed the double slash.
 _IN_TEXT = re.compile(
     r"(?P<start>[A-Za-z][\w+.-]{0,30}://|\b(?:https?|s3a?|gcs|gs|ftps?|sftp|ssh|hf|file):/)"
     r"(?P<rest>[^\s\"'<>]*)",
@@ -64,13 +64,13 @@ _LONGEST = 2**13  # characters; what common servers accept
 
 
 class Parts(NamedTuple):
-    """An address in pieces.
+    """The parts of an address.
 
     Attributes:
         scheme: in lower case.
-        host: with the port; of s3 and gs the bucket.
-        path: with its leading slash, as typed.
-        query: behind the first ``?``; "" without one.
+        host: with the port; the bucket for s3 and gs.
+        path: as typed, with its leading slash.
+        query: after the first ``?``; "" if there is none.
     """
 
     scheme: str
@@ -80,12 +80,12 @@ class Parts(NamedTuple):
 
 
 def is_address(text: str) -> bool:
-    """Whether this is an address rather than a path, an accepted one or not."""
+    """Whether this is an address, supported or not, rather than a path."""
     return _ADDRESS.match(text.lstrip()) is not None
 
 
 def split(address: str) -> Parts:
-    """The pieces of an address. Of http the fragment is dropped; in a bucket # is a letter."""
+    """Splits an address. Drops an http fragment; in a bucket, # is an ordinary character."""
     match = _ADDRESS.match(address.strip())
     assert match, "is_address() holds"
     scheme, rest = match[1].lower(), match[2]
@@ -97,15 +97,16 @@ def split(address: str) -> Parts:
 
 
 def check(address: str, flag: str) -> None:
-    """Refuses an address that is not of a known form, before anything is asked of the network.
+    """Checks the form of an address, before the network is used.
 
     Args:
-        address: as typed, or as a list names it.
-        flag: the option or the list that named it, for messages.
+        address: as typed, or from a list.
+        flag: the flag or list that contains it, for messages.
 
     Raises:
-        InputError: it holds a user or a password, names no host, is of another scheme, is a chain
-            of addresses (``zip::https://...``), is too long, or was recorded without its query.
+        InputError: the address contains a user or password, has no host or an unknown scheme, is a
+            chain of addresses (``zip::https://...``), is too long, or was recorded without its
+            query.
     """
     refuse_user(address, flag)
     if len(address) > _LONGEST:
@@ -128,32 +129,31 @@ def check(address: str, flag: str) -> None:
             f"{parts.scheme}://{what.upper()}/PATH"
         )
     if not address.strip().isprintable():
-        raise InputError(f"{flag} {shown!r} holds a control character: remove it")
+        raise InputError(f"{flag} {shown!r} contains a control character: remove it")
     if _PUBLIC.fullmatch(parts.query):
         raise InputError(
-            f"{flag} {shown} is an address as it is recorded, without its query: give the complete "
-            "address"
+            f"{flag} {shown} is a recorded address without its query: give the complete address"
         )
     if parts.query and _NOT_IN_TEXT.search(address.strip()):
         raise InputError(
-            f"{flag} {shown} has a query, and a space, quote or angle bracket: write %20, %22, "
-            "%27, %3C or %3E"
+            f"{flag} {shown} has a query and contains a space, quote or angle bracket: write %20, "
+            "%22, %27, %3C or %3E"
         )
 
 
 def refuse_user(text: str, flag: str) -> None:
-    """Refuses a text with an address in it that holds a user or a password.
+    """Rejects a text that contains an address with a user or password.
 
     Args:
-        text: a value of any field or argument.
-        flag: that it was given to.
+        text: the value of a field or argument.
+        flag: the flag that set it.
 
     Raises:
-        InputError: does not repeat the address.
+        InputError: there is one; the message does not repeat the address.
     """
     if "@" not in text:
         return
-    without = 0  # until where there is no @ without a space before it
+    without = 0  # up to here, no @ precedes the next space
     for match in _START.finditer(text):
         end, without = _user_end(text, match.end(), without)
         if end:
@@ -168,15 +168,15 @@ def refuse_user(text: str, flag: str) -> None:
         "gcs": google,
     }
     raise InputError(
-        f"{flag} {scheme}://***@...: the address holds a user name or a password, which would be "
+        f"{flag} {scheme}://***@...: the address contains a user name or password, which would be "
         f"recorded: remove what precedes the @, and {cures.get(scheme, 'put it into ~/.netrc')}"
     )
 
 
 def identity(address: str) -> str:
-    """What the cache knows an address by: without its signature. May hold secrets: only hash it.
+    """Returns the address without its signature, to identify it in the cache.
 
-    An address without a query is itself.
+    May contain secrets: only hash it. An address without a query is unchanged.
     """
     parts = split(address)
     kept = _kept(parts.query)
@@ -184,16 +184,16 @@ def identity(address: str) -> str:
 
 
 def public(address: str) -> str:
-    """An address as it may be recorded and printed. What is public already stays as it is."""
+    """Returns an address as it may be recorded and printed; public addresses are unchanged."""
     match = _ADDRESS.fullmatch(address.strip())
     return scrub(address) if match is None else _shown(f"{match[1]}://", match[2])
 
 
 def name_of(address: str) -> str:
-    """What data at an address is called: host and path, and a hash of a query that is not signing.
+    """Returns a name for data at an address: host, path, and a hash of the unsigned query.
 
-    The hash stands before the ending, ``a.org/x/b.query-f94e14b94966.mp4``, so that names can
-    become names of files.
+    The hash precedes the suffix, ``a.org/x/b.query-f94e14b94966.mp4``, so that the name works as a
+    file name.
     """
     parts = split(address)
     name = f"{parts.host}{parts.path}".strip("/")
@@ -207,14 +207,14 @@ def name_of(address: str) -> str:
 
 
 def scrub(text: str) -> str:
-    """A text in which each address is public: without user, password and query."""
+    """Removes user, password and query from each address in a text."""
     if ":/" not in text:
         return text
     return _IN_TEXT.sub(_replaced, text)
 
 
 def scrubbed(value: T) -> T:
-    """JSON-able values, or tuples of them, in which each text is public."""
+    """Applies :func:`public` to each string in JSON-able values and tuples."""
     found: Any = value
     if isinstance(value, str):
         found = public(value)
@@ -233,18 +233,17 @@ def _replaced(match: re.Match[str]) -> str:
 
 
 def _user_end(text: str, start: int = 0, without: int = 0) -> tuple[int, int]:
-    """Where the user or password of an address ends.
+    """Finds the end of the user or password in an address.
 
-    It stands before the first slash, or, with a slash in the password, behind a colon that no port
-    follows.
+    They precede the first slash, or, with a slash in the password, follow a colon without a port.
 
     Args:
-        text: with the address in it.
-        start: where it goes on behind ``://``.
-        without: up to here no @ follows before the next space.
+        text: contains the address.
+        start: the position after ``://``.
+        without: up to this position, no @ precedes the next space.
 
     Returns:
-        The place behind the @, 0 if there is none; and ``without`` for what follows.
+        The position after the @, 0 if there is none; and ``without`` for the rest of the text.
     """
     host = _HOST_LIKE.match(text, start)
     assert host
@@ -276,7 +275,7 @@ def _shown(start: str, rest: str) -> str:
 
 
 def _kept(query: str) -> str:
-    """The parameters that say which file it is, in one order."""
+    """Returns the query parameters that identify the file, sorted."""
     pairs = parse_qsl(query, keep_blank_values=True)
     azure = _AZURE if any(name == "sig" for name, _ in pairs) else set()
     kept = [

@@ -1,4 +1,4 @@
-"""Files that appear whole, files that grow by lines, and files that a stranger may have made."""
+"""Writes files atomically, appends lines, and safely reads files from untrusted sources."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from jaxtrain.errors import InputError
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """Returns the process's umask, which can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
@@ -25,14 +25,14 @@ _UMASK = _umask()  # read once, before there are threads
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
-    """Replaces a file so that a reader sees the old one or the new one: beside, fsync, rename.
+    """Replaces a file atomically: writes a temporary file, fsyncs it, and renames it.
 
     Args:
-        path: of the file; its folder must exist.
+        path: the file; its folder must exist.
         data: the content; text is written as UTF-8.
 
     Raises:
-        OSError: nothing is left beside, and an older file stays as it was.
+        OSError: the temporary file is removed, and an older file is unchanged.
     """
     content = data.encode() if isinstance(data, str) else data
     with appearing(path) as beside, open(beside, "wb") as file:
@@ -41,14 +41,14 @@ def write_whole(path: Path, data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """A place beside a file for its new content, which takes the file's name in the end.
+    """Yields a temporary file in the same folder, which replaces ``path`` at the end of the block.
 
     Args:
-        path: of the file; its folder must exist. The place has the same ending.
+        path: the file; its folder must exist. The temporary file has the same suffix.
 
     Raises:
-        OSError: the content cannot be kept. After any error nothing is left beside, and an older
-            file stays as it was.
+        OSError: the file cannot be written. After any error the temporary file is removed, and an
+            older file is unchanged.
     """
     descriptor, name = tempfile.mkstemp(
         dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
@@ -63,28 +63,28 @@ def appearing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             os.unlink(name)
         if isinstance(error, OSError) and error.filename in (None, name):
-            error.filename = str(path)  # nobody has heard of the other
+            error.filename = str(path)  # the temporary name means nothing to the user
         raise
     sync(path.parent)
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Opens a file of a run's directory, which nothing but this program makes.
+    """Opens a file that only jaxtrain creates, in a run directory.
 
-    A run's directory that came from someone else may hold anything under the file's name: a link to
-    one of your files, which would be written to or cut, or a pipe or a device, which never ends.
+    A run directory from someone else may contain anything under the file's name: a link to one of
+    your files, which would be overwritten or truncated, or a pipe or device, which never ends.
 
     Args:
-        path: of the file. Symbolic links in the path of its folder are followed.
+        path: the file. Symbolic links in the path of its folder are followed.
         flags: for :func:`os.open`.
 
     Returns:
-        The descriptor.
+        The file descriptor.
 
     Raises:
-        OSError: it cannot be opened, is a symbolic link, or is not a regular file.
+        OSError: the file cannot be opened, is a symbolic link, or is not a regular file.
     """
-    # Without O_NONBLOCK a pipe would be waited for; of a regular file it changes nothing.
+    # Without O_NONBLOCK, opening a pipe would block; for a regular file it has no effect.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, 0o666)
@@ -101,10 +101,10 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def sync(path: str | Path) -> None:
-    """Flushes a file or a folder to the disk.
+    """Flushes a file or folder to disk.
 
     Raises:
-        OSError: it may not be there after a loss of power.
+        OSError: it may be lost if the power fails.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -113,18 +113,18 @@ def sync(path: str | Path) -> None:
         os.close(descriptor)
 
 
-# What a full disk keeps from a file waits in memory, up to so much.
+# Maximum size of pieces kept in memory while the disk is full.
 _MAX_WAITING_BYTES = 2**24
 
 
 class Appended:
-    """A file that only grows. Each piece reaches the operating system at once, whole or not at all.
+    """An append-only file. Each piece is written to the operating system at once, or not at all.
 
-    The file is opened with the first piece, and again after a failure. Pieces that could not be
-    written wait in memory and go before the next one.
+    The file is opened for the first piece, and again after a failure. Pieces that could not be
+    written are kept in memory and written before the next one.
 
     Args:
-        path: of the file; its folder is made with the first piece.
+        path: the file; its folder is created for the first piece.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,11 +134,11 @@ class Appended:
         self._made = False
 
     def append(self, piece: bytes) -> None:
-        """Writes a piece at the end.
+        """Appends a piece.
 
         Raises:
-            OSError: the piece is not in the file, not even in part. It is tried again before the
-                next one; above 16 MiB of such pieces the newest are lost.
+            OSError: nothing of the piece is in the file. It is written again with the next one;
+                beyond 16 MiB of such pieces, the newest are lost.
         """
         whole, self._waiting = self._waiting + piece, b""
         try:
@@ -149,7 +149,7 @@ class Appended:
 
     def _write(self, content: bytes) -> None:
         if self._descriptor is None:
-            if not self._made:  # later: on a disk that is lost nothing should be made again
+            if not self._made:  # only once: if the disk is gone, the folder must not be recreated
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._made = True
             self._descriptor = open_own(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -158,13 +158,13 @@ class Appended:
             if os.write(self._descriptor, content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         except OSError:
-            with contextlib.suppress(OSError):  # no half pieces
+            with contextlib.suppress(OSError):  # no partial pieces
                 os.ftruncate(self._descriptor, size)
             self._close()
             raise
 
     def close(self) -> None:
-        """Closes the file, after a last try of what waits; a later piece opens it again."""
+        """Closes the file, after a last attempt to write kept pieces; a later piece reopens it."""
         if self._waiting:
             with contextlib.suppress(OSError):
                 self.append(b"")
@@ -177,26 +177,26 @@ class Appended:
 
 
 JSON_BYTES = 2**26
-"""Default limit of :func:`read_json`. The manifest of a checkpoint of 10 TiB has 16 MiB."""
-# Our own files are at most 10 deep. Far below Python's limit, so that what walks the result later,
-# deeper in the stack, stays below it too.
+"""Default limit of :func:`read_json`. The manifest of a 10 TiB checkpoint has 16 MiB."""
+# jaxtrain's own files are at most 10 levels deep. This is far below Python's recursion limit, so
+# that code that walks the result deeper in the stack stays below it too.
 _JSON_DEPTH = 100
 
 
 @contextlib.contextmanager
 def open_regular(path: Path, *, follow_links: bool = True) -> Iterator[BufferedReader]:
-    """Opens a regular file that a stranger may have made, to read bytes.
+    """Opens an untrusted regular file to read bytes.
 
-    A pipe or a device is refused without waiting for it.
+    Rejects a pipe or device without blocking.
 
     Args:
-        path: of the file.
-        follow_links: whether it may be a symbolic link. Where what it contains is shown to others,
-            a link could show them any file of the reader's.
+        path: the file.
+        follow_links: whether it may be a symbolic link. If its content is shown to others, a link
+            could expose any file of the reader.
 
     Raises:
-        OSError: it cannot be opened, is a folder (IsADirectoryError), or a link.
-        ValueError: it is not a regular file.
+        OSError: the file cannot be opened, is a folder (IsADirectoryError), or a link.
+        ValueError: the file is not a regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags) if follow_links else open_own(path, flags)
@@ -207,55 +207,54 @@ def open_regular(path: Path, *, follow_links: bool = True) -> Iterator[BufferedR
 
 
 def expanded(path: str | Path) -> Path:
-    """A path that somebody typed, with ~ for a home folder.
+    """Expands ~ in a typed path.
 
     Raises:
-        InputError: it begins with ~, and no such home folder is known.
+        InputError: the path begins with ~, and the home folder is unknown.
     """
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # a container's user, perhaps, without HOME and of no name
+    except RuntimeError:  # for example in a container without HOME or a user name
         raise InputError(
-            f"{path}: the home folder that ~ stands for is not known: write the complete path, or "
-            "set HOME"
+            f"{path}: the home folder for ~ is unknown: give the full path, or set HOME"
         ) from None
 
 
 def read_regular(path: Path, limit_bytes: int, *, follow_links: bool = True) -> bytes:
-    """Reads a complete regular file that a stranger may have made (:func:`open_regular`).
+    """Reads an untrusted regular file completely (:func:`open_regular`).
 
     Args:
-        path: of the file.
-        limit_bytes: refuse a larger file.
+        path: the file.
+        limit_bytes: reject larger files.
         follow_links: whether it may be a symbolic link.
 
     Raises:
-        OSError: it cannot be read, is a folder (IsADirectoryError), or a link.
-        ValueError: it is not a regular file, or too large; says why in a few words.
+        OSError: the file cannot be read, is a folder (IsADirectoryError), or a link.
+        ValueError: the file is not a regular file, or too large; the message is a short reason.
     """
     with open_regular(path, follow_links=follow_links) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(limit_bytes + 1) if size <= limit_bytes else b""
         size = max(size, len(content))
         if size > limit_bytes:
-            raise ValueError(f"it has {size:,} bytes, more than {limit_bytes:,}")
+            raise ValueError(f"it has {size:,} bytes, and the limit is {limit_bytes:,}")
         return content
 
 
 def read_json(
     path: Path, limit_bytes: int = JSON_BYTES, *, follow_links: bool = True
 ) -> dict[str, Any]:
-    """Reads a JSON object from a regular file that a stranger may have made.
+    """Reads a JSON object from an untrusted regular file.
 
     Args:
-        path: of the file.
-        limit_bytes: refuse a larger file.
+        path: the file.
+        limit_bytes: reject larger files.
         follow_links: whether it may be a symbolic link.
 
     Raises:
-        OSError: it cannot be read, is a folder (IsADirectoryError), or a link.
-        ValueError: it is not a regular file, too large, not JSON, nested too deeply, or JSON of
-            another kind; says why in a few words, such as "it is not JSON".
+        OSError: the file cannot be read, is a folder (IsADirectoryError), or a link.
+        ValueError: the file is not a regular file, too large, not JSON, nested too deeply, or not a
+            JSON object; the message is a short reason, such as "it is not JSON".
     """
     content = parse_json(read_regular(path, limit_bytes, follow_links=follow_links))
     if not isinstance(content, dict):
@@ -264,12 +263,12 @@ def read_json(
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses JSON that a stranger may have made; NaN and Infinity are allowed.
+    """Parses untrusted JSON; NaN and Infinity are allowed.
 
-    What it returns is nested at most 100 deep, and its texts can be encoded as UTF-8.
+    The result is nested at most 100 levels deep, and its strings can be encoded as UTF-8.
 
     Raises:
-        ValueError: says why in a few words.
+        ValueError: the message is a short reason.
     """
     try:
         content = json.loads(text)
@@ -281,7 +280,7 @@ def parse_json(text: str | bytes) -> Any:
     except UnicodeError:  # not UTF-8, or half a surrogate pair
         raise ValueError("it is not UTF-8 text") from None
     except ValueError:  # Python's limit of 4,300 digits
-        raise ValueError("it holds a number of thousands of digits") from None
+        raise ValueError("it contains a number with thousands of digits") from None
     return content
 
 
@@ -304,10 +303,10 @@ def _check_json(content: Any) -> None:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cuts what follows the last newline: the line that was being written when a process died.
+    """Drops an unfinished last line, left by a killed process.
 
     Raises:
-        OSError: it cannot be written, is a symbolic link, or is not a regular file.
+        OSError: the file cannot be written, is a symbolic link, or is not a regular file.
     """
     with open(open_own(path, os.O_RDWR), "rb+") as file:
         content = file.read()
@@ -317,14 +316,14 @@ def drop_torn_line(path: Path) -> None:
 
 
 def check_writable(flag: str, path: Path | None) -> None:
-    """Refuses a file that cannot be written, before the work that it is to hold.
+    """Checks that an output file can be written, before the work starts.
 
     Args:
-        flag: that names the file.
-        path: None is fine.
+        flag: the flag that sets the file.
+        path: the file; None is accepted.
 
     Raises:
-        InputError: names what is in the way.
+        InputError: the file cannot be written; the message gives the reason.
     """
     if path is None:
         return
@@ -333,9 +332,9 @@ def check_writable(flag: str, path: Path | None) -> None:
         raise InputError(f"{flag} {path}: the folder {folder} does not exist: create it")
     if path.is_dir():
         raise InputError(
-            f"{flag} {path} is a folder; name a file in it, such as {path / 'found.json'}"
+            f"{flag} {path} is a folder: give a file in it, such as {path / 'found.json'}"
         )
     if path.exists() and not path.is_file():  # it would be replaced
-        raise InputError(f"{flag} {path} is a device or a pipe: name a file of your own")
+        raise InputError(f"{flag} {path} is a device or a pipe: give a regular file")
     if not os.access(folder, os.W_OK):
-        raise InputError(f"{flag} {path}: {folder} cannot be written to; name another folder")
+        raise InputError(f"{flag} {path}: {folder} is not writable: use another folder")

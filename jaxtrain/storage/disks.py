@@ -1,4 +1,4 @@
-"""What the system says of a disk that fails: which of it may pass, and the cure."""
+"""Classifies disk errors: which may be temporary, and how to fix them."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import re
 
 from jaxtrain.errors import InputError, RunAgain, stop_inside
 
-# A disk that may be well again when a launcher starts the same command again, and the cure.
+# Errors that may be gone when a launcher restarts the same command, and their fixes.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _AWAY = (
     *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENXIO, errno.ENODEV),
@@ -23,12 +23,12 @@ _CURES = {
 
 
 def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
-    """What to raise where a disk fails: one that may be well again is worth another start.
+    """Returns the exception for a disk error: RunAgain if it may be temporary, else InputError.
 
     Args:
-        error: of the system.
-        what: cannot be done, with the path.
-        cure: where the disk itself is as it should be.
+        error: from the operating system.
+        what: what failed, with the path.
+        cure: the fix if the disk itself is fine.
     """
     words = error.strerror or reason(error)
     first = cure_of(words)
@@ -37,20 +37,20 @@ def disk_trouble(error: OSError, what: str, cure: str) -> InputError | RunAgain:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there is no room for what was to be written."""
+    """Whether the disk or quota is full."""
     return error.errno in _FULL
 
 
 def cure_of(words: str) -> str:
-    """What helps against a disk's failure that may pass, by the system's own words; or ""."""
+    """Returns the fix for a temporary disk error, by the system's message; "" for other errors."""
     return next((cure for number, cure in _CURES.items() if os.strerror(number) in words), "")
 
 
 def reason(error: BaseException) -> str:
-    """The first cause in a few words: the system's own, where it is to blame.
+    """Returns the root cause in a few words: the system's message if there is one.
 
     Raises:
-        Stopped, KeyboardInterrupt: a library has wrapped it into an error of its own.
+        Stopped, KeyboardInterrupt: a library wrapped it in its own exception.
     """
     stop = stop_inside(error)
     if stop is not None:
@@ -59,7 +59,7 @@ def reason(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    # TensorStore ends its messages with notes in brackets, this one and others, in any order.
+    # TensorStore appends notes in brackets, such as this one, in any order.
     from_system = re.search(r"\[os_error_code='(\d+)'", str(error))
     if from_system:
         return os.strerror(int(from_system[1]))

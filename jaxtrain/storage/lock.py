@@ -1,7 +1,7 @@
-"""One run at a time in a directory: process 0 locks ``<run>/.lock`` for as long as it lives.
+"""Allows one run at a time in a directory: process 0 locks ``<run>/.lock`` until it exits.
 
-A job that was requeued can start while the one before it still saves; both would move and delete
-each other's checkpoints. The system gives a killed process's lock back by itself.
+A requeued job may start while the previous one is still saving; each would move and delete the
+other's checkpoints. The operating system releases the lock of a killed process.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ from jaxtrain.storage import atomic
 
 NAME = ".lock"
 
-# A POSIX lock belongs to the process, so no worker inherits it and outlives it with it; and it is
-# lost when the process closes any descriptor of the file: nothing else here may open it.
+# A POSIX lock belongs to the process, so workers that outlive it do not inherit the lock. It is
+# released when the process closes any descriptor of the file, so nothing else may open the file.
 _held: dict[Path, int] = {}
 
 
 def hold(directory: Path, say: Callable[[str], None]) -> None:
-    """Locks a run's directory for this process; does nothing where it already has it.
+    """Locks a run directory for this process; does nothing if already locked.
 
     Args:
-        directory: of the run. Where it is missing or cannot be written there is no lock.
-        say: takes a line where the file system has no locks.
+        directory: the run directory. If it is missing or not writable, it is not locked.
+        say: receives a warning if the file system does not support locks.
 
     Raises:
-        RunAgain: another process has it; names its host and number.
+        RunAgain: another process holds the lock; the message has its host and PID.
     """
     path = directory / NAME
     try:
@@ -40,7 +40,7 @@ def hold(directory: Path, say: Callable[[str], None]) -> None:
             return
         descriptor = atomic.open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError:
-        return  # whoever needs to write there says it
+        return  # writing to the directory will report the error
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -48,15 +48,15 @@ def hold(directory: Path, say: Callable[[str], None]) -> None:
         os.close(descriptor)
         if error.errno in (errno.EACCES, errno.EAGAIN):
             raise RunAgain(
-                f"another run is at work in {directory} ({holder}): wait for its end, or end it"
+                f"another run is using {directory} ({holder}): wait until it ends, or stop it"
             ) from None
         say(
-            f"warning: {path} cannot be locked ({error.strerror}): start no second run in this "
-            "directory, as nothing would notice it"
+            f"warning: {path} cannot be locked ({error.strerror}): do not start a second run in "
+            "this directory, as it would not be detected"
         )
         return
     _held[directory] = descriptor
-    with contextlib.suppress(OSError):  # as on a full disk; the lock holds without it
+    with contextlib.suppress(OSError):  # for example on a full disk; the lock holds anyway
         os.ftruncate(descriptor, 0)
         os.pwrite(
             descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0
@@ -64,9 +64,10 @@ def hold(directory: Path, say: Callable[[str], None]) -> None:
 
 
 def holder(directory: Path) -> str:
-    """The process that is at work in a run's directory, in words; "" if none is.
+    """Describes the process that has locked a run directory; "" if none has.
 
-    It takes no lock itself, which a run that begins would find. Not for a process that holds some.
+    Takes no lock itself, as a starting run would find it. Must not be called by a process that
+    holds a lock.
     """
     # struct flock of Linux: type, whence, start, length (0: all), process.
     question = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -77,7 +78,7 @@ def holder(directory: Path) -> str:
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
         return "" if struct.unpack("hhqqi", answer)[0] == fcntl.F_UNLCK else _holder(descriptor)
-    except OSError:  # it has no locks
+    except OSError:  # locks are not supported
         return ""
     finally:
         os.close(descriptor)
@@ -88,4 +89,4 @@ def _holder(descriptor: int) -> str:
         found = json.loads(os.pread(descriptor, 1000, 0))
         return f"process {found['pid']} on {found['host']}"
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return "nobody knows which"
+        return "unknown process"

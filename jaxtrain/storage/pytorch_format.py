@@ -1,9 +1,9 @@
 """Checks a PyTorch file before PyTorch reads it.
 
-``torch.load(weights_only=True)`` runs nothing that a file holds, and still a file of a kilobyte can
-take any amount of memory or time: ``bytearray(2**40)`` is allowed, so is ``_codecs.encode`` of its
-own result, and a tuple of a tuple of itself is hashed for ever as a key. Here the pickles inside
-are walked first, and nothing but arrays in plain containers is let through.
+``torch.load(weights_only=True)`` runs no code from a file, but a file of a kilobyte can still take
+any amount of memory or time: ``bytearray(2**40)`` is allowed, so is ``_codecs.encode`` of its own
+result, and hashing a tuple of a tuple of itself never ends. So this module walks the pickles first,
+and accepts only arrays in plain containers.
 """
 
 import io
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 LARGEST_PICKLE = 2**21
-"""Bytes of all pickles of a file. An array takes about 130 of them, so this is 16,000 arrays; and
-what an opcode of one byte makes takes up to 72 bytes of memory."""
-_DEEPEST = 100  # containers within containers; a hash recurses without a limit
-_PROTOCOL = 2  # all that torch.save writes, and all that weights_only reads
+"""Maximum bytes of all pickles in a file. An array takes about 130, so this allows 16,000 arrays.
+An opcode of one byte creates up to 72 bytes in memory."""
+_DEEPEST = 100  # nested containers; hashing recurses without a limit
+_PROTOCOL = 2  # the one that torch.save writes and weights_only reads
 _LEGACY_PICKLES = 5  # magic number, protocol version, system, content, keys of storages
 
 _ORDERED = "collections OrderedDict"
@@ -39,10 +39,12 @@ _PICKLE = "data.pkl"
 
 
 def check(path: Path) -> None:
-    """Refuses what is not a file of arrays, or would grow as it is read.
+    """Rejects files that contain anything but arrays, or that expand when read.
 
     Raises:
-        ValueError: says what is wrong. Other exceptions come of damaged files.
+        ValueError: the file is rejected; the message gives the reason. Damaged files may raise
+        other
+            exceptions.
     """
     with open(path, "rb") as file:
         packed = file.read(len(_ZIP)) == _ZIP
@@ -64,18 +66,18 @@ def check(path: Path) -> None:
 
 
 def _check_no_tar(file: BinaryIO) -> None:
-    """Refuses PyTorch's format of before 2017; PyTorch reads a tar's header, of any size, first."""
+    """Rejects PyTorch's format from before 2017, as a tar header may have any size."""
     header = file.read(tarfile.BLOCKSIZE)
     file.seek(0)
     try:
         tarfile.TarInfo.frombuf(header, tarfile.ENCODING, "surrogateescape")
     except tarfile.TarError:
         return
-    raise ValueError("it is a tar, which PyTorch wrote before 2017: save it again")
+    raise ValueError("it is in the tar format from before 2017: save it again with a newer PyTorch")
 
 
 def _check_zip(file: BinaryIO, size: int) -> None:
-    """Refuses an archive that PyTorch may see differently, or that grows: it compresses nothing."""
+    """Rejects archives that PyTorch may parse differently, and compressed entries."""
     _check_end(file, size)
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
@@ -85,10 +87,10 @@ def _check_zip(file: BinaryIO, size: int) -> None:
             raise ValueError("its entries are larger than the file")
         names = [entry.filename.casefold() for entry in entries]  # PyTorch takes A.pkl for a.pkl
         if len(set(names)) < len(names):
-            raise ValueError("two of its entries have one name")
+            raise ValueError("two of its entries have the same name")
         pickles = [one for one in entries if one.filename.casefold().endswith(_PICKLE)]
         if len(pickles) != 1:
-            raise ValueError(f"{len(pickles)} of its entries are a {_PICKLE}; there must be one")
+            raise ValueError(f"it has {len(pickles)} entries named {_PICKLE}; there must be one")
         if pickles[0].file_size > LARGEST_PICKLE:
             raise ValueError(
                 f"its {_PICKLE} has {pickles[0].file_size:,} bytes, and the limit is "
@@ -98,9 +100,9 @@ def _check_zip(file: BinaryIO, size: int) -> None:
 
 
 def _check_end(file: BinaryIO, size: int) -> None:
-    """Refuses an archive whose directory two readers may look for in two places.
+    """Rejects archives whose directory different readers may find in different places.
 
-    It ends the file, but for its own records: that is how zipfile and PyTorch write it.
+    The directory must be at the end of the file, where zipfile and PyTorch write it.
     """
     tail_bytes = min(size, _END_64_BYTES + _LOCATOR_64_BYTES + _END_BYTES)
     file.seek(size - tail_bytes)
@@ -108,7 +110,7 @@ def _check_end(file: BinaryIO, size: int) -> None:
     end = tail[-_END_BYTES:]
     at = size - _END_BYTES  # where the directory must end
     if len(end) < _END_BYTES or end[:4] != _END or end[-2:] != b"\0\0":
-        raise ValueError("it is cut short, or something follows its directory: copy it again")
+        raise ValueError("it is truncated, or has data after its directory: copy it again")
     directory, offset = struct.unpack("<II", end[12:20])
     locator = tail[-_END_BYTES - _LOCATOR_64_BYTES : -_END_BYTES]
     if locator[:4] == _LOCATOR_64:
@@ -122,12 +124,13 @@ def _check_end(file: BinaryIO, size: int) -> None:
 
 
 class _Value(NamedTuple):
-    """What stands on the stack of a pickle.
+    """A value on the stack of a pickle.
 
     Attributes:
-        what: the name of what is called, a kind of container, "mark", or "" for what takes bounded
-            memory however often it is referred to.
-        depth: of containers.
+        what: the name of a callable, a kind of container, "mark", or "" for values that take
+        bounded
+            memory however often they are referenced.
+        depth: of nested containers.
     """
 
     what: str
@@ -135,7 +138,7 @@ class _Value(NamedTuple):
 
 
 _MARK, _SMALL, _EMPTY_TUPLE = _Value("mark", 0), _Value("", 0), _Value("()", 0)
-_FLAT = _Value("flat", 1)  # a tuple of up to three small ones, such as the betas of an optimizer
+_FLAT = _Value("flat", 1)  # a tuple of up to three small values, such as an optimizer's betas
 _GETS, _PUTS = ("GET", "BINGET", "LONG_BINGET"), ("PUT", "BINPUT", "LONG_BINPUT")
 _TUPLES = ("TUPLE1", "TUPLE2", "TUPLE3")
 _FILLS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD")
@@ -143,10 +146,10 @@ _NEVER = ("INST", "OBJ", "NEWOBJ", "DUP", "EXT1", "EXT2", "EXT4")
 
 
 def _check_pickle(file: BinaryIO) -> None:
-    """Walks the pickle at the file's place, as far as its end, without making anything of it.
+    """Walks the pickle at the file's position to its end, without creating any objects.
 
-    No container is referred to twice, so what is in them is a tree, no larger than the pickle; and
-    what a function is called with is not an array, whose rows it might unpack.
+    No container may be referenced twice, so the content is a tree, no larger than the pickle. No
+    function may be called with an array, whose rows it might unpack.
     """
     stack: list[_Value] = []
     memo: dict[object, _Value] = {}
@@ -172,7 +175,7 @@ def _follow(
     elif opcode.name in _GETS:
         found = memo[argument]
         if found.what not in (*_CALLED, "", "flat", "()"):
-            raise ValueError("it refers to a list or dict twice: save the state dict alone")
+            raise ValueError("it references a list or dict twice: save the state dict alone")
         stack.append(found)
     elif opcode.name == "GLOBAL":
         stack.append(_named(str(argument)))
@@ -190,14 +193,14 @@ def _named(name: str) -> _Value:
     if not _NAMED.fullmatch(name):
         shown = name.replace(" ", ".")[:100]
         raise ValueError(
-            f"it holds {shown!a}, which is not a dense array: save a dict of arrays of float32, "
-            "bfloat16 or float16"
+            f"it contains {shown!a}, which is not a dense array: save a dict of float32, bfloat16 "
+            "or float16 arrays"
         )
     return _SMALL
 
 
 def _popped(stack: list[_Value], opcode: pickletools.OpcodeInfo) -> Iterator[_Value]:
-    """What the opcode takes from the stack, topmost first."""
+    """Pops the operands of an opcode from the stack, topmost first."""
     wanted = opcode.stack_before
     if pickletools.markobject in wanted:
         while (one := stack.pop()) is not _MARK:
@@ -208,7 +211,7 @@ def _popped(stack: list[_Value], opcode: pickletools.OpcodeInfo) -> Iterator[_Va
 
 
 def _made(name: str, taken: list[_Value]) -> _Value:
-    """What an opcode puts on the stack."""
+    """Returns the value that an opcode pushes."""
     depth = 1 + max((one.depth for one in taken), default=0)
     kinds = {one.what for one in taken}
     if name in _FILLS:
@@ -225,11 +228,11 @@ def _made(name: str, taken: list[_Value]) -> _Value:
         return _Value("list as argument", depth)
     if name in _TUPLES:
         return _FLAT if kinds == {""} else _Value("container", depth)
-    return _SMALL  # a number, a text, or a storage
+    return _SMALL  # a number, a string, or a storage
 
 
 def _filled(name: str, filled: _Value, kinds: set[str], depth: int) -> _Value:
-    """A container with more in it."""
+    """Returns a container after values were added to it."""
     what = filled.what
     if name == "BUILD" and what != "ordered":
         raise ValueError("it sets the attributes of something that has none")
@@ -241,14 +244,15 @@ def _filled(name: str, filled: _Value, kinds: set[str], depth: int) -> _Value:
 
 
 def _called(function: str, arguments: str, depth: int) -> _Value:
-    """What a function makes.
+    """Returns the result of a function call.
 
-    Python 2 made an OrderedDict of a list of lists, Python 3 makes it of nothing.
+    Pickles from Python 2 create an OrderedDict from a list of lists, those from Python 3 from
+    nothing.
     """
     if function not in _CALLED:
-        raise ValueError("it calls what is not a function")
+        raise ValueError("it calls something that is not an allowed function")
     if function != _ORDERED:
         return _SMALL
     if arguments not in ("()", "list as argument"):
-        raise ValueError("it makes a dict of something that is not a list of pairs")
+        raise ValueError("it creates a dict from something other than a list of pairs")
     return _Value("ordered", depth)

@@ -1,10 +1,10 @@
-"""Named arrays in a file: ``.safetensors``, and PyTorch's ``.pth`` and ``.pt``.
+"""Reads and writes files of named arrays: ``.safetensors``, and PyTorch's ``.pth`` and ``.pt``.
 
-PyTorch's files need PyTorch itself (``pip install -e '.[interop]'``); it reads arrays only and
-runs nothing that such a file may hold.
+PyTorch's files require PyTorch (``pip install -e '.[interop]'``), which reads only arrays and runs
+no code from such a file.
 
-Both kinds come from strangers. What is no plain array of real numbers, or would take far more
-memory than its file, is refused before memory is taken for it.
+Both kinds are untrusted. Anything but plain arrays of real numbers, or arrays that would take far
+more memory than their file, are rejected before memory is allocated for them.
 """
 
 import math
@@ -26,8 +26,8 @@ PYTORCH = (".pth", ".pt", ".bin")
 ENDINGS = (SAFETENSORS, *PYTORCH)
 
 Tensors = dict[str, np.ndarray]
-# What safetensors calls the types that are read. Those of 8 bits are exact in float32; files whose
-# numbers of 8 bits need scales have these as further arrays, which no model here takes.
+# safetensors' names of the supported dtypes. 8-bit floats are exact in float32; if they need
+# scales, the file has these as additional arrays, which no model here accepts.
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -47,44 +47,46 @@ _DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-# The same of PyTorch, whose names end the names of its types.
+# The same for PyTorch, without the prefix "torch.".
 _TORCH_DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     *("float8_e4m3fnuz", "float8_e5m2fnuz", "int64", "int32", "int16", "int8"),
     *("uint64", "uint32", "uint16", "uint8", "bool"),
 )
-# 8 bits become 32, and a tied array has two names.
+# 8 bits become 32, and tied arrays have several names.
 _MOST_WIDENING = 16
 _MOST_SMALL_BYTES = 2**26
 _NAME_CHARACTERS = 300
-# Where PyTorch programs put a state dict among other things.
+# Keys under which PyTorch programs nest a state dict.
 _WRAPPERS = ("state_dict", "model", "module", "model_state_dict")
 
 
 def check_ending(path: Path) -> None:
-    """Refuses a name that says of no known format.
+    """Checks that a file name has a supported suffix.
 
     Raises:
-        InputError: names those there are.
+        InputError: it has not; the message lists the supported ones.
     """
     if path.suffix not in ENDINGS:
-        raise InputError(f"{path}: weights files end with one of {', '.join(ENDINGS)}")
+        raise InputError(
+            f"{path}: the name of a weights file must end with one of {', '.join(ENDINGS)}"
+        )
 
 
 def check_pytorch(path: Path) -> None:
-    """Refuses a PyTorch file where there is no PyTorch.
+    """Checks that PyTorch is installed, which a PyTorch file requires.
 
     Raises:
-        InputError: says how to get it.
+        InputError: it is not; the message has the command that installs it.
     """
     _torch(path)
 
 
 def read(path: Path) -> tuple[Tensors, dict[str, str]]:
-    """All arrays of a file, floating-point ones as float32, and what the file says of itself.
+    """Reads all arrays of a file (floating-point ones as float32), and its metadata.
 
     Raises:
-        InputError: there is no such file, or it holds something else.
+        InputError: the file does not exist, or has other content.
     """
     check_ending(path)
     check_file(path, f"a weights file ({', '.join(ENDINGS)})")
@@ -92,14 +94,14 @@ def read(path: Path) -> tuple[Tensors, dict[str, str]]:
 
 
 def check_file(path: Path, wanted: str) -> None:
-    """Refuses what is no regular file.
+    """Checks that a path is a regular file.
 
     Args:
-        path: of the file.
-        wanted: what to name instead, for the error.
+        path: the file.
+        wanted: describes the expected file, for the error.
 
     Raises:
-        InputError: says what it is.
+        InputError: it is not.
     """
     if path.is_file():
         return
@@ -107,33 +109,33 @@ def check_file(path: Path, wanted: str) -> None:
         what = "is a folder"
     else:
         what = "is a pipe or a device" if path.exists() else "does not exist"
-    raise InputError(f"{path} {what}; name {wanted}")
+    raise InputError(f"{path} {what}: give {wanted}")
 
 
 def check_real(tensors: Mapping[str, np.ndarray], source: str) -> None:
-    """Refuses whole numbers where weights should be, such as quantized ones without their scales.
+    """Checks that weights are not integers, such as quantized weights without their scales.
 
     Raises:
-        InputError: names the first array.
+        InputError: they are; the message names the first such array.
     """
     for name, array in tensors.items():
         if array.dtype.kind in "iub":
             raise InputError(
-                f"{source}: {name} holds whole numbers ({array.dtype}), not weights: export the "
+                f"{source}: {name} contains integers ({array.dtype}), not weights: export the "
                 "weights as float32, bfloat16 or float16"
             )
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """Writes arrays; the file appears whole.
+    """Writes arrays atomically.
 
     Args:
-        path: its ending names the format.
+        path: the file; its suffix selects the format.
         tensors: name -> array.
-        about: what a ``.safetensors`` file says of itself; PyTorch's format has no place for it.
+        about: metadata for a ``.safetensors`` file; PyTorch's format has none.
 
     Raises:
-        InputError: the ending is none of those known, or PyTorch is needed and missing.
+        InputError: the suffix is not supported, or PyTorch is required but not installed.
         OSError: the file cannot be written.
     """
     check_ending(path)
@@ -141,26 +143,26 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     if path.suffix == SAFETENSORS:
         import safetensors.numpy
 
-        metadata = {"format": "pt", **about}  # what transformers and diffusers look for
+        metadata = {"format": "pt", **about}  # required by transformers and diffusers
         atomic.write_whole(path, safetensors.numpy.save(contiguous, metadata=metadata))
         return
     import io
 
     torch = _torch(path)
     held = io.BytesIO()
-    # Copied: PyTorch warns of arrays that cannot be written, as those of jax.
+    # Copied, as PyTorch warns about read-only arrays such as jax's.
     torch.save({name: torch.tensor(array) for name, array in contiguous.items()}, held)
     atomic.write_whole(path, held.getvalue())
 
 
 class Place(NamedTuple):
-    """Where an array is in a ``.safetensors`` file.
+    """The location of an array in a ``.safetensors`` file.
 
     Attributes:
-        code: the format's name of its type.
+        code: the format's name for the dtype.
         shape: of the array.
-        begin: its first byte, from the beginning of the file.
-        bytes: how many it has.
+        begin: offset of its first byte in the file.
+        bytes: its size.
     """
 
     code: str
@@ -170,16 +172,16 @@ class Place(NamedTuple):
 
 
 def places(path: Path) -> tuple[dict[str, Place], dict[str, str]]:
-    """Where the arrays of a ``.safetensors`` file are, and what the file says of itself.
+    """Returns the locations of the arrays in a ``.safetensors`` file, and its metadata.
 
     Raises:
-        InputError: the file is damaged, or is something else.
+        InputError: the file is damaged, or has another format.
     """
     import safetensors
 
     try:
-        # Checks the header: its size, its JSON, that arrays have the sizes of their shapes and
-        # types, and that they fill the file without holes or overlaps.
+        # Checks the header's size and JSON, that arrays have the sizes of their shapes and dtypes,
+        # and that they fill the file without holes or overlaps.
         with safetensors.safe_open(path, framework="numpy") as opened:
             about = dict(opened.metadata() or {})
         with open(path, "rb") as file:
@@ -193,7 +195,7 @@ def places(path: Path) -> tuple[dict[str, Place], dict[str, str]]:
             found[name] = Place(entry["dtype"], shape, 8 + length + begin, end - begin)
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path} is no whole .safetensors file ({first_line(error)[:_NAME_CHARACTERS]})"
+            f"{path} is not a complete .safetensors file ({first_line(error)[:_NAME_CHARACTERS]})"
         ) from error
     for name in found:
         _check_name(path, name)
@@ -201,11 +203,9 @@ def places(path: Path) -> tuple[dict[str, Place], dict[str, str]]:
 
 
 def _check_name(path: Path, name: object) -> None:
-    """Refuses names that no program gives, and no terminal should be shown."""
+    """Rejects names that no model uses and that must not be printed on a terminal."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > _NAME_CHARACTERS:
-        raise InputError(
-            f"{path}: {errors.shown(name)} is not the name of an array in any model here"
-        )
+        raise InputError(f"{path}: {errors.shown(name)} is not a valid array name")
 
 
 def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, str]]:
@@ -213,24 +213,24 @@ def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, str]]:
     for name, place in there.items():
         if place.code not in _DTYPES:
             raise InputError(
-                f"{path}: {name} is of type {place.code}, which is not read here: export the "
+                f"{path}: {name} has dtype {place.code}, which is not supported: export the "
                 "weights as float32, bfloat16 or float16"
             )
     try:
         with open(path, "rb") as file:
             return {name: _read_array(file, place) for name, place in there.items()}, about
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no whole .safetensors file ({error})") from error
+        raise InputError(f"{path} is not a complete .safetensors file ({error})") from error
 
 
 def _read_array(file: BufferedReader, place: Place) -> np.ndarray:
     dtype = _DTYPES[place.code]
     file.seek(place.begin)
-    content = bytearray(place.bytes)  # at most the file's size, which was checked
+    content = bytearray(place.bytes)  # at most the file's size, checked in places()
     if file.readinto(content) < place.bytes or math.prod(place.shape) * dtype.itemsize != len(
         content
     ):
-        raise ValueError("an array is cut off")
+        raise ValueError("an array is truncated")
     return _widened(np.frombuffer(content, dtype).reshape(place.shape))
 
 
@@ -239,8 +239,8 @@ def _read_pytorch(path: Path) -> Tensors:
     try:
         pytorch_format.check(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # PyTorch raises all kinds for damaged files
-        raise InputError(f"{path} is no PyTorch file of arrays ({first_line(error)})") from error
+    except Exception as error:  # PyTorch raises various exceptions for damaged files
+        raise InputError(f"{path} is not a PyTorch file of arrays ({first_line(error)})") from error
     found, taken = _state_dict(path, content), 0
     most = _MOST_WIDENING * path.stat().st_size + _MOST_SMALL_BYTES
     for name, tensor in found.items():
@@ -249,31 +249,31 @@ def _read_pytorch(path: Path) -> Tensors:
         taken += tensor.numel() * 4
         if taken > most:
             raise InputError(
-                f"{path}: its arrays, as far as {name}, would take {taken:,} bytes in float32, "
-                f"which its {path.stat().st_size:,} bytes cannot hold: save them with .clone()"
+                f"{path}: its arrays up to {name} would take {taken:,} bytes in float32, but the "
+                f"file has only {path.stat().st_size:,} bytes: save them with .clone()"
             )
     return {name: _as_array(torch, tensor) for name, tensor in found.items()}
 
 
 def _check_tensor(torch: Any, tensor: Any, what: str) -> None:
-    """Refuses what is no plain array.
+    """Checks that a tensor is a plain array.
 
     Raises:
-        InputError: says what it is.
+        InputError: it is not; the message gives the kind.
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else "sparse"
     elif tensor.is_quantized:
         kind = "quantized"
-    elif tensor.device.type != "cpu":  # "meta": without its numbers
-        kind = f"on the device {tensor.device.type!r}, without its numbers,"
+    elif tensor.device.type != "cpu":  # "meta" has no data
+        kind = f"on the device {tensor.device.type!r}, without data,"
     elif dtype not in _TORCH_DTYPES:
         kind = f"of type {dtype}"
     else:
         return
     raise InputError(
-        f"{what} is {kind} and not read here: save dense arrays of float32, bfloat16 or float16"
+        f"{what} is {kind} and not supported: save dense float32, bfloat16 or float16 arrays"
     )
 
 
@@ -287,7 +287,7 @@ def _state_dict(path: Path, content: Any) -> Mapping[str, Any]:
         if not inner:
             break
         content = inner[0]
-    raise InputError(f"{path} holds no state dict (names of arrays), but {type(content).__name__}")
+    raise InputError(f"{path} contains {type(content).__name__}, not a state dict (name -> array)")
 
 
 def _as_array(torch: Any, tensor: Any) -> np.ndarray:
@@ -297,7 +297,7 @@ def _as_array(torch: Any, tensor: Any) -> np.ndarray:
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
-    """Floating-point numbers as float32; others as they are."""
+    """Converts floating-point arrays to float32; others are unchanged."""
     exact = array.dtype.kind in "iub" or array.dtype == np.float32
     return array if exact else array.astype(np.float32)
 
@@ -307,7 +307,6 @@ def _torch(path: Path) -> Any:
         import torch
     except ImportError as error:
         raise InputError(
-            f"{path}: PyTorch's files need PyTorch: {versions.install('interop')}, or take a "
-            f"{SAFETENSORS} file"
+            f"{path} requires PyTorch: {versions.install('interop')}, or use a {SAFETENSORS} file"
         ) from error
     return torch

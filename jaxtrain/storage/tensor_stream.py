@@ -1,7 +1,7 @@
-"""One large array in a ``.safetensors`` file, written and read row by row.
+"""Streams one large array to and from a ``.safetensors`` file, row by row.
 
-The format has a header in front that holds the array's shape; it may be filled up with spaces. So
-its place is kept free, and it is written when the last row has come.
+The header with the array's shape precedes the data and may be padded with spaces. So space for it
+is reserved, and it is written after the last row.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ DTYPES: dict[str, tuple[str, np.dtype]] = {
     "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16)),
     "float16": ("F16", np.dtype(np.float16)),
 }
-"""What rows can be stored as: name -> the format's name and numpy's type."""
+"""Supported dtypes: name -> the format's name and the numpy dtype."""
 _HEADER_BYTES = 2**14
 
 
 class Rows:
-    """Takes the rows of an array; made by :func:`writing`.
+    """Writes the rows of an array; created by :func:`writing`.
 
     Args:
-        file: at its beginning.
+        file: an empty file.
         name: of the array.
         dtype: one of :data:`DTYPES`.
     """
@@ -44,38 +44,38 @@ class Rows:
         file.write(b" " * (8 + _HEADER_BYTES))
 
     def add(self, row: np.ndarray) -> None:
-        """The next row, of the shape of those before."""
+        """Appends a row, which must have the shape of the previous ones."""
         if self._shape is None:
             self._shape = row.shape
         if row.shape != self._shape:
-            raise ValueError(f"a row of shape {row.shape} after rows of {self._shape}")
+            raise ValueError(f"row has shape {row.shape}, but earlier rows have {self._shape}")
         self._file.write(np.ascontiguousarray(row, self._dtype).tobytes())
         self.count += 1
 
     def close(self, about: Mapping[str, str]) -> None:
-        """Writes the header, with what the file says of itself."""
+        """Writes the header, with the metadata."""
         shape = [self.count, *(self._shape or ())]
         size = int(np.prod(shape)) * self._dtype.itemsize
         described = {"dtype": self._code, "shape": shape, "data_offsets": [0, size]}
         header = json.dumps({"__metadata__": dict(about), self._name: described}).encode()
         if len(header) > _HEADER_BYTES:
-            raise ValueError(f"a header of {len(header)} bytes, more than {_HEADER_BYTES}")
+            raise ValueError(f"header has {len(header)} bytes, more than {_HEADER_BYTES}")
         self._file.seek(0)
         self._file.write(struct.pack("<Q", _HEADER_BYTES) + header.ljust(_HEADER_BYTES))
 
 
 @contextlib.contextmanager
 def writing(path: Path, name: str, dtype: str, about: dict[str, str]) -> Iterator[Rows]:
-    """A file for the rows of one array; it appears whole when the block ends without an error.
+    """Yields a writer for the rows of an array; the file appears when the block ends without error.
 
     Args:
-        path: of the file.
+        path: the file.
         name: of the array.
         dtype: one of :data:`DTYPES`.
-        about: what the file says of itself; taken when the block ends.
+        about: the metadata; read at the end of the block.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         with atomic.appearing(path) as beside, open(beside, "wb") as file:
@@ -87,24 +87,22 @@ def writing(path: Path, name: str, dtype: str, about: dict[str, str]) -> Iterato
 
 
 def read(path: Path, name: str) -> tuple[tuple[int, ...], dict[str, str], Iterator[np.ndarray]]:
-    """Shape of an array, what its file says of itself, and its rows, float32.
+    """Returns an array's shape, the file's metadata, and an iterator of float32 rows.
 
     Raises:
-        InputError: there is no such file, or it holds no such array.
+        InputError: the file or the array does not exist.
     """
     tensor_files.check_file(path, "a .safetensors file")
     there, about = tensor_files.places(path)
     if name not in there:
         raise InputError(
-            f"{path} holds no {name!r}, which jaxtrain encode writes; there is "
+            f"{path} does not contain {name!r}, which jaxtrain encode writes; it contains "
             f"{', '.join(list(there)[:6])}"
         )
     place = there[name]
     dtypes = dict(DTYPES.values())
     if place.code not in dtypes:
-        raise InputError(
-            f"{path}: {name} has the type {place.code}: use one of {', '.join(dtypes)}"
-        )
+        raise InputError(f"{path}: {name} has dtype {place.code}: use one of {', '.join(dtypes)}")
     if not place.shape or not place.bytes:
         raise InputError(
             f"{path}: {name} has shape {list(place.shape)} and contains no data: encode the video "
@@ -121,5 +119,5 @@ def _rows(path: Path, place: tensor_files.Place, dtype: np.dtype) -> Iterator[np
         for _ in range(place.shape[0]):
             content = file.read(size)
             if len(content) < size:
-                raise InputError(f"{path} was cut off while it was read")
+                raise InputError(f"{path} was truncated while being read")
             yield np.frombuffer(content, dtype).reshape(shape).astype(np.float32)

@@ -1,1 +1,1 @@
-"""What a run reports: one stream of events, the sinks that keep it, and the hardware's state."""
+"""Reports a run: one stream of events, and sinks that print or store them."""

@@ -1,6 +1,6 @@
-"""What a person sees of a run: on a terminal a live status line below the permanent ones.
+"""Prints a run: on a terminal, permanent lines above a live status line.
 
-Elsewhere only permanent lines, with a note now and then while a phase takes long.
+Elsewhere it prints only permanent lines, with an occasional note during a long phase.
 """
 
 import io
@@ -21,7 +21,7 @@ from jaxtrain import errors, terminal
 from jaxtrain.telemetry.events import EventLog, Message
 from jaxtrain.telemetry.phases import END, START, TRAINING, Now, Phases
 
-WORDS = {
+_LABELS = {
     START: "starting",
     "data": "reading data",
     "restore": "preparing the state",
@@ -29,18 +29,17 @@ WORDS = {
     TRAINING: "training",
     "evaluation": "validating",
     "save": "saving",
-    "rollback": "going back to a checkpoint",
+    "rollback": "rolling back",
     "profile": "reading the profile",
     "report": "writing the report",
     END: "closing",
 }
 
-# A phase that says nothing for so long says that it is still there; then once a minute.
+# A phase that has printed nothing for LONG_S gets a note, and another one every AGAIN_S.
 LONG_S, AGAIN_S = 30.0, 60.0
-# Each drawing takes the interpreter for a millisecond or two.
-_DRAW_EVERY_S = 0.5
-_LOOK_EVERY_S = 1.0
-# A step is said to last from here on; the numbers of shorter ones would only flicker.
+_DRAW_EVERY_S = 0.5  # each redraw holds the interpreter for a millisecond or two
+_CHECK_EVERY_S = 1.0
+# The duration of the current step is shown from here on; shorter ones would only flicker.
 _SLOW_STEP_S = 10.0
 _CLOSE_S = 1.0
 _BAR = range(8, 41)  # columns
@@ -53,8 +52,8 @@ _VERSIONS = re.compile(r", python [^,]+, jaxtrain ([^,]+), jax ([^,]+), jaxlib .
 
 # The examples per second need a terminal as wide as this.
 _WIDE = 90
-# What a step line does without on a narrow terminal, first to last: the live line shows the steps
-# per second and the data wait, too.
+# Fields that a step line drops on a narrow terminal, in this order. The live line also shows the
+# steps per second and the data wait.
 _EXPENDABLE = (
     r" \| [^|]+ examples/s",
     r" \| gpu [^|]+ GiB",
@@ -68,11 +67,11 @@ _EXPENDABLE = (
 
 
 class Console:
-    """Shows a run while it is entered: process 0 only.
+    """Prints a run between ``__enter__`` and ``__exit__``; only in process 0.
 
     Args:
-        phases: where the run is.
-        process: number of this process.
+        phases: the run's current phase and progress.
+        process: index of this process.
         environment: ``os.environ``.
     """
 
@@ -89,10 +88,10 @@ class Console:
         self._live: Live | None = None
         self._work: terminal.Work | None = None
         self._note: Callable[[str], None] = terminal.plain
-        self._said_at = phases.clock()
-        self._noted = 0.0  # when the phase that is open had begun, if it was said that it is long
+        self._printed_at = phases.clock()
+        self._noted = 0.0  # start of the phase that the last note was about
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="console", daemon=True)
+        self._thread = threading.Thread(target=self._refresh, name="console", daemon=True)
 
     def __enter__(self) -> Self:
         if not self._first:
@@ -110,10 +109,10 @@ class Console:
                 get_renderable=self._drawn,
                 auto_refresh=False,
                 transient=True,
-                redirect_stderr=sys.stderr.isatty(),  # elsewhere it should stay in its file
+                redirect_stderr=sys.stderr.isatty(),  # a redirected stderr stays in its file
             )
             self._live.start(refresh=True)
-            self._note = lambda text: None  # it is on the screen
+            self._note = lambda text: None  # the live line shows it
             terminal.take(self)
         self._thread.start()
         return self
@@ -127,10 +126,10 @@ class Console:
         self.close()
 
     def close(self) -> None:
-        """Clears the living line; what is said later is printed as elsewhere.
+        """Removes the live line; later messages are printed as plain lines.
 
-        From any thread, also before the process ends at once: a terminal that takes nothing (Ctrl-S
-        was pressed) keeps nobody longer than a second.
+        Can be called from any thread and just before the process exits. It returns after a second
+        even if the terminal is blocked (Ctrl-S).
         """
         if self._closed.is_set():
             return
@@ -142,17 +141,17 @@ class Console:
             closing.join(_CLOSE_S)
 
     def note_in(self, log: EventLog) -> None:
-        """Logs that a phase lasts long; prints it where there is no live line to show it."""
+        """Sends notes about long phases to a log; prints them if there is no live line."""
         self._note = log.say if self._live is None else log.log
 
     def handle(self, event: Message) -> None:
-        """Prints a message, in process 0."""
+        """Prints a message in process 0."""
         if self._first and event.on_console:
             self.show(_VERSIONS.sub(r", jaxtrain \1, jax \2", event.text))
 
     def show(self, text: str) -> None:
-        """Prints a line, above the live one; in every process."""
-        self._said_at = self._phases.clock()
+        """Prints a line above the live line, in every process."""
+        self._printed_at = self._phases.clock()
         if self._live is None or self._closed.is_set():
             columns = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
             terminal.plain(fitted(text, columns) if columns else text)
@@ -162,66 +161,66 @@ class Console:
             self._live.console.print(Text(line, style=_style(line)), soft_wrap=True)
 
     def working(self, work: terminal.Work | None) -> None:
-        """Shows how far a piece of work is, until the next call."""
+        """Shows the progress of a task until the next call."""
         self._work = work
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         live = self._live
-        while not self._closed.wait(_LOOK_EVERY_S if live is None else _DRAW_EVERY_S):
-            self._mention_length()
-            if live is not None and self._file is not None and self._file.in_front():
+        while not self._closed.wait(_CHECK_EVERY_S if live is None else _DRAW_EVERY_S):
+            self._note_long_phase()
+            if live is not None and self._file is not None and self._file.in_foreground():
                 live.refresh()
 
-    def _mention_length(self) -> None:
+    def _note_long_phase(self) -> None:
         now, clock = self._phases.now, self._phases.clock()
         if now.phase in (TRAINING, END):
             return
-        silent_s = clock - max(self._said_at, now.began)
+        silent_s = clock - max(self._printed_at, now.began)
         if silent_s >= (AGAIN_S if self._noted == now.began else LONG_S):
-            self._noted, self._said_at = now.began, clock
-            self._note(f"{WORDS[now.phase]}: {duration(clock - now.began)} so far")
+            self._noted, self._printed_at = now.began, clock
+            self._note(f"{_LABELS[now.phase]}: {duration(clock - now.began)} so far")
 
     def _drawn(self) -> Text:
-        if self._live is None or self._file is None or not self._file.in_front():
+        if self._live is None or self._file is None or not self._file.in_foreground():
             return Text("")
-        columns = self._live.console.width - 1  # in the last one the cursor would wrap
+        columns = self._live.console.width - 1  # in the last column the cursor would wrap
         line = line_of(self._phases.now, self._phases.clock(), columns, self._work)
         return Text(line, no_wrap=True, overflow="crop")
 
 
 def line_of(now: Now, clock: float, columns: int, work: terminal.Work | None = None) -> str:
-    """The line that lives.
+    """Returns the live status line.
 
     Args:
-        now: where the run is.
-        clock: seconds, as in ``now``.
-        columns: that it may take; fields that have no room are left out, the last ones first.
-        work: how far a piece of work in this phase is.
+        now: the run's current phase and progress.
+        clock: current time in seconds, on the clock of ``now``.
+        columns: maximum width; fields that do not fit are omitted, the last ones first.
+        work: progress of a task in this phase.
     """
-    what = WORDS.get(now.phase, now.phase)
+    label = _LABELS.get(now.phase, now.phase)
     lasted = duration(clock - now.began)
-    share: float | None = None
+    fraction: float | None = None
     if now.phase == TRAINING:
-        share, fields = _of_training(now, clock)
+        fraction, fields = _training_fields(now, clock)
     elif work is not None:
-        share = min(1.0, work.done / work.total) if work.total else 0.0
+        fraction = min(1.0, work.done / work.total) if work.total else 0.0
         fields = [f"{work.what} {work.done:,.0f} of {work.total:,.0f} MB", lasted]
     else:
         fields = [lasted]
         if now.step is not None and now.total is not None:
             fields.append(f"step {now.step}/{now.total}")
-    while len(fields) > 1 and len(what) + 1 + len(" | ".join(fields)) > columns:
+    while len(fields) > 1 and len(label) + 1 + len(" | ".join(fields)) > columns:
         fields.pop()
     text = " | ".join(fields)
-    room = min(columns - len(what) - len(text) - 2, _BAR[-1])
-    if share is not None and room in _BAR:
-        full = round(share * room)
+    room = min(columns - len(label) - len(text) - 2, _BAR[-1])
+    if fraction is not None and room in _BAR:
+        full = round(fraction * room)
         text = "━" * full + "╌" * (room - full) + " " + text
-    return f"{what} {text}"[:columns]
+    return f"{label} {text}"[:columns]
 
 
-def _of_training(now: Now, clock: float) -> tuple[float, list[str]]:
-    """How much of the run is done, and what else there is to say, the most important first."""
+def _training_fields(now: Now, clock: float) -> tuple[float, list[str]]:
+    """Returns the completed fraction of the run, and the other fields by importance."""
     done, total = now.step or 0, now.total or 1
     fields = [f"{done}/{total}"]
     lasted = clock - now.step_began
@@ -240,7 +239,7 @@ def _of_training(now: Now, clock: float) -> tuple[float, list[str]]:
 def console_line(
     step: int, total_steps: int, values: Mapping[str, float], eta_s: float | None
 ) -> str:
-    """The line of a step; what ``values`` does not have is omitted.
+    """Returns the line of a step; fields that are not in ``values`` are omitted.
 
     Example: ``step 100/100000 | loss 0.1200 | psnr 20.5 dB | gpu 39.0 GiB | 0.90 steps/s |
     115 examples/s | data wait 1% | eta 30h51m``.
@@ -248,8 +247,8 @@ def console_line(
     Args:
         step: completed steps.
         total_steps: of the run.
-        values: by full name.
-        eta_s: seconds to the end; None omits it.
+        values: metrics by full name.
+        eta_s: estimated seconds to the end; None omits the field.
     """
     fields: tuple[tuple[str, Callable[[float], str]], ...] = (
         ("loss", lambda value: f"loss {value:.4f}"),
@@ -269,7 +268,7 @@ def console_line(
 
 
 def fitted(line: str, columns: int) -> str:
-    """Shortens the line of a step to the width of a terminal; other lines stay as they are.
+    """Shortens a step or validation line to the width of a terminal; returns others unchanged.
 
     ``log.txt`` and ``metrics.jsonl`` keep every field.
 
@@ -277,6 +276,8 @@ def fitted(line: str, columns: int) -> str:
         line: as :func:`console_line` returns it.
         columns: of the terminal.
     """
+    if _VALIDATION.match(line) and len(line) > columns:
+        return re.sub(r" \| val/\w+_std [^|]+?(?= \||$)", "", line)
     if not _STEP.match(line):
         return line
     for number, field in enumerate(_EXPENDABLE):
@@ -286,7 +287,7 @@ def fitted(line: str, columns: int) -> str:
 
 
 def _style(line: str) -> str:
-    """The style of a line on a terminal, in the words of rich."""
+    """Returns the rich style of a line."""
     if _VALIDATION.match(line):
         return "bold"
     return "dim" if _BANNER.match(line) else terminal.color_of(line)
@@ -294,11 +295,11 @@ def _style(line: str) -> str:
 
 def duration(seconds: float) -> str:
     """``45s``, ``3m20s``, ``30h51m``, ``4d06h``: the two largest units; days from 72 hours on."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded}s"
+    if rounded < 3600:
+        return f"{rounded // 60}m{rounded % 60:02d}s"
     minutes = round(seconds / 60)
     if minutes < 72 * 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
@@ -307,7 +308,7 @@ def duration(seconds: float) -> str:
 
 
 def rate(value: float, digits: int) -> str:
-    """Fixed ``digits``, or two significant ones where those would show less than that."""
+    """Formats a rate with ``digits`` decimals, or two significant digits if that shows more."""
     return f"{value:.{digits}f}" if value >= 10.0 ** (1 - digits) else f"{value:.2g}"
 
 
@@ -320,15 +321,15 @@ def _thousands(value: float) -> str:
 
 class _RichConsole(RichConsole):
     def show_cursor(self, show: bool = True) -> bool:
-        """It is never hidden: a process that is killed could not bring it back."""
+        """Never hides the cursor: a killed process could not restore it."""
         del show
         return False
 
 
 class _Terminal(io.TextIOBase):
-    """Writes to a terminal, which may go away; then there is nothing to write to, and no error.
+    """Writes to a terminal and ignores errors, since a terminal can disappear.
 
-    Past the stream's buffer: what cannot be written would stay there, and fail once more at exit.
+    It bypasses the stream's buffer: unwritten text would stay there and fail again at exit.
 
     Args:
         stream: standard output.
@@ -339,11 +340,11 @@ class _Terminal(io.TextIOBase):
         self._encoding = stream.encoding
 
     def write(self, text: str) -> int:
-        left = text.encode(self._encoding, errors="replace")
+        rest = text.encode(self._encoding, errors="replace")
         try:
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-        except OSError:  # the log has every line
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:  # log.txt has every line
             pass
         return len(text)
 
@@ -353,9 +354,9 @@ class _Terminal(io.TextIOBase):
     def isatty(self) -> bool:
         return True
 
-    def in_front(self) -> bool:
-        """Whether the terminal is this program's now: in the background a shell is typed into."""
+    def in_foreground(self) -> bool:
+        """Returns whether this process is in the foreground; otherwise a shell owns the line."""
         try:
             return os.tcgetpgrp(self._descriptor) == os.getpgrp()
-        except OSError:  # it is not the terminal that this process belongs to
+        except OSError:  # not the controlling terminal of this process
             return True

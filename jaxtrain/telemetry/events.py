@@ -1,7 +1,7 @@
-"""What a run reports, as one stream of events, and what writes it down.
+"""The events that a run reports, and the log that hands them to its sinks.
 
-A run emits each event once, to one :class:`EventLog`. Everything that keeps or shows what a run
-reports is a :class:`Sink` of that log, and takes the events it has a use for:
+A run emits each event once, to one :class:`EventLog`. Everything that stores or shows events is a
+:class:`Sink` of that log and receives the types of events that it asks for:
 
 ==============================  ==================================================================
 :class:`Message`                console, ``log.txt``
@@ -9,14 +9,14 @@ reports is a :class:`Sink` of that log, and takes the events it has a use for:
 :class:`Sample`                 ``samples/``, TensorBoard
 :class:`StepExamples`           ``examples.jsonl``
 :class:`BadStep`                ``bad_steps.jsonl``
-:class:`Rewound`                metrics, TensorBoard, samples and lists: they drop later records
+:class:`Rewound`                metrics, TensorBoard, samples and lists: remove later records
 :class:`Started`,               ``history.jsonl``
 :class:`StepCompiled`,
 :class:`PhaseEnded`,
 :class:`Ended`
 ==============================  ==================================================================
 
-A new tracker is one file with one class: ``telemetry/tensorboard.py`` shows how. It is added to
+To add a tracker, write one class in one file, such as ``telemetry/tensorboard.py``, and add it to
 the list in :func:`jaxtrain.training.run_log.file_sinks`.
 """
 
@@ -43,11 +43,11 @@ _SAMPLE_NAME = re.compile(r"[a-z0-9_]+")
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """Text for a person. On the console it is one line.
+    """A message for the user; on the console it is one line.
 
     Attributes:
-        text: without control characters, and with addresses as they may be recorded.
-        on_console: False for what the console has shown already.
+        text: without control characters, and without credentials in URLs.
+        on_console: False if the console has already shown it.
     """
 
     text: str
@@ -60,7 +60,7 @@ class Metrics:
 
     Attributes:
         step: completed steps.
-        values: by full name, ``train/NAME`` or ``val/NAME``.
+        values: metrics by full name, ``train/NAME`` or ``val/NAME``.
 
     Raises:
         ValueError: a name has another form.
@@ -79,7 +79,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What the model makes of the first validation batch.
+    """A sample image, clip or text that the model made from the first validation batch.
 
     Attributes:
         step: completed steps.
@@ -104,26 +104,26 @@ class Sample:
 
     @functools.cached_property
     def image(self) -> images.Encoded | None:
-        """The encoded image or clip, encoded once for all sinks; None for a text."""
+        """The image or clip, encoded once for all sinks; None for a text."""
         if isinstance(self.content, str):
             return None
         return images.encode(self.name, self.content)
 
     @property
     def file(self) -> Path:
-        """Where it is stored in the run's directory, such as ``samples/reconstruction_40.png``."""
-        ending = ".txt" if isinstance(self.content, str) else images.ending(self.content)
-        return Path("samples") / f"{self.name}_{self.step}{ending}"
+        """Its path in the run directory, such as ``samples/reconstruction_40.png``."""
+        extension = ".txt" if isinstance(self.content, str) else images.extension(self.content)
+        return Path("samples") / f"{self.name}_{self.step}{extension}"
 
 
 @dataclasses.dataclass(frozen=True)
 class StepExamples:
-    """The examples of a step, where ``loop.record_examples`` asks for them; from each process.
+    """The examples of a step, if ``loop.record_examples`` is set; from each process.
 
     Attributes:
-        step: completed steps, this one included.
+        step: completed steps, including this one.
         position: examples seen before it, over all processes.
-        ids: of this process's examples in it.
+        ids: this process's examples in the step.
     """
 
     step: int
@@ -133,13 +133,13 @@ class StepExamples:
 
 @dataclasses.dataclass(frozen=True)
 class BadStep:
-    """A step that was not applied; from each process.
+    """A skipped step; from each process.
 
     Attributes:
-        step: completed steps, this one not included.
+        step: completed steps, not including this one.
         position: examples seen before it, over all processes.
         loss, grad_norm: as text, since JSON has no NaN.
-        ids: of this process's examples in it.
+        ids: this process's examples in the step.
     """
 
     step: int
@@ -151,12 +151,12 @@ class BadStep:
 
 @dataclasses.dataclass(frozen=True)
 class Rewound:
-    """The run is back at an earlier step: what was recorded after it is removed.
+    """The run is back at an earlier step; sinks remove what they recorded after it.
 
     Attributes:
         step: completed steps.
         seen: examples seen.
-        validated: False where the validation after ``step`` comes again too.
+        validated: False if the validation after ``step`` will be repeated, too.
     """
 
     step: int
@@ -166,12 +166,12 @@ class Rewound:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """A start of the run: what it is, and from where it continues.
+    """A start of the run.
 
     Attributes:
-        step, seen: completed steps and examples seen at its beginning.
-        total: steps of the complete run; None where the run ended before that was known.
-        resumed_from: the checkpoint; None for a run from scratch.
+        step, seen: completed steps and examples seen when it began.
+        total: steps of the complete run; None if the run ended before that was known.
+        resumed_from: path of the checkpoint; None if it started from scratch.
         config: every field of the config.
         arguments: the command line.
     """
@@ -186,14 +186,14 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class StepCompiled:
-    """The training step is compiled.
+    """The training step has been compiled.
 
     Attributes:
         step: completed steps.
-        planned_bytes: of device memory, according to the compiler; None where it does not say.
-        state_bytes: of the run's state, on each device.
-        params: trained numbers of the model.
-        flops_per_step: that the model requires, by its formula, over all devices.
+        planned_bytes: device memory it needs according to the compiler; None if unknown.
+        state_bytes: size of the training state on each device.
+        params: number of trainable parameters.
+        flops_per_step: FLOPs of a step by the model's formula, over all devices.
     """
 
     step: int
@@ -205,15 +205,15 @@ class StepCompiled:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseEnded:
-    """A span of the run's time in which one phase was open, and no other one inside it.
+    """A span of time that the run spent in one phase, without the phases nested in it.
 
     Attributes:
         name: of the phase.
         ended: seconds since 1970.
         seconds: its length.
-        from_step: completed steps at its beginning; None before that is known.
-        step: completed steps at its end; None before that is known.
-        waited_s: the part of it that waited for input.
+        from_step: completed steps at its beginning; None if not known yet.
+        step: completed steps at its end; None if not known yet.
+        waited_s: seconds spent waiting for data.
     """
 
     name: str
@@ -226,12 +226,12 @@ class PhaseEnded:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """The end of this start of the run. Nothing follows it but messages.
+    """The end of this start of the run. Only messages follow it.
 
     Attributes:
         step: completed steps.
         code: exit code.
-        why: in one line.
+        why: the reason, in one line.
     """
 
     step: int | None
@@ -254,11 +254,11 @@ Event = (
 
 
 class Sink(Protocol):
-    """Keeps or shows events, such as a file or a tracker.
+    """Stores or shows events, such as a file or a tracker.
 
     Attributes:
-        name: what it writes, for the warning about a failed write: ``"metrics.jsonl"``.
-        takes: the types of the events that it gets.
+        name: name of its output for warnings, such as ``"metrics.jsonl"``.
+        takes: the types of events that it receives.
     """
 
     @property
@@ -270,20 +270,20 @@ class Sink(Protocol):
         """See above."""
 
     def handle(self, event: Any) -> None:
-        """Writes an event of one of these types. One thread calls it at a time.
+        """Writes an event. Only one thread at a time calls it.
 
         Raises:
             OSError: the event could not be written. The sink keeps it and retries with the next.
-            InputError: a file in the run directory is not one of jaxtrain's. Before the first step
-                this ends the run.
+            InputError: a file in the run directory was not written by jaxtrain. Before the first
+                step this ends the run.
         """
 
     def close(self) -> None:
-        """Writes what is left, and frees what is open. Does not raise."""
+        """Writes pending data and closes all files. Does not raise."""
 
 
 class ConsoleSink(Sink, Protocol):
-    """The sink that is there before the run has a directory."""
+    """The sink that exists before the run has a directory."""
 
     def show(self, text: str) -> None:
         """Prints a line, in every process."""
@@ -296,8 +296,8 @@ class EventLog:
     another error is reported with its traceback in the log, closed, and gets no more events.
 
     Args:
-        console: shows messages from the beginning on; the other sinks follow once the run has a
-            directory (:meth:`attach`).
+        console: shows messages from the start; :meth:`attach` adds the other sinks once the run
+            has a directory.
     """
 
     def __init__(self, console: ConsoleSink) -> None:
@@ -308,18 +308,18 @@ class EventLog:
         self._dropped: list[Sink] = []
         self._training = False
         self._where: Path | None = None
-        # The watchdog, the signals' thread and the hardware's sampler emit events, too.
+        # The watchdog, the signal thread and the system-metrics thread emit events, too.
         self._lock = threading.RLock()
 
     def attach(self, sinks: Iterable[Sink], directory: Path) -> None:
-        """Adds the sinks of a run's directory; they get the events so far first."""
+        """Adds the sinks of the run directory and hands them all earlier events."""
         with self._lock:
             self._where = directory
             added = list(sinks)
             early, self._early = self._early, []
             for event in early:
                 for sink in added:
-                    self._hand_over(sink, event)
+                    self._deliver(sink, event)
             self._sinks += added
 
     def emit(self, event: Event) -> None:
@@ -329,14 +329,14 @@ class EventLog:
             if self._where is None:
                 self._early.append(event)
             for sink in self._sinks:
-                self._hand_over(sink, event)
+                self._deliver(sink, event)
 
     def say(self, text: str) -> None:
         """Prints one line (process 0) and logs it (every process)."""
         self.emit(Message(errors.one_line(addresses.scrub(text))))
 
     def log(self, text: str) -> None:
-        """Logs text that the console has shown already, or has no room for."""
+        """Logs text without printing it: the console has shown it, or it is too long."""
         self.emit(Message(errors.visible(addresses.scrub(text)), on_console=False))
 
     def log_error(self, error: BaseException) -> None:
@@ -349,13 +349,13 @@ class EventLog:
             self.log(why(error))
 
     def close(self) -> None:
-        """Closes all sinks but the console, which is closed by whoever opened it."""
+        """Closes all sinks except the console, which its owner closes."""
         with self._lock:
             for sink in self._sinks[1:]:
                 if not any(sink is one for one in self._dropped):
                     self._close_sink(sink)
 
-    def _hand_over(self, sink: Sink, event: Event) -> None:
+    def _deliver(self, sink: Sink, event: Event) -> None:
         if not isinstance(event, sink.takes) or any(sink is one for one in self._dropped):
             return
         try:
@@ -370,7 +370,7 @@ class EventLog:
                 )
             return
         except Exception as error:
-            # Before the first step a foreign file in the run directory is an error for the user.
+            # Before the first step, a file that jaxtrain did not write is an error for the user.
             if isinstance(error, InputError) and not self._training:
                 raise
             self._drop(sink, error)
@@ -397,7 +397,7 @@ class EventLog:
             self._show(f"warning: cannot close {sink.name} ({errors.first_line(error)})")
 
     def _show(self, text: str) -> None:
-        """Prints a line in every process, also where the console is the sink that failed."""
+        """Prints a line in every process, even if the console is the failing sink."""
         text = errors.one_line(addresses.scrub(text))
         try:
             self._console.show(text)

@@ -1,17 +1,17 @@
-"""GPUs, their driver and the host's memory: datasheet peaks, NVML, and samples while a run trains.
+"""GPUs, their driver and host memory: datasheet peaks, NVML, and system metrics during training.
 
 :class:`SystemMetrics` samples in the background:
 
-===========================  ==========================================================  ========
-``train/gpu_utilization``    share of the time that a kernel ran, in [0, 1]              mean
-``train/gpu_power_w``        watts of a GPU                                              mean
-``train/gpu_temperature_c``  degrees Celsius of the hottest GPU                          largest
-``train/host_memory_gib``    of a process and its workers; what they share counts once   largest
-``train/shm_gib``            used of the host's /dev/shm, across all processes           largest
-===========================  ==========================================================  ========
+===========================  ==========================================================  =======
+``train/gpu_utilization``    fraction of the time in which a kernel ran, in [0, 1]       mean
+``train/gpu_power_w``        watts per GPU                                               mean
+``train/gpu_temperature_c``  degrees Celsius of the hottest GPU                          maximum
+``train/host_memory_gib``    a process and its workers; shared pages count once          maximum
+``train/shm_gib``            used /dev/shm of the host, by all processes                 maximum
+===========================  ==========================================================  =======
 
-Over the GPUs and the time since the last record, and over all processes of the run. What a machine
-cannot measure has no value.
+The last column is taken over the GPUs, the time since the last record, and all processes of the
+run. A metric that a machine cannot measure is omitted.
 """
 
 import concurrent.futures
@@ -32,10 +32,10 @@ import pynvml
 GIB = 2**30
 _MIB = 2**20
 
-# ---- Datasheets: the peaks that measured rates are compared with
+# ---- Datasheet peaks, to compare measured rates with
 
-# Words that all stand in the device's name; dense bfloat16 rate of one GPU, FLOP/s (datasheets
-# print most of them with sparsity, twice as high); memory bandwidth, bytes/s. First row wins.
+# Parts of the device name that must all match; dense bfloat16 rate per GPU, FLOP/s (most datasheets
+# print the rate with sparsity, twice as high); memory bandwidth, bytes/s. The first match wins.
 _RATES = (
     (("H100", "PCIE"), 756e12, 2.0e12),
     (("H100", "NVL"), 835e12, 3.9e12),
@@ -57,35 +57,35 @@ _RATES = (
 
 
 def memory_bytes_per_second(device_kind: str) -> float | None:
-    """Datasheet bandwidth, bytes/s; None for a device not in the table.
+    """Returns the datasheet bandwidth, bytes/s; None for a device not in the table.
 
     Args:
         device_kind: ``jax.Device.device_kind``.
     """
-    return _of(device_kind)[1]
+    return _rates(device_kind)[1]
 
 
 def peak_bf16_flops(device_kind: str) -> float | None:
-    """Datasheet rate of dense bfloat16 products, FLOP/s; None for a device not in the table.
+    """Returns the datasheet peak of dense bfloat16 matmuls, FLOP/s; None if not in the table.
 
     Args:
-        device_kind: ``jax.Device.device_kind``, as "NVIDIA H100 80GB HBM3".
+        device_kind: ``jax.Device.device_kind``, such as "NVIDIA H100 80GB HBM3".
     """
-    return _of(device_kind)[0]
+    return _rates(device_kind)[0]
 
 
-def _of(device_kind: str) -> tuple[float | None, float | None]:
-    words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
-    found = ((flops, moved) for names, flops, moved in _RATES if words.issuperset(names))
+def _rates(device_kind: str) -> tuple[float | None, float | None]:
+    parts = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
+    found = ((flops, moved) for names, flops, moved in _RATES if parts.issuperset(names))
     return next(found, (None, None))
 
 
-# ---- NVML, the library below nvidia-smi
+# ---- NVML, the library that nvidia-smi uses
 
 _CORE = pynvml.NVML_TEMPERATURE_GPU
 
-# Of one field of one GPU: the card has no such sensor, or a MIG device has no share of it. All
-# other errors mean that the driver has gone.
+# Errors of a single field: the card has no such sensor, or a MIG device cannot read it. All other
+# errors mean that the driver has failed.
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
@@ -96,9 +96,9 @@ _UNSUPPORTED = {
 
 
 def memory_gib() -> float | None:
-    """Most memory that a device of this process held so far, GiB; None where jax cannot say (CPU).
+    """Returns the peak memory of this process's fullest device, GiB; None if unknown (CPU).
 
-    The allocator keeps this peak since the start of the process; it cannot be reset.
+    The allocator tracks the peak since the start of the process; it cannot be reset.
     """
     peaks = [
         stats["peak_bytes_in_use"]
@@ -116,8 +116,8 @@ class Gpu:
     """One GPU of this host.
 
     Attributes:
-        memory: bytes, as nvidia-smi prints them; 0 where the driver does not say.
-        used: bytes held by programs; 0 where the driver does not say.
+        memory: total bytes, the number that nvidia-smi prints; 0 if unknown.
+        used: bytes in use; 0 if unknown.
     """
 
     index: int
@@ -131,9 +131,9 @@ class Driver:
     """The NVIDIA driver of this host.
 
     Attributes:
-        version: None where there is none, or it does not answer.
-        gpus: all that it sees, whatever CUDA_VISIBLE_DEVICES names.
-        failure: NVML's error, where the driver does not work.
+        version: None if there is no driver or it does not respond.
+        gpus: all GPUs of the host, regardless of CUDA_VISIBLE_DEVICES.
+        failure: NVML's error if the driver does not work.
     """
 
     version: str | None = None
@@ -142,17 +142,17 @@ class Driver:
 
     @property
     def present(self) -> bool:
-        """Whether this host has a driver, working or not."""
+        """Returns whether this host has a driver, working or not."""
         return self.version is not None or bool(self.failure)
 
 
 def driver(nvml: Any = pynvml, proc: Path = _PROC, timeout_s: float = 10.0) -> Driver:
-    """The NVIDIA driver, from NVML, or from the kernel where NVML is not installed.
+    """Queries the NVIDIA driver through NVML, or through the kernel if NVML is not installed.
 
     Args:
-        nvml: the module ``pynvml``, or what stands in for it.
+        nvml: the module ``pynvml``, or a replacement for tests.
         proc: the kernel module's version file.
-        timeout_s: seconds after which a driver that does not answer is broken.
+        timeout_s: seconds after which a driver that does not respond counts as broken.
     """
     answer: concurrent.futures.Future[Driver] = concurrent.futures.Future()
 
@@ -162,12 +162,12 @@ def driver(nvml: Any = pynvml, proc: Path = _PROC, timeout_s: float = 10.0) -> D
         except BaseException as error:
             answer.set_exception(error)
 
-    # A call into a hanging driver never returns: only a daemon thread can be left behind.
+    # A call into a hung driver never returns; only a daemon thread can be abandoned.
     threading.Thread(target=ask, name="nvml", daemon=True).start()
     try:
         return answer.result(timeout_s)
     except concurrent.futures.TimeoutError:
-        return Driver(failure=f"no answer within {timeout_s:g} s")
+        return Driver(failure=f"no response within {timeout_s:g} s")
 
 
 def _driver(nvml: Any, proc: Path) -> Driver:
@@ -190,7 +190,7 @@ def _driver(nvml: Any, proc: Path) -> Driver:
 def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
-        # The second version excludes what the driver reserves, as nvidia-smi does.
+        # Version 2 excludes memory that the driver reserves, like nvidia-smi.
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
         if error.value not in _UNSUPPORTED:
@@ -209,10 +209,10 @@ def _kernel_driver(proc: Path) -> Driver:
 
 
 class Reading(NamedTuple):
-    """What one GPU says; None where it has no such sensor.
+    """The sensors of one GPU; None for a sensor that it does not have.
 
     Attributes:
-        utilization: share of the last moments (up to a second) in which a kernel ran, in [0, 1].
+        utilization: fraction of the last sampling period (up to 1 s) in which a kernel ran.
         power_w: watts.
         temperature_c: degrees Celsius.
     """
@@ -223,18 +223,17 @@ class Reading(NamedTuple):
 
 
 class Gpus:
-    """The GPUs that this process uses, as NVML sees them; close it when done.
+    """The GPUs that this process uses, through NVML; close it when done.
 
     Args:
-        environment: ``os.environ``; CUDA_VISIBLE_DEVICES in it says which GPUs CUDA sees: numbers,
-            ``GPU-...`` or ``MIG-...``, also the beginnings of such names. Numbers are taken in the
-            order of PCI addresses: that is CUDA's own where all cards are alike, or with
-            CUDA_DEVICE_ORDER=PCI_BUS_ID.
-        ordinals: of the GPUs of this process among those that CUDA sees; None takes all.
-        nvml: the module ``pynvml``, or what stands in for it.
+        environment: ``os.environ``. CUDA_VISIBLE_DEVICES selects the GPUs that CUDA sees: indices,
+            or ``GPU-...`` or ``MIG-...`` names or their prefixes. Indices follow the PCI order,
+            which is CUDA's own order if all cards are alike or CUDA_DEVICE_ORDER=PCI_BUS_ID.
+        ordinals: indices of this process's GPUs among those that CUDA sees; None for all.
+        nvml: the module ``pynvml``, or a replacement for tests.
 
     Raises:
-        pynvml.NVMLError: there is no NVML here, or it does not answer.
+        pynvml.NVMLError: NVML is not installed or does not respond.
     """
 
     def __init__(
@@ -246,121 +245,123 @@ class Gpus:
         self._nvml = nvml
         nvml.nvmlInit()
         try:
-            seen = list(self._visible(environment.get("CUDA_VISIBLE_DEVICES")))
+            visible = list(self._visible(environment.get("CUDA_VISIBLE_DEVICES")))
         except pynvml.NVMLError:
             nvml.nvmlShutdown()
             raise
         if ordinals is None:
-            self._handles = seen
-        elif all(ordinal < len(seen) for ordinal in ordinals):
-            self._handles = [seen[ordinal] for ordinal in ordinals]
-        else:  # those of others would be measured
+            self._handles = visible
+        elif all(ordinal < len(visible) for ordinal in ordinals):
+            self._handles = [visible[ordinal] for ordinal in ordinals]
+        else:  # do not measure the GPUs of other processes
             self._handles = []
 
     def __len__(self) -> int:
         return len(self._handles)
 
     def read(self) -> list[Reading]:
-        """What each GPU says now.
+        """Reads the sensors of each GPU.
 
         Raises:
-            pynvml.NVMLError: the driver has gone, or a GPU has.
+            pynvml.NVMLError: the driver or a GPU has failed.
         """
         return [self._read(gpu) for gpu in self._handles]
 
     def close(self) -> None:
-        """Lets go of NVML."""
-        with contextlib.suppress(pynvml.NVMLError):  # the driver may have gone
+        """Closes NVML."""
+        with contextlib.suppress(pynvml.NVMLError):  # the driver may have failed
             self._nvml.nvmlShutdown()
 
     def _read(self, gpu: Any) -> Reading:
         nvml = self._nvml
         return Reading(
-            _answer(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
-            _answer(lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-            _answer(lambda: float(nvml.nvmlDeviceGetTemperature(gpu, _CORE))),
+            _sensor(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+            _sensor(lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+            _sensor(lambda: float(nvml.nvmlDeviceGetTemperature(gpu, _CORE))),
         )
 
-    def _visible(self, named: str | None) -> Iterator[Any]:
-        """Handles in CUDA's order. As CUDA does, it stops at the first name that is none."""
+    def _visible(self, names: str | None) -> Iterator[Any]:
+        """Yields handles in CUDA's order; like CUDA, it stops at the first invalid name."""
         nvml = self._nvml
         count = nvml.nvmlDeviceGetCount()
-        whole = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(count)]
-        if named is None:
-            yield from whole
+        gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        if names is None:
+            yield from gpus
             return
-        for name in (one.strip() for one in named.split(",")):
+        for name in map(str.strip, names.split(",")):
             if name.isdecimal() and int(name) < count:
-                yield whole[int(name)]
+                yield gpus[int(name)]
                 continue
-            among = self._slices(whole) if name.startswith("MIG-") else whole
-            alike = [one for one in among if name and nvml.nvmlDeviceGetUUID(one).startswith(name)]
-            if len(alike) != 1:
+            devices = self._mig_devices(gpus) if name.startswith("MIG-") else gpus
+            found = [
+                gpu for gpu in devices if name and nvml.nvmlDeviceGetUUID(gpu).startswith(name)
+            ]
+            if len(found) != 1:
                 return
-            yield alike[0]
+            yield found[0]
 
-    def _slices(self, whole: Sequence[Any]) -> list[Any]:
-        """The MIG devices of all GPUs."""
+    def _mig_devices(self, gpus: Sequence[Any]) -> list[Any]:
+        """Returns the MIG devices of all GPUs."""
         nvml, found = self._nvml, []
-        for gpu in whole:
+        for gpu in gpus:
             try:
-                most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
-            except pynvml.NVMLError_NotSupported:  # no card of this kind
+                count = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
+            except pynvml.NVMLError_NotSupported:  # this card has no MIG
                 continue
-            for number in range(most):
+            for index in range(count):
                 with contextlib.suppress(pynvml.NVMLError_NotFound):
-                    found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number))
+                    found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
         return found
 
 
-def _answer(ask: Callable[[], float]) -> float | None:
-    """What NVML says; None where this GPU cannot."""
+def _sensor(read: Callable[[], float]) -> float | None:
+    """Reads a sensor; None if this GPU does not support it."""
     try:
-        return ask()
+        return read()
     except pynvml.NVMLError as error:
         if error.value in _UNSUPPORTED:
             return None
         raise
 
 
-# ---- The host's memory
+# ---- Host memory
 
 SHARED = Path("/dev/shm")
 
 
 class Shared(NamedTuple):
-    """Bytes of the host's shared memory, across all processes."""
+    """Bytes of the host's shared memory, over all processes."""
 
     used: int
     size: int
 
 
 def host_memory(process: psutil.Process | None = None) -> int | None:
-    """Memory of a process and its descendants; a page that several of them hold counts once.
+    """Measures the memory of a process and its descendants; pages they share count once.
 
-    It is the proportional set size: a page shared by n processes counts 1/n for each, so pages
-    shared with other programs, such as libraries, count in part. Reading takes about 20 ms for each
-    GiB of ordinary pages (measured): not beside a step.
+    This is the proportional set size: a page shared by n processes counts 1/n for each, so pages
+    shared with other programs, such as libraries, count in part. Reading takes about 20 ms per GiB
+    of ordinary pages (measured), too long for the training thread.
 
     Args:
-        process: this one by default.
+        process: default: this process.
 
     Returns:
-        Bytes; None where the system does not say it for all of them.
+        Bytes; None if the system does not report it for all of them.
     """
     process = process or psutil.Process()
     total = 0
     try:
         for member in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has exited
                 total += member.memory_full_info().pss
-    except (psutil.Error, AttributeError):  # another user's, or a system without this number
+    except (psutil.Error, AttributeError):  # another user's process, or a system without PSS
         return None
     return total or None
 
 
 def shared_memory(folder: Path = SHARED) -> Shared | None:
-    """How full the host's shared memory is; None where there is none.
+    """Measures the use of the host's shared memory; None if there is none.
 
     Args:
         folder: where it is mounted.
@@ -373,29 +374,29 @@ def shared_memory(folder: Path = SHARED) -> Shared | None:
     return Shared(blocks * stats.f_frsize, stats.f_blocks * stats.f_frsize)
 
 
-# ---- Samples while a run trains
+# ---- System metrics during training
 
 MEAN = ("train/gpu_utilization", "train/gpu_power_w")
 LARGEST = ("train/gpu_temperature_c", "train/host_memory_gib", "train/shm_gib")
 
-# The host's memory is read at most this often, and reading it takes at most this share of the time.
+# Host memory is read at most this often, and for at most this fraction of the time.
 _HOST_EVERY_S = 10.0
-_HOST_SHARE = 0.01
+_HOST_FRACTION = 0.01
 
 _SHARED_FULL = 0.9
 
 
 class SystemMetrics:
-    """Samples from a thread of its own, from when it is made until it is closed.
+    """Samples the system in a thread of its own until it is closed.
 
     Args:
-        environment: ``os.environ``; CUDA_VISIBLE_DEVICES in it says which GPUs are the run's.
+        environment: ``os.environ``; CUDA_VISIBLE_DEVICES selects the GPUs.
         devices: of this process.
-        say: takes a line; called from the thread.
+        say: prints a line; called from the thread.
         every_s: seconds between two samples.
-        nvml: the module ``pynvml``, or what stands in for it.
-        read_host: gives the bytes that this process and its workers hold, or None.
-        read_shared: gives how full the host's shared memory is, or None.
+        nvml: the module ``pynvml``, or a replacement for tests.
+        read_host: returns the memory of this process and its workers in bytes, or None.
+        read_shared: returns the use of the host's shared memory, or None.
     """
 
     def __init__(
@@ -412,9 +413,9 @@ class SystemMetrics:
         self._say = say
         self._every_s = every_s
         self._read_host, self._read_shared = read_host, read_shared
-        self._sums: dict[str, list[float]] = {}  # name -> its samples' sum and number
+        self._sums: dict[str, list[float]] = {}  # name -> sum and number of samples
         self._most: dict[str, float] = {}
-        self._newest: dict[str, float] = {}  # of the host: read more seldom than it is recorded
+        self._newest: dict[str, float] = {}  # host memory is read less often than it is recorded
         self._read_host_at = 0.0
         self._warned = False
         self._lock = threading.Lock()
@@ -425,19 +426,19 @@ class SystemMetrics:
                 ordinals = [device.local_hardware_id for device in devices]
                 self._gpus = Gpus(environment, ordinals, nvml)
             except pynvml.NVMLError as error:
-                self._say(f"utilization, power and temperature are not recorded: {error}")
+                self._say(f"GPU utilization, power and temperature are not recorded: {error}")
             else:
                 if not len(self._gpus):
                     named = environment.get("CUDA_VISIBLE_DEVICES", "not set")
                     self._say(
-                        "utilization, power and temperature are not recorded: NVML does not find "
-                        f"this process's GPUs {ordinals} (CUDA_VISIBLE_DEVICES: {named})"
+                        "GPU utilization, power and temperature are not recorded: NVML does not "
+                        f"find this process's GPUs {ordinals} (CUDA_VISIBLE_DEVICES: {named})"
                     )
         self._thread = threading.Thread(target=self._sample, name="system-metrics", daemon=True)
         self._thread.start()
 
     def window(self) -> dict[str, float]:
-        """Values by their full names since the last call; without a sample, no value."""
+        """Returns the metrics since the last call by full name; omits those without a sample."""
         with self._lock:
             found = {name: total / count for name, (total, count) in self._sums.items()}
             found |= self._most
@@ -446,7 +447,7 @@ class SystemMetrics:
         return found
 
     def close(self) -> None:
-        """Ends the thread. A driver that does not answer is not waited for long."""
+        """Ends the thread; waits at most 5 s for a driver that does not respond."""
         self._closing.set()
         self._thread.join(timeout=5)
 
@@ -466,7 +467,7 @@ class SystemMetrics:
         except pynvml.NVMLError as error:
             self._gpus.close()
             self._gpus = None
-            self._say(f"utilization, power and temperature are no longer recorded: {error}")
+            self._say(f"GPU utilization, power and temperature are no longer recorded: {error}")
             return
         with self._lock:
             for reading in readings:
@@ -485,7 +486,7 @@ class SystemMetrics:
         if began >= self._read_host_at:
             held = self._read_host()
             ended = time.monotonic()
-            self._read_host_at = ended + max(_HOST_EVERY_S, (ended - began) / _HOST_SHARE)
+            self._read_host_at = ended + max(_HOST_EVERY_S, (ended - began) / _HOST_FRACTION)
             if held is not None:
                 self._keep("train/host_memory_gib", held)
 
@@ -507,7 +508,7 @@ class SystemMetrics:
 def _warning(shared: Shared) -> str:
     return (
         f"warning: {SHARED} is {shared.used / shared.size:.0%} full (measured: "
-        f"{shared.used / _MIB:.0f} of {shared.size / _MIB:.0f} MiB); when it is full, a worker "
-        "dies of a bus error: start the container with more (docker run --shm-size), or lower "
-        "--data.prefetch or --data.workers"
+        f"{shared.used / _MIB:.0f} of {shared.size / _MIB:.0f} MiB); when it is full, workers "
+        "crash with a bus error: start the container with a larger one (docker run --shm-size), or "
+        "lower --data.prefetch or --data.workers"
     )

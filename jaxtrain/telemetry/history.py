@@ -1,17 +1,18 @@
-"""What a run did with its time: ``history.jsonl``, an object a line, over all of its starts.
+"""Writes ``history.jsonl``: how a run spent its time, over all of its starts, one object per line.
 
-Process 0 writes it; it only grows. Of addresses it has what :mod:`jaxtrain.storage.addresses` lets
-be recorded. Every record has ``event``, ``time`` (seconds since 1970) and ``step`` (completed
-steps then):
+Process 0 writes it; it only grows. :mod:`jaxtrain.storage.addresses` removes credentials from URLs.
+Every record has ``event``, ``time`` (seconds since 1970) and ``step`` (completed steps at that
+time):
 
-- ``start``: what began, from where, and on what it runs. ``total`` is null where the run
-  ended before its length was known.
-- ``compiled``: what the training step takes, by the compiler's account and the model's formula.
-- ``phase``: at the end of each, ``name`` and ``seconds``; a phase inside another one is not counted
-  to that too, and all of them together are the time of the run. ``training`` is cut at each logged
-  step, has its ``from_step``, and says how much of it waited for input (``waited_s``). ``start`` is
-  also what lies between two phases before the first step, ``end`` what lies behind the last one.
-- ``end``: the exit code and why. A process that was killed writes none.
+- ``start``: config, arguments, versions, hardware, and the checkpoint that it resumes from.
+  ``total`` is null if the run ended before its length was known.
+- ``compiled``: memory of the training step according to the compiler, FLOPs by the model's formula.
+- ``phase``: written at the end of each phase, with ``name`` and ``seconds``. The time of a nested
+  phase does not count for the outer one, so all phases add up to the time of the run. ``training``
+  is split at each logged step; it also has ``from_step`` and the time it waited for data
+  (``waited_s``). ``start`` includes the time between phases before the first step, ``end`` the time
+  after the last step.
+- ``end``: the exit code and the reason. A killed process writes none.
 """
 
 import json
@@ -36,10 +37,10 @@ NAME = "history.jsonl"
 class History:
     """Writes the history of this start of a run; process 0 only.
 
-    Nothing reaches the file before the run has :class:`Started`: phases that end earlier wait.
+    Phases that end before :class:`Started` are written after it.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
     """
 
     name = NAME
@@ -120,11 +121,11 @@ _IMPORTED = time.time()
 
 
 def began() -> float:
-    """When this process started, seconds since 1970; where no kernel tells, when it came here."""
+    """Returns when this process started, seconds since 1970; or imported this, without /proc."""
     try:
         with open("/proc/self/stat") as file:
-            # Behind the name, which may hold anything, the 20th field: ticks since the boot
-            # (proc_pid_stat(5)).
+            # The start time in ticks since boot is the 20th field after the process name, which may
+            # contain any character (proc_pid_stat(5)).
             ticks = int(file.read().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Pictures and clips that a run keeps, as files and as TensorBoard shows them."""
+"""Encodes the images and clips of a run, for its files and for TensorBoard."""
 
 import io
 import tempfile
@@ -11,11 +11,11 @@ FRAMES_PER_SECOND = 8
 
 
 class Encoded(NamedTuple):
-    """A picture or a clip, ready to be written.
+    """An encoded image or clip.
 
     Attributes:
-        file: the content of its file.
-        shown: for TensorBoard, which knows PNG and GIF.
+        file: contents of its file, PNG or MP4.
+        shown: contents for TensorBoard, which supports PNG and GIF.
         height, width: pixels.
     """
 
@@ -25,9 +25,9 @@ class Encoded(NamedTuple):
     width: int
 
 
-def ending(picture: np.ndarray) -> str:
-    """Of the file of an image [H, W, 3] or a clip [T, H, W, 3]: ``".png"`` or ``".mp4"``."""
-    return ".mp4" if picture.ndim == 4 else ".png"
+def extension(image: np.ndarray) -> str:
+    """Returns ``".png"`` for an image [H, W, 3] and ``".mp4"`` for a clip [T, H, W, 3]."""
+    return ".mp4" if image.ndim == 4 else ".png"
 
 
 def check(name: str, image: np.ndarray) -> None:
@@ -43,46 +43,46 @@ def check(name: str, image: np.ndarray) -> None:
         )
 
 
-def encode(name: str, picture: np.ndarray) -> Encoded:
-    """A picture as PNG; a clip as MP4, and as GIF for TensorBoard.
+def encode(name: str, image: np.ndarray) -> Encoded:
+    """Encodes an image as PNG, and a clip as MP4 and as GIF for TensorBoard.
 
     Args:
-        name: for the error.
-        picture: uint8 [H, W, 3], or [T, H, W, 3] for a clip.
+        name: for the error message.
+        image: uint8 [H, W, 3], or [T, H, W, 3] for a clip.
 
     Raises:
-        ValueError: it has another form.
+        ValueError: it is neither an image nor a clip.
     """
-    check(name, picture)
-    height, width = picture.shape[-3:-1]
-    if picture.ndim == 3:
-        png = _png(picture)
+    check(name, image)
+    height, width = image.shape[-3:-1]
+    if image.ndim == 3:
+        png = _png(image)
         return Encoded(png, png, height, width)
-    return Encoded(_mp4(picture), _gif(picture), height, width)
+    return Encoded(_mp4(image), _gif(image), height, width)
 
 
-def _png(picture_HW3: np.ndarray) -> bytes:
+def _png(image_HW3: np.ndarray) -> bytes:
     from PIL import Image
 
-    held = io.BytesIO()
-    Image.fromarray(picture_HW3).save(held, format="PNG")
-    return held.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(image_HW3).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def _gif(clip_THW3: np.ndarray) -> bytes:
     from PIL import Image
 
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     first, *others = [Image.fromarray(frame) for frame in clip_THW3]
     duration_ms = 1000 // FRAMES_PER_SECOND
     first.save(
-        held, format="GIF", save_all=True, append_images=others, duration=duration_ms, loop=0
+        buffer, format="GIF", save_all=True, append_images=others, duration=duration_ms, loop=0
     )
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def _mp4(clip_THW3: np.ndarray) -> bytes:
-    """H.264, which wants even sides: an odd one loses its last row or column."""
+    """Encodes H.264, which requires even sides: an odd side loses its last row or column."""
     import av
 
     even = clip_THW3[:, : clip_THW3.shape[1] // 2 * 2, : clip_THW3.shape[2] // 2 * 2]
@@ -93,7 +93,7 @@ def _mp4(clip_THW3: np.ndarray) -> bytes:
             stream.height, stream.width = even.shape[1:3]
             stream.pix_fmt, stream.options = "yuv420p", {"crf": "16"}
             for frame in even:
-                picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-                container.mux(stream.encode(picture))
+                image = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+                container.mux(stream.encode(image))
             container.mux(stream.encode())
         return path.read_bytes()

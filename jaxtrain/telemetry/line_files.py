@@ -1,8 +1,8 @@
-"""The files of a run that grow by lines: its log, its metrics, its lists of examples.
+"""Writes the files of a run that grow by lines: its log, its metrics, its lists of examples.
 
 A line of ``metrics.jsonl`` is an object: ``step``, ``time`` (seconds since 1970) and the values
-under their full names, with every digit. JSON knows no NaN: a value that is not finite is
-``null``, and ``"nonfinite": {NAME: "nan" | "inf" | "-inf"}`` on the same line says which it is.
+under their full names, with every digit. JSON has no NaN or Inf: such a value is ``null``, and
+``"nonfinite": {NAME: "nan" | "inf" | "-inf"}`` on the same line has the value.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ METRICS = "metrics.jsonl"
 # Lines that wait for a change of their file to succeed, up to this size; then the newest is lost.
 _MAX_WAITING_BYTES = 2**24
 
-# Lists that each process keeps for itself: file -> the event that adds a line, and which of its
-# numbers says how far the run was.
+# Lists that each process writes for itself: file -> the event that adds a line, and the field that
+# locates the line in the run.
 _LISTS: dict[str, tuple[type[StepExamples | BadStep], str]] = {
     "examples": (StepExamples, "step"),
     "bad_steps": (BadStep, "position"),
@@ -37,45 +37,45 @@ _LISTS: dict[str, tuple[type[StepExamples | BadStep], str]] = {
 
 
 class LineFile:
-    """A file that grows by lines and can be changed, in order: what fails is retried first.
+    """A file that grows by lines. Failed writes are kept and retried in order.
 
     Args:
-        path: of the file. A line that a killed process left incomplete is removed before the first
-            line is added.
+        path: of the file. An incomplete last line, left by a killed process, is removed before the
+            first write.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = Appended(path)
-        self._behind = False  # the last line waits inside self._file
+        self._behind = False  # the last line is pending inside self._file
         self._waiting: list[bytes | Callable[[], None]] = []
         if path.is_file():
             self._waiting.append(lambda: drop_torn_line(path))
 
     def append(self, line: str) -> None:
-        """Adds a line.
+        """Appends a line.
 
         Raises:
-            OSError: it could not be written; it is kept in memory and goes before the next one.
+            OSError: it could not be written; it is kept in memory and retried before the next one.
         """
         self._waiting.append(line.encode())
         self._settle()
 
     def change(self, action: Callable[[], None]) -> None:
-        """Changes the file's content after all earlier lines.
+        """Rewrites the file once all earlier lines are written.
 
         Args:
-            action: can be repeated when it raises OSError.
+            action: rewrites the file; must be repeatable after an OSError.
 
         Raises:
-            OSError: the file could not be changed; this is retried before the next line.
+            OSError: the file could not be rewritten; this is retried before the next line.
             InputError: the file has a line that jaxtrain did not write.
         """
         self._waiting.append(action)
         self._settle()
 
     def close(self) -> None:
-        """Retries once what could not be written, and closes the file."""
+        """Retries pending writes once and closes the file."""
         with contextlib.suppress(OSError, InputError):
             self._settle()
         self._file.close()
@@ -104,7 +104,7 @@ class LineFile:
 
 
 class LogFile:
-    """Every message, each line with the UTC time: ``log.txt``, or ``log.<process>.txt``."""
+    """Writes every message with the UTC time to ``log.txt``, or ``log.<process>.txt``."""
 
     takes = (Message,)
 
@@ -124,7 +124,7 @@ class LogFile:
 
 
 class MetricsFile:
-    """``metrics.jsonl``, of process 0; :func:`read` reads it."""
+    """Writes ``metrics.jsonl`` in process 0; :func:`read` reads it."""
 
     name = METRICS
     takes = (Metrics, Rewound)
@@ -133,7 +133,7 @@ class MetricsFile:
         self._file = LineFile(directory / METRICS)
 
     def handle(self, event: Metrics | Rewound) -> None:
-        """Appends a record, or removes those that will be written again.
+        """Appends a record, or removes the records after the step of a rewind.
 
         Raises:
             OSError: the file could not be written; the next call retries.
@@ -150,7 +150,7 @@ class MetricsFile:
             return
         _rewind(path, "step", event.step)
         if not event.validated:
-            _forget_validation(path, event.step)
+            _remove_validation(path, event.step)
 
     def close(self) -> None:
         """Closes the file."""
@@ -158,14 +158,14 @@ class MetricsFile:
 
 
 class ListFile:
-    """``examples.jsonl`` or ``bad_steps.jsonl``; ``<name>.<process>.jsonl`` of other processes.
+    """Writes ``examples.jsonl`` or ``bad_steps.jsonl``; process N > 0 writes ``<kind>.N.jsonl``.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
         kind: ``"examples"`` or ``"bad_steps"``.
-        process: number of this process. Process 0 also rewinds the lists of processes that the run
-            had before and does not have now.
-        process_count: processes of the run.
+        process: index of this process. Process 0 also rewinds the lists of processes that existed
+            in an earlier start but do not exist now.
+        process_count: number of processes of the run.
     """
 
     def __init__(self, directory: Path, kind: str, process: int, process_count: int) -> None:
@@ -178,7 +178,7 @@ class ListFile:
         self.name = self._file.path.name
 
     def handle(self, event: StepExamples | BadStep | Rewound) -> None:
-        """Appends an entry, or removes those that will be written again.
+        """Appends an entry, or removes the entries after the step of a rewind.
 
         Raises:
             OSError: the file could not be written; the next call retries.
@@ -190,7 +190,7 @@ class ListFile:
             self._file.append(json.dumps(dataclasses.asdict(event), allow_nan=False) + "\n")
 
     def _apply(self, event: Rewound) -> None:
-        for path in (self._file.path, *self._of_processes_that_are_gone()):
+        for path in (self._file.path, *self._lists_of_former_processes()):
             if path.is_file():
                 _rewind(path, self._key, event.step if self._key == "step" else event.seen - 1)
 
@@ -198,7 +198,7 @@ class ListFile:
         """Closes the file."""
         self._file.close()
 
-    def _of_processes_that_are_gone(self) -> Iterator[Path]:
+    def _lists_of_former_processes(self) -> Iterator[Path]:
         if self._process:
             return
         for path in self._file.path.parent.glob(f"{self._kind}.*.jsonl"):
@@ -208,14 +208,14 @@ class ListFile:
 
 
 def list_files(directory: Path, process: int, process_count: int) -> list[ListFile]:
-    """All lists of a process."""
+    """Returns all lists of a process."""
     return [ListFile(directory, kind, process, process_count) for kind in _LISTS]
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a ``metrics.jsonl`` in order, with NaN and infinities put back.
+    """Yields the records of a ``metrics.jsonl`` in order, with NaN/Inf restored.
 
-    A last line without an end, which a live or killed run may leave, is omitted.
+    Omits an incomplete last line, which an active or killed run may leave.
     """
     with path.open() as file:
         for line in file:
@@ -234,8 +234,8 @@ def _rewind(path: Path, key: str, last: int) -> None:
         write_whole(path, "".join(kept))
 
 
-def _forget_validation(path: Path, step: int) -> None:
-    """Drops the records of validations after ``step``; those of training have other names."""
+def _remove_validation(path: Path, step: int) -> None:
+    """Removes the validation records of ``step``; its training record has other names."""
     lines = _lines(path)
     kept = [
         line

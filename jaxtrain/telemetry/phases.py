@@ -1,7 +1,7 @@
-"""Which phase of a run is open, and how far the run is.
+"""Tracks the current phase of a run and its progress.
 
-The watchdog gives each phase its limit, ``history.jsonl`` has what each took, and the console
-shows the one that is open. The loop says it here once, and knows none of them.
+The watchdog has a time limit for each phase, ``history.jsonl`` records their durations, and the
+console shows the current one. The training loop reports phases only here.
 """
 
 import contextlib
@@ -13,25 +13,25 @@ from typing import NamedTuple
 from jaxtrain.distributed.watchdog import PAUSE_ALLOWANCE_S, Watchdog
 from jaxtrain.telemetry.events import PhaseEnded
 
-# What a run is in where no phase is open: before its first step, from then on, and behind its last.
+# The phase while no other one is open: before the first step, from then on, after the last step.
 START, TRAINING, END = "start", "training", "end"
 
-# Between two phases lies a little of the loop itself; less than this is counted to the next one.
-_SLIVER_S = 0.001
-# Share of the newest step in what a step took of late.
-_NEW_STEP_COUNTS = 0.1
+# Time between two phases shorter than this counts for the next phase.
+_MIN_GAP_S = 0.001
+# Weight of the newest step in the moving average of the step time.
+_NEW_STEP_WEIGHT = 0.1
 
 
 class Now(NamedTuple):
-    """Where the run is.
+    """The current phase and progress of a run.
 
     Attributes:
-        phase: that is open.
-        began: when it was opened, seconds of the clock.
-        step: completed updates; None before that is known.
-        total: updates of the whole run; None before that is known.
-        step_began: when the last step ended, or the last phase that was none, seconds of the clock.
-        step_s: how long a step took of late; None before the second one has ended.
+        phase: name of the current phase.
+        began: when it began, seconds of the clock.
+        step: completed steps; None if not known yet.
+        total: steps of the complete run; None if not known yet.
+        step_began: when the last step or the last other phase ended, seconds of the clock.
+        step_s: moving average of the step time; None before the second step has ended.
         values: the newest metrics by full name.
     """
 
@@ -45,16 +45,16 @@ class Now(NamedTuple):
 
 
 class Phases:
-    """Told by the main thread; :attr:`now` may be read by any.
+    """Tracks phases; only the main thread calls its methods, but any thread may read :attr:`now`.
 
     Args:
-        watchdog: gives each phase its limit, and is told of each step.
-        emit: takes a :class:`PhaseEnded` at the end of each phase; may be set later.
-        clock: seconds, monotonic.
+        watchdog: limits each phase, and receives a heartbeat with each step.
+        emit: receives a :class:`PhaseEnded` at the end of each phase; may be set later.
+        clock: monotonic clock, seconds.
 
     Attributes:
-        now: where the run is.
-        clock: seconds; the clock of all times in ``now``.
+        now: the current phase and progress.
+        clock: the clock of all times in ``now``.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Phases:
 
     @contextlib.contextmanager
     def within(self, name: str, allowance_s: float | None = PAUSE_ALLOWANCE_S) -> Iterator[None]:
-        """Opens a phase; it may be inside another one, which then goes on behind it.
+        """Opens a phase; an outer phase continues after it.
 
         Args:
             name: of the phase.
-            allowance_s: as :meth:`jaxtrain.distributed.watchdog.Watchdog.pause` takes it.
+            allowance_s: see :meth:`jaxtrain.distributed.watchdog.Watchdog.pause`.
         """
         with self._watchdog.pause(name, allowance_s):
             self._change([*self._open, (name, self.clock())])
@@ -89,31 +89,31 @@ class Phases:
                 self._change(self._open[:-1])
 
     def training(self) -> None:
-        """From here on the run trains where no phase is open."""
+        """Marks the start of training, the default phase from here on."""
         self._change([(TRAINING, self.clock())])
 
     def ending(self) -> None:
-        """The last step is done: from here on only what is open is closed."""
+        """Marks the end of the last step."""
         self._change([(END, self.clock())])
 
     def at(self, step: int, total: int | None = None) -> None:
-        """Where the run goes on; nothing was done to get there.
+        """Sets the position of the run after a resume or a rollback.
 
         Args:
-            step: completed updates.
-            total: of the whole run; None leaves it.
+            step: completed steps.
+            total: steps of the complete run; None keeps the known value.
         """
         with self._lock:
             self._from_step = step if self._from_step is None else self._from_step
             self.now = self.now._replace(step=step, total=total or self.now.total)
 
     def stepped(self, done: int, waited_s: float, values: Mapping[str, float]) -> None:
-        """A step has ended.
+        """Reports the end of a step.
 
         Args:
-            done: completed updates.
-            waited_s: that the loop has waited for input since the call before.
-            values: its metrics by full name.
+            done: completed steps.
+            waited_s: seconds that the loop has waited for data since the last call.
+            values: the step's metrics by full name.
         """
         self._watchdog.beat(done)
         with self._lock:
@@ -122,31 +122,31 @@ class Phases:
             if "train/loss" in self.now.values:  # the first step waits for workers to start
                 lasted_s = now - self.now.step_began
                 before_s = lasted_s if self.now.step_s is None else self.now.step_s
-                step_s = before_s + _NEW_STEP_COUNTS * (lasted_s - before_s)
+                step_s = before_s + _NEW_STEP_WEIGHT * (lasted_s - before_s)
             values = {**self.now.values, **values}
             self.now = self.now._replace(step=done, step_began=now, step_s=step_s, values=values)
 
     def logged(self, values: Mapping[str, float]) -> None:
-        """A step was recorded: here the training is cut, so that its course can be seen later.
+        """Reports a logged step; splits the training phase here, so the history has its progress.
 
         Args:
-            values: the record.
+            values: the logged metrics.
         """
         with self._lock:
             self.now = self.now._replace(values={**self.now.values, **values})
         self.cut()
 
     def cut(self) -> None:
-        """Ends a piece here; the phase goes on."""
+        """Splits the current phase here."""
         self._change(self._open)
 
     def _change(self, phases: list[tuple[str, float]]) -> None:
         with self._lock:
             now = self.clock()
             seconds, step = now - self._cut_at, self.now.step
-            loop_itself = len(self._open) == 1 and step == self._from_step
+            between_phases = len(self._open) == 1 and step == self._from_step
             same = phases is not self._open and phases[-1][0] == self._open[-1][0]
-            if seconds > 0 and not same and not (loop_itself and seconds < _SLIVER_S):
+            if seconds > 0 and not same and not (between_phases and seconds < _MIN_GAP_S):
                 ended = PhaseEnded(
                     self._open[-1][0], time.time(), seconds, self._from_step, step, self._waited_s
                 )

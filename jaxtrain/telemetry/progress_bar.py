@@ -1,6 +1,6 @@
-"""How far a long piece of work is: a bar on a terminal, a plain line now and then elsewhere.
+"""Shows the progress of a long task: a bar on a terminal, elsewhere a line every 30 seconds.
 
-Where a run shows itself on the terminal already, the bar is a part of that.
+If a run already has a live line on the terminal, the bar is part of that line.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ def metered(
     """Shows progress while the block runs.
 
     Args:
-        what: is done, as "tokenising".
-        total_mb: megabytes of the whole work; an estimate will do.
-        done_mb: of them that were done before.
-        say: takes the plain lines.
+        what: name of the task, such as "tokenizing".
+        total_mb: total megabytes; may be an estimate.
+        done_mb: megabytes that an earlier start completed.
+        say: prints the plain lines.
 
     Yields:
-        Takes the megabytes done so far, those done before included.
+        A function that takes the megabytes completed so far, including ``done_mb``.
     """
     display = terminal.taken()
     if display is not None:
@@ -54,18 +54,18 @@ def metered(
             bar.update(task, completed=done_mb)
             yield lambda done: bar.update(task, completed=done)
         return
-    began = told = time.monotonic()
+    began = printed = time.monotonic()
 
-    def tell(done: float) -> None:
-        nonlocal told
+    def update(done: float) -> None:
+        nonlocal printed
         now = time.monotonic()
-        if now - told >= SAY_EVERY_S:
-            told = now
+        if now - printed >= SAY_EVERY_S:
+            printed = now
             rate = (done - done_mb) / (now - began)
             left_min = max(0.0, total_mb - done) / rate / 60 if rate > 0 else float("inf")
             say(
                 f"{what}: {done:,.0f} of {total_mb:,.0f} MB, {rate:.1f} MB/s, "
-                f"about {left_min:.0f} min to go"
+                f"about {left_min:.0f} min left"
             )
 
-    yield tell
+    yield update

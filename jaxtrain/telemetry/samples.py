@@ -1,4 +1,4 @@
-"""``samples/``: the images, clips and texts that validations produce."""
+"""Writes ``samples/``: the images, clips and texts that validations produce."""
 
 import contextlib
 import re
@@ -17,7 +17,8 @@ _MAX_WAITING_BYTES = 2**26
 class SampleFiles:
     """Writes each sample as a file: ``.png``, ``.mp4`` or ``.txt``.
 
-    Samples that cannot be written are retried with the next one and at the end of the run.
+    Samples that cannot be written are retried with the next one and at the end of the run. After a
+    rollback, the samples of abandoned steps are removed.
 
     Args:
         directory: the run directory.
@@ -29,10 +30,10 @@ class SampleFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._waiting: dict[Path, bytes] = {}
-        self._last: int | None = None  # files of later steps are still to be removed
+        self._last: int | None = None  # files of later steps must still be removed
 
     def handle(self, event: Sample | Rewound) -> None:
-        """Writes a sample, or removes the samples of steps that the run has abandoned.
+        """Writes a sample, or removes the samples of abandoned steps.
 
         Raises:
             OSError: some samples could not be written or removed; the next call retries them.
@@ -50,7 +51,7 @@ class SampleFiles:
         self._settle()
 
     def close(self) -> None:
-        """Retries once what could not be written."""
+        """Retries pending writes once."""
         with contextlib.suppress(OSError):  # the event log has reported it
             self._settle()
 
@@ -74,7 +75,7 @@ class SampleFiles:
 
 
 def _remove_after(folder: Path, last: int) -> None:
-    # A link in a run directory that came from someone else could lead to a folder of yours.
+    # In a run directory from someone else, a link could lead to a folder of yours.
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():

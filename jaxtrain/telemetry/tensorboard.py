@@ -1,8 +1,7 @@
-"""TensorBoard event files, written by the caller's own thread.
+"""Writes TensorBoard event files in the calling thread.
 
-``tensorboardX.SummaryWriter`` hands events to a thread; after a failed write that thread is gone,
-and the next events block the program for ever. So only tensorboardX's messages and checksums are
-used.
+``tensorboardX.SummaryWriter`` writes in a thread that ends after a failed write; later events then
+block forever. So only tensorboardX's messages and checksums are used.
 """
 
 import json
@@ -27,23 +26,23 @@ from jaxtrain.telemetry.images import Encoded
 
 _VERSION = "brain.Event:2"
 
-# TensorBoard reads the files of a folder in the order of their names, and keeps of a tag what the
-# first of them says. So this one comes first, and a run that goes on replaces it by its own.
+# TensorBoard reads the files of a folder in the order of their names and keeps the first value of a
+# tag. So this file comes first, and a resumed run replaces it.
 _CONFIG = "events.out.tfevents.0000000000.config"
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:
-    """Writes the config of a run for TensorBoard's tab "HParams", in place of an older one.
+    """Writes the config of a run for TensorBoard's "HParams" tab; replaces an older one.
 
-    Says nothing of the metrics: TensorBoard then offers all that the runs below its folder have,
-    and the fields of all their configs. Where one run names them, it shows only those, of all runs.
+    It names no metrics, so TensorBoard offers all metrics and config fields of all runs. If one run
+    named some, TensorBoard would show only those, for all runs.
 
     Args:
         folder: ``tensorboard/`` of the run.
-        values: by full name, as ``"optim.peak_lr"``; JSON-able.
+        values: config values by full name, such as ``"optim.peak_lr"``; JSON-able.
 
     Raises:
-        OSError: an older one stays.
+        OSError: it could not be written; an older one is kept.
     """
     start = SessionStartInfo(start_time_secs=time.time())
     for name, value in values.items():
@@ -68,12 +67,12 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 class TensorBoard:
-    """Metrics, images and texts of a run as TensorBoard's event files; process 0 only.
+    """Writes metrics, images and texts of a run as TensorBoard event files; process 0 only.
 
     Each start of a run adds a file to the same folder.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
     """
 
     name = "tensorboard"
@@ -86,7 +85,7 @@ class TensorBoard:
         self._purge_step: int | None = None
 
     def handle(self, event: Metrics | Sample | Rewound) -> None:
-        """Appends an event; after a rewind, in a file that hides what earlier ones have."""
+        """Appends an event; after a rewind, to a new file that hides later steps of older files."""
         if isinstance(event, Rewound):
             if any(self._folder.glob("*tfevents*")):
                 self._purge_step = event.step + 1
@@ -119,7 +118,7 @@ class TensorBoard:
     def _new_file(self) -> Appended:
         self._head = [Event(wall_time=time.time(), file_version=_VERSION)]
         if self._purge_step is not None:
-            # TensorBoard hides what earlier files have of this step and later ones.
+            # TensorBoard hides this step and later ones of earlier files.
             start = SessionLog(status=SessionLog.START)
             self._head.append(
                 Event(wall_time=time.time(), step=self._purge_step, session_log=start)
@@ -136,7 +135,7 @@ def _image(name: str, image: Encoded) -> Any:
 
 
 def _text(name: str, text: str) -> Any:
-    """A text, shown as it is: TensorBoard reads texts as Markdown."""
+    """Encodes a text as a code block, since TensorBoard renders texts as Markdown."""
     as_code = "".join(f"    {line}\n" for line in text.split("\n"))
     one = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype="DT_STRING", string_val=[as_code.encode()], tensor_shape=one)
@@ -145,7 +144,7 @@ def _text(name: str, text: str) -> Any:
 
 
 def _framed(message: bytes) -> bytes:
-    """A record of the TFRecord format: length, its checksum, message, its checksum.
+    """Encodes a TFRecord: length, its checksum, message, its checksum.
 
     Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
     """

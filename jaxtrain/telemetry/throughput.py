@@ -1,4 +1,4 @@
-"""How fast a run goes, measured over a logging window."""
+"""Measures the throughput of a run over a logging window."""
 
 import contextlib
 import time
@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 
 
 class Window:
-    """Throughput between two log lines.
+    """Measures throughput between two log lines.
 
-    A window starts when it is made, and again with each :meth:`close`.
+    A window starts when it is created, and again with each :meth:`close`.
 
     Args:
-        batch_size: examples a step, over all devices.
+        batch_size: examples per step, over all devices.
         tokens_per_example: None for a model that counts no tokens.
-        flops_per_example: that the model needs, forward and backward, without recomputation.
-        devices: of the run.
-        peak_flops_per_device: FLOP/s; None leaves the utilisation out.
-        clock: seconds, monotonic.
+        flops_per_example: FLOPs of the model, forward and backward, without recomputation.
+        devices: number of devices of the run.
+        peak_flops_per_device: FLOP/s; None omits ``train/mfu``.
+        clock: monotonic clock, seconds.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Window:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was counted, as after a compilation."""
+        """Starts the window again, for example after a compilation."""
         self._began = self._clock()
         self._steps = 0
         self._waited_s = 0.0
@@ -51,7 +51,7 @@ class Window:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out the time of what is no training: validation, saving."""
+        """Excludes time that is not training, such as validation and saving."""
         began = self._clock()
         try:
             yield
@@ -59,7 +59,7 @@ class Window:
             self._paused_s += self._clock() - began
 
     def close(self) -> dict[str, float]:
-        """The window's metrics by their full names; {} if no step ended in it. Starts the next.
+        """Returns the window's metrics by full name, {} if no step ended in it; starts the next.
 
         ``train/mfu`` is (FLOPs the model needs) / (time x devices x datasheet rate), in [0, 1].
         """

@@ -1,1 +1,1 @@
-"""The core of a run: ``loop.py`` says when, ``step.py`` what, ``state.py`` on what."""
+"""The core of a run: the loop (``loop.py``), the step (``step.py``), the state (``state.py``)."""

@@ -1,4 +1,4 @@
-"""What `--debug` adds to a step."""
+"""Checks each step for NaN/Inf, for ``--debug``."""
 
 import functools
 
@@ -11,10 +11,11 @@ from jaxtrain.training.step import Batch, Metrics, TrainStep
 
 
 def checked(step: TrainStep) -> TrainStep:
-    """A step that looks at all it has computed, and names what is not finite.
+    """Wraps a step so that it checks its metrics and the new parameters for NaN/Inf.
 
-    It waits for each step. (`jax_debug_nans` looks at nothing here: it does not see the calls of a
-    program that was compiled ahead.)
+    It waits for each step. (``jax_debug_nans`` does not check ahead-of-time compiled functions.)
+
+    The wrapped step raises InputError with the names of the arrays that contain NaN/Inf.
     """
 
     @jax.jit
@@ -22,19 +23,19 @@ def checked(step: TrainStep) -> TrainStep:
         arrays = {f"train/{name}": value for name, value in metrics.items()} | following.params
         return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
 
-    @functools.wraps(step)  # a profile asks for the program inside
+    @functools.wraps(step)  # the profiler unwraps it to read the compiled step
     def checked_step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        # Before the step, which may take the state's memory; a bad update is not counted after it.
+        # Read before the step, which may donate the state and does not count a bad step.
         first, number = int(state.examples_seen), int(state.step) + 1
         following, metrics = step(state, batch)
         good = jax.device_get(finite(following, metrics))
         bad = sorted((name for name in good if not good[name]), key=following.params.__contains__)
         if bad:
             raise InputError(
-                f"update {number} (examples from {first} on) gives numbers that are not finite: "
+                f"step {number} (examples from {first} on) computes NaN/Inf in "
                 f"{', '.join(bad[:5])}"
                 + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-                + ": lower --optim.peak_lr, or look at these examples"
+                + ": lower --optim.peak_lr, or check these examples"
             )
         return following, metrics
 

@@ -1,4 +1,4 @@
-"""The training loop: next batch, step, record, validate, save, stop."""
+"""The training loop: takes a batch, runs a step, records, validates, saves, stops."""
 
 import jax
 
@@ -10,12 +10,15 @@ from jaxtrain.training.state import State
 def train(setup: TrainSetup) -> None:
     """Trains until the run has all its steps or stops early, and saves the last state.
 
+    ``setup.batches`` yields batches (:mod:`jaxtrain.data.pipeline`); ``setup.step`` is the compiled
+    function of :func:`jaxtrain.training.step.build_train_step`.
+
     Args:
-        setup: :func:`jaxtrain.training.setup.open_training` makes it.
+        setup: from :func:`jaxtrain.training.setup.open_training`.
 
     Raises:
-        InputError: a bad step where ``optim.bad_updates`` says to stop, or going back did not help.
-        RunAgain: states cannot be saved.
+        InputError: ``optim.bad_updates`` stops the run at a bad step, or rollbacks did not help.
+        RunAgain: the state cannot be saved.
     """
     run, total, progress, saver = setup.run, setup.total, setup.progress, setup.saver
     state, stopping = setup.take_state(), setup.stopping
@@ -28,7 +31,7 @@ def train(setup: TrainSetup) -> None:
 
         batch = next(setup.batches)
         state, metrics = setup.step(state, batch)
-        # Fetches and records the previous step's metrics while the device computes this step.
+        # Fetches and records the metrics of the previous step while the device computes this one.
         progress.push(metrics, setup.batches.ids)
 
         validates = setup.evaluator and _due(progress.done, run.loop.eval_every, total)
@@ -43,7 +46,7 @@ def train(setup: TrainSetup) -> None:
     stopping.no_more_steps()
     progress.flush()
     setup.log.phases.ending()
-    jax.block_until_ready(state)  # on all devices: none needs the last batch any more
+    jax.block_until_ready(state)  # no device uses the last batch any longer
     setup.batches.close()
     with progress.interrupted("save"):
         saver.finish(progress.position(), state)
@@ -54,9 +57,12 @@ def _due(done: int, every: int | None, total: int) -> bool:
 
 
 def _validate(setup: TrainSetup, state: State) -> bool:
-    """Whether this state is the best so far. A stop interrupts it: then a resume begins with it."""
+    """Validates a state; returns whether it is the best so far.
+
+    A stop may interrupt it; the resumed run then begins with this validation.
+    """
     progress, saver = setup.progress, setup.saver
-    assert setup.evaluator is not None, "a run without validations never gets here"
+    assert setup.evaluator is not None, "only runs with validation reach this"
     with progress.interrupted("compile"):
         setup.evaluator.compile(setup.stopping)
     with progress.interrupted("evaluation", allowance_s=0.0):  # for each batch
@@ -69,7 +75,7 @@ def _validate(setup: TrainSetup, state: State) -> bool:
 
 
 def _roll_back(setup: TrainSetup, state: State) -> State:
-    """The state of the newest checkpoint; the examples seen since then stay seen."""
+    """Restores the newest checkpoint; examples seen since then are not repeated."""
     with setup.progress.interrupted("rollback"):
         setup.saver.settle()
         state, position = setup.rollback(state)

@@ -1,4 +1,4 @@
-"""When device memory runs out: what was planned beside what happened, and what fits."""
+"""Explains an out-of-memory error: predicted and measured memory, and overrides that fit."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +13,8 @@ from jaxtrain.training.state import State, bytes_per_device
 
 Say = Callable[[str], None]
 Relief = Callable[[str, int, Say], list[str]]
-"""(kind of GPU, bytes that jax may take of it, takes lines) -> overrides that were compiled and
-fit, in words."""
+"""(GPU model, bytes available to jax, prints a line) -> descriptions of overrides that fit, each
+verified by compilation."""
 
 
 @contextlib.contextmanager
@@ -26,18 +26,18 @@ def explained(
     fit_command: str,
     say: Say,
 ) -> Iterator[None]:
-    """Turns an out-of-memory error of the runtime into what is known about it.
+    """Turns an out-of-memory error of the runtime into an explanation and a fix.
 
     Args:
         run: the config.
         state: shapes and shardings of the state.
         batch: shapes and dtypes of a global batch.
-        relief: looks for overrides that fit; None prints the command that does.
-        fit_command: that command; empty for a run that was built in Python.
-        say: takes the lines before the error's own.
+        relief: finds overrides that fit; None prints ``fit_command`` instead.
+        fit_command: the command that finds them; empty for a run built in Python.
+        say: prints the lines before the error message.
 
     Raises:
-        InputError: in place of the runtime's RESOURCE_EXHAUSTED.
+        InputError: replaces the runtime's RESOURCE_EXHAUSTED.
     """
     try:
         yield
@@ -49,8 +49,8 @@ def explained(
         used, limit = _measured()
         if used:
             say(
-                f"what happened (measured): a device held {used / GIB:.1f} GiB at most, and jax "
-                f"may take {limit / GIB:.1f} GiB of it"
+                f"measured: at most {used / GIB:.1f} GiB in use on a device, of "
+                f"{limit / GIB:.1f} GiB available to jax"
             )
         raise InputError(
             f"out of device memory: {_fix(relief, fit_command, limit, say)}"
@@ -62,14 +62,14 @@ def _state_and_batch(
 ) -> str:
     batch_bytes = sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in batch.values())
     return (
-        f"each device holds {bytes_per_device(state) / GIB:.3f} GiB of state and "
-        f"{batch_bytes / run.mesh.devices / GIB:.3f} GiB of batch (computed), and the "
-        f"activations of {run.rows_at_once} examples at a time"
+        f"computed: per device {bytes_per_device(state) / GIB:.3f} GiB of state and "
+        f"{batch_bytes / run.mesh.devices / GIB:.3f} GiB of batch, plus the activations of "
+        f"{run.rows_at_once} examples"
     )
 
 
 def _measured() -> tuple[int, int]:
-    """Bytes: the most that a device of this process held, and the most that it may; (0, 0) on CPUs.
+    """Returns the peak bytes in use on a device of this process, and the limit; (0, 0) on CPUs.
 
     https://docs.jax.dev/en/latest/gpu_memory_allocation.html
     """
@@ -84,12 +84,12 @@ def _fix(relief: Relief | None, fit_command: str, limit: int, say: Say) -> str:
     if relief is not None and limit and jax.process_count() == 1:
         if ways := relief(jax.devices()[0].device_kind, limit, say):
             return (
-                f"these fit, as compiled for this GPU, with the same global batch: "
+                "as compiled for this GPU, these overrides fit with the same global batch: "
                 f"{', or '.join(ways)}"
             )
-        tried = "no way to run the same global batch is known to fit: "
+        tried = "no overrides with the same global batch are known to fit: "
     elif not fit_command:
         tried = "this run was built in Python, and plan reads config files: "
-    else:  # the others wait for this process, or there is no GPU to plan for
-        tried = f"`{fit_command}` finds ways that fit; otherwise "
-    return tried + "lower --data.batch_size, take more devices, or a smaller model"
+    else:  # other processes are waiting for this one, or there is no GPU to compile for
+        tried = f"`{fit_command}` finds overrides that fit; otherwise "
+    return tried + "lower --data.batch_size, use more devices, or use a smaller model"

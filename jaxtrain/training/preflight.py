@@ -1,4 +1,4 @@
-"""What is wrong with a run, as far as one can tell before it opens its data: all of it at once."""
+"""Checks a run before it opens its data, and reports all problems at once."""
 
 import dataclasses
 import os
@@ -17,10 +17,10 @@ from jaxtrain.training import profiler, run_directory
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The flags of the command line that are not config fields, as they were typed.
+    """The command-line flags that are not config fields, as typed.
 
     Attributes:
-        arguments: of the command line, to print what to type next; () where there was none.
+        arguments: the complete command line, from which later commands are built; () without one.
     """
 
     output_dir: str | None = None
@@ -32,40 +32,40 @@ class Flags:
 
 
 def check(run: config.Run, *, resumes: bool) -> None:
-    """Refuses a run that cannot start on this machine.
+    """Rejects a run that cannot start on this machine.
 
     Args:
-        run: the config, by itself without problems.
-        resumes: whether ``--resume`` is given: then the parameters come from a checkpoint.
+        run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
+        resumes: whether ``--resume`` is set, so that the parameters come from a checkpoint.
 
     Raises:
-        InputError: holds everything that was found.
+        InputError: contains every problem.
     """
     if found := [*_devices(run), *unreadable(run, resumes=resumes)]:
         raise InputError(*found)
 
 
 def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
-    """Refuses what is wrong on a command line, and says what else is wrong with the run.
+    """Rejects a wrong command line, and reports all other problems of the run with it.
 
-    Where nothing is, it passes at once: :func:`check` sees to the rest when all processes of the
-    run are there.
+    It does nothing for a correct command line: :func:`check` looks for the other problems once all
+    processes of the run are connected.
 
     Args:
         run: the config.
         flags: of the command line.
-        wrong: about overrides that could not be applied to the config.
+        wrong: messages about overrides that could not be applied to the config.
 
     Raises:
-        InputError: holds everything that was found.
+        InputError: contains every problem.
     """
     alone = cluster_env.find(os.environ) is None
     found = [*config.problems(run), *_profile(run, flags.profile)]
     if is_address := flags.output_dir is not None and addresses.is_address(flags.output_dir):
         found.append(
-            f"--output-dir {addresses.public(flags.output_dir)} is an address: name a folder"
+            f"--output-dir {addresses.public(flags.output_dir)} is an address: use a local folder"
         )
-    if alone and not is_address:  # else process 0 decides, and the others hear of it
+    if alone and not is_address:  # otherwise process 0 checks them for all
         found += _places(flags)
     if not found and not wrong:
         return
@@ -77,13 +77,13 @@ def refuse(run: config.Run, flags: Flags, wrong: Sequence[str] = ()) -> None:
 
 
 def _without_consequences(found: Sequence[str], wrong: Sequence[str]) -> list[str]:
-    """Without what may only follow from an override that could not be applied."""
+    """Drops problems that may only be consequences of an override that could not be applied."""
     open_fields = {name for message in wrong for name in fields_of(message)}
     return [problem for problem in found if not open_fields.intersection(fields_of(problem))]
 
 
 def _profile(run: config.Run, text: str | None) -> Iterator[str]:
-    """Only a run whose steps are set has an end before its data is read."""
+    """Checks ``--profile``; the end of a run is known here only if ``loop.steps`` is set."""
     try:
         span = profiler.span(text)
     except InputError as error:
@@ -96,7 +96,7 @@ def _profile(run: config.Run, text: str | None) -> Iterator[str]:
 
 
 def _places(flags: Flags) -> Iterator[str]:
-    """The folders that flags name. No checkpoint is read: that may take minutes."""
+    """Checks the folders in the flags. It reads no checkpoint, which may take minutes."""
     if flags.output_dir is not None:
         yield from run_directory.problems(flags.output_dir, flags.resume)
     output_dir = None if flags.output_dir is None else expanded(flags.output_dir)
@@ -104,12 +104,12 @@ def _places(flags: Flags) -> Iterator[str]:
 
 
 def unreadable(run: config.Run, *, resumes: bool = False, data: bool = True) -> Iterator[str]:
-    """Files and folders that the run reads and that are not there; nothing is opened or fetched.
+    """Finds missing input files and folders, without opening or downloading anything.
 
     Args:
         run: the config.
         resumes: whether the run resumes from a checkpoint.
-        data: whether to look at the data too.
+        data: whether to check the data, too.
     """
     if run.model.init_from is not None and not resumes:
         try:

@@ -1,4 +1,4 @@
-"""A trace of some steps, for TensorBoard's profile page or Perfetto, and what took its time."""
+"""Traces some steps for TensorBoard's profile page or Perfetto, and lists slow operations."""
 
 import collections
 import contextlib
@@ -27,29 +27,29 @@ Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
 _LISTED, _SAID = 30, 5  # operations in the file, and on the console
 
-# Their time is that of the operations inside them, which have events of their own.
+# The operations inside these have events of their own.
 _CONTAINERS = ("while", "conditional", "call")
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = \S+.*? ([\w\-]+)\(", re.MULTILINE)
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _STACK = re.compile(r"stack_frame_id=(\d+)")
 
-# What jax writes around and between the names of a model: transformations, and ways to call.
+# Transformations and calls that jax writes around and between the names of a model.
 _WRAPPED = re.compile(r"(?:jit|jvp|transpose|vmap|remat|checkpoint)\((.*)\)")
 _BETWEEN = {"", "while", "body", "closed_call", "checkpoint", "rematted_computation", "shard_map"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """All operations of the compiled program that one line of the traced function made.
+    """All operations of the compiled step that one line of the traced function produced.
 
     Attributes:
-        kind: opcode, as "convolution"; "" where the program does not list it.
-        made_by: the traced function's path to them, as "transpose(jvp(...))/conv_general_dilated".
-        name: them in words of the model, as "models/mlm.py:167 (backward) dot_general".
-        count: how many the program holds that were run.
-        ms_per_step: their time, summed over their calls in a step, mean over devices.
-        share: of all operations' time.
+        kind: opcode, such as "convolution"; "" if the compiled step does not list it.
+        made_by: path in the traced function, such as "transpose(jvp(...))/conv_general_dilated".
+        name: readable name, such as "models/mlm.py:167 (backward) dot_general".
+        count: the number of these operations that ran.
+        ms_per_step: their time per step, mean over devices.
+        share: fraction of all operations' time.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Operation:
 
 
 class _Described(NamedTuple):
-    """An instruction; as :class:`Operation`."""
+    """An instruction, described as in :class:`Operation`."""
 
     kind: str
     made_by: str
@@ -69,21 +69,21 @@ class _Described(NamedTuple):
 
 
 def span(text: str | None) -> tuple[int, int] | None:
-    """``"10:15"`` -> (10, 15): the steps between which a trace is taken.
+    """Parses ``"10:15"`` to (10, 15): the steps between which a trace is taken.
 
     Raises:
-        InputError: it does not read so.
+        InputError: the text has another form.
     """
     if text is None:
         return None
     first, _, last = text.partition(":")
     if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
-        raise InputError(f"--profile {text} is not START:STOP with START < STOP, as in 10:15")
+        raise InputError(f"--profile {text} is not START:STOP with START < STOP, such as 10:15")
     return int(first), int(last)
 
 
 def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[str], None]) -> None:
-    """A trace has to begin within the run; a resumed run may have passed it, and says so.
+    """Checks that a trace begins within the run; prints a note if a resumed run is already past it.
 
     Raises:
         InputError: it begins after the end.
@@ -93,29 +93,30 @@ def check(steps: tuple[int, int] | None, done: int, total: int, say: Callable[[s
     if wrong := too_late(steps, total):
         raise InputError(wrong)
     if steps[0] < done:
-        say(f"--profile {steps[0]}:{steps[1]}: no trace, {done} updates are done already")
+        say(f"--profile {steps[0]}:{steps[1]}: no trace, because {done} steps are done already")
 
 
 def too_late(steps: tuple[int, int], total: int) -> str | None:
-    """What is wrong with a trace that begins after the end of the run; None where it does not."""
+    """Returns an error message if a trace begins after the end of the run, or None."""
     if steps[0] < total:
         return None
     return (
         f"--profile {steps[0]}:{steps[1]} begins after the end of the run ({total} steps): "
-        "take a smaller START, or raise --loop.steps"
+        "use a smaller START, or raise --loop.steps"
     )
 
 
 class Profile:
-    """Steps of which some are traced. It waits for the device where a trace begins and ends, so
-    that what is in it is these steps, whole.
+    """Runs steps and traces some of them.
+
+    It waits for the device at both ends of a trace, so that the trace contains complete steps only.
 
     Args:
-        steps: the first, and the one before which the trace ends, counted in completed updates.
+        steps: completed steps at the beginning and at the end of the trace.
         directory: ``profile/`` of the run.
         step: compiled.
-        say: takes a line.
-        apart: opens a phase, by its name, whose time is no step's.
+        say: prints a line.
+        open_phase: opens a phase by its name; its time does not count as training.
     """
 
     def __init__(
@@ -124,10 +125,10 @@ class Profile:
         directory: Path,
         step: TrainStep,
         say: Callable[[str], None],
-        apart: Phase,
+        open_phase: Phase,
     ) -> None:
         self._steps = steps
-        self._apart = apart
+        self._open_phase = open_phase
         self._directory = directory
         self._step = step
         self._say = say
@@ -137,7 +138,7 @@ class Profile:
         self._began_s = 0.0
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        """The step; while a trace runs, with its number in it."""
+        """Runs a step; a running trace records its number."""
         if not self._running:
             return self._step(state, batch)
         number = self._steps[0] + self._traced
@@ -150,13 +151,13 @@ class Profile:
         return result
 
     def before_step(self, done: int, state: State) -> None:
-        """Starts the trace where it is time to; it ends with its last step.
+        """Starts the trace before its first step; it stops after its last step.
 
         Args:
-            done: completed updates.
-            state: that the next step takes.
+            done: completed steps.
+            state: input of the next step.
         """
-        if done == self._steps[0] and not self._began:  # a bad update is tried again
+        if done == self._steps[0] and not self._began:  # a bad step keeps `done`
             jax.block_until_ready(state)
             self._before = set(self._files())
             jax.profiler.start_trace(self._own())
@@ -164,20 +165,23 @@ class Profile:
             self._began_s = time.perf_counter()
 
     def end(self, *, summarize: bool = True) -> None:
-        """Ends a trace that runs, and says what it shows; a run may end inside of it."""
+        """Stops a running trace and summarizes it; the run may end during a trace."""
         if not self._running:
             return
         self._running = False
         took_s = time.perf_counter() - self._began_s
-        with self._apart("profile"):
+        with self._open_phase("profile"):
             jax.profiler.stop_trace()
             files = sorted(set(self._files()) - self._before)
             if not (summarize and files and self._traced) or jax.process_index():
                 return
             try:
                 self._summarize(files, took_s)
-            except Exception as error:  # a full disk, or a trace of another form: training goes on
-                self._say(f"no {SUMMARY} of the trace: {type(error).__name__}: {error}")
+            except Exception as error:  # a full disk or an unknown format must not stop training
+                self._say(
+                    f"warning: no {SUMMARY} of the trace was written: "
+                    f"{type(error).__name__}: {error}"
+                )
 
     def _summarize(self, files: list[Path], took_s: float) -> None:
         operations = top_operations(
@@ -190,20 +194,20 @@ class Profile:
         first, each_ms = self._steps[0], took_s * 1e3 / self._traced
         lines = [
             f"steps {first} to {first + self._traced} took {each_ms:.1f} ms each while traced; "
-            "where it went (measured: share and ms a step of a device's operations):",
+            "slowest operations (measured: fraction of the time, ms per step and device):",
             *(_line(operation) for operation in operations),
         ]
         write_whole(self._directory / SUMMARY, "\n".join(lines) + "\n")
         for line in lines[: 1 + _SAID]:
             self._say(line)
-        self._say(f"more in {self._directory / SUMMARY}; to look at the trace:")
+        self._say(f"more in {self._directory / SUMMARY}; to view the trace:")
         for path in sorted(files[0].parent.glob("*.trace.json.gz"))[:1]:
-            self._say(f"  https://ui.perfetto.dev opens {path}")
+            self._say(f"  open {path} at https://ui.perfetto.dev")
         logs = shlex.quote(str(self._directory))
         self._say(f"  tensorboard --logdir {logs} (pip install tensorboard xprof), tab Profile")
 
     def _own(self) -> Path:
-        """Processes of one host would write into the same files."""
+        """Returns this process's folder: processes on one host would write to the same files."""
         number = jax.process_index()
         return self._directory / f"process-{number}" if number else self._directory
 
@@ -217,24 +221,24 @@ def profiled(
     directory: Path,
     step: TrainStep,
     say: Callable[[str], None],
-    apart: Phase,
+    open_phase: Phase,
 ) -> Iterator[tuple[TrainStep, Callable[[int, State], None]]]:
-    """A step, and what to call before each; without ``steps`` they are the plain step and nothing.
+    """Wraps a step with the profiler; yields the step and a function to call before each step.
 
     Args:
-        steps: as :func:`span` gives them.
+        steps: from :func:`span`; None yields the step itself and a function that does nothing.
         directory: ``profile/`` of the run.
         step: compiled.
-        say: takes a line.
-        apart: opens a phase, by its name, whose time is no step's.
+        say: prints a line.
+        open_phase: opens a phase by its name; its time does not count as training.
     """
     if steps is None:
         yield step, lambda done, state: None
         return
-    profile = Profile(steps, directory, step, say, apart)
+    profile = Profile(steps, directory, step, say, open_phase)
     try:
         yield profile.step, profile.before_step
-    except BaseException:  # whoever wants to stop now waits for no summary
+    except BaseException:  # a stop must not wait for the summary
         profile.end(summarize=False)
         raise
     profile.end()
@@ -248,20 +252,20 @@ def _line(operation: Operation) -> str:
 def top_operations(
     files: Iterable[Path], program: str, *, steps: int, devices: int, count: int
 ) -> list[Operation]:
-    """The operations that took longest, longest first.
+    """Returns the slowest operations, slowest first.
 
     Args:
-        files: ``.xplane.pb`` that the profiler of this process wrote.
+        files: ``.xplane.pb`` files that the profiler of this process wrote.
         program: ``compiled.as_text()`` of the step.
-        steps: that ran while it was traced.
+        steps: the number of traced steps.
         devices: of this process.
-        count: how many to give.
+        count: the largest number of operations to return.
     """
     described = _described(program)
     times: collections.Counter[str] = collections.Counter()
     with warnings.catch_warnings():
-        # Python 3.13 warns of a type that jaxlib 0.12 makes here; where warnings are errors, that
-        # aborts the process.
+        # Python 3.13 warns about a type that jaxlib 0.12 creates here, which aborts the process if
+        # warnings are errors.
         warnings.simplefilter("ignore", DeprecationWarning)
         for path in files:
             times.update(_nanoseconds(ProfileData.from_file(str(path)), described))
@@ -284,15 +288,15 @@ def top_operations(
 def _nanoseconds(
     profile: ProfileData, described: dict[str, _Described]
 ) -> collections.Counter[str]:
-    """Operation -> its time on all devices."""
+    """Returns operation -> its time, summed over devices."""
     planes = list(profile.planes)
-    # A GPU's kernels have a plane of their own; the CPU's run in the host's threads.
+    # A GPU's kernels have a plane of their own; a CPU's operations run in the host's threads.
     on_device = [plane for plane in planes if plane.name.startswith("/device:GPU")]
     times: collections.Counter[str] = collections.Counter()
     for plane in on_device or planes:
         for line in plane.lines:
             if on_device and not line.name.startswith("Stream"):
-                continue  # sums over the streams' events, made for the viewer
+                continue  # sums over the streams, for the viewer
             for event in line.events:
                 name = dict(event.stats).get("hlo_op")
                 if name is not None and _kind(described, name) not in _CONTAINERS:
@@ -306,7 +310,7 @@ def _kind(described: dict[str, _Described], name: object) -> str:
 
 
 def _described(program: str) -> dict[str, _Described]:
-    """Instruction -> what it is."""
+    """Returns instruction -> its description."""
     found = {}
     stacks = Stacks(program)
     for text in program.splitlines():
@@ -320,12 +324,12 @@ def _described(program: str) -> dict[str, _Described]:
 
 
 def _name(made_by: str, line: str | None) -> str:
-    """Line and pass, where they are known, and the names that the model gave."""
+    """Returns the line and the pass, if known, and the names that the model sets."""
     parts = []
     for part in made_by.split("/"):
         while match := _WRAPPED.fullmatch(part):
             part = match[1]
         parts.append(part)
-    # The first is the whole step.
+    # The first part is the entire step.
     path = "/".join(part for part in parts[1:] if part not in _BETWEEN) or made_by
-    return " ".join(filter(None, (line, path))) or "the compiler's own"
+    return " ".join(filter(None, (line, path))) or "(added by the compiler)"

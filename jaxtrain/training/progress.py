@@ -1,4 +1,4 @@
-"""What a run reports while it trains: one record per logged step, fetched one step late."""
+"""Reports a run while it trains: one record per logged step, fetched one step late."""
 
 import contextlib
 import math
@@ -20,10 +20,11 @@ from jaxtrain.telemetry.console import console_line
 from jaxtrain.telemetry.events import BadStep, EventLog, Metrics, Rewound, Sample, StepExamples
 from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.throughput import Window
+from jaxtrain.training.run_summary import Results
 from jaxtrain.training.step import BAD_IN_A_ROW
 from jaxtrain.training.validation import Validation
 
-# A run that waits for its input longer than this share of the time says so, and how to mend it.
+# A run that waits for data for more than this fraction of the time prints how to fix that.
 WAIT_SHARE_TO_MENTION = 0.05
 
 GPU_MEMORY = "train/gpu_memory_usage"
@@ -33,9 +34,9 @@ class _Pending(NamedTuple):
     """A step whose metrics have not been fetched yet.
 
     Attributes:
-        found: its metrics, perhaps still being computed.
+        found: its metrics, which the device may still be computing.
         position: examples seen before it.
-        ids: of this process's examples in it.
+        ids: of this process's examples.
     """
 
     found: dict[str, jax.Array]
@@ -44,30 +45,27 @@ class _Pending(NamedTuple):
 
 
 class Progress:
-    """Takes each step's metrics while the next step runs, and records them at cadence.
+    """Takes each step's metrics while the next step runs, and records those of every Nth step.
 
-    The metrics of a step are fetched after the next step has been handed to the device, so that
-    logging stalls nothing; waiting for them also keeps the host from running ahead by more than
-    one step.
+    The metrics of a step are fetched after the next step was dispatched, so that logging does not
+    stall the device. Waiting for them also keeps the host at most one step ahead.
 
     Args:
         run: the config.
-        log: takes records.
-        phases: told of each finished step, each record and what is no step.
-        total: steps of the whole run.
-        position: where it goes on.
-        batches: asked how long the loop has waited.
+        log: receives the records.
+        phases: receives each finished step, each record, and pauses such as a save.
+        total: steps of the complete run.
+        position: where the run starts or resumes.
+        batches: measures how long the loop has waited for data.
         mesh: over all devices.
-        bad_in_a_row: that the run goes on after.
-        waits: whether each step is complete when it is handed over, as with --debug. Then it is
-            recorded at once: its window would end with the step after it.
+        bad_in_a_row: bad steps in a row at ``position``.
+        waits: whether each step is complete when it is pushed, as with --debug. It is then recorded
+            at once; otherwise its throughput window would end with the following step.
+        faster: advice on making the data cheaper to read; may be empty.
 
     Attributes:
-        first: each metric's first value.
-        began: completed updates when this start began.
-        last: each metric's last value.
-        samples: that validations made so far.
-        bad_in_a_row: updates that were left out since the last good one, as far as known.
+        results: metrics for the end-of-run summary.
+        bad_in_a_row: steps skipped since the last good one, among those whose metrics were fetched.
     """
 
     def __init__(
@@ -97,42 +95,40 @@ class Progress:
             mesh.size,
             hardware.peak_bf16_flops(jax.devices()[0].device_kind),
         )
-        self.began = self._done = position.done
+        self._done = position.done
         self._seen = position.seen
-        self._left_out = position.left_out
+        self._skipped_examples = position.left_out
         self._pending: _Pending | None = None
         self.bad_in_a_row = bad_in_a_row
-        self._unsaid = 0  # bad updates in a row, after the first
+        self._unreported = 0  # bad steps in a row after the first
         self._system_metrics = hardware.SystemMetrics(os.environ, mesh.local_devices, log.say)
         self._of_all = process_group.Exchange(mesh, hardware.MEAN, (*hardware.LARGEST, GPU_MEMORY))
         self._waited_s = 0.0
         self._mentioned_wait = self._recorded = False
-        self.first: dict[str, float] = {}
-        self.last: dict[str, float] = {}
-        self.samples: list[Sample] = []
+        self.results = Results(position.done)
         self.say = log.say
 
     @property
     def done(self) -> int:
-        """Completed updates, if the one handed over last is a good one."""
+        """The number of completed steps, if the step pushed last is good."""
         return self._done + (self._pending is not None)
 
     def position(self) -> run_length.Position:
-        """Where the run is; waits for the update handed over last."""
+        """Returns the position of the run; waits for the step pushed last."""
         self.flush()
-        return run_length.Position(self._done, self._seen, self._left_out)
+        return run_length.Position(self._done, self._seen, self._skipped_examples)
 
     def finished(self) -> bool:
-        """Whether the run has all its updates."""
+        """Returns whether the run has all its steps."""
         if self.done >= self._total:
             self.flush()
         return self._done >= self._total
 
     def push(self, found: dict[str, jax.Array], ids: np.ndarray) -> None:
-        """Hands over the metrics of the next update; records those of the update before.
+        """Takes the metrics of a new step; records those of the step before it.
 
         Args:
-            found: of the step.
+            found: metrics of the new step.
             ids: of this process's examples in it.
         """
         self.flush()
@@ -140,27 +136,27 @@ class Progress:
         self._seen += self._run.data.batch_size
         if self._waits:
             self.flush()
-        # No step is handed over behind the one after which the run goes back: where it goes on
-        # would depend on how far the host was ahead.
+        # Nothing may be dispatched after the step that triggers a rollback: the position after the
+        # rollback would depend on how far ahead the host was.
         settings = self._run.optim
         if settings.bad_updates == "rollback" and (self.bad_in_a_row or settings.bad_in_a_row == 1):
             self.flush()
 
     def too_many_bad(self) -> bool:
-        """Whether the run has to go back to a checkpoint."""
+        """Returns whether the run must roll back to a checkpoint."""
         settings = self._run.optim
         return settings.bad_updates == "rollback" and self.bad_in_a_row >= settings.bad_in_a_row
 
     def settled(self) -> bool:
-        """Waits for the update handed over last; whether it was a good one."""
+        """Waits for the step pushed last; returns whether it was good."""
         self.flush()
         return self.bad_in_a_row == 0
 
     def flush(self) -> None:
-        """Waits for the metrics handed over last, and records them.
+        """Waits for the metrics pushed last, and records them.
 
         Raises:
-            InputError: a bad update, where the config says to stop.
+            InputError: a bad step at which the config stops the run.
         """
         if self._pending is None:
             return
@@ -173,10 +169,10 @@ class Progress:
         done = self._done if self.bad_in_a_row else self._done + 1
         self._phases.stepped(done, waited_s, values)
         if self.bad_in_a_row:
-            self._left_out += self._run.data.batch_size
-            self._tell_bad(pending, values)
+            self._skipped_examples += self._run.data.batch_size
+            self._report_bad(pending, values)
             return
-        self._count_bad()
+        self._report_bad_count()
         self._done += 1
         if self._run.loop.record_examples:
             self._log.emit(StepExamples(self._done, pending.position, pending.ids))
@@ -185,75 +181,75 @@ class Progress:
             self._record(self._done, values)
 
     def rewind(self, back_to: run_length.Position) -> None:
-        """Goes back to where a checkpoint was saved; the examples seen since stay seen."""
-        self._count_bad()
+        """Goes back to the position of a checkpoint; examples seen since then are not repeated."""
+        self._report_bad_count()
         self._done = back_to.done
-        self._left_out = self._seen - back_to.learned
+        self._skipped_examples = self._seen - back_to.learned
         self.bad_in_a_row = 0
         self._log.emit(Rewound(back_to.done, self._seen))
         self._phases.at(back_to.done)
 
     @contextlib.contextmanager
     def interrupted(self, name: str, allowance_s: float = PAUSE_ALLOWANCE_S) -> Iterator[None]:
-        """For what is no step: an evaluation, a save. Records what is pending before it.
+        """Pauses the throughput window, for example for a validation or a save.
 
-        Its time does not count for the throughput, and has a limit of its own.
+        It first records the pending step. The phase has a time limit of its own.
 
         Args:
             name: of the phase.
-            allowance_s: as :meth:`jaxtrain.telemetry.phases.Phases.within` takes it.
+            allowance_s: see :meth:`jaxtrain.telemetry.phases.Phases.within`.
         """
         self.flush()
         with self._phases.within(name, allowance_s), self._window.paused():
             yield
 
     def validated(self, done: int, found: Validation) -> None:
-        """Records a validation after update ``done``."""
+        """Records a validation after step ``done``."""
         self._log.emit(Metrics(done, found.values))
-        self.first = found.values | self.first
-        self.last |= found.values
+        self.results.add(found.values)
         self.say(
             f"step {done}/{self._total} | validation | "
             + " | ".join(f"{name} {value:.4g}" for name, value in sorted(found.values.items()))
         )
         for name, content in found.samples.items():
-            sample = Sample(done, name, content)
-            self._log.emit(sample)
-            self.samples.append(sample)
+            self._log.emit(Sample(done, name, content))
 
     def close(self) -> None:
-        """Ends what measures in the background."""
+        """Stops the background measurements."""
         self._system_metrics.close()
 
-    def _tell_bad(self, pending: "_Pending", values: dict[str, float]) -> None:
-        """Says what is known of a bad update, and which examples were in it."""
+    def _report_bad(self, pending: "_Pending", values: dict[str, float]) -> None:
+        """Reports a bad step and its examples.
+
+        Raises:
+            InputError: the config stops the run at this step.
+        """
         loss, norm = values["train/loss"], values["train/grad_norm"]
         last = pending.position + self._run.data.batch_size - 1
         settings = self._run.optim
         what = (
-            f"update {self._done + 1} is bad: its loss is {loss:.4g} and its gradient's norm "
-            f"{norm:.4g} (learning rate {values['train/learning_rate']:.3g}, examples "
-            f"{pending.position} to {last} of the order)"
+            f"step {self._done + 1} is bad: loss {loss:.4g}, gradient norm {norm:.4g} (learning "
+            f"rate {values['train/learning_rate']:.3g}, examples {pending.position} to {last})"
         )
         self._log.emit(BadStep(self._done, pending.position, str(loss), str(norm), ids=pending.ids))
         most = {"off": 1, "skip": settings.bad_in_a_row}.get(settings.bad_updates, math.inf)
         if self.bad_in_a_row >= most:
-            self._count_bad()
+            self._report_bad_count()
             raise InputError(
-                f"{what}: bad_steps.jsonl names them; go on from the newest checkpoint with "
-                "--resume latest and a lower --optim.peak_lr, or look with --debug"
+                f"{what}; see bad_steps.jsonl: resume from the newest checkpoint with --resume "
+                "latest and a lower --optim.peak_lr, or find the cause with --debug"
             )
         if self.bad_in_a_row == 1:
-            self.say(f"{what}: skipped; bad_steps.jsonl lists it")
+            self.say(f"{what}: skipped; see bad_steps.jsonl")
         else:
-            self._unsaid += 1
+            self._unreported += 1
 
-    def _count_bad(self) -> None:
-        """After a row of bad updates: how many followed the first, in one line."""
-        if self._unsaid:
-            which = "one more update" if self._unsaid == 1 else f"{self._unsaid} more updates"
-            self.say(f"{which} in a row skipped as bad; bad_steps.jsonl lists them")
-        self._unsaid = 0
+    def _report_bad_count(self) -> None:
+        """Prints how many bad steps followed the first one in a row."""
+        if self._unreported:
+            which = "1 more step" if self._unreported == 1 else f"{self._unreported} more steps"
+            self.say(f"{which} in a row skipped; see bad_steps.jsonl")
+        self._unreported = 0
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         values = values | self._window.close()
@@ -262,11 +258,10 @@ class Progress:
         if held is not None:
             found[GPU_MEMORY] = held
         values |= self._of_all(found)
-        self.first = values | self.first
-        self.last |= values
+        self.results.add(values)
         self._log.emit(Metrics(done, values))
         self._phases.logged(values)
-        # The first window waits for workers to start: it says nothing of those to come.
+        # The first window includes the start of the workers: it does not predict later ones.
         starting = not self._recorded
         self._recorded = True
         steps_per_second = None if starting else values.get("train/steps_per_second")
@@ -282,4 +277,4 @@ class Progress:
             more = f"raise --data.workers (now {self._run.data.workers}) or --data.prefetch (now "
             more += f"{self._run.data.prefetch})"
             fix = f"{self._faster}; or {more}" if self._faster else more
-            self.say(f"the step waits for input {share:.0%} of the time (measured): {fix}")
+            self.say(f"training waits for data {share:.0%} of the time (measured): {fix}")

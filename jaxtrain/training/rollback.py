@@ -1,4 +1,4 @@
-"""Back to the newest checkpoint when too many updates in a row are bad, and on behind them."""
+"""Restores the newest checkpoint after too many bad steps in a row, and skips their examples."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from jaxtrain.distributed import process_group
 from jaxtrain.errors import InputError
 from jaxtrain.training.state import State
 
-# So often without a new checkpoint between: then it is the run that is wrong, not some examples.
+# Rollbacks to the same checkpoint: after so many, the run is wrong and not just some examples.
 _MOST = 3
 
 
 class Rollback:
-    """Restores a run's newest checkpoint; examples seen since then are not seen again.
+    """Restores a run's newest checkpoint; examples seen since then are not repeated.
 
     Args:
         directory: of the run.
         every: steps between checkpoints.
         target: shapes and shardings of the state.
-        say: takes a line.
+        say: prints a line.
     """
 
     def __init__(
@@ -34,39 +34,36 @@ class Rollback:
         self._every = every
         self._target = target
         self._say = say
-        self._last: tuple[int, int] | None = None  # step gone back to, how often in a row
+        self._last: tuple[int, int] | None = None  # (step of a checkpoint, rollbacks to it)
 
     def __call__(self, state: State) -> tuple[State, Position]:
-        """The state to go on with, and where its checkpoint was saved.
+        """Returns the restored state and its position.
 
         Args:
-            state: of now; all of its examples count as seen.
+            state: the current state; all of its examples count as seen.
 
         Raises:
-            InputError: there is no checkpoint, or going back did not help.
+            InputError: there is no checkpoint, or earlier rollbacks to it did not help.
         """
         done, seen = int(state.step), int(state.examples_seen)
         bad = int(state.guard["bad_in_a_row"])
-        trouble = f"{bad} updates in a row after update {done} are bad (bad_steps.jsonl)"
-        told = process_group.told_by_process_zero(lambda: self._choose(done))
-        if not told:
+        trouble = f"{bad} steps in a row after step {done} are bad (see bad_steps.jsonl)"
+        chosen = process_group.told_by_process_zero(lambda: self._choose(done))
+        if not chosen:
             raise InputError(
-                f"{trouble}, and there is no checkpoint to go back to: lower --optim.peak_lr, or "
-                "look with --debug"
+                f"{trouble}, and there is no checkpoint to restore: lower --optim.peak_lr, or find "
+                "the cause with --debug"
             )
-        back_to = int(told)
+        back_to = int(chosen)
         times = self._last[1] + 1 if self._last and self._last[0] == back_to else 1
         if times > _MOST:
             raise InputError(
-                f"{trouble}, also after going back to update {back_to} {_MOST} times: lower "
-                "--optim.peak_lr, or look with --debug"
+                f"{trouble}, although checkpoint {back_to} was restored {_MOST} times: lower "
+                "--optim.peak_lr, or find the cause with --debug"
             )
         self._last = back_to, times
-        self._say(
-            f"{trouble}: back to checkpoint {back_to}, and on behind these examples (from example "
-            f"{seen} on)"
-        )
-        path = self._directory / layout.CHECKPOINTS / told
+        self._say(f"{trouble}: restoring checkpoint {back_to}; skipping ahead to example {seen}")
+        path = self._directory / layout.CHECKPOINTS / chosen
         restored: State = restore(path, self._target, verified=True)
         placed = jnp.asarray(seen, jnp.uint32, device=self._target.examples_seen.sharding)
         guarding = restored.guard | {"bad_in_a_row": jnp.zeros_like(restored.guard["bad_in_a_row"])}
@@ -74,6 +71,6 @@ class Rollback:
         return state, Position.of_checkpoint(layout.read_meta(path))
 
     def _choose(self, done: int) -> str:
-        """The step to go back to; "" if there is none. Process 0 decides."""
+        """Returns the step of the checkpoint to restore; "" if there is none. Process 0 only."""
         path = resume.to_roll_back_to(self._directory, done, self._every, self._say)
         return "" if path is None else path.name

@@ -1,4 +1,4 @@
-"""The directory of a run: which one, made, checked, and described."""
+"""Chooses, creates and checks the run directory."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,8 @@ FILES = {
     "damaged/": "checkpoints that a resume found damaged",
     ".lock": "held by the active run; names its host and process",
     "quarantine.jsonl": "input that is unreadable or too short, with the reason; it is never used "
-    "for training. If more than a tenth of the files is affected (`data.max_bad_share`), the run ends",
+    "for training. If more than a tenth of the files is affected (`data.max_bad_share`), the run "
+    "ends",
     "bad_steps.jsonl": "skipped steps and their examples",
     "report.html": "the run on one page, written when the run is done",
     "examples.jsonl": "the examples of each step, with `--loop.record_examples True`",
@@ -53,7 +54,7 @@ FILES = {
     "line of the model), a trace for Perfetto (`plugins/profile/TIME/HOST.trace.json.gz`), and the "
     "same for TensorBoard's profile page (`.xplane.pb`); other processes write to `process-N/`",
 }
-"""What a run directory holds; docs/reference/run-directory.md is generated from it."""
+"""The contents of a run directory; docs/reference/run-directory.md is generated from this."""
 
 _APPEARS_S = 10.0
 _TROUBLES_TO_NAME = 3
@@ -67,20 +68,23 @@ def start_from(
     say: Callable[[str], None] | None = None,
     max_lost_updates: int = 0,
 ) -> Path | None:
-    """The checkpoint to start from, as :mod:`jaxtrain.checkpoint.resume` decides in process 0.
+    """Returns the checkpoint to start from; :mod:`jaxtrain.checkpoint.resume` finds it.
+
+    Process 0 decides for all processes.
 
     Args:
         name: of the config.
         resume: the flag's value; None without the flag.
         output_dir: the flag's value.
-        root: holds ``NAME/<UTC time>/``.
-        say: takes what process 0 also prints to stderr at once: which checkpoints are damaged.
+        root: contains ``NAME/<UTC time>/``.
+        say: receives the warnings that process 0 also prints to stderr, such as damaged
+            checkpoints.
         max_lost_updates: see :func:`jaxtrain.checkpoint.resume.choose`.
 
     Raises:
-        InputError: in every process, if the checkpoint is refused, or the run's directory contains
+        InputError: in every process, if the checkpoint is rejected, or the run directory contains
             symbolic links.
-        RunAgain: in every process, if the disk does not answer, or another run is at work there.
+        RunAgain: in every process, if the disk does not respond, or another run uses the directory.
     """
     if resume is None:
         return None
@@ -101,8 +105,8 @@ def start_from(
         )
         return "" if chosen is None else str(chosen.absolute())
 
-    told = process_group.told_by_process_zero(decide)
-    return Path(told) if told else None
+    chosen = process_group.told_by_process_zero(decide)
+    return Path(chosen) if chosen else None
 
 
 def prepare(
@@ -112,26 +116,25 @@ def prepare(
     start_from: Path | None,
     root: Path = ROOT,
 ) -> Path:
-    """Makes the run's directory; process 0 decides, and all processes must see it.
+    """Creates the run directory in process 0; all processes must see it.
 
-    It is ``output_dir``; or the run that ``--resume latest`` goes on with; or a new
+    It is ``output_dir``, or the directory of the run that ``--resume latest`` resumes, or a new
     ``root/NAME/<UTC time>``.
 
     Args:
         name: of the config.
         output_dir: the flag's value.
         resume: the flag's value.
-        start_from: what :func:`start_from` gave.
-        root: holds ``NAME/<UTC time>/``.
+        start_from: from :func:`start_from`.
+        root: contains ``NAME/<UTC time>/``.
 
     Returns:
         The absolute path.
 
     Raises:
-        InputError: in every process, if the directory cannot be written, holds checkpoints that
-            this run would not go on from, contains symbolic links, or is not seen by a process.
-        RunAgain: in every process, if its disk is full or does not answer, or another run is at
-            work in it.
+        InputError: in every process, if the directory cannot be written, contains symbolic links or
+            checkpoints from which this run would not resume, or is not visible to a process.
+        RunAgain: in every process, if its disk is full or does not respond, or another run uses it.
     """
 
     def decide() -> str:
@@ -141,8 +144,8 @@ def prepare(
             _make(directory)
             if made is not None:
                 terminal.warn(
-                    f"--output-dir {directory}: {directory.parent} did not exist and was made: is "
-                    "its disk mounted?"
+                    f"--output-dir {directory}: {directory.parent} did not exist and was created: "
+                    "is its disk mounted?"
                 )
             _take(directory, terminal.warn)
             checkpoint_resume.check_directory(directory, resume, start_from)
@@ -161,17 +164,17 @@ def prepare(
 
 
 def check_shared(directory: Path) -> None:
-    """All processes must see the same folder: each writes a file, and process 0 reads all of them.
+    """Checks that all processes see the same folder.
 
-    The same path can be another folder on every host, and is then there and writable everywhere:
-    a checkpoint would lie in pieces on all of them.
+    Each process writes a file, and process 0 looks for all of them. Otherwise the same path could
+    be a different, writable folder on each host, and the parts of a checkpoint would be scattered.
 
     Args:
-        directory: of the run; process 0 has made it.
+        directory: of the run; process 0 has created it.
 
     Raises:
-        InputError: in all processes alike; says who does not see what.
-        RunAgain: likewise, where a disk is full or does not answer.
+        InputError: in every process, if one of them does not see the files of others.
+        RunAgain: in every process, if a disk is full or does not respond.
     """
     if jax.process_count() == 1:
         return
@@ -200,21 +203,21 @@ def check_shared(directory: Path) -> None:
         shown = "; ".join(troubles[:_TROUBLES_TO_NAME])
         more = len(troubles) - _TROUBLES_TO_NAME
         shown += f"; and {more} more" if more > 0 else ""
-        # What one cannot write the others do not see: the disk's own words come first.
+        # A file that one process cannot write is missing for the others: the disk's error matters.
         cure = next(filter(None, map(cure_of, said)), "")
         if cure:
             raise RunAgain(
-                f"{directory} does not work in all processes: {shown}: {cure}, or give another "
+                f"{directory} is not usable in all processes: {shown}: {cure}, or set another "
                 "--output-dir"
             )
         raise InputError(
-            f"{directory} is not one folder for all processes: {shown}: give --output-dir a place "
-            "on storage that every host sees (NFS, Lustre, a shared volume)"
+            f"{directory} is not the same folder for all processes: {shown}: set --output-dir to "
+            "storage that every host sees (NFS, Lustre, a shared volume)"
         )
 
 
 def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
-    """Which do not appear, in words; over a network a new file may take a moment."""
+    """Returns a message about files that do not appear; on network storage this may take time."""
     deadline = time.monotonic() + _APPEARS_S
     left = list(wanted)
     while True:
@@ -234,13 +237,12 @@ def _unseen(files: list[Path], wanted: Iterable[int]) -> str:
 def write_config(
     directory: Path, resolved: Mapping[str, Any], say: Callable[[str], None] = terminal.out
 ) -> None:
-    """Writes ``config.json``, and the same for TensorBoard; process 0 only, the others return at
-    once.
+    """Writes ``config.json``, and the same for TensorBoard; does nothing in other processes than 0.
 
     Args:
         directory: of the run.
-        resolved: the config, in the form of :func:`jaxtrain.config.to_dict`.
-        say: takes a line where it cannot be written; each checkpoint holds it too.
+        resolved: the config, from :func:`jaxtrain.config.to_dict`.
+        say: prints a warning if it cannot be written; each checkpoint contains the config, too.
     """
     if jax.process_index() != 0:
         return
@@ -252,7 +254,7 @@ def write_config(
         path = directory / "tensorboard"
         tensorboard.write_config(path, config.flat(resolved))
     except OSError as error:
-        say(f"warning: cannot write {path} ({error.strerror}): training goes on without it")
+        say(f"warning: cannot write {path} ({error.strerror}): training continues without it")
 
 
 def _absolute(path: str) -> Path:
@@ -260,7 +262,7 @@ def _absolute(path: str) -> Path:
 
 
 def _make(directory: Path) -> None:
-    """Makes the directory and proves by a file that it can be written: permissions alone lie."""
+    """Creates the directory and writes a probe file, because permissions can be misleading."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as probe:
@@ -269,13 +271,13 @@ def _make(directory: Path) -> None:
     except OSError as error:
         raise disk_trouble(
             error,
-            f"cannot write in the run's directory {directory}",
+            f"cannot write to the run directory {directory}",
             "give another --output-dir",
         ) from error
 
 
 def _make_new(parent: Path) -> Path:
-    """A directory named by the UTC time; of two runs in one second the second gets a suffix."""
+    """Creates a directory named after the UTC time, with a suffix if the name is taken."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     _make(parent)
     for attempt in range(1, 100):
@@ -286,20 +288,20 @@ def _make_new(parent: Path) -> Path:
             continue
         except OSError as error:
             raise disk_trouble(
-                error, f"cannot make {directory}", "give another --output-dir"
+                error, f"cannot create {directory}", "give another --output-dir"
             ) from error
         return directory
-    raise InputError(f"{parent} holds 99 runs of the second {now}: start again")
+    raise InputError(f"{parent} contains 99 runs started at {now}: start this one again")
 
 
 @dataclasses.dataclass(frozen=True)
 class Before:
-    """What there was of a run's directory before the run began.
+    """The state of a run directory before the run began.
 
     Attributes:
-        missing: the directory and its parents that did not exist, the deepest first.
-        empty: whether the directory contained nothing, or did not exist.
-        named: whether ``--output-dir`` names the directory.
+        missing: the directory and its parents that did not exist, deepest first.
+        empty: whether the directory was empty or did not exist.
+        named: whether ``--output-dir`` sets the directory.
     """
 
     missing: tuple[Path, ...]
@@ -308,31 +310,31 @@ class Before:
 
     @classmethod
     def of(cls, directory: Path, *, named: bool = True) -> Self:
-        """Looks at a directory."""
+        """Inspects a directory."""
         missing = (path for path in (directory, *directory.parents) if not os.path.exists(path))
         return cls(tuple(missing), not _entries(directory), named)
 
 
 def before(name: str, output_dir: str | None, root: Path = ROOT) -> Before:
-    """What there is of a run's directory before :func:`prepare` makes it.
+    """Inspects the run directory before :func:`prepare` creates it.
 
     Args:
         name: of the config.
         output_dir: the flag's value.
-        root: holds ``NAME/<UTC time>/``.
+        root: contains ``NAME/<UTC time>/``.
     """
     if output_dir is not None:
         return Before.of(_absolute(output_dir))
-    # The directory itself gets a new name; one that a resume goes on in contains checkpoints.
+    # The directory gets a new name; that of a resumed run has checkpoints and is never removed.
     new = root.absolute() / name / "new"
     return dataclasses.replace(Before.of(new, named=False), empty=True)
 
 
 def discard_unused(directory: Path, before: Before) -> None:
-    """Removes what a run of one process wrote if it ended before it had anything to keep.
+    """Removes the files of a single-process run that ended before it had anything to keep.
 
-    As with a ``--data.path`` that does not exist: its only line is on the console. What was there
-    before the run stays.
+    An example is a ``--data.path`` that does not exist, whose error is on the console. Files from
+    before the run stay.
     """
     if jax.process_count() > 1 or not before.empty:
         return
@@ -344,11 +346,11 @@ def discard_unused(directory: Path, before: Before) -> None:
                 path.unlink()
             directories = before.missing if before.named else (directory, *before.missing[1:])
             for path in directories:
-                path.rmdir()  # fails where other runs are
+                path.rmdir()  # fails if it contains other runs
 
 
 def problems(output_dir: str, resume: str | None) -> Iterator[str]:
-    """What keeps a run from using a directory; what is made to find out is removed again.
+    """Finds what prevents a run from using a directory; removes the probes that it creates.
 
     Args:
         output_dir: the flag's value.
@@ -363,7 +365,7 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
             checkpoint_resume.check_directory(directory, resume, None)
     except InputError as error:
         yield from error.messages
-    except RunAgain:  # a full disk is not wrong input: the start itself reports it
+    except RunAgain:  # a full disk is not wrong input; the start of the run reports it
         pass
     finally:
         with contextlib.suppress(OSError):
@@ -371,8 +373,7 @@ def problems(output_dir: str, resume: str | None) -> Iterator[str]:
                 path.rmdir()
 
 
-# Names that a run, its launcher or its report may write to in the run's directory, and in folders
-# there.
+# Names that a run, its launcher or its report may write in the run directory, and in its folders.
 _OWN = re.compile(
     r"checkpoints|best|superseded|damaged|samples|tensorboard|profile|report\.html|\.lock"
     r"|\.pod-restarts|(log|doctor|hang)[.-].*txt|.*\.jsonl?"
@@ -381,21 +382,21 @@ _OWN_BELOW = re.compile(r"\d+|checkpoints|best|plugins|process-\d+")
 
 
 def _take(directory: Path, say: Callable[[str], None]) -> None:
-    """Keeps other runs out of a run's directory, and this run in it.
+    """Locks the run directory, and checks that the run writes nothing outside it.
 
     Raises:
         InputError: it contains symbolic links.
-        RunAgain: another run is at work there.
+        RunAgain: another run uses it.
     """
     _refuse_links(directory)
     lock.hold(directory, say)
 
 
 def _refuse_links(directory: Path) -> None:
-    """A link in the directory of another person's run may point to any file or folder of yours.
+    """Rejects symbolic links: in another person's run directory they could point to your files.
 
     Raises:
-        InputError: there is one in the place of something that the run itself would make.
+        InputError: a link has the name of a file or folder that the run would write.
     """
     own = [entry for entry in _entries(directory) if _OWN.fullmatch(entry.name)]
     for entry in own:
@@ -403,15 +404,15 @@ def _refuse_links(directory: Path) -> None:
         for one in (entry, *(one for one in below if _OWN_BELOW.fullmatch(one.name))):
             if one.is_symlink():
                 raise InputError(
-                    f"the run's directory {directory} contains a symbolic link, "
+                    f"the run directory {directory} contains a symbolic link, "
                     f"{Path(one.path).relative_to(directory)}, and a run must not write outside "
-                    "its directory: remove the link, or to keep a run on another disk, give an "
-                    "--output-dir on that disk"
+                    "its directory: remove the link; to use another disk, set --output-dir to a "
+                    "folder there"
                 )
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing where it cannot be read, which is reported where it is used."""
+    """Lists a folder; returns [] if it cannot be read, which its later use reports."""
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -422,14 +423,14 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
 def link_latest(
     directory: Path, root: Path = ROOT, say: Callable[[str], None] = terminal.out
 ) -> None:
-    """Points ``root/latest`` at a run below ``root``; a reader never finds it missing.
+    """Atomically points ``root/latest`` at a run below ``root``.
 
-    Nothing is written where the link already points there, as after most saves.
+    It writes nothing if the link already points there, as after most saves.
 
     Args:
         directory: of the run.
-        root: holds ``NAME/<UTC time>/``.
-        say: takes a line where that fails; a run does not end over a link.
+        root: contains ``NAME/<UTC time>/``.
+        say: prints a warning if that fails, which does not end the run.
     """
     root = root.absolute()
     if jax.process_index() or root not in directory.parents:

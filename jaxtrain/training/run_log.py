@@ -1,6 +1,6 @@
-"""The log of a run: its console, and the files of its directory, open from start to end.
+"""Logs a run to the console and to the files of its directory.
 
-Whatever ends the run, an error, a signal or the watchdog, its end is written down.
+Whatever ends the run, an error, a signal or the watchdog, its end is logged.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ from jaxtrain.telemetry.phases import Phases
 from jaxtrain.telemetry.samples import SampleFiles
 from jaxtrain.training import run_directory
 
-# The last words may wait for a lock or a dead disk: the process ends after this anyway.
+# The last message may wait for a lock or an unresponsive disk; the process ends anyway after this.
 _CUT_OFF_S = 1.0
 
 
 def file_sinks(directory: Path, process: int, process_count: int) -> list[events.Sink]:
-    """What keeps a run's events, in the order in which each event reaches them.
+    """Opens the files that store a run's events, in the order in which they receive each event.
 
     Args:
         directory: of the run.
-        process: number of this process. Every process keeps a log and its lists; process 0 has the
-            rest.
-        process_count: processes of the run.
+        process: number of this process. Every process has a log and lists; only process 0 has the
+            other files.
+        process_count: of the run.
     """
     own: list[events.Sink] = [
         LogFile(directory, process),
@@ -56,15 +56,15 @@ def file_sinks(directory: Path, process: int, process_count: int) -> list[events
 
 
 class RunLog(events.EventLog):
-    """The log of one start of a run. Enter it for the console; :meth:`open` adds the files.
+    """The log of one start of a run. Entering it opens the console; :meth:`open` adds the files.
 
     Args:
-        signals: may end the process in the middle of a call.
+        signals: may end the process during a long call.
         watchdog: may end the process, too.
 
     Attributes:
-        phases: which phase of the run is open.
-        directory: of the run, once :meth:`open` was called.
+        phases: the open phase of the run.
+        directory: the run directory, once :meth:`open` was called.
     """
 
     def __init__(self, signals: StopSignals, watchdog: Watchdog) -> None:
@@ -103,20 +103,20 @@ class RunLog(events.EventLog):
         arguments: Sequence[str],
         before: run_directory.Before,
     ) -> None:
-        """From here on the files of the run's directory have what it reports, too.
+        """Opens the files of the run directory, which receive all later events.
 
         Args:
             run: the config.
             directory: of the run.
-            resumed_from: the checkpoint that the run continues from; None: from scratch.
+            resumed_from: the checkpoint that the run resumes from; None for a new run.
             position: completed steps and examples seen at that checkpoint.
             arguments: of the command line.
-            before: what there was of the directory; the rest is removed if the run ends with
+            before: the state of the directory before the run, restored if the run ends with
                 nothing to keep.
         """
 
         def discard(kind: type[BaseException] | None, *_: object) -> None:
-            # A launcher starts a crashed run again in a named directory: its log is of use there.
+            # A launcher restarts a crashed run in a named directory, where its log is useful.
             if not before.named or (kind is not None and issubclass(kind, InputError)):
                 run_directory.discard_unused(directory, before)
 
@@ -144,7 +144,7 @@ class RunLog(events.EventLog):
         self._signals.before_exit(self._cut_off)
 
     def started(self, total: int) -> None:
-        """The length of the run is known.
+        """Logs the start of the run, whose length is now known.
 
         Args:
             total: steps of the complete run.
@@ -155,11 +155,11 @@ class RunLog(events.EventLog):
         self.phases.at(self.phases.now.step or 0, total)
 
     def ended(self, code: int, why: str) -> None:
-        """Writes how this start of the run ended, once, and the phase that was open.
+        """Logs the open phase and how this start of the run ended; does so once.
 
         Args:
             code: exit code.
-            why: in one line.
+            why: the reason in one line.
         """
         with self._ending:
             if self._ended:
@@ -172,19 +172,19 @@ class RunLog(events.EventLog):
         self.emit(events.Ended(self.phases.now.step, code, why))
 
     def _failed(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Writes the error or the signal that ends the run, which the command line prints."""
+        """Logs the error or signal that ends the run; the command line prints it."""
         del kind, trace
         if error is None:
             return
         reason = stop_inside(error) or error
         try:
             self.ended(exit_code(reason), why(reason))
-        except Exception as failure:  # what ended the run must be reported, not this
-            self.log(f"warning: {history.NAME} does not say how the run ended: {failure}")
+        except Exception as failure:  # must not hide the reason
+            self.log(f"warning: the end of the run is missing in {history.NAME}: {failure}")
         self.log_error(reason)
 
     def _cut_off(self, code: int) -> None:
-        """Before a signal ends the process while the main thread is in a long call."""
+        """Logs that a signal ends the process while the main thread is in a long call."""
         words = "stopped at once by a signal, in a long call: what no checkpoint holds is lost"
 
         def write() -> None:
@@ -194,7 +194,7 @@ class RunLog(events.EventLog):
         _soon(write)
 
     def _say_last(self, words: str) -> None:
-        """The watchdog's last words: they end the log, too."""
+        """Logs the watchdog's last message, and the end of the run."""
         try:
             self.say(words)
             _soon(self.ended, RUN_AGAIN, words)
@@ -203,7 +203,7 @@ class RunLog(events.EventLog):
 
 
 def _soon(action: Callable[..., None], *arguments: Any) -> None:
-    """Does it, unless a lock that the main thread holds, as on a disk that is gone, forbids it."""
+    """Runs an action in a thread, and gives up if it blocks, such as on an unresponsive disk."""
     thread = threading.Thread(target=action, args=arguments, daemon=True)
     thread.start()
     thread.join(_CUT_OFF_S)

@@ -1,4 +1,4 @@
-"""What a run prints at its end: what it reached, where its files are, what to type next."""
+"""Prints the end of a run: its results, where its files are, and the commands to type next."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -10,38 +10,94 @@ from jaxtrain.training.preflight import Flags
 from jaxtrain.training.save_policy import RunMeta, patience_over
 from jaxtrain.training.stopping import REASONS
 
-# What the last lines of a run compare with its beginning.
-IN_SUMMARY = (
-    *("train/accuracy", "train/loss", "train/psnr"),
+_TRAIN = ("train/accuracy", "train/loss", "train/psnr")
+_VAL = (
     *("val/accuracy", "val/loss", "val/bits_per_byte", "val/pseudo_perplexity"),
     *("val/psnr", "val/ssim"),
 )
-# Flags of one run that the next one need not repeat.
-_OF_THIS_RUN = ("--output-dir", "--resume", "--profile", "--debug")
+# A training metric is that of one batch: the summary compares means of the first and the last tenth
+# of the logged steps, but of no fewer steps than this.
+_LEAST_WINDOW = 3
+# Flags that commands for later runs do not repeat.
+_ONE_RUN_ONLY = ("--output-dir", "--resume", "--profile", "--debug")
+
+
+class Results:
+    """Collects the metrics that the end-of-run summary compares.
+
+    Args:
+        since: completed steps when this start of the run began.
+    """
+
+    def __init__(self, since: int) -> None:
+        self._since = since
+        self._values: dict[str, list[float]] = {name: [] for name in (*_TRAIN, *_VAL)}
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Adds the metrics of a logged step, or of a validation."""
+        for name, found in self._values.items():
+            if name in values:
+                found.append(values[name])
+
+    def lines(self) -> list[str]:
+        """Returns a line for the training metrics and one for validation.
+
+        A training metric is compared with its beginning only if two separate windows of logged
+        steps exist; otherwise only its last value is shown. A validation repeats the same examples,
+        so the first one is compared with the last one.
+        """
+        logged = max(len(self._values[name]) for name in _TRAIN)
+        window = max(_LEAST_WINDOW, logged // 10)
+        compares = logged >= 2 * window
+        since = f" since step {self._since}" if self._since else ""
+        train = [self._change(name, window if compares else None) for name in _TRAIN]
+        val = [self._change(name, 1) for name in _VAL]
+        validations = max(len(self._values[name]) for name in _VAL)
+        return [
+            f"{', '.join(filter(None, changes))}{note}"
+            for changes, note in (
+                (train, f" (means of {window} logged steps{since})" if compares else ""),
+                (val, f" (first and last{since})" if since and validations > 1 else ""),
+            )
+            if any(changes)
+        ]
+
+    def _change(self, name: str, window: int | None) -> str:
+        """Returns "NAME first -> last" of means over a window; without one, the last value."""
+        values = self._values[name]
+        if not values:
+            return ""
+        last = _mean(values[-(window or 1) :])
+        first = last if window is None else _mean(values[:window])
+        return f"{name} {last}" if first == last else f"{name} {first} -> {last}"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.4g}"
 
 
 def ending(run: config.Run, done: int, total: int, decision: int, stopped_early: bool) -> str:
-    """Why a run has ended, and how many of its steps are done.
+    """Returns why a run has ended, and how many of its steps are done.
 
     Args:
         run: the config.
         done: completed steps.
         total: steps of the complete run.
         decision: of :class:`jaxtrain.training.stopping.Stopping`.
-        stopped_early: whether validations brought nothing better for too long.
+        stopped_early: whether early stopping ended the run.
     """
     if decision:
-        return f"{REASONS[decision]}; {done} of {total} updates are done and saved"
+        return f"{REASONS[decision]}; {done} of {total} steps are done and saved"
     if stopped_early and done < total:
         return (
             f"stopped early: {run.loop.early_stop_patience} validations without a better "
-            f"{run.checkpoint.best_metric}; {done} of {total} updates are done and saved"
+            f"{run.checkpoint.best_metric}; {done} of {total} steps are done and saved"
         )
-    return f"done: {done} of {total} updates"
+    return f"done: {done} of {total} steps"
 
 
 def nothing_to_do(run: config.Run, done: int, total: int, meta: RunMeta) -> str | None:
-    """Why there is nothing left to train; None if there is.
+    """Returns why there is nothing left to train; None if there is something.
 
     Args:
         run: the config.
@@ -50,17 +106,24 @@ def nothing_to_do(run: config.Run, done: int, total: int, meta: RunMeta) -> str 
         meta: of the checkpoint.
     """
     if done >= total and not meta.evaluation_due:
-        return f"nothing to do: {done} updates are done, the run has {total}"
+        (length,) = _twice_as_long(run.loop)
+        return (
+            f"nothing to do: {done} steps are done and the run has {total}; to train longer, "
+            f"raise {length}"
+        )
     if patience_over(run.loop, meta):
         return (
-            f"nothing to do: early stopping ended this run after {done} updates; "
-            f"raise --loop.early_stop_patience (now {run.loop.early_stop_patience}) to go on"
+            f"nothing to do: early stopping ended this run after {done} steps; "
+            f"to resume it, raise --loop.early_stop_patience (now {run.loop.early_stop_patience})"
         )
     return None
 
 
 def typed(run: config.Run, flags: Flags) -> Sequence[str]:
-    """The command line; from Python one that gives the same run, or empty where there is none."""
+    """Returns the arguments of the command line.
+
+    For a run started from Python, these are arguments that give the same run, or () if none do.
+    """
     if flags.arguments:
         return flags.arguments
     words = config.as_typed(run)
@@ -75,60 +138,50 @@ def print_summary(
     arguments: Sequence[str],
     directory: Path,
     *,
-    first: Mapping[str, float],
-    last: Mapping[str, float],
-    samples: Sequence[Path],
-    since: int,
+    results: Results,
+    example_file: str,
     stopped_early: bool,
     processes: int,
     say: Callable[[str], None],
 ) -> None:
-    """Prints what a complete run reached, where its files are, and how to continue.
+    """Prints the results of a complete run, its directory, and at most three commands.
 
     Args:
         run: the config.
-        program: what was typed before the arguments.
-        arguments: of the command line.
+        program: the command before the arguments.
+        arguments: of the command line; empty if no command line gives this run.
         directory: of the run.
-        first: each metric's first value.
-        last: each metric's last value.
-        samples: files that validations made.
-        since: completed updates when this start began, of which ``first`` is the first.
-        stopped_early: whether it ended because validations brought nothing better.
-        processes: of the run; each wants the command line.
-        say: takes a line.
+        results: metrics of this start.
+        example_file: an input file on which to try the model; "" prints a placeholder.
+        stopped_early: whether early stopping ended the run.
+        processes: the number of processes, each of which needs the command line.
+        say: prints a line.
     """
-    for name in IN_SUMMARY:
-        if name in last:
-            same = first[name] == last[name]
-            before = "" if same else f"{first[name]:.4g} -> "
-            when = f" (first and last since update {since})" if since and not same else ""
-            say(f"{name}: {before}{last[name]:.4g}{when}")
-    if samples:
-        last_step = samples[-1].stem.rpartition("_")[2]
-        newest = [str(path) for path in samples if path.stem.endswith(f"_{last_step}")]
-        say(f"samples: {', '.join(newest)}")
-    say(f"checkpoints: {directory / 'checkpoints'}")
-    logs = shlex.quote(str(directory / "tensorboard"))
-    say(f"curves (after pip install tensorboard): tensorboard --logdir {logs}")
+    for line in results.lines():
+        say(line)
+    say(f"run directory: {directory}")
+    place = shlex.quote(str(directory))
     if hasattr(run.model, "usage"):
-        say(f"use it: {program} {run.model.usage.format(run=shlex.quote(str(directory)))}")
+        usage = run.model.usage.format(run=place, input=shlex.quote(example_file or "IN.mp4"))
+        say(f"try it: {program} {usage}")
     longer = _more_patience(run.loop) if stopped_early else _twice_as_long(run.loop)
     each = in_each(processes)
-    say(f"train on{each}: {resume_command(program, arguments, directory, longer)}")
+    say(f"resume for longer{each}: {resume_command(program, arguments, directory, longer)}")
     if run.data.path is None and arguments:
         own = _again(program, arguments, {"--data.path": "DIR"})
         say(f"train on your own data{each}: {own}")
+    elif hasattr(run.model, "to_weights"):
+        say(f"export the weights: {program} export {place} model.safetensors")
 
 
 def write_report(directory: Path, say: Callable[[str], None]) -> None:
-    """Writes ``report.html`` of a run that has ended, and prints where it is.
+    """Writes ``report.html`` of a run that has ended, and prints its path.
 
-    If it cannot be written, that is a warning, and changes nothing else.
+    A failure is only a warning.
 
     Args:
         directory: of the run.
-        say: takes a line.
+        say: prints a line.
     """
     try:
         from jaxtrain.reporting import page, run_files
@@ -140,30 +193,30 @@ def write_report(directory: Path, say: Callable[[str], None]) -> None:
         why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
         say(
             f"warning: {directory}/report.html was not written ({why}): "
-            f"`{invocation.program()} report {shlex.quote(str(directory))}` tries again"
+            f"to try again: `{invocation.program()} report {shlex.quote(str(directory))}`"
         )
 
 
 def in_each(processes: int) -> str:
-    """Said before the colon of a command line: where it is to be typed."""
+    """Returns a note on where to run a command, if there are several processes."""
     return "" if processes == 1 else f" (in each of {processes} processes, or with the launcher)"
 
 
 def resume_command(
     program: str, arguments: Sequence[str], directory: Path, longer: dict[str, str] | None = None
 ) -> str:
-    """The command line that resumes a run, or, where there is none, how to resume it in words.
+    """Returns the command that resumes a run; if no command does, an explanation.
 
     Args:
-        program: what was typed before the arguments.
-        arguments: of the command line; empty for a run that no command line gives.
+        program: the command before the arguments.
+        arguments: of the command line; empty if no command line gives this run.
         directory: of the run.
-        longer: overrides that take the place of what was typed.
+        longer: overrides that replace those in ``arguments``.
     """
     if not arguments:
         more = "".join(f" and {name[2:]}={value}" for name, value in (longer or {}).items())
         return (
-            "this run was built in Python; the same program resumes it with "
+            "this run was built in Python; to resume it, pass "
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
     again = {"--output-dir": str(directory), "--resume": "latest"}
@@ -171,11 +224,11 @@ def resume_command(
 
 
 def fit_command(program: str, arguments: Sequence[str]) -> str:
-    """The command line that looks for changes with which a run fits its GPUs; may be empty.
+    """Returns the command that looks for overrides with which a run fits its GPUs.
 
     Args:
-        program: what was typed before the arguments.
-        arguments: of the command line; empty for a run that no command line gives.
+        program: the command before the arguments.
+        arguments: of the command line; if empty, so is the command.
     """
     if not arguments:
         return ""
@@ -183,7 +236,7 @@ def fit_command(program: str, arguments: Sequence[str]) -> str:
 
 
 def _again(program: str, arguments: Sequence[str], changes: Mapping[str, str | None]) -> str:
-    """The command line again, each flag once, without those of this run alone; None is without."""
+    """Returns the command line with changed flags, each flag once; None removes a flag."""
     settings: dict[str, list[str]] = {}
     flag = ""
     for argument in arguments:
@@ -192,7 +245,7 @@ def _again(program: str, arguments: Sequence[str], changes: Mapping[str, str | N
             settings[flag] = [value] if equals else []
         elif flag:
             settings[flag].append(argument)
-    for name in (*_OF_THIS_RUN, *changes):
+    for name in (*_ONE_RUN_ONLY, *changes):
         settings.pop(name, None)
     settings |= {name: [value] for name, value in changes.items() if value is not None}
     words = (word for name, values in settings.items() for word in (name, *values))
@@ -205,9 +258,9 @@ def _more_patience(settings: config.Loop) -> dict[str, str]:
 
 
 def _twice_as_long(settings: config.Loop) -> dict[str, str]:
-    """The override that doubles the run, of the field that determines its length."""
+    """Returns the override that doubles the length of the run."""
     for name in ("steps", "epochs", "tokens_per_param"):
         length = getattr(settings, name)
         if length is not None:
             return {f"--loop.{name}": str(2 * length)}
-    raise AssertionError("config.validate() holds that one is set")
+    raise AssertionError("config.validate() ensures that one is set")

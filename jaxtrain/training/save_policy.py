@@ -1,7 +1,7 @@
-"""What is saved when, and what is said beside the state.
+"""Decides when to save which checkpoint, and the metadata stored with it.
 
-Beside a state stands what says which run it belongs to: the fingerprint of the data, the config,
-the versions, the step, the examples seen, and the best validation so far.
+The metadata identifies the run: the fingerprint of the data, the config, the versions, the step,
+the examples seen, and the best validation so far.
 """
 
 import dataclasses
@@ -17,9 +17,10 @@ from jaxtrain.config.run_length import Position
 from jaxtrain.errors import InputError, RunAgain
 from jaxtrain.training.state import State
 
-# A run that cannot save is stopped before it loses more than this many times checkpoint.every.
+# A run stops after so many failed saves in a row, so that at most so many intervals of
+# checkpoint.every are lost.
 FAILURES_IN_A_ROW = 3
-# The last save cannot wait for the next one: so many tries, so far apart.
+# The last save is retried, because no other one follows.
 LAST_TRIES, BETWEEN_TRIES_S = 3, 5.0
 
 
@@ -28,10 +29,10 @@ class Best:
     """The best validation so far.
 
     Attributes:
-        metric, mode: ``checkpoint.best_metric`` and ``checkpoint.best_mode`` then.
+        metric, mode: ``checkpoint.best_metric`` and ``checkpoint.best_mode`` at that time.
         value: of that metric.
-        step: completed steps of the state that was validated.
-        validations_since: that brought nothing better.
+        step: completed steps of the validated state.
+        validations_since: the number of later validations without improvement.
     """
 
     metric: str
@@ -42,21 +43,21 @@ class Best:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Self:
-        """As it is stored beside a state; fields that this version does not know are ignored."""
+        """Reads the stored form; ignores unknown fields."""
         return cls(**{field.name: saved[field.name] for field in dataclasses.fields(cls)})
 
 
 @dataclasses.dataclass
 class RunMeta:
-    """What is stored beside each state of a run; the :class:`Saver` keeps it up to date.
+    """The metadata of each checkpoint of a run; the :class:`Saver` updates it.
 
     Attributes:
         fingerprint: of the training data.
         config: every field.
         versions: of jaxtrain and its dependencies.
         best: the best validation so far; None before the first.
-        evaluation_due: whether the validation of this state is still to come, because a stop
-            interrupted it: a resume begins with it.
+        evaluation_due: whether a stop interrupted the validation of this state; a resumed run
+            begins with it.
     """
 
     fingerprint: str
@@ -66,36 +67,36 @@ class RunMeta:
     evaluation_due: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Returns a dictionary that can be written as JSON."""
         return dataclasses.asdict(self)
 
 
 def describe(run: config.Run, fingerprint: str) -> RunMeta:
-    """What is stored beside the states of a run, at its beginning."""
+    """Returns the metadata of a new run."""
     return RunMeta(fingerprint, config.to_dict(run), versions.versions())
 
 
 def patience_over(settings: config.Loop, meta: RunMeta) -> bool:
-    """Whether so many validations brought nothing better that the run should end."""
+    """Returns whether early stopping ends the run."""
     patience, best = settings.early_stop_patience, meta.best
     return patience is not None and best is not None and best.validations_since >= patience
 
 
 class Saver:
-    """Saves at cadence, keeps the best apart, and counts validations without improvement.
+    """Saves checkpoints, keeps the best one, and counts validations without improvement.
 
-    A save that fails, as on a full disk, does not end the run: the next one may work. Three in a
-    row do, and so does the last one of the run.
+    A save that fails, for example on a full disk, does not end the run: the next one may succeed.
+    Three failures in a row end it, and so does a failure of the last save.
 
     Args:
         run: the config.
-        checkpoints: writes them.
-        meta: what is stored beside each state.
-        say: takes a line when a save fails.
+        checkpoints: writes the checkpoints.
+        meta: their metadata.
+        say: prints a line when a save fails.
         saved: called each time a checkpoint is complete.
 
     Attributes:
-        meta: the same, up to date.
+        meta: the metadata, updated.
     """
 
     def __init__(
@@ -112,13 +113,13 @@ class Saver:
         self._say = say
         self._saved = saved
         self._failures = 0  # in a row
-        self._begun = False  # a save whose end nobody has looked at
-        self._best_kept = meta.best  # the newest that is on the disk
-        self._best_begun: Best | None = None  # of the save whose end was not looked at yet
-        self._best_at: Position | None = None  # where the best state of this start was
+        self._started = False  # a save whose result was not checked yet
+        self._best_kept = meta.best  # the newest on the disk
+        self._best_started: Best | None = None  # of the save whose result was not checked yet
+        self._best_at: Position | None = None  # position of the best state of this start
 
     def judge(self, position: Position, values: dict[str, float]) -> bool:
-        """Compares a validation with the best so far; whether its state is now the best."""
+        """Compares a validation with the best so far; returns whether its state is the best."""
         settings, best = self._run.checkpoint, self.meta.best
         if settings.best_metric is None:
             return False
@@ -141,52 +142,52 @@ class Saver:
         """Saves a state; returns once it is copied to the host.
 
         Args:
-            position: where the run is.
-            state: there.
-            regular: as the newest checkpoint.
-            best: as the best one.
+            position: of the run.
+            state: at that position.
+            regular: whether to save it as the newest checkpoint.
+            best: whether to save it as the best checkpoint.
 
         Raises:
-            RunAgain: so many saves in a row have failed that the run should end.
+            RunAgain: too many saves in a row have failed.
         """
         for part in (self.settle, lambda: self._start(position, state, regular, best)):
             failure = part()
             if failure and self._failures >= FAILURES_IN_A_ROW:
-                raise _given_up(f"{self._failures} saves in a row have failed", failure)
+                raise _save_failed(f"{self._failures} saves in a row have failed", failure)
 
     def finish(self, position: Position, state: State) -> None:
-        """Saves the last state and returns when it is complete; tries again before it gives up.
+        """Saves the last state and waits until it is complete; retries if that fails.
 
         Args:
-            position: where the run is.
-            state: there.
+            position: of the run.
+            state: at that position.
 
         Raises:
-            RunAgain: it cannot be saved.
+            RunAgain: the state cannot be saved.
         """
         judged = self.meta.best
-        # After a rollback another state may have as many updates as the best one: not by the step.
+        # Not by step: after a rollback, another state may have the same step as the best one.
         best = judged is not None and self._best_at == position
         self.settle()
         for tries_left in reversed(range(LAST_TRIES)):
             if best:
-                self.meta.best = judged  # also after a failure
+                self.meta.best = judged  # a failed try may have reset it
             failure = self._start(position, state, regular=True, best=best) or self.settle()
             if failure is None:
                 return
             if not tries_left:
-                raise _given_up("the last state is not saved", failure)
-            self._say(f"the last save is tried again in {BETWEEN_TRIES_S:g} s")
+                raise _save_failed("the last state is not saved", failure)
+            self._say(f"retrying the last save in {BETWEEN_TRIES_S:g} s")
             time.sleep(BETWEEN_TRIES_S)
 
     def forget_after(self, step: int) -> None:
-        """After a rollback: checkpoints of later steps no longer count."""
+        """Ignores checkpoints of later steps, after a rollback."""
         self._checkpoints.forget_after(step)
 
     def _start(
         self, position: Position, state: State, regular: bool, best: bool
     ) -> saver.SaveFailed | None:
-        """Begins a save, unless it fails at once."""
+        """Begins a save; returns the failure if it fails at once."""
         meta = self.meta.to_dict() | position.to_meta()
         try:
             if regular:
@@ -195,53 +196,53 @@ class Saver:
                 self._checkpoints.save_best(state, meta)
         except saver.SaveFailed as failure:
             return self._failed(failure)
-        self._begun = True
-        self._best_begun = self.meta.best if best else None
+        self._started = True
+        self._best_started = self.meta.best if best else None
         return None
 
     def settle(self) -> saver.SaveFailed | None:
-        """Waits for the save that has begun; returns its failure, which was said."""
-        if not self._begun:
+        """Waits for the current save; returns its failure, which was reported."""
+        if not self._started:
             return None
-        self._begun = False
+        self._started = False
         try:
             self._checkpoints.wait()
         except saver.BestNotKept as failure:
-            self._best_is_not(failure.target)
+            self._reset_best(failure.target)
         except saver.SaveFailed as failure:
             return self._failed(failure)
         else:
-            self._best_kept = self._best_begun or self._best_kept
+            self._best_kept = self._best_started or self._best_kept
         self._failures = 0
         self._saved()
         return None
 
     def _failed(self, failure: saver.SaveFailed) -> saver.SaveFailed:
         self._failures += 1
-        self._best_is_not(failure.target)
+        self._reset_best(failure.target)
         if not failure.said:
             self._say(f"warning: {failure}")
         return failure
 
-    def _best_is_not(self, target: Path) -> None:
-        """What is not on the disk cannot be the best: the one before it is."""
+    def _reset_best(self, target: Path) -> None:
+        """Restores the previous best, because the checkpoint of the new one was not written."""
         best = self.meta.best
         if best is not None and target.name == str(best.step):
             self.meta.best = self._best_kept
 
 
-def _given_up(what: str, failure: saver.SaveFailed) -> RunAgain:
-    return RunAgain(f"{what}: {failure}; then go on with --resume latest")
+def _save_failed(what: str, failure: saver.SaveFailed) -> RunAgain:
+    return RunAgain(f"{what}: {failure}; then resume with --resume latest")
 
 
 def check_best_metric(settings: config.Checkpoint, names: Iterable[str]) -> None:
-    """The metric that says which checkpoint is best has to be one of the validation's.
+    """Checks that ``checkpoint.best_metric`` is a metric of the validation.
 
     Raises:
-        InputError: it is none; names those that there are.
+        InputError: it is not; lists the metrics.
     """
     if settings.best_metric is not None and settings.best_metric not in names:
         raise InputError(
-            f"checkpoint.best_metric is {settings.best_metric!r}, the model's validation gives "
-            f"{', '.join(sorted(names))}: set --checkpoint.best_metric to one of these"
+            f"checkpoint.best_metric={settings.best_metric} is not a metric of this model's "
+            f"validation: set --checkpoint.best_metric to one of {', '.join(sorted(names))}"
         )

@@ -1,4 +1,4 @@
-"""One start of a run: its processes, its training, its end, and the exit code."""
+"""Starts a run: connects its processes, trains, reports the end, and returns the exit code."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ from jaxtrain.training.result import TrainResult
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training
-from jaxtrain.training.stopping import EXIT_CODES, GO_ON
+from jaxtrain.training.stopping import CONTINUE, EXIT_CODES
 from jaxtrain.xla import options
 
 
@@ -60,14 +60,14 @@ def start(
     """Connects the processes, trains, and returns the exit code. It may end the process itself.
 
     Args:
-        run: the config, by itself without problems.
+        run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
         flags: of the command line.
         signals: entered.
-        relief: looks for a way out when device memory is full.
+        relief: finds overrides that fit when device memory is full.
 
     Raises:
         InputError: wrong use or input.
-        RunAgain: something outside of this program is full or not there.
+        RunAgain: a temporary failure, such as a full disk or an unreachable process.
     """
     code, _ = _start(run, flags, signals, relief)
     return code
@@ -89,7 +89,7 @@ def _start(
     ):
         signals.before_exit(heartbeat.leave)
         signals.when_heard(lambda: watchdog.end_within(run.loop.stop_timeout_s))
-        try:  # from here on others may wait for this process
+        try:  # from here on, other processes may be waiting for this one
             process_group.check_accelerator(os.environ)
             process_group.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
@@ -118,7 +118,7 @@ def _train(
         RunLog(signals, watchdog) as log,
         open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
     ):
-        if setup is None:  # there is nothing left to train
+        if setup is None:  # nothing left to train
             return DONE, log.directory
         loop.train(setup)
         heartbeat.ending()
@@ -126,32 +126,30 @@ def _train(
 
 
 def _end(setup: TrainSetup, flags: Flags) -> int:
-    """Reports why the run has ended and how to continue; returns the exit code."""
+    """Reports why the run has ended and how to resume it; returns the exit code."""
     run, log, progress, decision = setup.run, setup.log, setup.progress, setup.stopping.decision
     stopped_early = patience_over(run.loop, setup.saver.meta)
     ending = run_summary.ending(run, progress.done, setup.total, decision, stopped_early)
     log.say(ending)
     program, typed = invocation.program(), run_summary.typed(run, flags)
-    if decision != GO_ON:
+    if decision != CONTINUE:
         again = run_summary.resume_command(program, typed, setup.directory)
         each = run_summary.in_each(jax.process_count())
-        log.say(f"go on{each} with: {again}" if typed else again)
+        log.say(f"resume{each} with: {again}" if typed else again)
     else:
         run_summary.print_summary(
             run,
             program,
             typed,
             setup.directory,
-            first=progress.first,
-            last=progress.last,
-            samples=[setup.directory / sample.file for sample in progress.samples],
-            since=progress.began,
+            results=progress.results,
+            example_file=setup.example_file,
             stopped_early=stopped_early,
             processes=jax.process_count(),
             say=log.say,
         )
     log.ended(EXIT_CODES[decision], ending)
-    if decision == GO_ON and jax.process_index() == 0:
-        with log.phases.within("report"):  # which takes a minute where a run has many records
+    if decision == CONTINUE and jax.process_index() == 0:
+        with log.phases.within("report"):  # takes up to a minute for a run with many records
             run_summary.write_report(setup.directory, log.say)
     return EXIT_CODES[decision]

@@ -1,9 +1,9 @@
-"""From a config to everything the training loop needs.
+"""Builds everything the training loop needs from a config.
 
-:func:`build` makes what a step is made of: the model, where its arrays are stored, the optimizer.
-It needs no data and no devices, so ``plan`` and ``bench`` use it, too. :func:`open_training` makes
-the rest, in this order: the run's directory and the checkpoint to resume from, the data, the state,
-the batches, the compiled step, and what validates, saves and stops.
+:func:`build` makes the parts of a training step: the model, the shardings and the optimizer. It
+needs neither data nor devices, so ``plan`` and ``bench`` use it, too. :func:`open_training` makes
+the rest, in this order: the run directory and the checkpoint to resume from, the data, the state,
+the batches, the compiled step, and the objects that validate, save and stop.
 """
 
 import contextlib
@@ -75,14 +75,14 @@ Spec = dict[str, jax.ShapeDtypeStruct]
 
 @dataclasses.dataclass(frozen=True)
 class StepSetup:
-    """What a training step is made of.
+    """The parts of a training step.
 
     Attributes:
         run: the config.
         definition: the model, without arrays.
         rule: where arrays are stored.
         schedule: completed steps -> learning rate.
-        optimizer: float32 gradients -> updates.
+        optimizer: float32 gradients -> parameter updates.
         target: shapes and shardings of the state.
         spec: shapes and dtypes of a global batch.
         total: steps of the complete run.
@@ -98,15 +98,15 @@ class StepSetup:
     total: int
 
     def fresh_state(self) -> State:
-        """The state that a run starts with."""
+        """Returns the initial state of a new run."""
         return init_state(self.definition, self.optimizer, self.target, self.rule, self.run.seed)
 
     def compile_step(self, *, donate: bool = True) -> jax.stages.Compiled:
-        """The training step, ready to be called."""
+        """Compiles the training step for the devices of the mesh."""
         return self.trace_step(donate=donate).lower().compile()
 
     def trace_step(self, *, donate: bool = True) -> jax.stages.Traced:
-        """The training step before it is compiled for a platform."""
+        """Traces the training step, without lowering it to a platform."""
         step = build_train_step(
             self.definition,
             self.optimizer,
@@ -114,7 +114,7 @@ class StepSetup:
             self.rule,
             skip_step.detector(
                 self.run.optim,
-                {k: one.prefix for k, one in _apart(self.run).items()},
+                {k: one.prefix for k, one in _separate_groups(self.run).items()},
                 optim.warmup_steps(self.run.optim, self.total),
             ),
             precision=self.run.precision,
@@ -138,14 +138,14 @@ def build(
     say: Say,
     position: Position = Position(),  # noqa: B008  frozen
 ) -> StepSetup:
-    """Makes what a training step is made of.
+    """Builds the parts of a training step.
 
     Args:
-        run: checked.
-        mesh: over all devices, which may be abstract.
+        run: the config, validated.
+        mesh: over all devices; may be abstract.
         examples: in an epoch of the training split.
-        say: takes lines about what was resolved.
-        position: where the run continues.
+        say: prints a line, such as the number of steps that follows from the epochs.
+        position: where the run starts or resumes.
     """
     definition = ModelDefinition(run.model.build)
     rule = ShardingRule(mesh, run.mesh)
@@ -179,9 +179,10 @@ def build(
 
 
 def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
-    """As :func:`build`, without output and without data to say how long an epoch is.
+    """Calls :func:`build` silently, without the number of examples in an epoch.
 
-    Epochs become some number of steps: the length of a run only changes a constant in its program.
+    It replaces epochs by an arbitrary number of steps, which changes only a constant in the
+    compiled step.
     """
     if run.loop.epochs is not None:
         loop = dataclasses.replace(run.loop, epochs=None, steps=_SOME_STEPS)
@@ -190,18 +191,18 @@ def build_without_data(run: config.Run, mesh: jax.sharding.Mesh) -> StepSetup:
 
 
 def _groups(run: config.Run) -> param_groups.Groups:
-    """The model's groups of parameters."""
+    """Returns the model's groups of parameters."""
     has_some = hasattr(run.model, "optimizer_groups")
     return run.model.optimizer_groups() if has_some else {}
 
 
-def _apart(run: config.Run) -> Mapping[str, param_groups.Group]:
-    """The groups of parameters that the model sets apart."""
+def _separate_groups(run: config.Run) -> Mapping[str, param_groups.Group]:
+    """Returns the groups of parameters with an optimizer of their own."""
     return param_groups.apart(_groups(run))
 
 
 def batch_sentence(run: config.Run) -> str:
-    """How the global batch is made up, for the console."""
+    """Returns a console line on how the global batch is divided."""
     return (
         f"{run.data.batch_size} examples a step = {run.rows_at_once} per device x "
         f"{run.mesh.devices} devices x "
@@ -217,18 +218,19 @@ class TrainSetup:
         run: the config.
         total: steps of the complete run.
         directory: of the run.
-        state: to start with; :meth:`take_state` gives it away.
+        state: the first state; :meth:`take_state` releases it.
         step: compiled; (state, batch) -> (state, metrics).
-        before_step: called with the completed steps and the state before each step: starts the
-            profiler where ``--profile`` asks for it.
-        batches: the global training batches, from where the run continues.
-        evaluator: validates a state; None for a run without validations.
-        progress: takes the metrics of each step, and counts.
-        saver: saves, and knows the best validation so far.
-        rollback: goes back to a checkpoint after too many bad steps.
+        before_step: called before each step with the number of completed steps and the state; it
+            starts the profiler for ``--profile``.
+        batches: the global training batches from the run's position on.
+        example_file: path of an input file, on which a user can try the model; may be empty.
+        evaluator: validates a state; None for a run without validation.
+        progress: records the metrics of each step, and counts steps.
+        saver: saves checkpoints, and keeps track of the best validation.
+        rollback: restores a checkpoint after too many bad steps.
         stopping: whether the processes have agreed to stop.
-        log: what the run reports.
-        still_alive: called now and then while no step ends: the watchdog waits for it.
+        log: everything the run reports.
+        still_alive: called regularly during long work between steps, or the watchdog ends the run.
     """
 
     run: config.Run
@@ -238,6 +240,7 @@ class TrainSetup:
     step: TrainStep
     before_step: Callable[[int, State], None]
     batches: pipeline.TrainingBatches
+    example_file: str
     evaluator: Evaluator | None
     progress: Progress
     saver: Saver
@@ -247,9 +250,9 @@ class TrainSetup:
     still_alive: Callable[[], None]
 
     def take_state(self) -> State:
-        """The state to start with, once: kept here, its memory would be taken for the whole run."""
+        """Returns the first state, once, so that this object does not keep its memory occupied."""
         state, self.state = self.state, None
-        assert state is not None, "it was taken before"
+        assert state is not None, "the state was taken before"
         return state
 
 
@@ -262,34 +265,35 @@ def open_training(
     still_alive: Callable[[], None],
     relief: out_of_memory.Relief | None = None,
 ) -> Iterator[TrainSetup | None]:
-    """Opens everything the training loop needs, and closes it.
+    """Opens everything the training loop needs, and closes it at the end.
 
     Args:
         run: the config.
         flags: of the command line.
         log: entered; its files are opened here.
-        signals: to this process.
-        still_alive: called now and then while no step ends.
-        relief: looks for a way out when device memory is full.
+        signals: of this process.
+        still_alive: called regularly during long work between steps.
+        relief: finds overrides that fit when device memory is full.
 
     Yields:
-        The setup; None if there is nothing left to train, which was reported.
+        The setup; None if nothing is left to train, which was then reported.
 
     Raises:
-        InputError: the config, the flags, the data, the weights and the machine do not fit.
-        RunAgain: a disk is full or does not answer, or another run is at work in the directory.
+        InputError: the config, the flags, the data, the weights or the machine do not match.
+        RunAgain: a disk is full or does not respond, or another run uses the directory.
     """
     say, phases = log.say, log.phases
     with contextlib.ExitStack() as stack:
-        with phases.within("start"):  # which may read a whole checkpoint
+        with phases.within("start"):  # may read a complete checkpoint
             preflight.check(run, resumes=flags.resume is not None)
             mesh = make_mesh(run.mesh)
-            before = run_directory.before(run.name, flags.output_dir)  # a resume makes a lock there
+            # Before a resume writes its lock there.
+            before = run_directory.before(run.name, flags.output_dir)
             start_from = run_directory.start_from(
                 run.name,
                 flags.resume,
                 flags.output_dir,
-                say=log.log,  # the console has it already
+                say=log.log,  # already on the console
                 max_lost_updates=run.checkpoint.every,
             )
             directory = run_directory.prepare(run.name, flags.output_dir, flags.resume, start_from)
@@ -328,12 +332,12 @@ def open_training(
         profiler.check(profiler.span(flags.profile), position.done, total, say)
         log.emit(Rewound(position.done, position.seen, validated=not meta.evaluation_due))
         run_directory.write_config(directory, meta.config, say)
-        # Cached, a warning is printed once and not after each save.
+        # The cache prints a warning once, not after each save.
         link_latest = functools.partial(
             run_directory.link_latest, directory, say=functools.cache(say)
         )
         if start_from is not None and start_from.is_relative_to(directory):
-            link_latest()  # it has saved; otherwise its first save does it
+            link_latest()  # otherwise the first save links it
 
         batches = _open_batches(step_setup, sources, quarantine, start=position.seen)
         stack.callback(batches.close)
@@ -379,6 +383,7 @@ def open_training(
             step=step,
             before_step=before_step,
             batches=batches,
+            example_file=sources.example_file,
             evaluator=evaluator,
             progress=progress,
             saver=saver,
@@ -395,7 +400,7 @@ def open_training(
 
 
 def _position(start_from: Path | None) -> Position:
-    """Where a run continues: at a checkpoint, or at its beginning."""
+    """Returns the position of the checkpoint, or the beginning of a run."""
     if start_from is None:
         return Position()
     return Position.of_checkpoint(layout.read_meta(start_from))
@@ -404,7 +409,7 @@ def _position(start_from: Path | None) -> Position:
 def _first_state(
     setup: StepSetup, start_from: Path | None, directory: Path, meta: RunMeta, say: Say
 ) -> State:
-    """A fresh state, or that of a checkpoint, whose best validation ``meta`` takes over."""
+    """Returns a new state, or a checkpoint's; copies its best validation into ``meta``."""
     if start_from is None:
         return _first_values(setup, say)
     saved = layout.read_run_meta(start_from)
@@ -423,17 +428,17 @@ def _first_state(
     meta.evaluation_due = saved["evaluation_due"] and setup.run.loop.eval_every is not None
     done = Position.of_checkpoint(saved).done
     say(
-        f"resumed from {start_from}: {saved['examples_seen']} examples seen; the learning rate of "
-        f"update {done + 1} is {float(setup.schedule(done)):.3g} of a schedule for {setup.total}"
+        f"resumed from {start_from}: step {done} of {setup.total}, {saved['examples_seen']} "
+        f"examples seen, learning rate {float(setup.schedule(done)):.3g}"
     )
     return state
 
 
 def _first_values(setup: StepSetup, say: Say) -> State:
-    """A fresh state, with the values that the model takes from elsewhere.
+    """Returns a new state, with the values that the model loads from files.
 
     Raises:
-        InputError: what lies there does not fit the model.
+        InputError: the values in a file do not match the model.
     """
     model = setup.run.model
     frozen = model.frozen() if hasattr(model, "frozen") else {}
@@ -476,7 +481,7 @@ def compile_in_all_processes(setup: StepSetup, debug: bool, log: RunLog) -> Trai
 def _open_batches(
     setup: StepSetup, sources: Sources, quarantine: Quarantine, *, start: int
 ) -> pipeline.TrainingBatches:
-    """The training batches from ``start`` examples on."""
+    """Opens the training batches from example ``start`` on."""
     run = setup.run
     return pipeline.TrainingBatches(
         sources.train,
@@ -491,15 +496,15 @@ def _open_batches(
 
 
 def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
-    """Both splits; process 0 first, so that it makes the caches.
+    """Opens both splits, in process 0 first, which writes the caches.
 
-    A resume takes what the data needs from the checkpoint, where it is there: a tokenizer.
+    A resume loads the files that the checkpoint stores for the data, such as a tokenizer.
 
     Raises:
-        InputError: processes have different data.
+        InputError: the processes have different data.
     """
-    resumes = start_from is not None and hasattr(run.data, "going_on")
-    data = run.data.going_on(start_from) if resumes else run.data
+    resumes = start_from is not None and hasattr(run.data, "for_resume")
+    data = run.data.for_resume(start_from) if resumes else run.data
     sources = process_group.process_zero_first(
         lambda: data.open(run.model, seed=run.seed, say=say), "data"
     )
@@ -507,7 +512,7 @@ def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
     process_group.check_same(
         "data",
         sources.train.fingerprint,
-        "give every process the same files, and let none change them during the run",
+        "give every process the same files, and do not change them during the run",
     )
     return sources
 
@@ -515,10 +520,10 @@ def open_data(run: config.Run, start_from: Path | None, say: Say) -> Sources:
 def _quarantined(
     run: config.Run, sources: Sources, quarantine: Quarantine, say: Say
 ) -> pipeline.BadShare:
-    """Records the inputs that were found broken when the data was opened.
+    """Records the input files that were found broken when the data was opened.
 
     Raises:
-        InputError: they are too many.
+        InputError: too many are broken.
     """
     if jax.process_index() == 0:
         quarantine.add_all(sources.bad, found="index")
@@ -530,12 +535,12 @@ def _quarantined(
 
 
 def _evaluator(setup: StepSetup, sources: Sources, quarantine: Quarantine) -> Evaluator | None:
-    """What validates a state; None for a run without validations."""
+    """Builds the evaluator; returns None for a run without validation."""
     run = setup.run
     if run.loop.eval_every is None:
         return None
-    # At most a microbatch, so that evaluation never needs more memory than a step; no more rows
-    # than there are examples, but some for each device.
+    # At most a microbatch, so that validation never needs more memory than a step; no more than the
+    # existing examples, rounded up to a multiple of the devices.
     devices = run.mesh.devices
     examples = max(1, min(run.loop.eval_examples, len(sources.val)))
     wanted = -(-examples // devices) * devices

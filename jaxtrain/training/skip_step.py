@@ -1,11 +1,11 @@
-"""Updates that would spoil a model: found inside the step, left out on all devices alike.
+"""Detects bad steps inside the compiled step, which all devices then skip alike.
 
-An update is bad if its loss or its gradient's norm is not finite, or if the norm is more than
-``optim.bad_norm`` times the median norm of the last good updates. What it needs to know rides in
-the state, so a resumed run judges as the first one did.
+A step is bad if its loss or gradient norm is NaN/Inf, or if the norm is more than
+``optim.bad_norm`` times the median norm of the last good steps. These norms are part of the state,
+so a resumed run decides exactly as an uninterrupted one.
 
-Groups of parameters with an optimizer of their own, as a discriminator, have a norm of their own:
-the one that is compared is that of all others, which ``optim.max_grad_norm`` clips.
+Groups of parameters with an optimizer of their own, such as a discriminator, have separate norms.
+The norm that is compared is that of all other parameters, which ``optim.max_grad_norm`` clips.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ from jaxtrain import config
 
 Arrays = dict[str, jax.Array]
 
-# Good updates whose norms make the median, and how many there must be before it counts: norms fall
-# steeply in the first updates of a run.
+# The number of good steps in the median, and the least number before norms are compared: norms
+# fall steeply in the first steps of a run.
 WINDOW = 128
 LEAST = 32
 
 
 class StepHealth(NamedTuple):
-    """What is known about a step.
+    """The verdict on a step.
 
     Attributes:
         bad: bool [].
-        guard: the guard's own state after this update.
-        norms: ``grad_norm`` and ``GROUP_grad_norm`` of each group apart, float32 [].
+        guard: the detector's state after this step.
+        norms: ``grad_norm``, and ``GROUP_grad_norm`` of each separate group, float32 [].
     """
 
     bad: jax.Array
@@ -40,11 +40,11 @@ class StepHealth(NamedTuple):
 
 
 Detector = Callable[[Arrays, jax.Array, Arrays], StepHealth]
-"""(the guard's state, loss, gradients by dotted name) -> the step's health."""
+"""(detector's state, loss, gradients by dotted path) -> the step's health."""
 
 
 def init() -> Arrays:
-    """The guard's state before the first update: no norms, nothing bad."""
+    """Returns the detector's state before the first step."""
     return {
         "norms": jnp.full(WINDOW, jnp.nan, jnp.float32),
         "good": jnp.zeros((), jnp.uint32),
@@ -55,17 +55,17 @@ def init() -> Arrays:
 def detector(
     settings: config.Optim, apart: Mapping[str, str] | None = None, warmup: int = 0
 ) -> Detector:
-    """Detects the bad steps of a run.
+    """Builds the detector of a run's bad steps.
 
-    Norms are compared when the warm-up is over. Before that they rise and fall by themselves, and a
-    clipped gradient at a small rate harms little: ``demo`` for 6000 steps on real videos met a norm
-    of 41.8, more than 20 times the median, in step 57 of 600 of warm-up, and converged.
+    Norms are compared only after the warm-up. During it they vary widely, and a clipped gradient at
+    a small learning rate does little harm: ``demo`` for 6000 steps on real videos had a norm of
+    41.8, more than 20 times the median, in step 57 of 600 of warm-up, and converged.
 
     Args:
-        settings: ``bad_norm``, the multiple of the median. None, or ``bad_updates="off"``, looks
-            for finite numbers only.
-        apart: group -> prefix of the parameters that it has.
-        warmup: updates of the schedule's warm-up.
+        settings: ``bad_norm`` is the multiple of the median. With None, or with
+            ``bad_updates="off"``, only NaN/Inf is bad.
+        apart: separate group -> prefix of its parameters' paths.
+        warmup: steps of the schedule's warm-up.
     """
     least = max(LEAST, warmup)
     prefixes = dict(apart or {})
@@ -103,11 +103,11 @@ def detector(
 
 
 def median(guard: Arrays) -> jax.Array:
-    """Median norm of the last good updates, float32 []; NaN where there was none."""
-    in_order = jnp.sort(guard["norms"])  # NaN, which stands where there is no norm yet, comes last
+    """Returns the median norm of the last good steps, float32 []; NaN before the first one."""
+    in_order = jnp.sort(guard["norms"])  # NaN in unused places sorts last
     known = jnp.minimum(guard["good"], WINDOW).astype(jnp.int32)
     place = jnp.arange(WINDOW)
     middle = (place == (known - 1) // 2) | (place == known // 2)
-    # Sums, not two elements: XLA writes everything else again into each of the hundreds of
-    # programs that keep or replace an array of the state.
+    # Sums, not two elements: XLA duplicates indexing into each of the hundreds of fusions that keep
+    # or replace an array of the state.
     return jnp.sum(jnp.where(middle, in_order, 0)) / jnp.sum(middle)

@@ -1,7 +1,7 @@
-"""The state of training, and the only seam to Flax NNX.
+"""Defines the training state, and isolates the rest of the package from Flax NNX.
 
 A model is split once into a graph definition and flat dictionaries of arrays; the step merges them
-again inside plain ``jax.jit``. Nothing else in the package holds an NNX object across a step.
+again inside plain ``jax.jit``. Nothing else in the package keeps an NNX object across steps.
 """
 
 import dataclasses
@@ -14,11 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from jaxtrain.ops import layers
-from jaxtrain.sharding import HasShape, ShardingRule, replicated
+from jaxtrain.sharding import GatheredParam, HasShape, ShardingRule, replicated
 from jaxtrain.training import skip_step
 from jaxtrain.xla import options
 
@@ -32,15 +30,16 @@ Arrays = dict[str, jax.Array]
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """All that one step hands to the next.
+    """Everything one step passes to the next.
 
     Attributes:
-        step: completed updates, uint32 [].
-        examples_seen: examples consumed, uint32 []; not step x batch, which a resume may change.
+        step: completed steps, uint32 [].
+        examples_seen: examples consumed, uint32 []; not step x batch, because a resumed run may
+            change the batch size, and skipped steps consume examples, too.
         params: dotted path -> float32 array.
-        extras: dotted path -> array of model state that is no parameter (batch norm, replay).
+        extras: dotted path -> array of non-parameter model state (batch norm, replay).
         opt: the optimizer's state.
-        guard: what tells a bad update (:mod:`jaxtrain.training.skip_step`).
+        guard: state of the detector of bad steps (:mod:`jaxtrain.training.skip_step`).
     """
 
     step: jax.Array
@@ -51,49 +50,12 @@ class State:
     guard: Arrays
 
 
-class GatheredParam(nnx.Param, layers.Gathered):
-    """A parameter that is stored in shards and gathered where it is read.
-
-    The gathered copy is named, and :func:`jaxtrain.ops.layers.remat` never saves that name: the
-    backward pass gathers again, which is what ZeRO-3 means. The gradient is constrained to the
-    shards' layout, so that the compiler emits a reduce-scatter.
-    """
-
-    def get_value(self, *, index: Any = ..., **kwargs: Any) -> Any:
-        """The gathered array; NNX calls this for each read."""
-        value = super().get_value(**kwargs)
-        stored = self.get_metadata().get("stored")
-        if stored is not None and any(stored.spec):
-            value = checkpoint_name(_gather(value, stored), layers.GATHERED)
-        return value if index is ... else value[index]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gather(shard: jax.Array, stored: NamedSharding) -> jax.Array:
-    whole = NamedSharding(stored.mesh, PartitionSpec())
-    return jax.lax.with_sharding_constraint(shard, whole)
-
-
-def _gather_forward(shard: jax.Array, stored: NamedSharding) -> tuple[jax.Array, None]:
-    return _gather(shard, stored), None
-
-
-def _gather_backward(stored: NamedSharding, _: None, grad: jax.Array) -> tuple[jax.Array]:
-    # Whole first: a sum over devices that is then cut up becomes a reduce-scatter. Asked for the
-    # shards at once, the compiler may move a scatter's operands (an embedding's rows) instead.
-    whole = jax.lax.with_sharding_constraint(grad, NamedSharding(stored.mesh, PartitionSpec()))
-    return (jax.lax.with_sharding_constraint(whole, stored),)
-
-
-_gather.defvjp(_gather_forward, _gather_backward)
-
-
 class ModelDefinition:
-    """A model without its arrays: from arrays to a callable module and back.
+    """A model without its arrays: converts arrays to a callable module and back.
 
     Attributes:
         params: dotted path -> shape and dtype.
-        extras: likewise, for state that is no parameter.
+        extras: likewise, for non-parameter state.
     """
 
     def __init__(self, build: Callable[[nnx.Rngs], nnx.Module]) -> None:
@@ -108,12 +70,12 @@ class ModelDefinition:
         for name, leaf in {**self.params, **self.extras}.items():
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 raise TypeError(
-                    f"the model keeps a random key in its state ({name}): pass keys through "
-                    "loss(batch, key) instead; saved keys break a resume"
+                    f"the model has a random key in its state ({name}), which would make resumed "
+                    "runs differ: use the key that loss(batch, key) receives"
                 )
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
-        """Initial parameters and extras, float32 as built. Pure: call it under ``jax.jit``."""
+        """Returns initial parameters and extras in float32. Pure: call it under ``jax.jit``."""
         _, params, extras = _split(self._build(nnx.Rngs(key)))
         return _flatten(params), _flatten(extras)
 
@@ -123,13 +85,13 @@ class ModelDefinition:
         extras: Mapping[str, jax.Array],
         stored: Mapping[str, NamedSharding] | None = None,
     ) -> Any:
-        """The callable module over these arrays.
+        """Returns the callable module with these arrays.
 
         Args:
             params: dotted path -> array.
             extras: likewise.
-            stored: where shards lie. With it each parameter is gathered where the model reads it;
-                without it the arrays are used as they are.
+            stored: dotted path -> sharding of a parameter, which is then gathered where the model
+                reads it. None uses the arrays as they are.
         """
         leaves: list[tuple[Any, nnx.Variable[Any]]] = []
         for path in self._param_paths:
@@ -143,29 +105,29 @@ class ModelDefinition:
         return nnx.merge(self._graph, nnx.from_flat_state(leaves))
 
     def has(self, method: str) -> bool:
-        """Whether the model offers an optional method of the contract."""
+        """Returns whether the model has an optional method of the contract."""
         return hasattr(self._graph_type, method)
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What the model makes of the means of its ``evaluate``; nothing where it does not say."""
+        """Returns metrics that follow from the means of ``evaluate``; {} if there are none."""
         found = getattr(self._graph_type, "derived", None)
         return {} if found is None else cast(dict[str, float], found(means))
 
     def extras_of(self, module: nnx.Module) -> Arrays:
-        """The extras after a call, for the next state."""
+        """Returns the extras after a call, for the next state."""
         _, _, extras = _split(module)
         return _flatten(extras)
 
 
 def parameter_count(params: Mapping[str, HasShape]) -> int:
-    """Elements of all parameters."""
+    """Returns the number of elements of all parameters."""
     return sum(int(np.prod(array.shape)) for array in params.values())
 
 
 def abstract_state(
     definition: ModelDefinition, optimizer: optax.GradientTransformation, rule: ShardingRule
 ) -> State:
-    """The state's shapes, dtypes and shardings; touches no device."""
+    """Returns the state's shapes, dtypes and shardings, without using a device."""
     shapes = jax.eval_shape(
         functools.partial(_initial, definition, optimizer),
         jax.eval_shape(lambda: jax.random.key(0)),
@@ -183,13 +145,13 @@ def init_state(
     rule: ShardingRule,
     seed: int,
 ) -> State:
-    """A fresh state, each shard made on the device that holds it: no host ever has the whole.
+    """Initializes a state; each shard is computed on its device, and no host has the full arrays.
 
     Args:
         definition: the model.
-        optimizer: whose state is made too.
-        target: what :func:`abstract_state` gave.
-        rule: with which it was made.
+        optimizer: the optimizer, whose state is initialized, too.
+        target: from :func:`abstract_state`.
+        rule: the same as for ``target``.
         seed: of the initial parameters.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
@@ -205,11 +167,11 @@ def init_state(
 def with_values(
     state: State, params: Mapping[str, np.ndarray], extras: Mapping[str, np.ndarray]
 ) -> State:
-    """A state with other values for some of its arrays, where those were.
+    """Replaces the values of some arrays of a state, and keeps their shardings.
 
     Args:
         state: the state.
-        params: dotted path -> the whole array, on each host.
+        params: dotted path -> the full array, on each host.
         extras: likewise.
 
     Raises:
@@ -220,8 +182,8 @@ def with_values(
         found = dict(old)
         for name, array in new.items():
             if name not in old or old[name].shape != array.shape:
-                shape = old[name].shape if name in old else "nothing"
-                raise ValueError(f"{name} has shape {array.shape}, the model has {shape} there")
+                shape = old[name].shape if name in old else "no such array"
+                raise ValueError(f"{name} has shape {array.shape}, but the model has {shape}")
             whole = np.asarray(array, old[name].dtype)
             found[name] = jax.make_array_from_callback(
                 whole.shape, old[name].sharding, whole.__getitem__
@@ -234,7 +196,7 @@ def with_values(
 
 
 def bytes_per_device(target: Any) -> int:
-    """Bytes of one device's part of the state, or of a part of it."""
+    """Returns the bytes per device of a state, or of any tree of its arrays."""
     return sum(
         int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(target)
@@ -260,7 +222,7 @@ def _initial(
 
 
 def _split(module: Any) -> tuple[Any, nnx.State, nnx.State]:
-    """Graph definition, parameters, everything else."""
+    """Splits a module into graph definition, parameters and everything else."""
     graph, params, extras = cast(Any, nnx.split)(module, nnx.Param, ...)
     return graph, params, extras
 

@@ -1,8 +1,8 @@
-"""One training step and one evaluation step: pure functions, compiled once.
+"""Builds the training step and the evaluation step: pure functions, compiled once.
 
-``train_step(state, batch) -> (state, metrics)``. What differs between sharding modes, precisions
-and accumulation is composed when the step is built; the step itself has no flags. It reads no key
-of the batch: the model does.
+``train_step(state, batch) -> (state, metrics)``. Sharding modes, precisions and accumulation are
+composed when the step is built; the step itself has no flags. Only the model reads the contents of
+a batch.
 
 Reading order: :func:`build_train_step`, then :func:`_gradients`. The rest is small.
 """
@@ -27,13 +27,13 @@ Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, ...]]
 Metrics = dict[str, jax.Array]
 
-# Among a step's metrics, for the loop alone: how many updates in a row were bad, with this one.
+# A metric for the loop only: the number of bad steps in a row, including this one.
 BAD_IN_A_ROW = "bad_in_a_row"
 TrainStep = Callable[[State, Batch], tuple[State, Metrics]]
 
 
 class LossSums(NamedTuple):
-    """What the loss of some examples adds up to; everything float32."""
+    """Sums over examples, all float32: the loss, its weight, and the metrics."""
 
     loss: jax.Array
     weight: jax.Array
@@ -41,12 +41,12 @@ class LossSums(NamedTuple):
 
 
 class ParameterViews(NamedTuple):
-    """How stored parameters become what the model computes with.
+    """Converts stored parameters for the computation, and gradients for the optimizer.
 
     Attributes:
-        cast: float32 shards -> the compute dtype, once a step.
+        cast: float32 shards -> the compute dtype, once per step.
         module: cast parameters and extras -> callable module.
-        reduce_scatter: gradient of a cast parameter -> float32, in the shards' layout.
+        reduce_scatter: gradients of cast parameters -> float32, sharded like the parameters.
     """
 
     cast: Callable[[Arrays], Arrays]
@@ -59,16 +59,16 @@ def parameter_views(
 ) -> ParameterViews:
     """Composes the sharding mode and the precision.
 
-    Parameters are cast before they are gathered, so that the wire carries the compute dtype. With
+    Parameters are cast before the all-gather, which thus communicates in the compute dtype. With
     ``mesh.shard="params"`` the model gathers each array where it reads it, forward and backward;
-    otherwise one whole copy is made a step. Gradients travel in the compute dtype and are
-    constrained to the shards' layout, which makes the compiler emit reduce-scatter.
+    otherwise all are gathered once per step. Gradients are communicated in the compute dtype and
+    constrained to the shards' layout, which makes the compiler emit a reduce-scatter.
     """
     stored = {name: rule(array) for name, array in definition.params.items()}
     dtype = jnp.dtype(precision)
 
     def cast_and_shard(params: Arrays) -> Arrays:
-        # Without the constraint the compiler gathers first and casts what it has gathered.
+        # Without the constraint, the compiler casts after the all-gather.
         return {
             name: jax.lax.with_sharding_constraint(array.astype(dtype), stored[name])
             for name, array in params.items()
@@ -91,8 +91,8 @@ def parameter_views(
         }
 
     def reduce_and_scatter(grads: Arrays) -> Arrays:
-        # Whole first: the shards' layout would otherwise spread into the backward pass, and
-        # activations would travel to meet it.
+        # First replicated: the shards' layout would otherwise propagate into the backward pass,
+        # and activations would be communicated.
         whole = replicated(rule.mesh)
         return reduce_scatter(
             {name: jax.lax.with_sharding_constraint(grad, whole) for name, grad in grads.items()}
@@ -114,17 +114,17 @@ def build_train_step(
     accumulate: int,
     seed: int,
 ) -> TrainStep:
-    """The pure step, not yet compiled.
+    """Builds the pure step, not yet compiled.
 
     Args:
         definition: the model.
         optimizer: applied to float32 gradients of the mean loss.
-        schedule: completed updates -> learning rate, for the record.
+        schedule: completed steps -> learning rate, for the metrics.
         rule: where arrays are stored.
-        detect: tells bad updates; they leave all but the examples seen as it was.
+        detect: detects a bad step, which changes nothing but the number of examples seen.
         precision: dtype of the computation; state, losses and metrics stay float32.
-        accumulate: microbatches in a step; it divides each device's rows.
-        seed: randomness of an example is a function of this and of its place in the order.
+        accumulate: microbatches per step; divides the examples per device.
+        seed: an example's randomness is a function of it and of the example's place in the order.
     """
     view = parameter_views(definition, rule, precision)
 
@@ -142,7 +142,7 @@ def build_train_step(
         rows = jax.tree.leaves(batch)[0].shape[0]
         positions_B = state.examples_seen + jnp.arange(rows, dtype=jnp.uint32)
         grads, sums, extras = gradients(state.params, state.extras, batch, positions_B)
-        share = 1 / sums.weight  # XLA fuses products, but no quotients, with what comes next
+        share = 1 / sums.weight  # XLA fuses a product with the next operation, but not a quotient
         grads = jax.tree.map(lambda grad: grad * share, grads)
         updates, opt = optimizer.update(grads, state.opt, state.params)
         loss = sums.loss / sums.weight
@@ -174,13 +174,13 @@ def build_train_step(
 def build_eval_step(
     definition: ModelDefinition, rule: ShardingRule, *, precision: config.Precision, method: str
 ) -> Callable[[Arrays, Arrays, Batch], Any]:
-    """A pure function of (params, extras, batch) that calls ``module.METHOD(batch)``.
+    """Builds a pure function of (params, extras, batch) that calls ``module.METHOD(batch)``.
 
     Args:
         definition: the model.
         rule: where arrays are stored.
         precision: dtype of the computation.
-        method: ``"evaluate"`` for sums of metrics, ``"samples"`` for what is shown.
+        method: ``"evaluate"`` for sums of metrics, ``"samples"`` for sample images and texts.
     """
     view = parameter_views(definition, rule, precision)
 
@@ -204,8 +204,8 @@ def jit_train_step(
         step: from :func:`build_train_step`.
         target: shapes and shardings of the state (:func:`~jaxtrain.training.state.abstract_state`).
         mesh: over all devices.
-        donate: hand the old state's memory to the new one; off only for debugging.
-        deterministic: on GPUs, the same bits each time.
+        donate: reuse the old state's memory for the new one; off only for debugging.
+        deterministic: bitwise reproducible on GPUs.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(
@@ -224,7 +224,7 @@ def jit_eval_step(
     *,
     deterministic: bool = False,
 ) -> Callable[[Arrays, Arrays, Batch], Any]:
-    """Jits an evaluation step, as :func:`jit_train_step`; its results are whole on every device."""
+    """Jits an evaluation step like :func:`jit_train_step`; its results are replicated."""
     params, extras = jax.tree.map(lambda leaf: leaf.sharding, (target.params, target.extras))
     return jax.jit(
         step,
@@ -244,10 +244,10 @@ def _gradients(
     mesh: jax.sharding.Mesh,
     accumulate: int,
 ) -> Callable[[Arrays, Arrays, Batch, jax.Array], tuple[Arrays, LossSums, Arrays]]:
-    """Gradients of the summed loss, over one batch or over microbatches in turn.
+    """Builds the gradient of the summed loss, over one batch or over a scan of microbatches.
 
-    Sums, not means, are added up, and divided once: so the result equals that of the whole batch
-    also where microbatches weigh differently.
+    Sums are accumulated and divided once, so the result equals that of the full batch even if
+    microbatches have different weights.
     """
     value_and_grad = jax.value_and_grad(loss, has_aux=True)
 
@@ -290,7 +290,7 @@ def _gradients(
 
 
 def _microbatches(rows: jax.Array, accumulate: int, mesh: jax.sharding.Mesh) -> jax.Array:
-    """[B, ...] -> [A, B/A, ...]: microbatch m takes rows m::A, so no row leaves its device."""
+    """[B, ...] -> [A, B/A, ...]: microbatch m is examples m::A, so none leaves its device."""
     parts = jnp.moveaxis(
         rows.reshape(rows.shape[0] // accumulate, accumulate, *rows.shape[1:]), 1, 0
     )

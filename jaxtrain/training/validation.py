@@ -1,4 +1,4 @@
-"""Validation over all devices, and the pictures and texts that a run keeps."""
+"""Validates a state on all devices, and makes the sample images and texts of a run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from jaxtrain.xla import options
 
 
 class Validation(NamedTuple):
-    """What a validation found.
+    """The results of a validation.
 
     Attributes:
-        values: ``val/NAME`` -> value, the same on every process.
-        samples: name -> what the model shows of the first batch: a picture uint8 [H, W, 3], a clip
+        values: ``val/NAME`` -> value, the same in every process.
+        samples: name -> sample of the first batch: an image uint8 [H, W, 3], a clip
             uint8 [T, H, W, 3], or a text.
     """
 
@@ -32,17 +32,17 @@ class Validation(NamedTuple):
 
 
 class Stop(Protocol):
-    """Whether a run wants to stop (:class:`jaxtrain.training.stopping.Stopping`)."""
+    """Decides whether a run stops (:class:`jaxtrain.training.stopping.Stopping`)."""
 
     def wanted(self) -> bool:
-        """In this process."""
+        """Returns whether this process received a stop signal."""
 
     def agreed(self) -> bool:
-        """In all of them; waits for them."""
+        """Returns whether all processes stop; waits for all of them."""
 
 
 class Evaluator:
-    """Evaluates a state on the same examples each time.
+    """Validates states, always on the same examples.
 
     Args:
         definition: the model.
@@ -50,8 +50,8 @@ class Evaluator:
         precision: dtype of the computation.
         target: shapes and shardings of the state.
         batches: of the validation split.
-        deterministic: on GPUs, the same bits each time.
-        decode: ids of tokens -> text.
+        deterministic: bitwise reproducible on GPUs.
+        decode: token ids -> text.
     """
 
     def __init__(
@@ -76,33 +76,33 @@ class Evaluator:
         self._jitted = {"evaluate": jitted("evaluate")}
         if definition.has("samples"):
             self._jitted["samples"] = jitted("samples")
-        self._programs: options.Beside[dict[str, Any]] | None = None
+        self._programs: options.BackgroundCompilation[dict[str, Any]] | None = None
 
     def names(self) -> set[str]:
-        """The names that a validation will give; nothing is computed."""
+        """Returns the names of the metrics, without computing them."""
         sums = jax.eval_shape(self._jitted["evaluate"], *self._arguments())
         spreads = {f"val/{name}_std" for name, parts in sums.items() if len(parts) == 3}
         derived = self._derived(dict.fromkeys(sums, 0.0))
         return {f"val/{name}" for name in (*sums, *derived)} | spreads
 
     def compile(self, stop: Stop) -> None:
-        """Compiles, the first time; returns early where this process wants to stop."""
+        """Compiles on the first call; returns early if this process received a stop signal."""
         if self._programs is None:
-            self._programs = options.Beside(self._compile)
+            self._programs = options.BackgroundCompilation(self._compile)
         self._programs.ready(until=stop.wanted)
 
     def __call__(
         self, state: State, stop: Stop, alive: Callable[[], None] = lambda: None
     ) -> Validation | None:
-        """Validates a state: the average of its parameters, if it has one.
+        """Validates a state; uses the EMA of its parameters if there is one.
 
         Args:
             state: the state.
-            stop: whether to break off: asked before each batch.
+            stop: checked before each batch.
             alive: called before each batch.
 
         Returns:
-            None if it was broken off, in every process alike.
+            The results; None, in every process alike, if the run stops.
         """
         self.compile(stop)
         if stop.agreed():
@@ -148,11 +148,11 @@ def weighted_means(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
     """Divides sums by weights, once, after all devices and batches.
 
     Args:
-        sums: name -> (sum, weight), or (sum, weight, sum of squares) for a ``NAME_std`` beside it.
+        sums: name -> (sum, weight), or (sum, weight, sum of squares) to also get ``NAME_std``.
 
     Returns:
-        name -> sum / weight; name_std -> sqrt(squares / weight - mean^2), the standard deviation of
-        the population. A weight of zero gives NaN.
+        NAME -> sum / weight; NAME_std -> sqrt(squares / weight - mean^2), the population's standard
+        deviation. A weight of zero gives NaN.
     """
     means = {}
     for name, parts in sums.items():
@@ -161,7 +161,7 @@ def weighted_means(sums: Mapping[str, tuple[float, ...]]) -> dict[str, float]:
         means[name] = mean
         if len(parts) > 2:
             square = float(parts[2]) / weight if weight else math.nan
-            # Rounding may put a variance of zero just below it; max() would also hide a NaN.
+            # Rounding can make a zero variance slightly negative; max() would hide a NaN.
             variance = square - mean * mean
             means[f"{name}_std"] = 0.0 if variance < 0 else math.sqrt(variance)
     return means

@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: its collectives, how often they run, and who wrote them."""
+"""Parses compiled HLO text: collectives, how often they run, and their source lines."""
 
 import dataclasses
 import itertools
@@ -24,10 +24,10 @@ _CALLED = re.compile(
     r"(?:body|to_apply|calls|called_computations|branch_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)"
 )
 _OPCODE = re.compile(r" ([a-z][\w\-]*)\(")
-# Instructions whose computations run as part of them (their scalars are not traffic).
+# Instructions whose computations run inside them; their scalars are not memory traffic.
 _WHOLE = {"fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter"}
 _WHOLE |= {"all-reduce", "all-reduce-start", "reduce-scatter", "reduce-scatter-start"}
-# Instructions that move nothing themselves.
+# Instructions that move no data themselves.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"}
 _FREE |= {"call", "after-all", "partition-id", "replica-id", "opt-barrier", "async-start"}
 _MESH = re.compile(
@@ -40,31 +40,31 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Element type and shape of an array, as "bf16" and (256, 32)."""
+    """The element type and shape of an array, such as "bf16" and (256, 32)."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The number of bytes."""
         bits = _BITS.get(self.dtype) or int(re.sub(r"\D.*$", "", self.dtype.lstrip("usbfce")) or 8)
         return math.prod(self.shape) * max(bits, 8) // 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of the program.
+    """One collective instruction.
 
     Attributes:
         name: of the instruction.
-        kind: of :data:`KINDS`.
-        inputs: arrays that a device puts in.
-        outputs: arrays that it gets.
-        groups: devices that talk with one another.
-        times: how often it runs in a step (loops counted).
-        overlapped: whether other work is scheduled between its start and its end.
-        stack: number of its stack frame, 0 if it has none.
+        kind: one of :data:`KINDS`.
+        inputs: arrays per device.
+        outputs: arrays per device.
+        groups: devices that communicate with each other.
+        times: how often it runs per step, including loop iterations.
+        overlapped: whether computation is scheduled between its start and its end.
+        stack: number of its stack frame; 0 without one.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Collective:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that each device sends each time, with ring algorithms."""
+        """The bytes each device sends per run of the collective, with ring algorithms."""
         n = len(self.groups[0])
         whole = max(sum(a.size for a in self.inputs), sum(a.size for a in self.outputs))
         if self.kind == "all-reduce":
@@ -89,11 +89,11 @@ class Collective:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """All collectives of a program, in its order.
+    """Returns all collectives of a compiled step, in order.
 
     Args:
         text: ``compiled.as_text()``.
-        devices: that the program runs on.
+        devices: the number of devices.
     """
     computations = dict(_computations(text))
     times = _times(text, computations)
@@ -102,20 +102,20 @@ def collectives(text: str, devices: int) -> list[Collective]:
         for number, line in enumerate(lines):
             one = _collective(line, devices, times.get(name, 0))
             if one is not None and one.times:
-                apart = _apart(lines, number, one.name)
-                found.append(dataclasses.replace(one, overlapped=apart))
+                overlapped = _overlapped(lines, number, one.name)
+                found.append(dataclasses.replace(one, overlapped=overlapped))
     return found
 
 
 def entry_name(text: str) -> str:
-    """Name of the program's first computation."""
+    """Returns the name of the entry computation."""
     match = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
-    assert match is not None, "a program has an entry"
+    assert match is not None, "HLO text has an entry computation"
     return match[1]
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Name of each computation and its instructions, a line each."""
+    """Yields the name of each computation and its instructions, one per line."""
     name = ""
     lines: list[str] = []
     for line in text.splitlines():
@@ -132,14 +132,14 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def moved_bytes(text: str) -> float:
-    """Bytes that the instructions of a step read and write, each operand and result once.
+    """Returns the bytes that the instructions of a step read and write.
 
-    An estimate of the memory traffic. What an instruction keeps inside (a fusion, a library call)
-    does not count; what stays in a cache between two instructions does, and so does all of an
-    operand of which a part is read.
+    This estimates the memory traffic of one device: each operand and each result counts once. Data
+    inside an instruction (a fusion, a library call) does not count. Data that a cache keeps between
+    two instructions does count, and so does an entire operand of which only a part is read.
 
     Args:
-        text: ``compiled.as_text()``; of one device.
+        text: ``compiled.as_text()``.
     """
     computations = dict(_computations(text))
     total = 0.0
@@ -161,7 +161,7 @@ def moved_bytes(text: str) -> float:
 
 
 def attention_calls(text: str) -> dict[str, int]:
-    """How often a step calls cuDNN's attention: ``forward`` and ``backward``.
+    """Counts the calls of cuDNN's attention per step: ``forward`` and ``backward``.
 
     Args:
         text: ``compiled.as_text()``.
@@ -180,7 +180,7 @@ def _opcode(line: str) -> str:
 
 
 def _times(text: str, computations: dict[str, list[str]]) -> dict[str, int]:
-    """How often each computation runs in a step."""
+    """Returns how often each computation runs per step."""
     times: dict[str, int] = {}
 
     def visit(name: str, count: int) -> None:
@@ -218,7 +218,7 @@ def _collective(line: str, devices: int, times: int) -> Collective | None:
 def _operands(
     shape: str, kind: str, *, started: bool, n: int
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """What goes in and what comes out, from the type of the instruction."""
+    """Returns the inputs and outputs of a collective, from the type of its instruction."""
     parts = _parts(shape)
     if started and (kind != "all-reduce" or parts[0].startswith("(")):
         return arrays(parts[0]), arrays(
@@ -233,12 +233,12 @@ def _operands(
 
 
 def _scaled(array: Array, times: int, by: int) -> Array:
-    """The array with another number of elements; which dimension changes is of no account."""
+    """Returns an array with the scaled number of elements, in one dimension."""
     return Array(array.dtype, (math.prod(array.shape) * times // by,))
 
 
 def _parts(shape: str) -> list[str]:
-    """The members of a tuple type; a single type is its only member."""
+    """Returns the members of a tuple type; a single type is its only member."""
     if not shape.startswith("("):
         return [shape]
     parts, depth, began = [], 0, 1
@@ -256,7 +256,7 @@ def _parts(shape: str) -> list[str]:
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
-    """All arrays of a type, as "(bf16[8,4]{1,0}, f32[])"."""
+    """Returns all arrays of a type, such as "(bf16[8,4]{1,0}, f32[])"."""
     bare = re.sub(r"\{[^{}]*\}", "", re.sub(r"/\*.*?\*/", "", shape))
     return tuple(
         Array(dtype, tuple(int(size) for size in sizes.split(",") if size))
@@ -265,10 +265,12 @@ def arrays(shape: str) -> tuple[Array, ...]:
 
 
 def _groups(rest: str, devices: int) -> tuple[tuple[int, ...], ...]:
-    """Who talks with whom, from any of XLA's three ways to write it; all if it is left out.
+    """Parses the device groups of a collective, in any of XLA's three notations.
+
+    Without groups, all devices are one group.
 
     Raises:
-        ValueError: XLA has found a fourth way.
+        ValueError: the notation is unknown.
     """
     mesh = _MESH.search(rest)
     if mesh is not None:
@@ -294,7 +296,7 @@ def _groups(rest: str, devices: int) -> tuple[tuple[int, ...], ...]:
 def _of_mesh(
     sizes: list[tuple[str, int]], along: set[str], devices: list[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Devices stand row by row over the axes; a group differs along the named ones only."""
+    """Returns the groups along some axes of a mesh, whose devices are listed in row-major order."""
     groups: dict[tuple[int, ...], list[int]] = {}
     places = itertools.product(*(range(size) for _, size in sizes))
     for device, place in zip(devices, places, strict=True):
@@ -304,7 +306,7 @@ def _of_mesh(
 
 
 def _iota(sizes: str, order: str | None) -> list[int]:
-    """``"8,4"`` and ``"1,0"``: the numbers from zero in that shape, its dimensions reordered."""
+    """Returns the numbers from 0 in shape ``sizes`` ("8,4"), transposed by ``order`` ("1,0")."""
     import numpy as np
 
     dims = [int(size) for size in sizes.split(",")]
@@ -314,8 +316,8 @@ def _iota(sizes: str, order: str | None) -> list[int]:
     return [int(one) for one in numbers.flat]
 
 
-def _apart(lines: list[str], number: int, name: str) -> bool:
-    """Whether instructions that compute stand between a collective's start and its end."""
+def _overlapped(lines: list[str], number: int, name: str) -> bool:
+    """Returns whether computation is scheduled between a collective's start and its end."""
     idle = (
         "-start",
         "-done",
@@ -336,7 +338,7 @@ def _apart(lines: list[str], number: int, name: str) -> bool:
 
 
 class Stacks:
-    """Which line of which file made an instruction."""
+    """Maps an instruction to the source line that produced it."""
 
     def __init__(self, text: str) -> None:
         def table(name: str) -> dict[int, str]:
@@ -353,7 +355,10 @@ class Stacks:
         self._frames = {number: _fields(line) for number, line in table("StackFrames").items()}
 
     def line(self, stack: int, inside: str) -> str | None:
-        """The innermost place in a file whose path holds ``inside``, as "models/mlm.py:167"."""
+        """Returns the innermost line in a file whose path contains ``inside``.
+
+        An example is "models/mlm.py:167". None if there is none.
+        """
         seen = set()
         while stack in self._frames and stack not in seen:
             seen.add(stack)
@@ -361,12 +366,13 @@ class Stacks:
             path, line = self._places[frame["file_location_id"]]
             if inside in path:
                 return f"{path.rpartition('jaxtrain/')[2]}:{line}"
-            stack = frame["parent_frame_id"] - 1  # XLA counts from one, and one is no parent
+            stack = frame["parent_frame_id"] - 1  # XLA counts from 1, and 1 means no parent
         return None
 
     def source(self, stack: int, op_name: str) -> str | None:
-        """The line of a model, or else of the program, and in which pass: "models/mlm.py:167
-        (backward)". A file of either is known by its folder.
+        """Returns the line and the pass, such as "models/mlm.py:167 (backward)".
+
+        It prefers a line of a model to another line of jaxtrain, both recognized by their folder.
 
         Args:
             stack: number of the stack frame.

@@ -1,4 +1,4 @@
-"""How programs are compiled: the cache on disk, and the compiler's options for the platform."""
+"""Sets up compilation: the cache on disk, GPU memory, and compiler options for a platform."""
 
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
@@ -10,12 +10,12 @@ import jax
 from jaxtrain import terminal
 from jaxtrain.ops import cpu
 
-# Compilations shorter than this are not worth a file.
+# Shorter compilations are not cached.
 _WORTH_KEEPING_S = 0.5
 
-# Share of a GPU's memory that XLA takes at the start, and all that a program can use. jax's own
-# default is 0.75; CUDA's context, loaded kernels and NCCL's buffers lie outside, and with too
-# little left NCCL fails to start ("unhandled system error").
+# Fraction of a GPU's memory that XLA allocates at the start, which is all it can use. jax's default
+# is 0.75. CUDA's context, loaded kernels and NCCL's buffers need memory outside it; with too little
+# left, NCCL fails to start ("unhandled system error").
 MEMORY_FRACTION = 0.9
 _FRACTION, _DEPRECATED_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
@@ -26,11 +26,11 @@ _THREAD = "compile"
 _LOOK_EVERY_S = 0.05
 
 
-class Beside(Generic[T]):
-    """A compilation in a thread of its own: nothing can break it off, but one need not wait.
+class BackgroundCompilation(Generic[T]):
+    """Compiles in a thread. The compilation cannot be interrupted, but you need not wait for it.
 
     Args:
-        compile: returns the program.
+        compile: returns the compiled function.
     """
 
     def __init__(self, compile: Callable[[], T]) -> None:
@@ -41,13 +41,13 @@ class Beside(Generic[T]):
         self._thread.start()
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Waits for the program, or until something else is more urgent; whether it is there."""
+        """Waits until the compilation or ``until`` is done; returns whether the compilation is."""
         while self._thread.is_alive() and not until():
             self._thread.join(_LOOK_EVERY_S)
         return not self._thread.is_alive()
 
     def result(self) -> T:
-        """The program; raises what its compilation raised."""
+        """Waits for the compiled function and returns it; raises the compilation's error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -56,12 +56,12 @@ class Beside(Generic[T]):
     def _run(self) -> None:
         try:
             self._found.append(self._compile())
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised by result()
             self._error = error
 
 
 def still_compiling() -> bool:
-    """Whether a thread compiles something that nobody waits for; Python cannot end before it."""
+    """Returns whether an abandoned compilation still runs, which keeps Python from exiting."""
     return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
@@ -88,11 +88,11 @@ def reserve_memory(environment: MutableMapping[str, str]) -> None:
 
 
 def use_cache(environment: Mapping[str, str], folder: Path) -> None:
-    """Keeps compiled programs on disk, so that the same run starts faster the next time.
+    """Turns on jax's compilation cache, so that the same run starts faster the next time.
 
     Args:
-        environment: JAX_COMPILATION_CACHE_DIR in it wins.
-        folder: where the programs lie.
+        environment: JAX_COMPILATION_CACHE_DIR in it takes precedence.
+        folder: of the cache.
     """
     if not environment.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -100,12 +100,12 @@ def use_cache(environment: Mapping[str, str], folder: Path) -> None:
 
 
 def options(platform: str, *, deterministic: bool = False) -> Options:
-    """Compiler options for a platform.
+    """Returns the compiler options for a platform.
 
     Args:
         platform: "cpu", "gpu" or "cuda".
-        deterministic: the same bits each time. Only GPUs need to be told: their fastest kernels
-            add in the order in which threads arrive.
+        deterministic: bitwise reproducible. Only GPUs need an option for this: their fastest
+            kernels add in the order in which threads arrive.
     """
     if platform == "cpu":
         return dict(cpu.COMPILER_OPTIONS)

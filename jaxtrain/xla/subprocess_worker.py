@@ -1,16 +1,15 @@
-"""Runs a function of the package in a Python process of its own.
+"""Runs a function of the package in a separate Python process.
 
-plan, bench and doctor do so: the function may hang, crash or run out of memory, it may need other
-variables for jax and XLA, or a cold start, and the program that started it continues::
+plan, bench and doctor use it for functions that may hang, crash or run out of memory, or that need
+other environment variables for jax and XLA, or a cold start::
 
     request = {"config": "demo"}
     with SubprocessWorker("jaxtrain.planning.compilation:run", request, environment()) as worker:
         for message in worker.messages(timeout_s=60):
             ...
 
-The process calls the function with the request and with ``send``, which takes a JSON object and
-passes it on at once. It ends when its parent ends, however that happens. Ctrl-C reaches only the
-parent, which then ends it.
+The process calls the function with the request and with ``send``, which sends a JSON object at
+once. The process ends whenever its parent ends. It ignores Ctrl-C; the parent then terminates it.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from typing import Any, NoReturn, Self
 
 from jaxtrain.errors import InputError, RunAgain, first_line
 
-# The process imports nothing heavy before this.
+# Set before the process imports anything heavy.
 _STARTED_AT = time.time()
 
 _KILL_S = 5.0
@@ -47,10 +46,10 @@ class WorkerFailed(Exception):
     """The process ended before its function returned.
 
     Attributes:
-        error: what the function raised, in one line; "" if the process died otherwise.
-        killed_by: name of the signal that ended it, such as ``"SIGKILL"``; "" if none did.
-        how: it ended, such as ``"was ended by SIGSEGV"`` or ``"ended with exit code 3"``.
-        last_lines: of its output.
+        error: the function's error in one line; "" if the process ended otherwise.
+        killed_by: name of the signal that killed it, such as ``"SIGKILL"``; "" without one.
+        how: description, such as ``"was ended by SIGSEGV"`` or ``"ended with exit code 3"``.
+        last_lines: last lines of its output.
     """
 
     def __init__(self, error: str, code: int, last_lines: list[str]) -> None:
@@ -60,22 +59,22 @@ class WorkerFailed(Exception):
         killed = f"was ended by {self.killed_by}{memory}"
         self.how = killed if self.killed_by else f"ended with exit code {code}"
         self.last_lines = last_lines
-        words = error or (last_lines[-1] if last_lines else "")
-        super().__init__(f"{self.how}: {words[:_LONGEST]}" if words else self.how)
+        reason = error or (last_lines[-1] if last_lines else "")
+        super().__init__(f"{self.how}: {reason[:_LONGEST]}" if reason else self.how)
 
 
 class SubprocessWorker:
-    """A process that runs a function of the package, and the messages that it sends.
+    """A process that runs a function of the package and sends messages.
 
-    Leave the context to end it.
+    It ends when you leave the context.
 
     Args:
-        function: ``"module:name"``. It takes the request and a :data:`Send`.
-        request: JSON-able. The function also finds ``"start"`` in it: the seconds in which the
-            interpreter started (``"interpreter"``) and its module was imported (``"imports"``).
+        function: ``"module:name"``; takes the request and a :data:`Send`.
+        request: a JSON object. The function also receives ``"start"`` in it: the seconds in which
+            the interpreter started (``"interpreter"``) and its module was imported (``"imports"``).
         variables: the environment of the process, from :func:`environment`.
-        grace_s: seconds in which it may tidy up when it is ended early (SIGTERM becomes
-            SystemExit); 0: it is killed at once.
+        grace_s: seconds to clean up when it is terminated early (SIGTERM becomes SystemExit); with
+            0 it is killed at once.
     """
 
     def __init__(
@@ -103,7 +102,8 @@ class SubprocessWorker:
         self._thread = threading.Thread(target=self._listen, args=(reading,), daemon=True)
         self._thread.start()
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # it died already
+        # The process may have ended already.
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(asked.encode())
 
     def __enter__(self) -> Self:
@@ -117,22 +117,22 @@ class SubprocessWorker:
             if not self._ends_within(self._grace_s):
                 self._process.kill()
                 if not self._ends_within(_KILL_S):
-                    return  # the kernel waits for a disk; its pipe stays open
+                    return  # it waits for a disk in the kernel; its pipe stays open
             self._thread.join(_KILL_S)
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """The process id."""
         return self._process.pid
 
     def messages(self, timeout_s: float) -> Iterator[Message]:
-        """All messages until the function returns.
+        """Yields all messages until the function returns.
 
         Args:
-            timeout_s: for all of them together.
+            timeout_s: for all messages together.
 
         Raises:
-            TimeoutError: it takes longer.
+            TimeoutError: the function takes longer.
             InputError: the function raised it.
             RunAgain: likewise.
             WorkerFailed: the process ended otherwise.
@@ -142,10 +142,10 @@ class SubprocessWorker:
             yield message
 
     def receive(self, timeout_s: float) -> Message | None:
-        """The next message; None when the function has returned.
+        """Returns the next message; None when the function has returned.
 
         Raises:
-            TimeoutError: none came in this time.
+            TimeoutError: no message arrived in this time.
             InputError: the function raised it.
             RunAgain: likewise.
             WorkerFailed: the process ended otherwise.
@@ -172,20 +172,20 @@ class SubprocessWorker:
         raise WorkerFailed(content, 1 if code is None else code, self._last_lines())
 
     def unread(self) -> list[Message]:
-        """Messages that have not been received; complete after the context."""
+        """Returns the messages not yet received; complete after the context."""
         lines = [self._lines.get() for _ in range(self._lines.qsize())]
         return [line[1] for line in lines if line is not None and line[0] == "message"]
 
     def _listen(self, reading: int) -> None:
         with open(reading, encoding="utf-8") as lines:
             for line in lines:
-                if line.endswith("\n"):  # else it was killed while it wrote
+                if line.endswith("\n"):  # otherwise it was killed while writing
                     kind, content = json.loads(line)
                     self._lines.put((kind, content))
         self._lines.put(None)
 
     def _last_lines(self) -> list[str]:
-        output = self._output.fileno()  # not by a seek: the process writes at the same offset
+        output = self._output.fileno()  # no seek: the process writes at the same offset
         begin = max(0, os.fstat(output).st_size - _TAIL_BYTES)
         text = os.pread(output, _TAIL_BYTES, begin).decode(errors="replace")
         return text.strip().splitlines()[-_LAST_LINES:]
@@ -201,12 +201,12 @@ class SubprocessWorker:
 def environment(
     outside: Mapping[str, str] = os.environ, *, without: tuple[str, ...] = (), **more: str
 ) -> dict[str, str]:
-    """Variables with which the process finds this jaxtrain, installed or not.
+    """Returns environment variables with which the process imports this jaxtrain.
 
     Args:
-        outside: those of this process.
-        without: names that it must not have.
-        more: that it has instead or beside them.
+        outside: variables of this process.
+        without: names to remove.
+        more: variables to set.
     """
     from jaxtrain.config import invocation
 
@@ -221,9 +221,10 @@ def environment(
 
 
 def own_signals() -> None:
-    """Ctrl-C is for the parent, which then ends this process by SIGTERM: through finally clauses.
+    """Ignores SIGINT, and makes SIGTERM exit through finally clauses.
 
-    For the process itself; to be called again after a library has set handlers of its own.
+    Ctrl-C is for the parent, which then sends SIGTERM. Call it in the worker process, and again
+    after a library has installed other handlers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit)
@@ -231,7 +232,7 @@ def own_signals() -> None:
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM leaves through finally clauses, which end the processes that this one started."""
+    """Makes SIGTERM exit through finally clauses, which end the child processes."""
     before = signal.signal(signal.SIGTERM, _exit)
     try:
         yield
@@ -244,7 +245,7 @@ def _exit(number: int, _: object) -> NoReturn:
 
 
 def main(function: str, pipe: str, parent: str) -> int:
-    """Runs in the process: reads the request from standard input, calls the function."""
+    """Reads the request from standard input and calls the function, in the worker process."""
     own_signals()
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     os.set_inheritable(int(pipe), False)
@@ -267,7 +268,7 @@ def main(function: str, pipe: str, parent: str) -> int:
             write("wrong", list(map(str, error.messages)))
         except RunAgain as error:
             write("again", str(error))
-        except Exception as error:  # some have pages of their own stack
+        except Exception as error:
             traceback.print_exc()
             write("failed", f"{type(error).__name__}: {first_line(error)[:_LONGEST]}")
             return 1
@@ -283,7 +284,7 @@ def _named(function: str) -> Callable[[dict[str, Any], Send], None]:
 
 
 def _end_with(parent: int) -> None:
-    """The parent may be killed; its messages then have no reader."""
+    """Ends this process when its parent has ended, even if the parent was killed."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

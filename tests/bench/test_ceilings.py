@@ -1,4 +1,4 @@
-"""What a device can do at most."""
+"""Tests the measured peaks of a device."""
 
 from typing import Any
 

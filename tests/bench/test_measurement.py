@@ -1,4 +1,4 @@
-"""Rates of steps that wait for their batches."""
+"""Tests the rates of steps that wait for their batches."""
 
 import itertools
 import time
@@ -17,7 +17,7 @@ AT_ONCE, PAUSE_S = 4, 0.1
 
 
 class Bursts:
-    """Batches of workers that started together: four at once, then a while nothing."""
+    """Batches of workers that started together: bursts of four, with pauses in between."""
 
     def __init__(self) -> None:
         self.wait_s = 0.0
@@ -30,7 +30,7 @@ class Bursts:
             yield number
 
 
-def test_a_rate_of_bursts_is_that_of_all_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_of_bursts_includes_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "product_rate", lambda _: 1.0)
     built: Any = SimpleNamespace(run=SimpleNamespace(precision="float32"))
     session = measurement._Session(
@@ -39,14 +39,14 @@ def test_a_rate_of_bursts_is_that_of_all_of_their_time(monkeypatch: pytest.Monke
     batches: Any = Bursts()
     waits: list[float] = []
     times = session.times(measurement._watched(batches, waits), first=6)
-    assert len(waits) == 6 + 1 + len(times.seconds)  # the first ones too
+    assert len(waits) == 6 + 1 + len(times.seconds)  # includes the warm-up steps
     assert times.median_s < PAUSE_S / AT_ONCE / 2
     assert times.mean_s == pytest.approx(PAUSE_S / AT_ONCE, rel=0.3)
     assert measurement._waited_share(waits, times) > 0.7
 
 
-def test_rates_are_compared_with_the_products_measured_beside_them() -> None:
-    """8 examples in half a second on two devices, between products at 2 and at 3 GFLOP/s."""
+def test_rates_are_relative_to_the_matmul_rates_before_and_after() -> None:
+    """8 examples in half a second on two devices, with matmul rates of 2 and 3 GFLOP/s."""
     run = config.load("demo_mlm", [*TINY_MLM[2:], "--data.batch_size", "8"])
     mesh = SimpleNamespace(size=2)
     built = SimpleNamespace(run=run, rule=SimpleNamespace(mesh=mesh))

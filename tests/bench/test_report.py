@@ -1,4 +1,4 @@
-"""The table of a bench."""
+"""Tests the table of bench findings."""
 
 import json
 from pathlib import Path
@@ -44,15 +44,15 @@ def test_each_number_has_its_unit() -> None:
     assert by_name["flops per second per device"].split()[-2:] == ["3", "TFLOP/s"]
     assert by_name["device peak gib"].split()[3:5] == ["39.25", "GiB"]
     assert by_name["copy bytes"].split()[-2:] == ["4300", "GB/s"]
-    assert any("left out: no data given" in line for line in lines)
+    assert any("skipped: no data given" in line for line in lines)
     assert any("4.50  50.0%" in line and "a.py:3 add" in line for line in lines)
 
 
-def test_a_failure_is_the_whole_table() -> None:
+def test_a_failure_replaces_the_table() -> None:
     assert report.table({"failure": "out of memory", "detail": "x"}) == "failed: out of memory (x)"
 
 
-def test_it_says_when_how_and_on_what(tmp_path: Path) -> None:
+def test_the_report_includes_command_versions_and_device(tmp_path: Path) -> None:
     found = report.complete(FINDINGS, ["--config", "demo"])
     assert found["command"] == "jaxtrain bench --config demo"
     assert "jax" in found["versions"]

@@ -1,4 +1,4 @@
-"""The points of a sweep, and a curve that survives what does not fit."""
+"""Tests the points of a sweep, and curves with points that ran out of memory."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def test_every_point_is_a_valid_config() -> None:
             config.load("h100_16", overrides)
 
 
-def test_remat_and_shard_take_all_values() -> None:
+def test_remat_and_shard_use_all_values_of_the_field() -> None:
     assert sweep.points(RUN, "remat")["block"] == ("--model.remat", "block")
     assert set(sweep.points(RUN, "shard")) == {"params", "optimizer", "none"}
 
@@ -37,7 +37,7 @@ def test_one_device_has_nothing_to_shard_over() -> None:
         sweep.points(config.named("demo"), "shard")
 
 
-def test_a_point_out_of_memory_is_part_of_the_curve() -> None:
+def test_a_point_that_runs_out_of_memory_appears_in_the_curve() -> None:
     rows = {"synthetic/examples_per_second": 20.0, "memory/compiled_gib": 3.0}
     assert sweep.summary({"rows": rows}) == (20.0, 3.0)
     assert sweep.summary({"rows": rows | {"memory/device_peak_gib": 4.0}}) == (20.0, 4.0)

@@ -1,4 +1,4 @@
-"""Times of what was done several times."""
+"""Tests timing repeated actions."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from jaxtrain.bench import timing
 
 
 class Clock:
-    """Moves only when something is done."""
+    """Advances only when an action runs."""
 
     def __init__(self, *durations: float) -> None:
         self.now = 0.0
@@ -21,7 +21,7 @@ class Clock:
         self.done += 1
 
 
-def test_the_first_time_does_not_count() -> None:
+def test_the_first_call_is_not_timed() -> None:
     clock = Clock(100.0, 1.0, 2.0, 3.0)
     found = timing.measure(clock.action, least=3, at_most_s=0.0, clock=clock)
     assert found.seconds == (1.0, 2.0, 3.0)
@@ -31,7 +31,7 @@ def test_the_first_time_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("least", "at_most_s", "most", "count"), [(3, 0, 100, 3), (1, 9.5, 100, 10), (1, 50, 7, 7)]
 )
-def test_how_often_it_measures(least: int, at_most_s: float, most: int, count: int) -> None:
+def test_number_of_measurements(least: int, at_most_s: float, most: int, count: int) -> None:
     clock = Clock(1.0)
     found = timing.measure(clock.action, least=least, at_most_s=at_most_s, most=most, clock=clock)
     assert len(found.seconds) == count

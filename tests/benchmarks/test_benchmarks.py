@@ -49,7 +49,7 @@ def test_sides_may_be_apart() -> None:
     with apart(_pausing, 0.02) as ours, apart(_pausing, 0.06) as theirs:
         found = side_by_side.alternate(ours, theirs, rounds=2, steps=3, warm_up=1)
     assert 0.02 <= min(found.ours) < 0.06 <= min(found.theirs)
-    with pytest.raises(RuntimeError, match="has ended"), apart(_broken) as broken:
+    with pytest.raises(RuntimeError, match="ended with exit code"), apart(_broken) as broken:
         broken.seconds(1)
     assert multiprocessing.active_children() == []
 
@@ -108,7 +108,7 @@ def test_a_row_begins_a_missing_table_and_cannot_break_it(tmp_path: Path) -> Non
 def test_rows_of_a_bench_are_few_words() -> None:
     found: dict[str, Any] = {"rows": ROWS, "notes": {"pipeline": "no data"}, "sweep": {}}
     assert results.bench_results(found) == [
-        "pipeline left out: no data",
+        "pipeline skipped: no data",
         "first step after 19.0 s cold (compile 11.7), 5.9 s warm",
         "a save blocks 43 ms, complete in 0.57 s (0.008 GiB)",
         "synthetic: step 500.0 ms (p95 600.0, spread 1.0% of 9), 8 examples/s, 25.0% MFU, "

@@ -1,6 +1,6 @@
-"""The report in a real browser: curves draw, controls work, nothing leaves the page.
+"""The report in a real browser: charts are drawn, controls work, the page sends no requests.
 
-Not part of the ordinary suite: it needs Chromium and playwright (``.ci/run report``).
+Not part of the regular suite: requires Chromium and playwright (``.ci/run report``).
 """
 
 import math
@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from jaxtrain.reporting import page
 
-_PATIENCE_MS = 120_000  # the script is large, and a busy machine slow
+_PATIENCE_MS = 120_000  # the script is large, and the machine may be busy
 _DRAWN = "body[data-drawn]"
 
 
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs; the loss of the first has a gap."""
+    """Two runs whose losses differ."""
     found = []
     for number, name in enumerate(("first", "second")):
         records = written_run.records(range(1, 101))
@@ -40,14 +40,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             if "train/loss" in record:
                 record["train/loss"] += math.sin(record["step"]) / 10 + number
         directory = tmp_path_factory.mktemp("runs") / name
-        written_run.write(directory, metrics=records, history=written_run.whole_history())
+        written_run.write(directory, metrics=records, history=written_run.full_history())
         written_run.add_samples(directory, [100])
         found.append(directory)
     return found
 
 
 def wait_until(tab: Page, expression: str) -> None:
-    """Waits for an expression to be true; the page's own policy lets nothing evaluate it inside."""
+    """Waits until an expression is true; the page's policy forbids evaluating it in the page."""
     deadline = time.monotonic() + _PATIENCE_MS / 1000
     while not tab.evaluate(expression):
         assert time.monotonic() < deadline, f"never true: {expression}"
@@ -59,8 +59,8 @@ class Opened:
 
     Attributes:
         page: the tab.
-        requests: addresses that were asked for.
-        trouble: errors and warnings of the console.
+        requests: URLs that were requested.
+        problems: errors and warnings on the console.
     """
 
     def __init__(self, browser: Browser, file: Path, **how: Any) -> None:
@@ -68,23 +68,23 @@ class Opened:
         self.page: Page = context.new_page()
         self.page.set_default_timeout(_PATIENCE_MS)
         self.requests: list[str] = []
-        self.trouble: list[str] = []
+        self.problems: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("console", self._heard)
         self.page.goto(file.as_uri())
         self.page.wait_for_selector(_DRAWN)
 
     def _heard(self, message: Any) -> None:
         if message.type in ("error", "warning"):
-            self.trouble.append(message.text)
+            self.problems.append(message.text)
 
     def traces(self, metric: str) -> int:
-        """Curves that are drawn in a chart: elements of the picture, not of the data."""
+        """Returns the number of curves drawn in a chart: SVG elements, not data."""
         return self.page.locator(f"[data-metric={metric}] .scatterlayer .trace").count()
 
     def path(self, metric: str, number: int = 0) -> str:
-        """The shape of a curve."""
+        """Returns the path of a curve."""
         lines = self.page.locator(f"[data-metric={metric}] .scatterlayer .trace path.js-line")
         return str(lines.nth(number).get_attribute("d"))
 
@@ -139,13 +139,13 @@ def test_log_smoothing_and_the_axis_can_be_chosen(single: Opened) -> None:
 
     tab.locator("#smooth").fill("0.9")
     wait_until(tab, "document.querySelectorAll('[data-metric=loss] .trace').length === 3")
-    assert single.path("loss", 1) != before  # over the raw one
+    assert single.path("loss", 1) != before  # drawn above the raw curve
     tab.locator("#smooth").fill("0")
     wait_until(tab, "document.querySelectorAll('[data-metric=loss] .trace').length === 2")
 
-    for value, words in (("time", "wall time, seconds"), ("tokens", "tokens"), ("step", "steps")):
+    for value, title in (("time", "wall time, seconds"), ("tokens", "tokens"), ("step", "steps")):
         tab.select_option("#over", value)
-        text = tab.locator("[data-metric=loss] .xtitle", has_text=words)
+        text = tab.locator("[data-metric=loss] .xtitle", has_text=title)
         text.wait_for()
 
 
@@ -164,7 +164,7 @@ def test_zooming_one_zooms_all(single: Opened) -> None:
     wait_until(tab, f"{other}[0] < 10 && {other}[1] > 90")
 
 
-def test_two_runs_overlay_and_can_be_taken_out(both: Opened) -> None:
+def test_two_runs_share_charts_and_can_be_hidden(both: Opened) -> None:
     assert both.traces("loss") == 4
     assert both.path("loss", 0) != both.path("loss", 1)
     both.page.uncheck("input[data-run='1']")
@@ -173,7 +173,7 @@ def test_two_runs_overlay_and_can_be_taken_out(both: Opened) -> None:
     wait_until(both.page, "document.querySelectorAll('[data-metric=loss] .trace').length === 4")
 
 
-def test_pictures_show_and_clips_play(single: Opened) -> None:
+def test_images_show_and_clips_play(single: Opened) -> None:
     tab = single.page
     width = "[...document.querySelectorAll('figure img')].map(one => one.naturalWidth)"
     assert tab.evaluate(width) == [32]
@@ -189,7 +189,7 @@ def test_the_page_never_scrolls_sideways(both: Opened, width: int) -> None:
     assert both.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_it_follows_a_dark_screen(both: Opened) -> None:
+def test_the_charts_follow_the_color_scheme(both: Opened) -> None:
     seen = (
         "getComputedStyle(document.querySelector('[data-metric=loss] .main-svg')).backgroundColor"
     )
@@ -199,22 +199,22 @@ def test_it_follows_a_dark_screen(both: Opened) -> None:
     wait_until(both.page, f"{seen} === 'rgb(255, 255, 255)'")
 
 
-def test_a_run_without_anything_has_a_page_too(browser: Browser, tmp_path: Path) -> None:
+def test_a_run_without_metrics_has_a_page(browser: Browser, tmp_path: Path) -> None:
     run = written_run.write(tmp_path / "run", metrics=[])
     page.write([run], run / "report.html")
     context = browser.new_context()
     tab = context.new_page()
-    trouble: list[str] = []
-    tab.on("pageerror", lambda error: trouble.append(str(error)))
+    problems: list[str] = []
+    tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.goto((run / "report.html").as_uri())
     tab.wait_for_selector("#charts .none")
-    assert not trouble
+    assert not problems
 
 
-def test_nothing_leaves_the_page_and_nothing_goes_wrong(single: Opened, both: Opened) -> None:
-    """Last: after all that was clicked above."""
+def test_the_page_sends_no_requests_and_logs_no_errors(single: Opened, both: Opened) -> None:
+    """Runs last, after all the clicks of the tests above."""
     for opened in (single, both):
-        assert opened.trouble == []
+        assert opened.problems == []
         assert len(opened.requests) >= 1
         for address in opened.requests:
             assert address.startswith(("file:", "data:", "blob:")), address

@@ -1,4 +1,4 @@
-"""Hits real runs with seeded faults until enough have struck, and says what was lost.
+"""Injects seeded faults into real runs, and reports what was lost.
 
     python tests/chaos --faults 100 --processes 1 2 --seed 7 --results chaos.jsonl
     python tests/chaos --replay 7003 --processes 2
@@ -6,7 +6,7 @@
     python tests/chaos --listed --faults 20
     python tests/chaos --table chaos.jsonl
 
-Results are appended run by run; the same command goes on where it was stopped. Exit codes: 0 all
+Results are appended after each run; the same command continues where it stopped. Exit codes: 0 all
 runs passed, 1 some did not, 2 wrong use or a machine that does not let it work.
 """
 
@@ -37,25 +37,36 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--faults", type=int, default=100, help="how many shall strike")
-    add("--processes", type=int, nargs="+", default=[1, 2], help="of the runs, in turn")
-    add("--against", type=int, help="compare with an undisturbed run of so many processes instead")
+    add("--faults", type=int, default=100, help="number of faults to inject (default: 100)")
+    add(
+        "--processes",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="numbers of processes of the runs, in turn (default: 1 2)",
+    )
+    add("--against", type=int, help="compare with an undisturbed run of this many processes")
     add("--seed", type=int, default=7, help="run number n has the seed SEED * 1000 + n")
-    add("--minutes", type=float, help="start no further run after this time")
-    add("--results", type=Path, help="a line of JSON for each run; default WORK/results.jsonl")
+    add("--minutes", type=float, help="start no more runs after this many minutes")
+    add("--results", type=Path, help="results file (default: WORK/results.jsonl)")
     add("--work", type=Path, default=Path("output/chaos"), help="folder for runs and caches")
     add("--listed", action="store_true", help="run every line of tests/chaos/seeds.txt first")
-    add("--replay", type=int, nargs="+", metavar="SEED", help="only the runs of these seeds")
-    add("--fault", action="append", metavar="KIND@MOMENT[:PROCESS]", help="one run of these alone")
-    add("--workers", type=int, default=0, help="of the run with --fault")
+    add("--replay", type=int, nargs="+", metavar="SEED", help="run only these seeds")
+    add(
+        "--fault",
+        action="append",
+        metavar="KIND@MOMENT[:PROCESS]",
+        help="a single run with these faults",
+    )
+    add("--workers", type=int, default=0, help="number of data workers of the run with --fault")
     add("--table", type=Path, metavar="FILE", help="print the table of a results file")
-    add("--keep", action="store_true", help="keep the folders of runs that passed, too")
-    add("--shared-machine", action="store_true", help="do without namespaces of its own")
+    add("--keep", action="store_true", help="also keep the folders of runs that passed")
+    add("--shared-machine", action="store_true", help="do not use separate namespaces")
     return parser.parse_args(arguments)
 
 
 def _plans(given: argparse.Namespace) -> list[Plan]:
-    """All runs that may be wanted, in order."""
+    """Yields all requested runs, in order."""
     if given.fault:
         faults = tuple(Fault.parse(text) for text in given.fault)
         return [Plan(0, count, given.workers, faults) for count in given.processes]
@@ -91,7 +102,7 @@ def _listed() -> list[Plan]:
 
 
 def _again(wanted: Plan) -> str:
-    """The flags that repeat a run."""
+    """Returns the flags that repeat a run."""
     if wanted == plan(wanted.seed, wanted.processes):
         return f"--replay {wanted.seed} --processes {wanted.processes}"
     faults = " ".join(
@@ -101,7 +112,7 @@ def _again(wanted: Plan) -> str:
 
 
 def _carry_out(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
-    """One run; its folder stays if it failed."""
+    """Executes one run; keeps its folder if it failed."""
     compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(work / "compiled")
     variables = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PLATFORMS": "cpu"}
     reference = undisturbed(work, given.against or wanted.processes, variables)
@@ -118,7 +129,7 @@ def _carry_out(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
 def _say(result: Result, wanted: Plan) -> None:
     for fault in result["faults"]:
         after = "at the end" if fault["recovered_s"] is None else f"{fault['recovered_s']} s"
-        where = f"{fault['kind']} in {fault['phase']}, update {fault['step']}"
+        where = f"{fault['kind']} in {fault['phase']}, step {fault['step']}"
         print(f"    {where}: {fault['done']}; {after}")
     verdict = "failed" if result["problems"] else "passed"
     print(
@@ -149,7 +160,7 @@ def main(arguments: list[str]) -> int:
     work: Path = given.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     path: Path = given.results or work / "results.jsonl"
-    slices = not (given.fault or given.replay)  # goes on with what the file holds
+    slices = not (given.fault or given.replay)  # continues the results file
     results = _read(path) if slices else []
     done = {(result["seed"], result["processes"]) for result in results}
     began = time.monotonic()

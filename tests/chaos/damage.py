@@ -1,4 +1,4 @@
-"""What can happen to the files of a checkpoint: rot, a copy that broke off, a careless deletion."""
+"""Damages checkpoint files: bit rot, an interrupted copy, an accidental deletion."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def _files(checkpoint: Path) -> list[Path]:
 
 
 def _lie(marker: Path, rng: random.Random) -> str:
-    """A size or a checksum becomes another one; every other lie is signed as if it were true."""
+    """Changes a size or checksum in the manifest; signs every second change."""
     content = json.loads(marker.read_text())
     name = rng.choice(sorted(content["files"]))
     entry = content["files"][name]

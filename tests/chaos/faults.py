@@ -1,4 +1,4 @@
-"""What shall go wrong, and when: every choice follows from a seed."""
+"""Plans faults and their moments from a seed."""
 
 import random
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ KINDS = {
 STARTING = ("start", "data", "restore", "compile", "first step")
 RUNNING = ("anywhere", "steps", "evaluation", "save", "commit", "end")
 MOMENTS = STARTING + RUNNING
-# Kinds after which the processes start anew, soon and for certain.
+# Faults after which the processes always restart soon.
 RESTARTING = frozenset(KINDS) - {"pause", "full", "stop"}
 # Longest wait inside a phase before the fault, seconds: about as long as the phase lasts here.
 _WITHIN_S = {"start": 4.0, "data": 0.5, "restore": 0.5, "compile": 1.5, "first step": 0.3}
@@ -43,7 +43,7 @@ class Fault:
         target: index of the process, for the kinds that hit one.
         share: how far into the phase, from 0 to 1; "anywhere": into most of an undisturbed run's
             time.
-        later: phases of a run on its way: so many updates after the last fault at the earliest.
+        later: phases of a run on its way: the minimum number of steps since the last fault.
         lasts_s: of a full disk or a pause, seconds.
         damages: what happens to the newest checkpoint, the one before it, and so on.
         seed: of further choices, as that of a file.
@@ -59,7 +59,7 @@ class Fault:
     seed: int = 0
 
     def within_s(self, undisturbed_s: float) -> float:
-        """How long after the beginning of the moment it strikes."""
+        """Seconds from the beginning of the moment to the fault."""
         if self.moment == "anywhere":
             return 0.7 * self.share * undisturbed_s
         return self.share * _WITHIN_S[self.moment]
@@ -100,7 +100,7 @@ class Plan:
 
 
 def plan(seed: int, processes: int) -> Plan:
-    """The plan that a seed stands for."""
+    """Returns the plan of a seed."""
     rng = random.Random(f"{seed} {processes}")
     faults: list[Fault] = []
     for number in range(rng.randint(3, 5)):

@@ -1,4 +1,4 @@
-"""A machine of the harness's own: what it mounts, starts or leaves hurts nobody and ends with it.
+"""Isolates the harness: its mounts, processes and leftovers affect nothing else and end with it.
 
 The harness starts itself again in namespaces of its own for mounts and processes. There
 ``/dev/shm`` is empty but for what the run makes, the process list holds the run alone, a small disk
@@ -17,11 +17,11 @@ DISK_MIB = 48
 
 
 class Unavailable(Exception):
-    """This machine does not let the harness do what it has to."""
+    """This machine does not permit what the harness requires."""
 
 
 def inside() -> bool:
-    """Whether this process has namespaces of its own."""
+    """Whether this process has its own namespaces."""
     return os.environ.get(_INSIDE) == "1"
 
 
@@ -88,7 +88,7 @@ class Disk:
                     continue
 
     def free(self, pids: list[int]) -> None:
-        """Gives the room back; nothing happens where it was not full."""
+        """Frees the space; does nothing if the disk was not full."""
         if not inside():
             _limit_files(pids, "unlimited")
             return
@@ -101,12 +101,12 @@ class Disk:
 
 
 def shared_memory() -> list[str]:
-    """Names in ``/dev/shm``, all of which are the run's; empty where it is shared with others."""
+    """Returns the names in ``/dev/shm``, all of them the run's; empty if it is shared."""
     return sorted(os.listdir("/dev/shm")) if inside() else []
 
 
 def clear_shared_memory() -> None:
-    """Forgets what an earlier run has left in it."""
+    """Removes leftovers of an earlier run."""
     for name in shared_memory():
         Path("/dev/shm", name).unlink()
 

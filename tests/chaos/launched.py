@@ -1,4 +1,4 @@
-"""A launcher and the processes that it has started, as the operating system shows them."""
+"""Observes and controls a launcher and its processes through the operating system."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCHER = CHECKOUT / "launch" / "local.sh"
 _MARK = "JAXTRAIN_CHAOS_RUN"
-# The launcher's patience, seconds: this model saves in less than one, and nobody waits for it.
+# The launcher's timeout in seconds: this model saves in less than one.
 _PATIENCE = {"RESTART_DELAY_S": "0", "GRACE_S": "3", "KILL_S": "3", "SAVE_S": "30"}
 
 
@@ -74,14 +74,14 @@ class Launched:
         return self._launcher.poll()
 
     def signal_launcher(self, number: signal.Signals) -> bool:
-        """Signals the launcher alone; whether it was there."""
+        """Signals only the launcher; returns whether it existed."""
         if self._launcher.poll() is not None:
             return False
         self._launcher.send_signal(number)
         return True
 
     def processes(self) -> list[Process]:
-        """All processes that carry the mark and have not ended."""
+        """Returns all marked processes that have not ended."""
         found = []
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit():
@@ -97,13 +97,13 @@ class Launched:
         return found
 
     def training(self) -> dict[int, int]:
-        """Index -> pid of the processes that train."""
+        """Returns index -> PID of the training processes."""
         return {
             process.index: process.pid for process in self.processes() if process.index is not None
         }
 
     def kill_everything(self) -> None:
-        """SIGKILL to the launcher and all that it has started, until nothing is left."""
+        """Kills the launcher and all its processes until none is left."""
         deadline = time.monotonic() + 30
         while (left := self.processes()) or self._launcher.poll() is None:
             for process in left:
@@ -113,13 +113,13 @@ class Launched:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Ends what still runs."""
+        """Stops all remaining processes."""
         self.kill_everything()
         self._output.close()
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Sends a signal; whether there was somebody to take it."""
+    """Sends a signal; returns whether the process existed."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

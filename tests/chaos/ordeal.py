@@ -1,4 +1,4 @@
-"""One run of the real program that is hit by faults until it has nevertheless reached its end."""
+"""Runs the real program to its end while injecting faults."""
 
 import contextlib
 import shutil
@@ -138,7 +138,7 @@ class Ordeal:
         self._launched = self._launch()
 
     def run(self) -> Outcome:
-        """Everything, to the verdict."""
+        """Executes the run and returns its verdict."""
         began = time.monotonic()
         try:
             for fault in self._plan.faults:
@@ -165,7 +165,7 @@ class Ordeal:
         return Launched(self._plan.processes, flags, self._place, mark, self._variables)
 
     def _poll(self) -> None:
-        """Looks once at everything, and does what is due."""
+        """Polls the run once, and acts on what is due."""
         time.sleep(_POLL_S)
         now = time.monotonic()
         self._watch.look()
@@ -203,7 +203,7 @@ class Ordeal:
             self._size, self._moved_at = self._watch.size(), time.monotonic()
 
     def _ended(self, code: int) -> None:
-        """The launcher has ended: by our signal, at the run's end, or because it gave up."""
+        """Handles the end of the launcher: by a signal, at the run's end, or because it gave up."""
         fault, self._waits_for_down = self._waits_for_down, None
         if code == 0:
             self._over = True
@@ -255,7 +255,7 @@ class Ordeal:
         return False
 
     def _reached(self, fault: Fault, armed_step: int) -> bool:
-        """Whether the moment is there, or was so short that nobody saw it."""
+        """Whether the moment has come, or was too short to be observed."""
         phase, step = self._watch.phase(), self._watch.step
         if fault.moment == "end" or fault.moment not in RUNNING:
             return PHASES.index(phase) >= PHASES.index(fault.moment)
@@ -263,7 +263,7 @@ class Ordeal:
         return step >= soonest + _UNSEEN_STEPS or (phase == fault.moment and step >= soonest)
 
     def _strike(self, fault: Fault) -> bool:
-        """Strikes; False if there was nobody left to be hit."""
+        """Injects the fault; returns False if no process was left."""
         hit = Hit(
             fault,
             done="",
@@ -288,16 +288,16 @@ class Ordeal:
         return True
 
     def _expect_saved(self, hit: Hit) -> None:
-        """After a SIGTERM to a healthy run, no update that was recorded may be done again."""
+        """Checks that no recorded step is repeated after a SIGTERM to a healthy run."""
         resumed = self._watch.resumed_from()
         alone = hit.alone and hit is self._outcome.hits[-1]
         if hit.fault.kind.startswith("term") and alone and resumed < hit.step:
             self._problems.append(
-                f"SIGTERM after update {hit.step} lost updates: resumed from {resumed}"
+                f"SIGTERM after step {hit.step} lost steps: resumed from {resumed}"
             )
 
     def _copy_newest(self) -> None:
-        """Keeps what is the newest complete checkpoint now, to be read at the end."""
+        """Keeps a copy of the newest complete checkpoint, to be read at the end."""
         for step in reversed(self._watch.complete()):
             if step in self._striker.damaged:
                 continue
@@ -318,7 +318,7 @@ class Ordeal:
         if self._launched.code() == 0:
             self._nothing_runs()
             kept = shared_memory()
-            # Where everything was killed at once nobody was left to free it.
+            # If everything was killed at once, no process was left to free it.
             killed = any(hit.fault.kind in _KILLING for hit in self._outcome.hits)
             if kept and not killed:
                 self._problems.append(f"shared memory outlives the run: {', '.join(kept)}")

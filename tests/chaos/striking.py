@@ -1,4 +1,4 @@
-"""Does to a run what a fault says."""
+"""Injects a fault into a run."""
 
 import random
 import signal
@@ -35,7 +35,7 @@ class Striker:
         """Strikes at once.
 
         Returns:
-            What was done; None if there was nobody left to be hit.
+            A description of the fault; None if no process was left.
         """
         kind, _, manner = fault.kind.partition("-")
         if kind in ("kill", "term"):
@@ -70,7 +70,7 @@ class Striker:
         return _signalled("launcher", signal.SIGTERM, 0, launched)
 
     def damage_at_rest(self, fault: Fault) -> str:
-        """The second half of such a fault: the run is down. Returns what was done."""
+        """Completes a fault that requires the run to be down. Returns a description."""
         done = self._damage(fault)
         self._expect_found()
         return done or "there is no checkpoint that may be damaged"
@@ -78,7 +78,7 @@ class Striker:
     def _damage(self, fault: Fault) -> str | None:
         """Damages the newest checkpoints, as many as the fault names damages for.
 
-        Of several one stays whole: where all are damaged a run refuses, so that somebody looks.
+        Of several checkpoints, one stays intact: with all damaged, a run refuses to resume.
         """
         rng = random.Random(fault.seed)
         done = []
@@ -108,11 +108,11 @@ class Striker:
             self.to_be_found.add(newest)
 
     def about_to_be_freed(self) -> bool:
-        """Whether the disk is full and its time has come."""
+        """Whether the disk is full and should be freed now."""
         return self._freed_at is not None and time.monotonic() >= self._freed_at
 
     def take_back(self, launched: Launched) -> None:
-        """Continues and frees what has lasted long enough."""
+        """Ends temporary faults that have lasted long enough."""
         now = time.monotonic()
         for pid in [pid for pid, until in self._paused.items() if now >= until]:
             del self._paused[pid]

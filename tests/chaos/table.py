@@ -1,4 +1,4 @@
-"""The results of many runs as a table for ``benchmarks/RESULTS.md``."""
+"""Formats the results of many runs as a table for ``benchmarks/LOG.md``."""
 
 import statistics
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def table(results: list[Result]) -> str:
 
 
 def summary(results: list[Result]) -> str:
-    """One sentence."""
+    """Summarizes the results in one sentence."""
     faults = sum(len(result["faults"]) for result in results)
     failed = sum(bool(result["problems"]) for result in results)
     manual = sum(needs_hand(result) for result in results)
@@ -44,7 +44,7 @@ def summary(results: list[Result]) -> str:
 
 
 def needs_hand(result: Result) -> bool:
-    """Whether a run did not come to its end by its launcher alone."""
+    """Whether a run did not reach its end by its launcher alone."""
     return any("manual step" in problem or "stuck" in problem for problem in result["problems"])
 
 

@@ -1,4 +1,4 @@
-"""The short version: a few faults, aimed, each followed by a comparison of every digit."""
+"""The short version: a few selected faults, each followed by an exact comparison."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where both runs find the one that nothing disturbs."""
+    """Returns the folder with the undisturbed run for both."""
     return tmp_path_factory.mktemp("chaos")
 
 
@@ -26,7 +26,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["one process", "two processes"],
 )
 def test_nothing_is_lost(processes: int, faults: list[str], work: Path) -> None:
-    """Two devices sum two numbers: in one process or in two, every digit is the same."""
+    """Two devices sum two numbers, so one or two processes give the same bits."""
     flags = [word for fault in faults for word in ("--fault", fault)]
     flags += ["--processes", str(processes), "--against", "1"]
     found = subprocess.run(

@@ -1,4 +1,4 @@
-"""The harness itself: what it plans, what it sees, and that it can fail."""
+"""Tests the harness: its plans, its observations, and that it detects failures."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def write_records(directory: Path, losses: dict[int, float], ids: dict[int, list
 
 
 def written(checkpoint: Path, step: int) -> Path:
-    """A checkpoint of a few files, with its manifest."""
+    """Writes a checkpoint of a few files with its manifest."""
     for name in ("state/d/0", "meta/metadata", "state/_METADATA"):
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_bytes(random.Random(name).randbytes(200))
@@ -46,13 +46,13 @@ IDS = {step: [2 * step, 2 * step + 1] for step in range(1, STEPS + 1)}
 
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
-    """Two directories with the same records."""
+    """Writes two run directories with the same records."""
     for name in ("undisturbed", "run"):
         write_records(tmp_path / name, LOSSES, IDS)
     return tmp_path / "undisturbed", tmp_path / "run"
 
 
-def test_the_same_records_pass_whatever_the_clock_says(runs: tuple[Path, Path]) -> None:
+def test_equal_records_pass_whatever_their_times(runs: tuple[Path, Path]) -> None:
     metrics = runs[1] / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"time": 1.0', '"time": 2.0'))
     verdict = verdicts.compare(*runs)
@@ -63,13 +63,13 @@ def test_the_same_records_pass_whatever_the_clock_says(runs: tuple[Path, Path]) 
 @pytest.mark.parametrize(
     ("losses", "ids", "said", "lost", "repeated"),
     [
-        ({**LOSSES, 3: 1 / 3 + 1e-15}, IDS, "train/loss of update 3", 0, 0),
-        ({1: 1.0, 2: 0.5, 4: 0.25}, IDS, "has no train/loss of 1 updates", 0, 0),
-        ({**LOSSES, 5: 0.2}, IDS, "nobody asked for", 0, 0),
-        ({1: 1.0, 3: 1 / 3, 2: 0.5, 4: 0.25}, IDS, "stands behind", 0, 0),
-        (LOSSES, {**IDS, 3: [7, 6]}, "update 3", 0, 0),
-        (LOSSES, {**IDS, 3: [4, 5]}, "update 3", 2, 2),
-        (LOSSES, {1: IDS[1], 2: IDS[2]}, "update 3: None", 4, 0),
+        ({**LOSSES, 3: 1 / 3 + 1e-15}, IDS, "train/loss of step 3", 0, 0),
+        ({1: 1.0, 2: 0.5, 4: 0.25}, IDS, "has no train/loss of 1 steps", 0, 0),
+        ({**LOSSES, 5: 0.2}, IDS, "which are unexpected", 0, 0),
+        ({1: 1.0, 3: 1 / 3, 2: 0.5, 4: 0.25}, IDS, "follows step", 0, 0),
+        (LOSSES, {**IDS, 3: [7, 6]}, "step 3", 0, 0),
+        (LOSSES, {**IDS, 3: [4, 5]}, "step 3", 2, 2),
+        (LOSSES, {1: IDS[1], 2: IDS[2]}, "step 3: None", 4, 0),
     ],
     ids=["last digit", "missing", "surplus", "order", "ids' order", "other ids", "ids missing"],
 )
@@ -87,7 +87,7 @@ def test_records_that_differ_fail(
     assert (verdict.lost, verdict.repeated) == (lost, repeated)
 
 
-def test_two_processes_hold_the_rows_of_one(runs: tuple[Path, Path]) -> None:
+def test_two_processes_together_have_the_examples_of_one(runs: tuple[Path, Path]) -> None:
     for number, name in enumerate(("examples.jsonl", "examples.1.jsonl")):
         lines = [json.dumps({"step": s, "position": 0, "ids": [IDS[s][number]]}) for s in IDS]
         (runs[1] / name).write_text("".join(f"{line}\n" for line in lines))
@@ -100,7 +100,7 @@ def test_two_processes_hold_the_rows_of_one(runs: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "examples.jsonl"])
 @pytest.mark.parametrize("what", ["twice", "torn"])
-def test_a_record_that_stands_twice_or_is_torn_fails(
+def test_a_duplicate_or_incomplete_record_fails(
     runs: tuple[Path, Path], name: str, what: str
 ) -> None:
     path = runs[1] / name
@@ -109,7 +109,7 @@ def test_a_record_that_stands_twice_or_is_torn_fails(
     assert f"{what}" in " ".join(verdicts.compare(*runs).problems)
 
 
-def test_what_a_run_leaves_behind_is_found(tmp_path: Path) -> None:
+def test_leftovers_of_a_run_are_found(tmp_path: Path) -> None:
     (tmp_path / "damaged" / "12").mkdir(parents=True)
     (tmp_path / "damaged" / "12" / ".manifest.json.x").touch()
     (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp-3").mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_what_a_run_leaves_behind_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_seed_is_a_plan(processes: int) -> None:
+def test_a_seed_determines_the_plan(processes: int) -> None:
     plans = [plan(seed, processes) for seed in range(300)]
     assert plans == [plan(seed, processes) for seed in range(300)]
     assert plans[0] != plans[1]
@@ -164,7 +164,7 @@ def test_damage_spares_one_of_several(
 
 
 def test_the_phases_of_a_run(tmp_path: Path) -> None:
-    """From what a run writes, in its order."""
+    """Determined from a run's output, in order."""
     watch = Watch(tmp_path, steps=STEPS, eval_every=2)
     log, metrics = tmp_path / "log.txt", tmp_path / "metrics.jsonl"
     checkpoints = tmp_path / "checkpoints"
@@ -200,10 +200,10 @@ def test_the_phases_of_a_run(tmp_path: Path) -> None:
     assert after("step 4/4 | loss 5", step=4) == "end"
 
 
-def test_what_a_launcher_starts_is_found_and_ended(
+def test_processes_of_a_launcher_are_found_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also what has left its session and lost its parent."""
+    """Including processes in another session without a parent."""
     script = tmp_path / "launcher.sh"
     script.write_text("(setsid sleep 600 &)\nexec sleep 600\n")
     monkeypatch.setattr("chaos.launched.LAUNCHER", script)
@@ -220,7 +220,7 @@ def test_what_a_launcher_starts_is_found_and_ended(
     launched.close()
 
 
-def test_the_table_says_what_was_hit() -> None:
+def test_the_table_lists_the_faults() -> None:
     fault = {"kind": "kill-one", "phase": "save", "recovered_s": 4.0}
     passed = {"faults": [fault, fault | {"phase": "steps", "recovered_s": 6.0}], "problems": []}
     failed = {"faults": [fault], "problems": ["the launcher ended with 1: a manual step is needed"]}

@@ -1,4 +1,4 @@
-"""The run that nothing disturbs: what every other one is compared with."""
+"""Executes the undisturbed run that all others are compared with."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from program import TINY_MLM, write_corpus
 
 STEPS, EVAL_EVERY, SAVE_EVERY = 60, 10, 6
 # Longest time without a finished update before the program takes itself for hung. Process 1
-# compiles anew in each start, and process 0 waits for it in its first step.
+# compiles again at each start, and process 0 waits for it in its first step.
 HANG_TIMEOUT_S = 40
 _MODEL = {"hidden": 64, "ff": 128, "layers": 1, "heads": 2, "sequence_length": 64}
 _KEEP_ALL = 1000
@@ -33,13 +33,13 @@ class Undisturbed:
     seconds: float
 
     def checkpoint(self, step: int) -> Path | None:
-        """Its checkpoint of that step, if it has one."""
+        """Returns its checkpoint of that step, if any."""
         path = self.directory / "checkpoints" / str(step)
         return path if path.is_dir() else None
 
 
 def arguments(processes: int, workers: int, directory: Path, *, keep: int = 3) -> list[str]:
-    """The command line of every run: two devices in all, sharded, evaluated, saved."""
+    """The command line of every run: two devices, with sharding, validation and saves."""
     assert 2 % processes == 0, "two virtual devices are shared"
     fields = {f"model.{name}": value for name, value in _MODEL.items()}
     fields |= {
@@ -63,7 +63,7 @@ def arguments(processes: int, workers: int, directory: Path, *, keep: int = 3) -
 
 
 def prepare(work: Path, place: Path) -> None:
-    """Makes a run's working directory; the data is the same for all."""
+    """Creates a run's working directory; all runs use the same data."""
     place.mkdir(parents=True)
     if not (work / "corpus").is_dir():
         write_corpus(work, files=8, words=WORDS)

@@ -1,4 +1,4 @@
-"""Whether a run that was disturbed is the run that was not: every digit, every example."""
+"""Checks that a disturbed run equals the undisturbed one, in all digits and examples."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Verdict:
 
 
 def compare(reference: Path, run: Path) -> Verdict:
-    """Compares the records of two runs' directories, each of any number of processes."""
+    """Compares the records of two run directories, each with any number of processes."""
     verdict = Verdict()
     _compare_metrics(reference, run, verdict)
     _compare_examples(_examples(reference, Verdict()), _examples(run, verdict), verdict)
@@ -104,11 +104,11 @@ def _compare_metrics(reference: Path, run: Path, verdict: Verdict) -> None:
         verdict.problems.append(f"metrics.jsonl has no {_listed(missing)}")
     surplus = sorted(found.keys() - wanted.keys())
     if surplus:
-        verdict.problems.append(f"metrics.jsonl has {_listed(surplus)}, which nobody asked for")
+        verdict.problems.append(f"metrics.jsonl has {_listed(surplus)}, which are unexpected")
     other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
     for step, name in other[:1]:
         verdict.problems.append(
-            f"{name} of update {step} is {found[step, name]!r} instead of "
+            f"{name} of step {step} is {found[step, name]!r} instead of "
             f"{wanted[step, name]!r}, and {len(other) - 1} more values differ"
         )
 
@@ -121,7 +121,7 @@ def _values(path: Path, problems: list[str]) -> dict[tuple[int, str], float]:
     for record in _lines(path, problems):
         step = record["step"]
         if step < last:
-            problems.append(f"{path.name}: update {step} stands behind {last}")
+            problems.append(f"{path.name}: step {step} follows step {last}")
         last = step
         for name, value in record.items():
             if name in ("step", "time") or name.endswith(_MEASURED):
@@ -135,7 +135,7 @@ def _values(path: Path, problems: list[str]) -> dict[tuple[int, str], float]:
 
 
 def _examples(run: Path, verdict: Verdict) -> dict[int, dict[str, Any]]:
-    """Step -> position and examples of all processes, in the order of the global batch."""
+    """Returns step -> position and examples of all processes, in the order of the global batch."""
     paths = sorted(run.glob("examples*.jsonl"), key=lambda path: (len(path.name), path.name))
     merged: dict[int, dict[str, Any]] = {}
     if not paths:
@@ -145,13 +145,13 @@ def _examples(run: Path, verdict: Verdict) -> dict[int, dict[str, Any]]:
         for record in _lines(path, verdict.problems):
             step = record["step"]
             if step in seen:
-                verdict.problems.append(f"{path.name} has update {step} twice")
+                verdict.problems.append(f"{path.name} has step {step} twice")
                 verdict.repeated += len(record["ids"])
                 continue
             seen.add(step)
             one = merged.setdefault(step, {"position": record["position"], "ids": []})
             if one["position"] != record["position"]:
-                verdict.problems.append(f"the processes disagree about update {step}")
+                verdict.problems.append(f"the processes disagree about step {step}")
             one["ids"] += record["ids"]
     return merged
 
@@ -159,7 +159,7 @@ def _examples(run: Path, verdict: Verdict) -> dict[int, dict[str, Any]]:
 def _compare_examples(
     wanted: dict[int, dict[str, Any]], found: dict[int, dict[str, Any]], verdict: Verdict
 ) -> None:
-    """Complains of the first update that differs, and counts what all of them have lost."""
+    """Reports the first step that differs, and counts the examples lost in all of them."""
     other = []
     for step in sorted(wanted.keys() | found.keys()):
         here, there = found.get(step), wanted.get(step)
@@ -169,9 +169,9 @@ def _compare_examples(
         right = Counter(there["ids"] if there else ())
         verdict.lost += (right - ids).total()
         verdict.repeated += (ids - right).total()
-        other.append(f"examples of update {step}: {here} instead of {there}")
+        other.append(f"examples of step {step}: {here} instead of {there}")
     if other:
-        verdict.problems.append(f"{other[0]}; and {len(other) - 1} more updates")
+        verdict.problems.append(f"{other[0]}; and {len(other) - 1} more steps")
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
@@ -190,4 +190,4 @@ def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 def _listed(keys: list[tuple[int, str]]) -> str:
     steps = sorted({step for step, _ in keys})
     names = sorted({name for _, name in keys})
-    return f"{', '.join(names[:4])} of {len(steps)} updates ({steps[0]} to {steps[-1]})"
+    return f"{', '.join(names[:4])} of {len(steps)} steps ({steps[0]} to {steps[-1]})"

@@ -1,4 +1,4 @@
-"""Where a run stands, read from what it writes: its log, its metrics, its checkpoints."""
+"""Tracks a run's progress through its log, metrics and checkpoints."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _STARTED = b" run directory "
 
 
 class Tail:
-    """The lines of a growing file. A file that became shorter or another one is read anew."""
+    """Reads the lines of a growing file. A truncated or replaced file is read from the start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,7 +24,7 @@ class Tail:
         self.lines: list[bytes] = []
 
     def refresh(self) -> bool:
-        """Reads what is new; whether there was anything."""
+        """Reads new lines; returns whether there were any."""
         try:
             found = self._path.stat()
             if (found.st_ino, found.st_size) == self._seen:
@@ -57,7 +57,7 @@ class Watch:
         self._said: list[bytes] = []
 
     def look(self) -> None:
-        """Reads what is new."""
+        """Reads new lines."""
         if self._log.refresh():
             starts = [n for n, line in enumerate(self._log.lines) if _STARTED in line]
             self.starts = len(starts)
@@ -102,20 +102,20 @@ class Watch:
         ]
 
     def steps_again(self) -> bool:
-        """Whether the newest start has finished an update."""
+        """Whether the newest start has completed a step."""
         return self._has(rb" step \d+/")
 
     def resumed_from(self) -> int:
-        """The checkpoint that the newest start began with; 0 if it began anew."""
+        """Returns the checkpoint that the newest start resumed from; 0 for a fresh start."""
         found = [re.search(rb" resumed from \S*/(\d+):", line) for line in self._said]
         return max((int(match[1]) for match in found if match), default=0)
 
     def log_tail(self, count: int = 12) -> str:
-        """The last lines of the log."""
+        """Returns the last lines of the log."""
         return "\n".join(line.decode(errors="replace") for line in self._log.lines[-count:])
 
     def size(self) -> tuple[int, int]:
-        """Changes whenever the run says or records anything."""
+        """Changes whenever the run prints or records anything."""
         return len(self._log.lines), len(self._metrics.lines)
 
     def _has(self, pattern: bytes) -> bool:

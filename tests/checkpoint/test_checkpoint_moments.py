@@ -1,4 +1,4 @@
-"""Checkpoints at the worst moments: between two names, while a step is saved again, in a vote."""
+"""Tests failures at critical moments: before linking, while saving a step again, in a vote."""
 
 import shutil
 import threading
@@ -25,10 +25,10 @@ def saver(run: Path) -> Iterator[Checkpoints]:
     checkpoints.close()
 
 
-def test_a_save_whose_thread_dies_has_failed(
+def test_a_save_fails_if_its_thread_dies(
     saver: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a vote, when process 0 is gone: nobody knows whether the others have written."""
+    """For example in a vote when process 0 is gone, and the result of the others is unknown."""
     save(saver, 2)
 
     def gone(part: str, failure: str) -> str:
@@ -43,7 +43,7 @@ def test_a_save_whose_thread_dies_has_failed(
             saver.wait()
 
 
-def test_a_best_one_whose_second_name_a_kill_has_prevented_gets_it(
+def test_a_best_checkpoint_not_linked_due_to_a_kill_is_linked_on_resume(
     saver: Checkpoints, run: Path
 ) -> None:
     saver.save_best(make_state(2), meta_of(2))
@@ -56,7 +56,7 @@ def test_a_best_one_whose_second_name_a_kill_has_prevented_gets_it(
     assert manifest.verify(run / "best" / "3") == ""
 
 
-def test_a_save_of_a_step_again_keeps_the_old_one_until_the_new_one_is_whole(
+def test_saving_a_step_again_keeps_the_old_checkpoint_until_the_new_one_is_complete(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Checkpoints(run / "checkpoints", 2)
@@ -66,7 +66,7 @@ def test_a_save_of_a_step_again_keeps_the_old_one_until_the_new_one_is_whole(
     before = [manifest.read(place / "4") for place in places]
 
     def reachable() -> bool:
-        """What a process finds that starts after a kill at this moment."""
+        """Whether a process started after a kill at this moment finds a checkpoint."""
         other = run.with_name("killed")
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(run, other)

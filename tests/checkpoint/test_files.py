@@ -1,4 +1,4 @@
-"""Checkpoints as files, where the disk does not go along."""
+"""Tests checkpoint files on failing disks."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from jaxtrain.checkpoint.restore import restore
 from jaxtrain.errors import InputError, RunAgain, Stopped
 
 
-def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
+def test_a_save_succeeds_if_only_linking_the_best_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, said = tmp_path / "run", []
@@ -31,8 +31,8 @@ def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
         with pytest.raises(saver.BestNotKept, match=r"best/4 \(No space left"):
             checkpoints.wait()
     assert said == [
-        f"warning: the best checkpoint could not be kept as {run / 'best' / '4'} (No space left on "
-        "device): the one before it stays the best"
+        f"warning: the best checkpoint could not be linked as {run / 'best' / '4'} (No space left "
+        "on device): the previous best is kept"
     ]
     assert layout.steps(run / "checkpoints") == [4]
     assert layout.steps(run / "best") == [2]
@@ -45,10 +45,10 @@ def test_a_best_one_that_cannot_be_linked_is_no_failed_save(
         (errno.ENOSPC, "free space on that disk (lower --checkpoint.keep)"),
         (errno.EIO, "bring the disk back"),
         (errno.ESTALE, "bring the disk back"),
-        (errno.EACCES, "look at that disk, or give another --output-dir"),
+        (errno.EACCES, "check that disk, or give another --output-dir"),
     ],
 )
-def test_a_failed_save_names_the_cure_of_its_cause(
+def test_a_failed_save_reports_the_fix_for_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
 ) -> None:
     checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 1, lambda line: None)
@@ -59,12 +59,12 @@ def test_a_failed_save_names_the_cure_of_its_cause(
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     with pytest.raises(saver.SaveFailed) as caught:
         checkpoints.save(make_state(2), meta_of(2))
-    assert str(caught.value).endswith(f"({os.strerror(number)}): no complete one exists; {cure}")
+    assert str(caught.value).endswith(f"({os.strerror(number)}): none is complete; {cure}")
     checkpoints.close()
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EIO, RunAgain), (errno.EACCES, InputError)])
-def test_what_passes_is_worth_another_start(
+def test_temporary_disk_errors_raise_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
 ) -> None:
     def refuse(path: Path, *arguments: object, **more: object) -> None:
@@ -73,7 +73,7 @@ def test_what_passes_is_worth_another_start(
     place = tmp_path / "checkpoints"
     with monkeypatch.context() as patched:
         patched.setattr(Path, "mkdir", refuse)
-        with pytest.raises(kind, match="cannot make"):
+        with pytest.raises(kind, match="cannot be created"):
             saver.Checkpoints(place, 1)
     with monkeypatch.context() as patched:
         patched.setattr(files, "sweep", refuse)
@@ -85,9 +85,7 @@ def test_what_passes_is_worth_another_start(
             restore(place / "2", None)
 
 
-def test_a_host_whose_disk_is_away_is_worth_another_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_disk_raises_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 1)
     save(checkpoints, 2)
     checkpoints.close()
@@ -101,10 +99,10 @@ def test_a_host_whose_disk_is_away_is_worth_another_start(
         restore(tmp_path / "checkpoints" / "2", target, verified=True)
 
 
-def test_a_stop_signal_in_a_restore_is_no_damage(
+def test_a_stop_signal_during_a_restore_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Orbax reads in a loop of its own, and wraps whatever interrupts it."""
+    """Orbax reads in its own event loop and wraps exceptions that interrupt it."""
     checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 1)
     save(checkpoints, 2)
     checkpoints.close()
@@ -121,8 +119,8 @@ def test_a_stop_signal_in_a_restore_is_no_damage(
         restore(tmp_path / "checkpoints" / "2", target, verified=True)
 
 
-def test_the_newest_checkpoint_at_cadence_always_stays(tmp_path: Path) -> None:
-    """Those that stop signals leave behind must not push it out: a rollback goes there."""
+def test_the_newest_regular_checkpoint_is_always_kept(tmp_path: Path) -> None:
+    """Checkpoints saved by stop signals must not displace it, as a rollback needs it."""
     checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 2, lambda line: None, every=10)
     there = []
     for step in (10, 20, 23, 24, 27, 30, 31):
@@ -134,7 +132,7 @@ def test_the_newest_checkpoint_at_cadence_always_stays(tmp_path: Path) -> None:
     assert there == [[10], [10, 20], [20, 23], [20, 23, 24], [20, 24, 27], [27, 30], [30, 31]]
 
 
-def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
+def test_steps_after_a_rollback_are_saved_again(tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
     checkpoints = saver.Checkpoints(run / "checkpoints", 3, said.append)
     save(checkpoints, 2, 4)
@@ -149,7 +147,7 @@ def test_after_a_rollback_its_steps_are_saved_again(tmp_path: Path) -> None:
     checkpoints.close()
 
 
-def test_a_rollback_with_nothing_to_go_back_to_moves_nothing(tmp_path: Path) -> None:
+def test_a_rollback_without_an_intact_checkpoint_moves_nothing(tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
     (run / "checkpoints" / "4").mkdir(parents=True)
     assert resume.to_roll_back_to(run, 4, 2, said.append) is None
@@ -157,7 +155,7 @@ def test_a_rollback_with_nothing_to_go_back_to_moves_nothing(tmp_path: Path) -> 
     assert said == []
 
 
-def test_a_link_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+def test_a_failed_link_can_be_retried(tmp_path: Path) -> None:
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "a").write_text("a")
     manifest.write(tmp_path / "12", 12)
@@ -169,7 +167,7 @@ def test_a_link_that_failed_can_be_tried_again(tmp_path: Path) -> None:
     assert not (best / "left").exists()
 
 
-def test_files_travel_with_each_checkpoint_under_its_manifest(tmp_path: Path) -> None:
+def test_additional_files_are_saved_and_listed_in_the_manifest(tmp_path: Path) -> None:
     run = tmp_path / "run"
     checkpoints = saver.Checkpoints(
         run / "checkpoints", 1, lambda line: None, files={"tokenizer.json": b"{}"}

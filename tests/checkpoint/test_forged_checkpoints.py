@@ -1,4 +1,4 @@
-"""Checkpoints that a stranger made: a right manifest, and anything in what it lists."""
+"""Tests untrusted checkpoints: a valid manifest, and arbitrary content in the listed files."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def resign(one: Path) -> None:
 
 
 def attempt(one: Path) -> dict[str, str]:
-    """Everything that reads a checkpoint: what each refuses it with, "" if it does not."""
+    """Calls everything that reads a checkpoint; returns each error, "" if there is none."""
     resign(one)
     said = {}
     reads: dict[str, Callable[[], object]] = {
@@ -96,7 +96,7 @@ def attempt(one: Path) -> dict[str, str]:
 
 
 def changed(value: Any, deep: int = 4) -> Iterator[tuple[str, Any]]:
-    """JSON with one value in it replaced or taken out."""
+    """Returns JSON with one value replaced or removed."""
     if isinstance(value, dict | list) and deep:
         for key in value if isinstance(value, dict) else range(len(value)):
             for where, other in changed(value[key], deep - 1):
@@ -115,11 +115,11 @@ def described(one: Path) -> dict[str, Any]:
     return content
 
 
-def test_what_was_saved_is_read(one: Path) -> None:
+def test_a_saved_checkpoint_is_read(one: Path) -> None:
     assert attempt(one) == dict.fromkeys(("load", "model_at", "meta", "shapes"), "")
 
 
-def test_no_value_of_the_metadata_is_more_than_one_line(one: Path) -> None:
+def test_invalid_metadata_causes_errors_of_one_line(one: Path) -> None:
     every = list(changed(described(one)))
     assert len(every) > 500
     for _, content in random.Random(0).sample(every, 60):
@@ -141,11 +141,11 @@ WRONG: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize(
     ("part", "value"), [(part, value) for part, values in WRONG.items() for value in values]
 )
-def test_a_run_resumes_only_from_what_a_run_says(one: Path, part: str, value: Any) -> None:
+def test_a_run_resumes_only_from_valid_run_metadata(one: Path, part: str, value: Any) -> None:
     content = described(one)
     content["meta"][part] = value
     (one / "meta" / "metadata").write_text(json.dumps(content))
-    assert f"checkpoint {one} is not one that jaxtrain wrote: meta." in attempt(one)["meta"]
+    assert f"checkpoint {one} was not written by jaxtrain: meta." in attempt(one)["meta"]
 
 
 SHAPES: tuple[Any, ...] = ([-1], [1.0], ["2"], [2**63], [True], [2**40, 2**40], 2, None, {})
@@ -158,7 +158,7 @@ ARRAYS: list[Any] = [
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=str)
-def test_arrays_that_are_none_are_refused(one: Path, array: Any) -> None:
+def test_invalid_array_descriptions_are_rejected(one: Path, array: Any) -> None:
     content = described(one)
     content["arrays"]["params.wte.table"] = array
     (one / "meta" / "metadata").write_text(json.dumps(content))
@@ -166,7 +166,7 @@ def test_arrays_that_are_none_are_refused(one: Path, array: Any) -> None:
     assert words in attempt(one)["shapes"]
 
 
-def test_huge_shapes_are_refused_before_memory_is_taken(one: Path) -> None:
+def test_huge_shapes_are_rejected_before_memory_is_allocated(one: Path) -> None:
     content = described(one)
     content["arrays"]["params.wte.table"]["shape"] = [10**6, 10**6]
     (one / "meta" / "metadata").write_text(json.dumps(content))
@@ -188,7 +188,7 @@ def test_huge_shapes_are_refused_before_memory_is_taken(one: Path) -> None:
     ],
     ids=str,
 )
-def test_arrays_that_say_something_else_of_themselves_are_refused(
+def test_arrays_with_contradicting_metadata_are_rejected(
     one: Path, changes: dict[str, Any], words: str
 ) -> None:
     import tensorstore
@@ -201,7 +201,7 @@ def test_arrays_that_say_something_else_of_themselves_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["None", "scalar", "string", "np.ndarray", "Dict", "x", 7, None])
-def test_a_value_that_orbax_knows_as_something_else_is_no_array(one: Path, kind: object) -> None:
+def test_a_value_that_orbax_restores_as_another_type_is_rejected(one: Path, kind: object) -> None:
     path = one / "state" / "_METADATA"
     content = json.loads(path.read_text())
     entry = content["tree_metadata"]["('params.wte.table',)"]
@@ -213,7 +213,7 @@ def test_a_value_that_orbax_knows_as_something_else_is_no_array(one: Path, kind:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_files_with_other_bytes_are_read_or_refused(one: Path, seed: int) -> None:
+def test_files_with_changed_bytes_are_read_or_rejected(one: Path, seed: int) -> None:
     rng = random.Random(seed)
     paths = sorted(path for path in one.rglob("*") if path.is_file())
     path = rng.choice([path for path in paths if path.name != manifest.NAME])
@@ -230,8 +230,8 @@ def test_files_with_other_bytes_are_read_or_refused(one: Path, seed: int) -> Non
     attempt(one)
 
 
-def test_commands_say_one_line_and_nothing_beside_it(one: Path, tmp_path: Path) -> None:
-    """Also not what Orbax's coroutines leave, which Python prints as they are thrown away."""
+def test_commands_print_only_one_line(one: Path, tmp_path: Path) -> None:
+    """Not even warnings that Python prints when it frees Orbax's coroutines."""
     content = described(one)
     content["arrays"]["params.blocks.0.q"]["shape"] = [4, 4]
     (one / "meta" / "metadata").write_text(json.dumps(content))
@@ -244,7 +244,7 @@ def test_commands_say_one_line_and_nothing_beside_it(one: Path, tmp_path: Path) 
     assert line.startswith(f"error: {one} cannot be read")
 
 
-def test_the_list_of_checkpoints_bears_anything(
+def test_listing_checkpoints_tolerates_any_content(
     run: Path, one: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run / "checkpoints"

@@ -1,4 +1,4 @@
-"""The manifest: what it lists, and that every lie about it and in it is found."""
+"""Tests the manifest: its entries, and the detection of any damage or forgery."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ from jaxtrain.errors import InputError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of step 12 with a manifest."""
+    """Creates a checkpoint folder for step 12 with a manifest."""
     return make(tmp_path / "12", 12)
 
 
@@ -41,7 +41,7 @@ def test_lists_every_file_with_its_size(folder: Path) -> None:
     assert manifest.look(folder) == manifest.verify(folder) == ""
 
 
-def test_files_that_it_does_not_list_are_no_damage(folder: Path) -> None:
+def test_unlisted_files_are_not_damage(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     (folder / ".manifest.json.left").write_text("by a killed process")
     assert manifest.verify(folder) == ""
@@ -50,7 +50,7 @@ def test_files_that_it_does_not_list_are_no_damage(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 32, 33, 70])
-def test_every_byte_of_a_file_of_several_pieces_counts(
+def test_every_byte_of_a_file_with_several_pieces_is_verified(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(manifest, "_PIECE_BYTES", 32)
@@ -64,12 +64,12 @@ def test_every_byte_of_a_file_of_several_pieces_counts(
         changed = bytearray(content)
         changed[place] ^= 1 << place % 8
         (folder / "a").write_bytes(changed)
-        assert manifest.look(folder) == ""  # which does not read it
-        assert manifest.verify(folder) == "a has other bytes than were saved: its checksum is wrong"
+        assert manifest.look(folder) == ""  # reads no content
+        assert manifest.verify(folder) == "a was changed after it was saved: its checksum is wrong"
 
 
 def resign(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
-    """A lie that is at one with its own checksum."""
+    """Forges a manifest with a valid checksum."""
     path = folder / manifest.NAME
     content = json.loads(path.read_text())
     del content["sha256"]
@@ -77,7 +77,7 @@ def resign(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
     path.write_text(json.dumps(content | {"sha256": manifest._checksum(content)}))
 
 
-def test_a_manifest_that_lies_is_found(folder: Path, tmp_path: Path) -> None:
+def test_a_changed_manifest_is_detected(folder: Path, tmp_path: Path) -> None:
     path = folder / manifest.NAME
     text = path.read_text()
 
@@ -99,24 +99,24 @@ def test_a_manifest_that_lies_is_found(folder: Path, tmp_path: Path) -> None:
     other = make(tmp_path / "13", 13, seed=1)
     assert (
         verdict((other / manifest.NAME).read_text())
-        == "manifest.json is of step 13, and the folder of step 12"
+        == "manifest.json is for step 13, but the folder is for step 12"
     )
 
 
-def test_a_lie_with_a_right_checksum_is_found_too(folder: Path, tmp_path: Path) -> None:
-    other = make(tmp_path / "other", 12, seed=1)  # of the same step, as of another run
+def test_a_forged_manifest_with_a_valid_checksum_is_detected(folder: Path, tmp_path: Path) -> None:
+    other = make(tmp_path / "other", 12, seed=1)  # of the same step of another run
     shutil.copy(other / manifest.NAME, folder)
     assert "checksum is wrong" in manifest.verify(folder)
     resign(folder, lambda content: content.update(step=13))
-    assert manifest.look(folder) == "manifest.json is of step 13, and the folder of step 12"
+    assert manifest.look(folder) == "manifest.json is for step 13, but the folder is for step 12"
 
 
-def test_a_copy_under_another_name_is_whole(folder: Path, tmp_path: Path) -> None:
+def test_a_copy_under_another_name_is_intact(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "mine")
     assert manifest.verify(tmp_path / "mine") == ""
 
 
-def test_what_is_missing_is_named(folder: Path) -> None:
+def test_missing_files_are_named(folder: Path) -> None:
     (folder / "a").rename(folder / "aside")
     assert manifest.look(folder) == manifest.verify(folder) == "a is missing"
     (folder / "a").mkdir()
@@ -131,7 +131,7 @@ def test_what_is_missing_is_named(folder: Path) -> None:
 @pytest.mark.parametrize("number", [5, errno.ESTALE, errno.EACCES, errno.EMFILE, 110])
 @pytest.mark.parametrize("victim", ["a", manifest.NAME])
 @pytest.mark.parametrize("method", ["open", "stat"])
-def test_what_cannot_be_read_now_is_no_damage(
+def test_a_temporary_read_error_is_not_damage(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, victim: str, method: str
 ) -> None:
     owner = os if (method, victim) == ("open", manifest.NAME) else Path
@@ -159,45 +159,45 @@ def test_what_cannot_be_read_now_is_no_damage(
         ({"format": "1"}, "its format is not a number"),
         ({"format": True}, "its format is not a number"),
         ({"format": None}, "its format is not a number"),
-        ({"step": "12"}, "its step, its time or its list of files is missing"),
-        ({"step": -1}, "its step, its time or its list of files is missing"),
-        ({"step": 10**400}, "its step, its time or its list of files is missing"),
-        ({"saved": 7}, "its step, its time or its list of files is missing"),
-        ({"files": ["a"]}, "its step, its time or its list of files is missing"),
-        ({"files": None}, "its step, its time or its list of files is missing"),
-        ({"files": {"a": []}}, "its entry of 'a' is not a size with checksums"),
-        ({"files": {"a": {"bytes": 1}}}, "its entry of 'a' is not a size with checksums"),
-        ({"files": {"a": {"bytes": -1, "sha256": []}}}, "its entry of 'a' is not a size"),
-        ({"files": {"a": {"bytes": 1.0, "sha256": ["x"]}}}, "its entry of 'a' is not a size"),
-        ({"files": {"a": {"bytes": 1, "sha256": [1]}}}, "its entry of 'a' is not a size"),
-        ({"files": {"a": {"bytes": 2**60, "sha256": ["x"]}}}, "its entry of 'a' is not a size"),
+        ({"step": "12"}, "its step, time or list of files is missing"),
+        ({"step": -1}, "its step, time or list of files is missing"),
+        ({"step": 10**400}, "its step, time or list of files is missing"),
+        ({"saved": 7}, "its step, time or list of files is missing"),
+        ({"files": ["a"]}, "its step, time or list of files is missing"),
+        ({"files": None}, "its step, time or list of files is missing"),
+        ({"files": {"a": []}}, "its entry for 'a' is not a size with checksums"),
+        ({"files": {"a": {"bytes": 1}}}, "its entry for 'a' is not a size with checksums"),
+        ({"files": {"a": {"bytes": -1, "sha256": []}}}, "its entry for 'a' is not a size"),
+        ({"files": {"a": {"bytes": 1.0, "sha256": ["x"]}}}, "its entry for 'a' is not a size"),
+        ({"files": {"a": {"bytes": 1, "sha256": [1]}}}, "its entry for 'a' is not a size"),
+        ({"files": {"a": {"bytes": 2**60, "sha256": ["x"]}}}, "its entry for 'a' is not a size"),
         *(
-            ({"files": {name: {"bytes": 0, "sha256": []}}}, "which is not in this folder")
+            ({"files": {name: {"bytes": 0, "sha256": []}}}, "which is outside this folder")
             for name in ("../a", "/etc/hostname", "deep/../../a", "", ".", "a\0b", "deep//a", "a/")
         ),
     ],
     ids=str,
 )
-def test_a_forged_manifest_is_damage(folder: Path, change: dict[str, object], why: str) -> None:
+def test_an_invalid_manifest_is_damage(folder: Path, change: dict[str, object], why: str) -> None:
     resign(folder, lambda content: content.update(change))
     assert why in manifest.verify(folder)
     assert why in manifest.look(folder)
 
 
 @pytest.mark.parametrize("name", ["format", "step", "saved", "files"])
-def test_a_manifest_without_a_part_is_damage(folder: Path, name: str) -> None:
+def test_a_manifest_with_a_missing_entry_is_damage(folder: Path, name: str) -> None:
     resign(folder, lambda content: content.pop(name))
     assert manifest.verify(folder).startswith("manifest.json is damaged: its ")
 
 
-def test_huge_sizes_are_only_sizes(folder: Path) -> None:
+def test_huge_sizes_allocate_nothing(folder: Path) -> None:
     (folder / "a").write_bytes(b"")
     huge = {"a": {"bytes": 2**40, "sha256": ["x"] * 2**14}}
     resign(folder, lambda content: content.update(files=huge))
-    assert manifest.verify(folder) == f"a has 0 bytes, and {2**40} were saved"
+    assert manifest.verify(folder) == f"a has 0 bytes, but {2**40} were saved"
 
 
-def test_a_deep_manifest_and_one_that_is_no_file_are_damage(folder: Path) -> None:
+def test_a_deeply_nested_manifest_or_a_folder_in_its_place_is_damage(folder: Path) -> None:
     path = folder / manifest.NAME
     path.write_text("[" * 10**6)
     assert manifest.verify(folder) == "manifest.json is damaged: its JSON is nested too deeply"
@@ -209,11 +209,11 @@ def test_a_deep_manifest_and_one_that_is_no_file_are_damage(folder: Path) -> Non
     assert manifest.verify(folder) == "manifest.json is damaged: it is not a regular file"
 
 
-def test_links_and_pipes_in_a_checkpoint_are_refused_and_no_damage(
+def test_links_and_pipes_in_a_checkpoint_are_rejected_but_not_damage(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "link").symlink_to(folder)
-    assert manifest.verify(tmp_path / "link") == ""  # the folder itself may be one
+    assert manifest.verify(tmp_path / "link") == ""  # the folder itself may be a link
 
     def refused(words: str) -> None:
         with pytest.raises(InputError, match=rf"{words}: copy the checkpoint without links \(cp"):
@@ -239,14 +239,14 @@ def test_links_and_pipes_in_a_checkpoint_are_refused_and_no_damage(
     refused("deep/unlisted is a pipe or a device")
 
 
-def test_another_versions_format_is_no_damage(folder: Path) -> None:
+def test_the_format_of_another_version_is_not_damage(folder: Path) -> None:
     resign(folder, lambda content: content.update(format=2))
-    with pytest.raises(InputError, match=r"has format 2, and this version reads 1: take the"):
+    with pytest.raises(InputError, match=r"has format 2, but this version reads format 1: use the"):
         manifest.verify(folder)
-    assert manifest.look(folder) == "manifest.json has format 2, and this version reads 1"
+    assert manifest.look(folder) == "manifest.json has format 2, but this version reads format 1"
 
 
-def test_nothing_is_left_where_it_cannot_be_written(
+def test_a_failed_write_leaves_nothing_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / manifest.NAME).unlink()

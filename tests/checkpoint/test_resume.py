@@ -1,4 +1,4 @@
-"""Which checkpoint a resume takes: no damage is missed, and what is whole is found."""
+"""Tests which checkpoint a resume uses: damage is detected, and intact checkpoints are found."""
 
 import dataclasses
 import errno
@@ -24,7 +24,7 @@ from jaxtrain.training import run_directory
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with checkpoints 4 and 9 and best 4, for tests that only read it, or copy it."""
+    """Saves a run with checkpoints 4 and 9 and best 4, for tests that only read or copy it."""
     directory = tmp_path_factory.mktemp("saved")
     checkpoints = saver.Checkpoints(directory / "checkpoints", 2)
     save(checkpoints, 4, 9)
@@ -43,16 +43,18 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "meta/metadata",
     ],
 )
-def test_an_incomplete_folder_is_never_taken(saved: Path, tmp_path: Path, loss: str) -> None:
+def test_an_incomplete_checkpoint_is_never_used(saved: Path, tmp_path: Path, loss: str) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     (run / "checkpoints" / "9" / loss).unlink()
     (run / "checkpoints" / "12.orbax-checkpoint-tmp").mkdir()
     (run / "checkpoints" / "13").mkdir()
     assert layout.steps(run / "checkpoints") == [4]
-    with pytest.raises(InputError, match=r"no complete checkpoint 9 \(.*\): complete ones are 4"):
+    with pytest.raises(
+        InputError, match=r"no complete checkpoint 9 \(.*\); complete checkpoints: 4"
+    ):
         resume.choose("9", run, tmp_path)
-    with pytest.raises(InputError, match=r"not a complete checkpoint .*beside it are 4"):
+    with pytest.raises(InputError, match=r"not a complete checkpoint .*in the same folder: 4"):
         resume.choose(str(run / "checkpoints" / "9"), None, tmp_path)
     with pytest.raises(InputError, match="not a complete checkpoint"):
         layout.read_meta(run / "checkpoints" / "9")
@@ -70,7 +72,7 @@ def test_find_latest(saved: Path, tmp_path: Path) -> None:
     for name, step in (("2026-01-02", "9"), ("2026-01-03", "4")):
         shutil.copytree(saved / "checkpoints" / step, runs / name / "checkpoints" / step)
     (runs / "2026-01-04" / "checkpoints").mkdir(parents=True)
-    # 4 was saved before 9, though its folder sorts after: the run that saved last is the newest.
+    # 4 was saved before 9, although its folder sorts after it: the time of the save counts.
     assert resume.choose("latest", None, runs) == runs / "2026-01-02" / "checkpoints" / "9"
     shutil.copytree(runs / "2026-01-02", runs / "2026-01-05")
     assert resume.choose("latest", None, runs) == runs / "2026-01-05" / "checkpoints" / "9"
@@ -82,13 +84,13 @@ def test_find_step_and_path(saved: Path, tmp_path: Path) -> None:
     assert resume.choose(str(kept / "4"), None, tmp_path) == kept / "4"
     assert resume.choose(str(saved), tmp_path / "other", tmp_path) == kept / "9"
     assert resume.choose(str(saved / "best"), None, tmp_path) == saved / "best" / "4"
-    with pytest.raises(InputError, match=r"complete ones are 4, 9, and 4 as the best"):
+    with pytest.raises(InputError, match=r"complete checkpoints: 4, 9; best: 4"):
         resume.choose("5", saved, tmp_path)
-    with pytest.raises(InputError, match="needs --output-dir"):
+    with pytest.raises(InputError, match="requires --output-dir"):
         resume.choose("5", None, tmp_path)
-    with pytest.raises(InputError, match=r"nowhere: there is no such folder"):
+    with pytest.raises(InputError, match=r"nowhere: no such folder"):
         resume.choose(str(tmp_path / "nowhere"), None, tmp_path)
-    with pytest.raises(InputError, match="holds no complete checkpoint"):
+    with pytest.raises(InputError, match="no complete checkpoint found there"):
         resume.choose(str(tmp_path), None, tmp_path)
 
 
@@ -115,14 +117,14 @@ def delete(path: Path, rng: random.Random) -> None:
 
 
 def exchange(path: Path, rng: random.Random) -> None:
-    """For the same file of the step before; or where there is none, for one without content."""
+    """Replaces the file by that of the previous step, or by an empty file if there is none."""
     before = path.parents[len(path.parts) - path.parts.index("9") - 2].parent / "4"
     other = before / path.relative_to(before.parent / "9")
     path.write_bytes(other.read_bytes() if other.exists() else b"")
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, lengthen, delete, exchange])
-def test_no_damage_to_any_file_is_missed(
+def test_damage_to_any_file_is_detected(
     saved: Path, tmp_path: Path, damage: Callable[[Path, random.Random], None]
 ) -> None:
     names = [
@@ -161,7 +163,9 @@ def spoil(path: Path) -> None:
     flip(path / "state/_METADATA", random.Random(0))
 
 
-def test_falls_back_as_far_as_it_must(saved: Path, tmp_path: Path) -> None:
+def test_falls_back_to_the_best_checkpoint_if_all_others_are_damaged(
+    saved: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     spoil(run / "checkpoints" / "9")
@@ -173,26 +177,26 @@ def test_falls_back_as_far_as_it_must(saved: Path, tmp_path: Path) -> None:
     assert [path.name for path in (run / "damaged").iterdir()] == ["checkpoints"]
 
 
-def test_nothing_starts_anew_beside_damaged_checkpoints(saved: Path, tmp_path: Path) -> None:
+def test_no_fresh_start_if_all_checkpoints_are_damaged(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     for path in ("checkpoints/9", "checkpoints/4", "best/4"):
         spoil(run / path)
     before = files_of(run)
-    for _ in range(2):  # nothing is moved, or the second try would start anew
+    for _ in range(2):  # nothing is moved, or the second attempt would start from scratch
         with pytest.raises(InputError) as caught:
             resume.choose("latest", run, tmp_path)
         assert "\n" not in str(caught.value)
         assert re.fullmatch(
             rf"--resume latest: no checkpoint of {run} is intact \(checkpoints/9: state/_METADATA "
-            r"has other bytes .*, and 2 more; .*, and more than 0 updates would be trained again: "
-            r"to start from scratch give another --output-dir, or move .*",
+            r"was changed after .*, and 2 more; .*, and more than 0 steps would be lost: "
+            r"to start from scratch, give another --output-dir or move .*",
             str(caught.value),
         )
     assert files_of(run) == before
 
 
-def test_a_first_save_that_did_not_end_starts_anew(saved: Path, tmp_path: Path) -> None:
+def test_an_unfinished_first_save_leads_to_a_fresh_start(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
     (run / "checkpoints" / "9" / "manifest.json").unlink()
@@ -201,7 +205,7 @@ def test_a_first_save_that_did_not_end_starts_anew(saved: Path, tmp_path: Path) 
     assert said[-1] == f"warning: no intact checkpoint is left in {run}"
 
 
-def test_where_little_is_lost_the_run_begins_again(saved: Path, tmp_path: Path) -> None:
+def test_a_fresh_start_if_few_steps_are_lost(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for folder in ("checkpoints", "best"):
         shutil.copytree(saved / "checkpoints" / "9", run / folder / "9")
@@ -213,8 +217,8 @@ def test_where_little_is_lost_the_run_begins_again(saved: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["spoiled", "unmarked", "one is left", "all were moved"])
-def test_a_long_run_never_begins_again_by_itself(saved: Path, tmp_path: Path, how: str) -> None:
-    """Whatever is wrong with its checkpoints, and in whatever order that was found."""
+def test_a_long_run_never_restarts_from_scratch(saved: Path, tmp_path: Path, how: str) -> None:
+    """Whatever the damage, and whether or not it was found before."""
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     for path in ("checkpoints/9", "checkpoints/4", "best/4"):
@@ -230,13 +234,13 @@ def test_a_long_run_never_begins_again_by_itself(saved: Path, tmp_path: Path, ho
         (run / "checkpoints" / "4").rename(run / "damaged" / "checkpoints" / "4")
     before = files_of(run)
     for _ in range(2):
-        with pytest.raises(InputError, match=r"more than 8 updates would be trained again"):
+        with pytest.raises(InputError, match=r"more than 8 steps would be lost"):
             resume.choose("latest", run, tmp_path, max_lost_updates=8)
     assert files_of(run) == before
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
-def test_what_cannot_be_read_now_is_not_moved(
+def test_checkpoints_with_temporary_read_errors_are_not_moved(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     run = tmp_path / "run"
@@ -258,7 +262,7 @@ def test_what_cannot_be_read_now_is_not_moved(
     assert files_of(run) == [".lock", *before]
 
 
-def test_a_damaged_best_one_is_moved_though_it_is_not_taken(saved: Path, tmp_path: Path) -> None:
+def test_a_damaged_best_checkpoint_is_moved_even_if_not_used(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     spoil(run / "best" / "4")
@@ -267,7 +271,7 @@ def test_a_damaged_best_one_is_moved_though_it_is_not_taken(saved: Path, tmp_pat
     assert layout.steps(run / "best") == []
 
 
-def test_two_damaged_ones_of_a_step_do_not_collide(saved: Path, tmp_path: Path) -> None:
+def test_several_damaged_checkpoints_of_a_step_do_not_collide(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for _ in range(3):
         shutil.copytree(saved / "checkpoints", run / "checkpoints", dirs_exist_ok=True)
@@ -277,19 +281,18 @@ def test_two_damaged_ones_of_a_step_do_not_collide(saved: Path, tmp_path: Path) 
     assert sorted(path.name for path in aside.iterdir()) == ["9", "9.2", "9.3"]
 
 
-def test_what_cannot_be_moved_is_passed_over(saved: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_that_cannot_be_moved_is_skipped(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     spoil(run / "checkpoints" / "9")
     (run / "damaged").write_text("in the way: not even root makes a folder in it")
     said: list[str] = []
     assert resume.choose("latest", run, tmp_path, said.append) == run / "checkpoints" / "4"
-    assert "cannot be moved to" in said[0]
-    assert said[0].endswith("and is passed over")
+    assert "and skipped; it cannot be moved to" in said[0]
     assert (run / "checkpoints" / "9").is_dir()
 
 
-def test_a_link_in_the_place_of_the_reason_is_not_followed(saved: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_as_reason_file_is_not_followed(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     (run / "checkpoints" / "9" / "meta" / "metadata").unlink()
@@ -300,7 +303,7 @@ def test_a_link_in_the_place_of_the_reason_is_not_followed(saved: Path, tmp_path
     assert "moved from" in (run / "damaged" / "checkpoints" / "9" / "reason.txt").read_text()
 
 
-def test_a_reason_that_cannot_be_written_stops_nobody(
+def test_failing_to_write_the_reason_only_warns(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -316,7 +319,7 @@ def test_a_reason_that_cannot_be_written_stops_nobody(
     assert "reason.txt cannot be written (No space left on device)" in said[1]
 
 
-def test_an_explicit_wish_is_refused_and_nothing_moves(saved: Path, tmp_path: Path) -> None:
+def test_a_damaged_step_or_path_is_rejected_and_nothing_moves(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     spoil(run / "checkpoints" / "9")
@@ -325,7 +328,7 @@ def test_an_explicit_wish_is_refused_and_nothing_moves(saved: Path, tmp_path: Pa
         with pytest.raises(InputError) as caught:
             resume.choose(wish, run, tmp_path)
         message = str(caught.value)
-        assert "state/_METADATA has other bytes than were saved" in message
+        assert "state/_METADATA was changed after it was saved" in message
         assert "4" in message.rpartition(": ")[2] + message.rpartition(";")[2]
         assert "\n" not in message
     assert files_of(run) == before
@@ -333,7 +336,9 @@ def test_an_explicit_wish_is_refused_and_nothing_moves(saved: Path, tmp_path: Pa
     assert resume.choose("4", run, tmp_path) == run / "best" / "4"  # the same state
 
 
-def test_the_run_that_saved_last_falls_back_within_itself(saved: Path, tmp_path: Path) -> None:
+def test_an_older_checkpoint_of_the_newest_run_precedes_older_runs(
+    saved: Path, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
     for name in ("old", "new"):
         shutil.copytree(saved / "checkpoints", runs / name / "checkpoints")
@@ -345,10 +350,47 @@ def test_the_run_that_saved_last_falls_back_within_itself(saved: Path, tmp_path:
         spoil(runs / "new" / "checkpoints" / step)
     said: list[str] = []
     assert resume.choose("latest", None, runs, said.append) == runs / "old" / "checkpoints" / "4"
-    assert f"passed over a later run: --resume latest: no checkpoint of {runs / 'new'}" in said[0]
+    assert len(said) == 1
+    assert f"warning: no checkpoint of {runs / 'new'} is intact (checkpoints/9: state/" in said[0]
+    instead = runs / "old" / "checkpoints" / "4"
+    assert said[0].endswith(f"resuming an older run from {instead} instead")
 
 
-def test_leftovers_of_an_interrupted_save_are_no_damage(saved: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_lost", [0, 100])
+@pytest.mark.parametrize("damage", ["a byte", "no record", "moved"])
+def test_resuming_an_older_run_is_never_silent(
+    saved: Path, tmp_path: Path, damage: str, max_lost: int
+) -> None:
+    """Whether the newer run's only save is damaged, lacks its records, or was moved before."""
+    runs = tmp_path / "runs"
+    new, old = (runs / name / "checkpoints" for name in ("new", "old"))
+    shutil.copytree(saved / "checkpoints" / "4", old / "4")
+    shutil.copytree(saved / "checkpoints" / "9", new / "9")
+    if damage == "no record":
+        (new / "9" / "_CHECKPOINT_METADATA").unlink()
+        (new / "9" / "manifest.json").unlink()
+    else:
+        spoil(new / "9")
+    if damage == "moved":
+        (runs / "new" / "damaged" / "checkpoints").mkdir(parents=True)
+        (new / "9").rename(runs / "new" / "damaged" / "checkpoints" / "9")
+    for _ in range(2):  # also the second time, when the damaged checkpoint may have been moved
+        said: list[str] = []
+        found = resume.choose("latest", None, runs, said.append, max_lost_updates=max_lost)
+        assert found == old / "4"
+        assert f"warning: no checkpoint of {runs / 'new'} is intact (" in said[-1]
+        assert said[-1].endswith(f": resuming an older run from {old / '4'} instead")
+
+
+def test_without_an_older_run_a_damaged_run_is_refused(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "new"
+    shutil.copytree(saved / "checkpoints" / "9", run / "checkpoints" / "9")
+    (run / "checkpoints" / "9" / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(InputError, match=rf"no checkpoint of {run} is intact .*more than 8 steps"):
+        resume.choose("latest", None, run.parent, max_lost_updates=8)
+
+
+def test_leftovers_of_an_interrupted_save_are_not_damage(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     for name in ("12.orbax-checkpoint-tmp", "3.deleted", "15.partial"):
@@ -359,7 +401,7 @@ def test_leftovers_of_an_interrupted_save_are_no_damage(saved: Path, tmp_path: P
     assert not (run / "damaged").exists()
 
 
-def test_a_restore_verifies_by_itself(saved: Path, tmp_path: Path) -> None:
+def test_restore_verifies_the_checkpoint(saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "9"
     shutil.copytree(saved / "checkpoints" / "9", path)
     data = max((path / "state").rglob("d/*"), key=lambda one: one.stat().st_size)
@@ -369,9 +411,7 @@ def test_a_restore_verifies_by_itself(saved: Path, tmp_path: Path) -> None:
         restore(path, target)
 
 
-def test_a_checkpoint_is_expected_where_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_is_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "output"
     assert not resume.is_expected(None, tmp_path, root)
     assert not resume.is_expected("latest", tmp_path, root)
@@ -387,7 +427,7 @@ SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode=
 
 
 def described(run: config.Run, fingerprint: str) -> dict[str, Any]:
-    """What a checkpoint of this run says, as far as :func:`resume.check_same_run` reads it."""
+    """Returns a checkpoint's metadata, as far as :func:`resume.check_same_run` reads it."""
     return {
         "fingerprint": fingerprint,
         "config": config.to_dict(run),
@@ -407,7 +447,7 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], say: Callable[[st
     )
 
 
-def test_a_resumed_run_goes_on_with_its_best(
+def test_a_resumed_run_keeps_its_best_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = {tmp_path / "run" / "best" / "3"}
@@ -420,12 +460,12 @@ def test_a_resumed_run_goes_on_with_its_best(
         settings = dataclasses.replace(SETTINGS, **other)
         assert resume.best_so_far(best, settings, start, tmp_path / "run") is None
     assert resume.best_so_far(None, SETTINGS, start, tmp_path / "run") is None
-    there.clear()  # the folder is lost
+    there.clear()  # the best checkpoint is lost
     assert resume.best_so_far(best, SETTINGS, start, tmp_path / "run") is None
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_process_zero_says_whether_the_best_one_is_there(
+def test_process_zero_decides_whether_the_best_checkpoint_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     monkeypatch.setattr(resume, "is_complete", lambda path: not there)  # seen by this process
@@ -440,7 +480,9 @@ def test_process_zero_says_whether_the_best_one_is_there(
 @pytest.mark.parametrize(
     ("change", "named"), [({"seed": 7}, "seed 7"), ({}, "fingerprint other"), (None, None)]
 )
-def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None) -> None:
+def test_a_resume_rejects_another_seed_or_other_data(
+    change: dict[str, Any] | None, named: str | None
+) -> None:
     saved = described(RUN, "other" if change == {} else "same")
     now = described(dataclasses.replace(RUN, **(change or {})), "same")
     if named is None:
@@ -461,10 +503,10 @@ def test_what_a_resume_refuses(change: dict[str, Any] | None, named: str | None)
         ({"clips_per_video": 6}, "--data.path and --data.clips_per_group 1, or"),
     ],
 )
-def test_a_resume_with_other_groups_of_clips_says_which_there_were(
+def test_a_resume_with_other_clip_groups_prints_the_original_flags(
     had: dict[str, Any], named: str
 ) -> None:
-    """Of a checkpoint from before there were groups too."""
+    """Including a checkpoint from before clips were grouped."""
     run = config.load("h100_8", ["--data.clips_per_video", "6"])
     now, saved = described(run, "now"), described(run, "then")
     data = {name: value for name, value in saved["config"]["data"].items() if "group" not in name}
@@ -473,7 +515,7 @@ def test_a_resume_with_other_groups_of_clips_says_which_there_were(
         check_same_run(saved, now, print)
 
 
-def test_other_versions_are_said() -> None:
+def test_different_versions_are_printed() -> None:
     saved, now = described(RUN, "same"), described(RUN, "same")
     saved["versions"] = saved["versions"] | {"grain": "0.0.1"}
     said: list[str] = []
@@ -483,15 +525,15 @@ def test_other_versions_are_said() -> None:
     ]
 
 
-def test_a_step_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_step_of_a_missing_run_directory_is_rejected(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    with pytest.raises(InputError, match=rf"^--resume 400: there is no folder {gone}: give the "):
+    with pytest.raises(InputError, match=rf"^--resume 400: {gone} does not exist: give the "):
         resume.choose("400", gone, tmp_path)
     assert not gone.exists()
 
 
-def test_a_rollback_falls_back_to_one_off_cadence(tmp_path: Path) -> None:
-    """All at cadence may be damaged while one that a stop signal left behind is intact."""
+def test_a_rollback_falls_back_to_an_irregular_checkpoint(tmp_path: Path) -> None:
+    """All regular checkpoints may be damaged while one saved by a stop signal is intact."""
     checkpoints = saver.Checkpoints(tmp_path / "checkpoints", 3, lambda line: None)
     save(checkpoints, 3, 4)
     checkpoints.close()
@@ -502,7 +544,7 @@ def test_a_rollback_falls_back_to_one_off_cadence(tmp_path: Path) -> None:
     assert "is damaged" in said[0]
 
 
-def test_a_run_may_be_named_by_digits(tmp_path: Path) -> None:
+def test_a_run_directory_may_be_named_by_digits(tmp_path: Path) -> None:
     run = tmp_path / "1"
     checkpoints = saver.Checkpoints(run / "checkpoints", 3, lambda line: None)
     save(checkpoints, 4)

@@ -1,4 +1,4 @@
-"""Saving, keeping, finding and restoring, on one process with eight virtual devices."""
+"""Tests saving, retaining, finding and restoring, with one process and eight virtual devices."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def saver(run: Path) -> Iterator[Checkpoints]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with checkpoints 4 and 9 and best 4, for tests that only read it, or copy it."""
+    """Saves a run with checkpoints 4 and 9 and best 4, for tests that only read or copy it."""
     directory = tmp_path_factory.mktemp("saved")
     checkpoints = Checkpoints(directory / "checkpoints", 2)
     save(checkpoints, 4, 9)
@@ -86,7 +86,7 @@ def test_special_bits_survive(saver: Checkpoints) -> None:
     same(restore(latest, target_of(state, mesh_of(4))), state)
 
 
-def test_the_next_step_does_not_reach_into_a_save(saver: Checkpoints) -> None:
+def test_the_next_step_does_not_change_a_save_in_progress(saver: Checkpoints) -> None:
     state = make_state(1, big=1 << 20)
     before = jax.tree.map(np.array, state)
     overwrite = jax.jit(
@@ -105,7 +105,7 @@ def test_the_next_step_does_not_reach_into_a_save(saver: Checkpoints) -> None:
     same(restore(latest, target_of(before, mesh_of(8))), before)
 
 
-def test_reads_a_part(saved: Path) -> None:
+def test_restores_a_subset(saved: Path) -> None:
     state = make_state(9)
     only_params = {"params": target_of(state, mesh_of(4)).params}
     restored = restore(saved / "checkpoints" / "9", only_params, subset=True)
@@ -114,11 +114,11 @@ def test_reads_a_part(saved: Path) -> None:
         restore(saved / "checkpoints" / "9", only_params)
 
 
-def test_another_shape_is_named_before_anything_is_read(saved: Path, tmp_path: Path) -> None:
+def test_a_different_shape_is_reported_before_anything_is_read(saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "9"
     shutil.copytree(saved / "checkpoints" / "9", path)
     for data in (path / "state" / "d").iterdir():
-        data.write_bytes(bytes(data.stat().st_size))  # whoever reads an array now fails
+        data.write_bytes(bytes(data.stat().st_size))  # reading an array would fail now
     with pytest.raises(InputError) as caught:
         restore(path, target_of(make_state(9, width=4), mesh_of(8)), verified=True)
     message = str(caught.value)
@@ -129,15 +129,15 @@ def test_another_shape_is_named_before_anything_is_read(saved: Path, tmp_path: P
     assert "more" in message
     assert "\n" not in message
     one = {"step": target_of(make_state(9), mesh_of(1)).step}
-    with pytest.raises(InputError, match=r"cannot be read .*resume from another one"):
+    with pytest.raises(InputError, match=r"cannot be read .*resume from another checkpoint"):
         restore(path, one, subset=True, verified=True)
     with pytest.raises(
-        InputError, match=r"is damaged .*checksum is wrong\): resume from another one"
+        InputError, match=r"is damaged .*checksum is wrong\): resume from another checkpoint"
     ):
         restore(path, one, subset=True)
 
 
-def test_another_dtype_is_not_cast(saved: Path) -> None:
+def test_a_different_dtype_is_not_cast(saved: Path) -> None:
     target = target_of(make_state(9), mesh_of(1))
     bias = target.params["encoder.0.bias"]
     target.params["encoder.0.bias"] = jax.ShapeDtypeStruct(
@@ -159,7 +159,7 @@ def test_keeps_the_newest_and_one_best(run: Path) -> None:
     assert layout.latest_in(run / "checkpoints") == run / "checkpoints" / "6"
 
 
-def test_the_best_of_the_checkpoints_is_written_once(run: Path) -> None:
+def test_the_best_checkpoint_is_written_once(run: Path) -> None:
     checkpoints = Checkpoints(run / "checkpoints", 1)
     for step in (2, 4, 6):
         checkpoints.save(make_state(step), meta_of(step), best=step < 6)
@@ -169,7 +169,7 @@ def test_the_best_of_the_checkpoints_is_written_once(run: Path) -> None:
             assert names[0].samefile(names[1])
     checkpoints.close()
     assert layout.steps(run / "checkpoints") == [6]
-    assert layout.steps(run / "best") == [4]  # it outlives its other name
+    assert layout.steps(run / "best") == [4]  # it survives the deletion of its other link
     state = make_state(4)
     restored = restore(run / "best" / "4", target_of(state, mesh_of(1)))
     np.testing.assert_array_equal(
@@ -201,7 +201,7 @@ def test_a_resume_from_an_earlier_step_supersedes_the_later_ones(
     save(saver, 4, 8)
     said: list[str] = []
     resumed = Checkpoints(run / "checkpoints", 2, said.append)
-    assert layout.steps(run / "checkpoints") == [4, 8]  # nothing moves before there is more
+    assert layout.steps(run / "checkpoints") == [4, 8]  # nothing moves before the next save
     resumed.save(make_state(6), meta_of(6))
     resumed.close()
     assert layout.steps(run / "checkpoints") == [4, 6]
@@ -216,13 +216,15 @@ def test_step_and_meta_must_agree(saver: Checkpoints) -> None:
         saver.save(make_state(5), meta_of(4))
 
 
-def test_nothing_is_written_where_a_lost_disk_was(saver: Checkpoints, run: Path) -> None:
-    """Its mount point is a folder too, of the disk below."""
+def test_nothing_is_written_below_the_mount_point_of_a_lost_disk(
+    saver: Checkpoints, run: Path
+) -> None:
+    """The mount point is a folder of the parent disk."""
     folder, away = run / "checkpoints", run / "away"
     save(saver, 2)
     folder.rename(away)
     folder.mkdir()
-    with pytest.raises(SaveFailed, match=r"checkpoints is another folder than before\)"):
+    with pytest.raises(SaveFailed, match=r"checkpoints is not the same folder as before\)"):
         saver.save(make_state(4), meta_of(4))
     assert list(folder.iterdir()) == []
     folder.rmdir()
@@ -261,7 +263,7 @@ except SaveFailed as error:
     print(error)
 names()
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-checkpoints.wait()  # told once
+checkpoints.wait()  # reported once
 save(4)
 checkpoints.close()
 names()
@@ -294,8 +296,8 @@ folder.unlink()
 """
 
 
-def test_a_folder_that_cannot_be_made_holds_nobody(run: Path, checkout: Path) -> None:
-    """Neither the save nor the end of the program: Orbax's threads wait 300 s for the folder."""
+def test_a_folder_that_cannot_be_created_blocks_nothing(run: Path, checkout: Path) -> None:
+    """Neither the save nor the exit, although Orbax's threads would wait 300 s for the folder."""
     folder = run / "checkpoints"
     ended = subprocess.run(
         [sys.executable, "-c", GONE, str(folder)],
@@ -313,9 +315,9 @@ def test_a_folder_that_cannot_be_made_holds_nobody(run: Path, checkout: Path) ->
     assert manifest.verify(run / "away" / "2") == ""
 
 
-def test_a_full_disk_surfaces_and_spares_the_older_checkpoint(run: Path) -> None:
+def test_a_full_disk_is_reported_and_keeps_the_older_checkpoint(run: Path) -> None:
     folder = run / "checkpoints"
-    ended = subprocess.run(  # apart: what Orbax leaves behind after a failure disturbs other tests
+    ended = subprocess.run(  # separate, as leftovers of Orbax after a failure disturb other tests
         [sys.executable, "-c", FULL_DISK, str(folder)],
         capture_output=True,
         text=True,
@@ -328,20 +330,20 @@ def test_a_full_disk_surfaces_and_spares_the_older_checkpoint(run: Path) -> None
     assert f"checkpoint {folder / '4'} could not be written (" in error
     assert "File too large" in error
     assert f"the newest complete one is {folder / '2'}" in error
-    assert after_failure == "['2']"  # and no half one
-    assert after_next == "['4']"  # the next save works, also of the step that failed
+    assert after_failure == "['2']"  # and no partial one
+    assert after_next == "['4']"  # the next save works, including the failed step
     assert "ERROR:absl" not in ended.stderr
     assert issubclass(SaveFailed, RunAgain)
 
 
-def test_a_checkpoint_that_was_not_closed_is_incomplete(saved: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_not_committed_is_incomplete(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "checkpoints" / "9", tmp_path / "9")
     marker = tmp_path / "9" / "_CHECKPOINT_METADATA"
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"commit_timestamp_nsecs": None}))
     assert not layout.is_complete(tmp_path / "9")
 
 
-def test_leftovers_are_swept(saved: Path, tmp_path: Path) -> None:
+def test_leftovers_are_removed(saved: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     for name in ("12.orbax-checkpoint-tmp", "3.deleted", "mine"):

@@ -31,16 +31,16 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 
 # What stands in the last line of stderr; None where the command does it.
 NO_VIDEO = {
-    "gone.mp4": "gone.mp4: No such file or directory; name a whole video file",
+    "gone.mp4": "gone.mp4: No such file or directory: pass an intact video file",
     "text.mp4": "text.mp4: cannot be read: Invalid data",
-    "empty.mp4": "empty.mp4: is empty; name a whole video file",
-    "none.mp4": "none.mp4: holds no video",
+    "empty.mp4": "empty.mp4: is empty: pass an intact video file",
+    "none.mp4": "none.mp4: has no video",
     "one.mp4": None,
     "odd.mkv": None,
-    "sound.mp4": "sound.mp4: holds no video stream; name a whole video file",
+    "sound.mp4": "sound.mp4: has no video stream: pass an intact video file",
 }
-NOT_USABLE = "{name}: none of 1 videos can be used; see what was left out above"
-NO_PIECE = "none of 1 video gave a piece; "
+NOT_USABLE = "{name}: none of 1 videos can be used; see the skipped files above"
+NO_PIECE = "no clip could be cut from 1 video; "
 WORDS: dict[str, dict[str, str | None]] = {
     "encode": NO_VIDEO,
     "reconstruct": NO_VIDEO,
@@ -53,9 +53,9 @@ WORDS: dict[str, dict[str, str | None]] = {
 REASONS = {
     "text.mp4": "text.mp4: cannot be read: Invalid data",
     "empty.mp4": "empty.mp4: is empty",
-    "none.mp4": "none.mp4: holds no video",
+    "none.mp4": "none.mp4: has no video",
     "one.mp4": "one.mp4: ",
-    "sound.mp4": "sound.mp4: holds no video stream",
+    "sound.mp4": "sound.mp4: has no video stream",
 }
 
 
@@ -151,6 +151,4 @@ def test_a_single_frame_is_enough_where_one_is_asked_for(
     assert set(found["metrics"]) == {"psnr", "ssim"}
     size = ("--height", 16, "--width", 16, "--min-side", 16, "--workers", 1)
     assert run("prepare", "clips", video, tmp_path / "out", *size, "--min-frames", 1) == 0
-    assert (
-        "1 piece, 1 frame, of 1 video; 0 videos dropped, 0 frames left" in capsys.readouterr().out
-    )
+    assert "1 clip, 1 frame, from 1 video; dropped 0 videos and 0 frames" in capsys.readouterr().out

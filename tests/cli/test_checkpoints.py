@@ -65,7 +65,7 @@ def test_lists_what_is_whole_and_changes_nothing(
     saved_at = manifest.read(run / "checkpoints" / "9").saved
     assert rows[1][1][:10] == saved_at[:10]
     assert re.fullmatch(r"0\.\d MiB", rows[1][3])
-    assert last == [f"--resume latest would take {run / 'checkpoints' / '9'}"]
+    assert last == [f"--resume latest would resume from {run / 'checkpoints' / '9'}"]
 
 
 def test_names_what_is_damaged_and_what_a_resume_would_take(
@@ -83,7 +83,7 @@ def test_names_what_is_damaged_and_what_a_resume_would_take(
     assert rows["checkpoints/9"].startswith("DAMAGED: manifest.json is missing")
     assert rows["best/4"].startswith("DAMAGED: meta/metadata has 2 bytes")
     taken = run / "checkpoints" / "4"
-    assert text.splitlines()[-1] == f"--resume latest would take {taken}"
+    assert text.splitlines()[-1] == f"--resume latest would resume from {taken}"
     found = json.loads(report.read_text())
     assert found["latest"] == str(taken)
     assert [one["step"] for one in found["checkpoints"]] == [4, 9, 4, 12]
@@ -93,7 +93,7 @@ def test_names_what_is_damaged_and_what_a_resume_would_take(
     assert command.main([str(run)]) == 0  # all that a run would use is whole
     moved = {row[0]: row[-1] for row in table(capsys.readouterr().out)}
     for name in ("checkpoints/9", "best/4"):
-        aside = rows[name].replace("DAMAGED", "put aside as damaged")
+        aside = rows[name].replace("DAMAGED", "moved, damaged")
         assert moved[f"damaged/{name}"] == aside
     assert "checkpoints/9" not in moved
     (run / "checkpoints" / "4" / "meta" / "metadata").write_text("{}")
@@ -107,13 +107,13 @@ def test_a_run_without_a_whole_one_would_not_start_anew(
         (run / path / "manifest.json").write_text("")
     assert command.main([str(run)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "--resume latest would take none: it would be refused"
+    assert last == "--resume latest would be refused: no checkpoint can be used"
     with pytest.raises(InputError, match="is intact"):
         resume.choose("latest", run, tmp_path, lambda line: None)
     (run / "config.json").write_text('{"checkpoint": {"every": 9}}')  # the first save of a run
     assert command.main([str(run)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "--resume latest would take none: the run would start from scratch"
+    assert last == "--resume latest would start from scratch: no checkpoint can be used"
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
     shutil.rmtree(run / "best")
@@ -122,10 +122,10 @@ def test_a_run_without_a_whole_one_would_not_start_anew(
 
 def test_wrong_use(run: Path, tmp_path: Path) -> None:
     for arguments, words in (
-        ([str(tmp_path / "nowhere")], "there is no such folder"),
-        ([str(tmp_path)], "holds no checkpoints/; name a run's directory$"),
-        ([str(run / "checkpoints" / "9")], f"name a run's directory, as {run}$"),
-        ([str(run / "checkpoints")], f"name a run's directory, as {run}$"),
+        ([str(tmp_path / "nowhere")], "no such folder"),
+        ([str(tmp_path)], "has no checkpoints/; pass a run directory$"),
+        ([str(run / "checkpoints" / "9")], f"pass a run directory, such as {run}$"),
+        ([str(run / "checkpoints")], f"pass a run directory, such as {run}$"),
         ([str(run), "--jsn", "x"], "--jsn x"),
         ([str(run), "--json"], "expected one argument"),
         ([str(run), "--json", str(tmp_path / "no" / "x.json")], "does not exist: create it"),
@@ -191,7 +191,7 @@ def test_what_cannot_be_read_now_is_no_damage(
     code, rows, last = last_line(run, capsys)
     why = f"{run / folder / 'meta' / 'metadata'} cannot be read now (Input/output error)"
     assert (code, rows[folder]) == (1, f"UNKNOWN: {why}")
-    assert last == f"--resume latest would stop: {folder}: {why}"
+    assert last == f"--resume latest would fail: {folder}: {why}"
     assert resumed(run) == "RunAgain"
 
 
@@ -206,7 +206,7 @@ def test_another_versions_format_is_no_damage(
     assert code == 1
     assert rows["checkpoints/9"].startswith("UNKNOWN: ")
     assert "has format 99" in rows["checkpoints/9"]
-    assert last.startswith("--resume latest would stop: checkpoints/9: ")
+    assert last.startswith("--resume latest would fail: checkpoints/9: ")
     assert resumed(run) == "InputError"
 
 
@@ -242,7 +242,7 @@ def test_what_waits_for_its_successor_is_verified(
         damage(waiting)
     _, rows, last = last_line(run, capsys)
     assert rows["checkpoints/9.replaced"].startswith("DAMAGED" if old == "damaged" else "verified")
-    assert last == f"--resume latest would take {run / taken}"
+    assert last == f"--resume latest would resume from {run / taken}"
     assert resumed(run) == taken
 
 
@@ -267,12 +267,12 @@ def test_a_live_runs_newest_is_being_saved(
         finally:
             process.kill()
     assert code == 0
-    assert rows["checkpoints/9"] == "being saved: by the run at work here"
+    assert rows["checkpoints/9"] == "being saved: by the run that is active here"
     assert last == (
-        f"--resume latest would take {run / 'checkpoints' / '4'}, once the run at work here "
-        f"(process {process.pid} on {socket.gethostname()}) has ended"
+        f"--resume latest would resume from {run / 'checkpoints' / '4'}, after the run that is "
+        f"active here (process {process.pid} on {socket.gethostname()}) has ended"
     )
     code, rows, last = last_line(run, capsys)  # it is dead, and its lock with it
     assert code == 1
     assert rows["checkpoints/9"].startswith("DAMAGED: manifest.json is missing")
-    assert last == f"--resume latest would take {run / 'checkpoints' / '4'}"
+    assert last == f"--resume latest would resume from {run / 'checkpoints' / '4'}"

@@ -61,11 +61,11 @@ def test_diff_says_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shwo"], r"configs has no 'shwo'; did you mean show\?"),
+        (["shwo"], r"configs: unknown action 'shwo'; did you mean show\?"),
         (["show"], "configs show takes one NAME, not nothing"),
         (["diff", "a", "b", "c"], "configs diff takes two names, not a b c"),
         (["list", "x"], "configs list takes no argument, not x"),
-        (["show", "h10_16"], r"no config 'h10_16'; did you mean h100_16\?"),
+        (["show", "h10_16"], r"unknown config 'h10_16'; did you mean h100_16\?"),
         (["show", "h100_8", "--seeed", "3"], r"did you mean --seed\?"),
     ],
 )
@@ -78,5 +78,5 @@ def test_help_and_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert out(capsys) == out(capsys, "--help")
     assert main.main(["configs", "show", "h10_16"]) == 2
     said = capsys.readouterr()
-    assert said.err == "error: no config 'h10_16'; did you mean h100_16?\n"
+    assert said.err == "error: unknown config 'h10_16'; did you mean h100_16?\n"
     assert said.out == ""

@@ -84,11 +84,12 @@ def test_uneven_times_are_said(
     assert run("encode", place / "weights.safetensors", clip, target) == 0
     said = capsys.readouterr().out
     rate = float(Fraction(header(target)["fps"]))
-    assert "c.mkv has uneven times: the file keeps the average rate alone" in said
+    assert "c.mkv has a variable frame rate" in said
     off_s = max(abs(t / 1000 - n / rate) for n, t in enumerate([0, 40, 50, 200, 1000, 1010]))
-    assert f"up to {off_s:.2g} s earlier or later ({rate:.5g} a second)" in said
+    assert f"average of {rate:.5g} frames per second is kept" in said
+    assert f"shifts frames by up to {off_s:.2g} s" in said
     assert run("encode", place / "weights.safetensors", place / "clip.mp4", target) == 0
-    assert "has uneven times" not in capsys.readouterr().out
+    assert "variable frame rate" not in capsys.readouterr().out
 
 
 def test_decoded_it_is_what_reconstruct_gives(place: Path, tmp_path: Path) -> None:
@@ -157,11 +158,11 @@ def whole_numbers(place: Path, to: Path) -> Path:
     [
         (lambda place, to: place / "nowhere.safetensors", "nowhere.* does not exist"),
         (lambda place, to: place, "is a folder"),
-        (lambda place, to: place / "clip.mp4", r"clip\.mp4 is no whole \.safetensors file"),
-        (cut, "is no whole"),
-        (others, "holds no 'latents', which jaxtrain encode writes; there is weights"),
-        (whole_numbers, "latents has the type I32: use one of F32, BF16, F16"),
-        (lambda place, to: changed(place, to, fps=None), "does not say fps of its video"),
+        (lambda place, to: place / "clip.mp4", r"clip\.mp4 is not a complete \.safetensors file"),
+        (cut, "is not a complete"),
+        (others, "does not contain 'latents', which jaxtrain encode writes; it contains weights"),
+        (whole_numbers, "latents has dtype I32: use one of F32, BF16, F16"),
+        (lambda place, to: changed(place, to, fps=None), "lacks the metadata fps"),
         (lambda place, to: changed(place, to, fps="0"), "fps and pixel_aspect must be above 0"),
         (lambda place, to: changed(place, to, fps="1/0"), "its video metadata is invalid"),
         (
@@ -179,10 +180,13 @@ def whole_numbers(place: Path, to: Path) -> Path:
         (lambda place, to: changed(place, to, frames="2147483648"), "limit is 2,147,483,647"),
         (
             lambda place, to: changed(place, to, height="2147483647", padding_bottom="2147483641"),
-            "name the model that encoded it",
+            "pass the model that encoded the video",
         ),
         (lambda place, to: changed(place, to, frames="14"), "4 latents, too few for 14 frames"),
-        (lambda place, to: changed(place, to, height="50"), "name the model that encoded it"),
+        (
+            lambda place, to: changed(place, to, height="50"),
+            "pass the model that encoded the video",
+        ),
     ],
 )
 def test_what_is_no_video_of_latents_is_refused(
@@ -199,7 +203,7 @@ def test_what_is_no_video_of_latents_is_refused(
 def test_another_model_is_refused(place: Path, tmp_path: Path) -> None:
     for fields in ({"latent_channels": 6}, {"patch_size": 2}):
         other = small_autoencoder.save(tmp_path / "other.safetensors", **fields)
-        with pytest.raises(InputError, match="name the model that encoded it"):
+        with pytest.raises(InputError, match="pass the model that encoded the video"):
             decode.main([str(other), str(place / "z.safetensors"), str(tmp_path / "o.mp4")])
 
 
@@ -211,7 +215,7 @@ def test_a_broken_video_leaves_no_latents(place: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"g\.mp4"):
         encode.main([str(weights), str(bad), str(folder / "z.safetensors")])
     assert not list(folder.iterdir())
-    with pytest.raises(InputError, match=r"written as \.safetensors"):
+    with pytest.raises(InputError, match=r"does not end with \.safetensors"):
         encode.main([str(weights), str(place / "clip.mp4"), str(folder / "z.npz")])
 
 

@@ -107,7 +107,8 @@ def test_the_tokens_are_those_without_a_cache(
     ids = model.ids(prompt, tokens=60, choice=choice, seed=7, say=said.append)
     assert [int(one[0]) for one in ids] == by_hand(model, prompt, 60, choice, 7)
     assert said == [
-        "the model sees 24 tokens at once: from here on the last 12 to 24, and nothing before"
+        "the context window of 24 tokens is full: from here on the model sees only the last 12 to "
+        "24 tokens"
     ]
 
 
@@ -186,10 +187,12 @@ def test_the_command_prints_the_text_and_no_more(
     assert run("generate", source / "checkpoints" / "3", "once", *ASKED) == 0
     found = capsys.readouterr()
     assert found.out == expected(model, "once") + "\n"
-    assert re.fullmatch(r"\nnote: the model sees 24 tokens at once: .*\n", found.err)
+    assert re.fullmatch(r"\nnote: the context window of 24 tokens is full: .*\n", found.err)
     assert run("generate", source, "once", *ASKED, "--samples", 2) == 0
     first, second = (expected(model, "once", row, 2) for row in range(2))
-    assert capsys.readouterr().out == f"===== 1 of 2\n{first}\n===== 2 of 2\n{second}\n"
+    assert capsys.readouterr().out == (
+        f"--- completion 1 of 2 ---\n{first}\n--- completion 2 of 2 ---\n{second}\n"
+    )
 
 
 def test_a_terminal_gets_no_control_characters(
@@ -214,13 +217,13 @@ def test_without_a_source_it_takes_the_latest_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("generate", "once") == 2
-    assert "no run in output holds a causal language model" in capsys.readouterr().err
+    assert "no run in output has a causal language model" in capsys.readouterr().err
     (tmp_path / "output").mkdir()
     (tmp_path / "output/latest").symlink_to(source)
     assert run("generate", "once", *ASKED) == 0
     assert capsys.readouterr().out == expected(model, "once") + "\n"
     assert run("generate", "output/latest") == 2
-    assert "TEXT is missing: what shall the model at output/latest" in capsys.readouterr().err
+    assert "missing TEXT: give a prompt, such as output/latest" in capsys.readouterr().err
     for text in ("output", "~nobody went"):  # no names of models
         assert run("generate", text, "--tokens", 2) == 0
     assert run("generate", "x" * 2000) == 2
@@ -237,27 +240,33 @@ def test_without_a_source_it_takes_the_latest_run(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["RUN", ""], "the text is empty: give the model a beginning"),
-        (["RUN", "once " * 40], "tokens with the one that begins it, the model sees 24: give"),
+        (["RUN", ""], "the prompt is empty: pass at least"),
+        (
+            ["RUN", "once " * 40],
+            "tokens with the one that begins it, but the context window has 24: pass",
+        ),
         (["RUN", "a\udcff"], "the text is not UTF-8"),
         (["RUN", "a", "--tokens", "0"], "--tokens 0: use at least 1"),
         (["RUN", "a", "--samples", "0"], "--samples 0: use at least 1"),
         (["RUN", "a", "--seed", "-1"], "--seed -1: use a number from 0 to 4294967295"),
-        (["RUN", "a", "--temperature", "-0.5"], "--temperature -0.5: use 0 for the likeliest"),
-        (["RUN", "a", "--temperature", "1e-7"], "word each time, or at least 1e-06, as 0.8"),
+        (
+            ["RUN", "a", "--temperature", "-0.5"],
+            "--temperature -0.5: use 0 (always the most likely token)",
+        ),
+        (["RUN", "a", "--temperature", "1e-7"], "or at least 1e-06, such as 0.8"),
         (["RUN", "a", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
         (["RUN", "a", "--top-k", "0"], "--top-k 0: use at least 1"),
         (["RUN", "a", "--top-k", "291"], "--top-k 291: use a number from 1 to 290"),
-        (["RUN", "a", "--top-p", "1.2"], "--top-p 1.2: it is a share"),
-        (["RUN", "a", "--topk", "3"], "does not know --topk 3"),
-        (["nowhere", "a"], "nowhere: nothing is there"),
+        (["RUN", "a", "--top-p", "1.2"], "--top-p 1.2: use a probability above 0"),
+        (["RUN", "a", "--topk", "3"], "unknown argument --topk 3"),
+        (["nowhere", "a"], "nowhere does not exist"),
         (
             ["MASKED", "a"],
-            "holds the model mlm, which generate cannot use: it needs one of gpt, llama; to use "
-            "this one: ",
+            "has the model mlm, which generate cannot use: it needs one of gpt, llama; to use "
+            "this model: ",
         ),
-        (["BARE", "a"], "no tokenizer.json in it"),
-        ([__file__, "a"], "is a file of weights, which has no tokenizer"),
+        (["BARE", "a"], "no tokenizer.json found in"),
+        ([__file__, "a"], "is a weights file, which has no tokenizer"),
     ],
 )
 def test_wrong_use_is_said_in_one_line(
@@ -315,7 +324,7 @@ def test_evaluate_foretells_each_token_once(
     assert content["perplexity"] == pytest.approx(np.exp(np.mean(costs)), rel=1e-5)
     bits = sum(costs) / np.log(2) / len(text.encode())
     assert content["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
-    assert f"bits per byte          {bits:.4f}" in out
+    assert f"bits per byte         {bits:.4f}" in out
     assert run("evaluate", source, *given, "--max-tokens", 5, "--json", numbers) == 0
     first = json.loads(numbers.read_text())
     assert first["loss"] == pytest.approx(np.mean(costs[:5]), rel=1e-5)
@@ -326,4 +335,4 @@ def test_evaluate_refuses_a_text_without_a_token(
 ) -> None:
     (tmp_path / "empty.txt").write_text("")
     assert run("evaluate", source, "--data", tmp_path / "empty.txt") == 2
-    assert "there is no token in the text" in capsys.readouterr().err
+    assert "the text has no tokens" in capsys.readouterr().err

@@ -79,14 +79,14 @@ def test_import_and_export_change_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("import", folder, tmp_path / "in") == 0
-    assert "2 layers, 2 heads, width 16, 11 words, 16 positions" in capsys.readouterr().out
+    assert "2 layers, 2 heads, width 16, 11 tokens, 16 positions" in capsys.readouterr().out
     assert run("export", tmp_path / "in", tmp_path / "out", "--format", "hf") == 0
     # Token types: 2 rows of the width, which our positions hold.
-    assert "parameters of mlm (+32 that the other" in capsys.readouterr().out
+    assert "parameters of mlm (+32 that the exported" in capsys.readouterr().out
     for path in folder.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     assert run("export", folder, tmp_path / "file.safetensors") == 0
-    with pytest.raises(InputError, match=r"arrays do not tell the number of attention heads"):
+    with pytest.raises(InputError, match=r"number of attention heads does not follow"):
         mlm.Config.guess(safetensors.numpy.load_file(folder / "model.safetensors"), "file")
 
 
@@ -148,13 +148,13 @@ def test_a_warm_start_takes_the_same_number_of_heads(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "arrays", "message"),
     [
-        ({"hidden_act": "relu"}, {}, r"another network than BERT: hidden_act='relu' \(here 'gelu'"),
+        ({"hidden_act": "relu"}, {}, r"this network is not BERT: hidden_act='relu' \(here 'gelu'"),
         (
             {"attention_probs_dropout_prob": 0.3},
             {},
-            r"=0.3 and hidden_dropout_prob=0.1: this model",
+            r"=0.3 and hidden_dropout_prob=0.1 differ, but this model",
         ),
-        ({"model_type": "gpt2"}, {}, r"model_type is 'gpt2'; known are: bert"),
+        ({"model_type": "gpt2"}, {}, r"unknown model_type 'gpt2'; use one of bert"),
         ({}, {"cls.predictions.bias": None}, r"missing: cls.predictions.bias"),
         ({}, {"bert.more": np.zeros(1, np.float32)}, r"extra: bert.more"),
         (
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_named(
 
 
 def test_a_run_takes_the_tokenizer_of_what_it_starts_from(folder: Path, tmp_path: Path) -> None:
-    """And refuses to learn another one, with which the word vectors mean nothing."""
+    """Training another one is refused: the embeddings would not fit it."""
     data, said = text.Masked(batch_size=1, path=str(tmp_path)), list[str]()
     model = dataclasses.replace(mlm.Config.tiny(), init_from=str(folder))
     (tmp_path / "a.txt").write_text(TEXT)
@@ -196,12 +196,12 @@ def test_a_run_takes_the_tokenizer_of_what_it_starts_from(folder: Path, tmp_path
     assert json.loads(kept) == json.loads((folder / "tokenizer.json").read_text())
     assert f"tokenizer of model.init_from: {folder}/tokenizer.json" in said
     lone = dataclasses.replace(model, init_from=str(folder / "model.safetensors"))
-    with pytest.raises(InputError, match=r"no tokenizer beside it: .*--data.tokenizer"):
+    with pytest.raises(InputError, match=r"not a folder with a tokenizer.json: .*--data.tokenizer"):
         data.open(lone, seed=0, say=said.append)
 
 
 def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
-    """What the run has started from may be gone by then."""
+    """The source of model.init_from may no longer exist by then."""
     (tmp_path / "8").mkdir()
     shutil.copy(folder / "tokenizer.json", tmp_path / "8")
     for name in ("a.jsonl", "b.jsonl"):
@@ -213,15 +213,13 @@ def test_a_resume_takes_the_tokenizer_of_its_checkpoint(folder: Path, tmp_path: 
     run: Any = types.SimpleNamespace(data=data, model=gone, seed=0)
     kept = setup.open_data(run, tmp_path / "8", lambda line: None).files_to_keep
     assert kept["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
-    with pytest.raises(InputError, match=r"init_from .*gone has no tokenizer beside it"):
+    with pytest.raises(InputError, match=r"init_from .*gone is not a folder with a tokenizer.json"):
         setup.open_data(run, None, lambda line: None)
 
 
 def test_padding_of_another_id_is_refused(folder: Path, tmp_path: Path) -> None:
     other = changed(folder, tmp_path / "other", {"pad_token_id": 3})
-    message = (
-        r"its padding has id 0, and model.pad_id is 3: .* or take the tokenizer that the model"
-    )
+    message = r"has padding id 0, but model.pad_id is 3: .* or use the tokenizer that the model"
     with pytest.raises(InputError, match=message):
         fill_mask.MaskedModel(other)
     found = weights.load(other)
@@ -250,7 +248,7 @@ def test_an_export_over_another_one_leaves_nothing_of_it(
     huggingface.write(out, found.model, found.params, words)
     index = out / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "model-00001-of-00002.safetensors"}}))
-    with pytest.raises(InputError, match=r"holds other files, as model.safetensors.index.json"):
+    with pytest.raises(InputError, match=r"has other files, such as model.safetensors.index.json"):
         huggingface.check_target(out)
     assert huggingface.tensors(out).keys() == huggingface.tensors(folder).keys()  # not the index's
 
@@ -293,7 +291,7 @@ def test_pseudo_perplexity_is_that_of_the_definition(masked: fill_mask.MaskedMod
     assert short.tokens == 2  # padded
     literal = masked.score("paris [MASK] is", rows=4, max_tokens=None, each=lambda *_: None)
     assert (literal.tokens, literal.unknown) == (2, 3)  # pieces of text, not a mask
-    with pytest.raises(InputError, match=r"knows none of the 2 tokens of the text"):
+    with pytest.raises(InputError, match=r"all 2 tokens of the text are unknown"):
         masked.score("?!", rows=4, max_tokens=None, each=lambda *_: None)
 
 
@@ -339,7 +337,7 @@ def test_commands(
     assert run("evaluate", folder, "--data", file, "--max-tokens", 9, "--json", numbers) == 0
     out = capsys.readouterr().out
     assert "8 tokens of the first 9 (--max-tokens), each masked in turn" in out
-    assert "1 unknown words beside them are not counted" in out
+    assert "1 unknown tokens are not counted" in out
     content = json.loads(numbers.read_text())
     assert f"pseudo-perplexity  {content['pseudo_perplexity']:.4f}" in out
     assert (content["tokens"], content["unknown"]) == (8, 1)
@@ -350,23 +348,26 @@ def test_commands(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fill", "FOLDER", "no mask here"], "has no [MASK]: write it where"),
-        (["fill", "FOLDER", "[MASK] " * 20], "has 20 tokens, the model takes 14: shorten it"),
+        (["fill", "FOLDER", "no mask here"], "has no [MASK]: put [MASK] where"),
+        (["fill", "FOLDER", "[MASK] " * 20], "has 20 tokens, but the model takes 14: shorten it"),
         (["fill", "FOLDER", "[MASK]", "--top", "0"], "--top 0: use a number from 1 to 11"),
-        (["fill", "nowhere", "[MASK]"], "nowhere: nothing is there"),
+        (["fill", "nowhere", "[MASK]"], "nowhere does not exist"),
         (["evaluate", "FOLDER", "--data", "nowhere"], "--data nowhere cannot be read"),
-        (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: name a text file"),
-        (["evaluate", "FOLDER", "--data", "EMPTY"], "there is no token in the text"),
+        (["evaluate", "FOLDER", "--data", "FOLDER"], "is a folder: pass a text file"),
+        (["evaluate", "FOLDER", "--data", "EMPTY"], "the text has no tokens"),
         (["evaluate", "FOLDER", "--data", "EMPTY", "--rows", "0"], "--rows 0: use at least 1"),
-        (["fill", "FILE", "[MASK]"], "is a file of weights, which has no tokenizer: name the"),
-        (["export", "FILE", "out", "--format", "hf"], "is a file of weights, which has no token"),
+        (["fill", "FILE", "[MASK]"], "is a weights file, which has no tokenizer: pass the"),
+        (["export", "FILE", "out", "--format", "hf"], "is a weights file, which has no tokenizer"),
         (
             ["export", "FOLDER", "FULL", "--format", "hf"],
-            "holds other files, as empty.txt: name a new folder",
+            "has other files, such as empty.txt: choose a new folder",
         ),
-        (["import", "FOLDER", "FOLDER"], "is IN itself: name another folder"),
-        (["import", "FOLDER", "out.safetensors"], "name a folder for it"),
-        (["import", "FOLDER", "out", "--trim", "always"], "is no video autoencoder: drop --trim"),
+        (["import", "FOLDER", "FOLDER"], "is the same folder as IN: choose another one"),
+        (["import", "FOLDER", "out.safetensors"], "must be a folder"),
+        (
+            ["import", "FOLDER", "out", "--trim", "always"],
+            "is not a video autoencoder: drop --trim",
+        ),
     ],
 )
 def test_wrong_use_is_said_in_one_line(

@@ -23,7 +23,7 @@ def no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_an_estimate_is_labelled_and_its_state_is_exact(
+def test_an_estimate_is_labeled_and_its_state_is_exact(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "plan.json"
@@ -31,9 +31,9 @@ def test_an_estimate_is_labelled_and_its_state_is_exact(
     assert main.main([*TINY, *price, "--mesh.min_shard_elements", "1", "--json", str(output)]) == 0
     said = capsys.readouterr().out
     assert "ESTIMATE" in said
-    assert "names no card: planned for h100" in said
-    assert "cannot tell whether it fits: parameters, optimizer and batch take" in said
-    assert "hours and money take the GPU's program" in said
+    assert "no card in the name demo_mlm: planning for h100" in said
+    assert "unknown whether it fits: parameters, optimizer and batch take" in said
+    assert "time and cost need the GPU compiler" in said
     found = json.loads(output.read_text())
     compiled = found["compiled"]
     assert (found["devices"], found["nodes"]) == (4, 2)
@@ -57,7 +57,7 @@ def test_other_ways_are_compiled_and_ranked(
     assert len(found["tried"]) == 2
     assert all(one["fits"] is None for one in found["tried"])
     said = capsys.readouterr().out
-    assert "cannot tell whether one of them fits" in said
+    assert "whether one of them fits is unknown" in said
     assert "by predicted time, of arithmetic alone (estimate), each compiled" in said
     assert "--mesh.data 1 --mesh.fsdp 1 --optim.accumulate 1 --model.remat block" in said
 
@@ -68,11 +68,14 @@ def test_other_ways_are_compiled_and_ranked(
         (["--config", "h100_1x"], "did you mean h100_1"),
         (["--gpu", "h100"], "--config is missing"),
         (["--config", "demo", "--gpu", "h1000"], "did you mean h100"),
-        (["--config", "demo", "--dvices", "1x8"], "--dvices is no flag of jaxtrain plan; did you "),
+        (["--config", "demo", "--dvices", "1x8"], "jaxtrain plan: unknown flag --dvices; did you "),
         (["--config", "demo", "--devicess=1x8"], "did you mean --devices?"),
         (["--config", "demo", "--precison", "float32"], "did you mean --precision?"),
         (["--config", "h100_16", "--devices", "3x8"], "24 devices do not divide"),
-        (["--config", "h100_16", "--mesh.fsdp", "20", "--data.batch_size", "20"], "whole nodes"),
+        (
+            ["--config", "h100_16", "--mesh.fsdp", "20", "--data.batch_size", "20"],
+            "do not fill nodes of 8",
+        ),
         (["--config", "demo", "--fit-seconds", "long"], "--fit-seconds"),
         (["--config", "demo", "--fit-seconds", "nan"], "--fit-seconds nan"),
         (["--config", "demo", "--fit-seconds", "0"], "--fit-seconds 0"),
@@ -130,7 +133,7 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(
     assert main.main(["plan", *at]) == plan.DOES_NOT_FIT
     said = capsys.readouterr().out
     assert "does not fit" in said
-    assert "the cheapest ways to make it fit" in said
+    assert "the cheapest alternatives that fit" in said
     found = json.loads(output.read_text())["fit"]["tried"][0]
     assert found["overrides"][:4] == ["--mesh.data", "1", "--mesh.fsdp", "4"]
     assert found["overrides"].count("--optim.accumulate") == 1
@@ -146,7 +149,7 @@ def test_without_a_compiler_for_gpus_no_way_is_said_to_fit_or_not(
     output = tmp_path / "plan.json"
     assert main.main(["plan", "--config", "h100_16", "--fit", "--json", str(output)]) == 0
     said = capsys.readouterr().out
-    assert "cannot tell whether one of them fits without jax's compiler for GPUs: " in said
+    assert "whether one of them fits is unknown without jax's compiler for GPUs: " in said
     assert "none of them fits" not in said
     assert "-2" not in said.replace(str(output), "")  # no negative number of GiB to spare
     assert {one["fits"] for one in json.loads(output.read_text())["fit"]["tried"]} == {None}

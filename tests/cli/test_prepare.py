@@ -56,7 +56,7 @@ def test_clips_then_latents_then_training(
     size = ("--height", 16, "--width", 16, "--frames", 12, "--min-frames", 8, "--min-side", 16)
     assert _main("prepare", "clips", videos, out, *size, "--workers", 1) == 0
     said = capsys.readouterr().out
-    assert "12 pieces, 144 frames, of 6 videos; 1 video dropped, 12 frames left out" in said
+    assert "12 clips, 144 frames, from 6 videos; dropped 1 video and 12 frames" in said
     assert f"train with --data.path {out}" in said
 
     (tmp_path / "tiny.py").write_text(CONFIG)
@@ -70,7 +70,7 @@ def test_clips_then_latents_then_training(
     run = (*data, *taught, *start, "--output-dir", tmp_path / "run")
     assert _main(*run) == 2
     complaint = capsys.readouterr().err
-    assert " prepare latents` makes them; it takes this run's --config" in complaint
+    assert " prepare latents`, this run's --config" in complaint
     assert "and --teacher SPEC" in complaint
 
     assert _main("prepare", "latents", *data, "--teacher", teacher) == 0
@@ -95,15 +95,18 @@ def test_clips_then_latents_then_training(
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
-        (("prepare", "frames"), "takes clips, tokens or latents, not frames"),
-        (("prepare", "clips", tmp_path), "takes SOURCE and OUT"),
+        (("prepare", "frames"), "unknown action frames; use clips, tokens or latents"),
+        (("prepare", "clips", tmp_path), "needs SOURCE and OUT"),
         (("prepare", "clips", tmp_path / "gone", tmp_path / "out"), "no such file or folder"),
         (("prepare", "clips", tmp_path, "out", "--gop", "many"), "invalid int value"),
         (("prepare", "clips", tmp_path, "out", "--workers", 0), "--workers 0: use at least 1"),
-        (("prepare", "clips", tmp_path, "out", "--no-such"), "does not take --no-such"),
+        (("prepare", "clips", tmp_path, "out", "--no-such"), "unknown argument --no-such"),
         (("prepare", "latents", "--config", "demo"), "--teacher is missing"),
         (("prepare", "latents", "--teacher", "x"), "--config is missing"),
-        (("prepare", "latents", "--config", "demo_mlm", "--teacher", "x"), "no video autoencoder"),
+        (
+            ("prepare", "latents", "--config", "demo_mlm", "--teacher", "x"),
+            "is not a video autoencoder",
+        ),
         (("prepare", "latents", "--config", "demo", "--teacher", "x"), "x: no such file"),
     ):
         assert _main(*arguments) == 2

@@ -15,7 +15,7 @@ from jaxtrain.cli import report as command
 def test_one_run_gets_its_page_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = written_run.write(tmp_path / "run", history=written_run.whole_history())
+    run = written_run.write(tmp_path / "run", history=written_run.full_history())
     (tmp_path / "latest").symlink_to("run")
     assert command.main([str(tmp_path / "latest")]) == 0
     assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
@@ -54,7 +54,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_it_needs_no_jax(tmp_path: Path, checkout: Path) -> None:
     """Which would take seconds, and a device."""
-    run = written_run.write(tmp_path / "run", history=written_run.whole_history())
+    run = written_run.write(tmp_path / "run", history=written_run.full_history())
     program = (
         "import sys; from jaxtrain import main; "
         f"assert main.main(['report', {str(run)!r}]) == 0; assert 'jax' not in sys.modules"

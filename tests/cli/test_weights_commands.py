@@ -63,7 +63,10 @@ def test_the_file_name_tells_the_rule_or_a_flag_does(
     published(checkout, "taehv_base", tmp_path / "taecvx.safetensors")
     target = tmp_path / "ours.safetensors"
     assert run("import", tmp_path / "taecvx.safetensors", target) == 0
-    assert "first frames kept where latents are even (CogVideoX)" in capsys.readouterr().out
+    assert (
+        "first 3 frames dropped only for an odd number of latents (CogVideoX)"
+        in capsys.readouterr().out
+    )
     assert weights.load(target).model.trim == "odd_latents"
     assert run("import", tmp_path / "taecvx.safetensors", target, "--trim", "always") == 0
     assert weights.load(target).model.trim == "always"
@@ -111,7 +114,7 @@ def test_what_does_not_fit_is_named(
     said = error(capsys, "import", source, target)
     assert "missing: decoder.1.bias; extra: head; misshapen: encoder.0.bias (7,)" in said
     safetensors.numpy.save_file({"x": np.zeros(3, np.float32)}, source)
-    assert "holds no weights of TAEHV" in error(capsys, "import", source, target)
+    assert "does not have weights of TAEHV" in error(capsys, "import", source, target)
     assert not target.exists()
 
 
@@ -122,19 +125,19 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.safetensors"
     (tmp_path / "torn.safetensors").write_bytes(ours.read_bytes()[:-5])
     for arguments, words in (
-        (("import", ours, tmp_path / "o.pth"), "imported weights are written as .safetensors"),
+        (("import", ours, tmp_path / "o.pth"), "does not end with .safetensors"),
         (("import", tmp_path / "gone.safetensors", out), "gone.safetensors does not exist"),
-        (("import", tmp_path, out), "weights files end with one of"),
-        (("import", tmp_path / "torn.safetensors", out), "is no whole .safetensors file"),
-        (("import", theirs, theirs), f"OUT {theirs} is IN itself"),
+        (("import", tmp_path, out), "the name of a weights file must end with"),
+        (("import", tmp_path / "torn.safetensors", out), "is not a complete .safetensors file"),
+        (("import", theirs, theirs), f"OUT {theirs} is the same file as IN"),
         (("import", ours), "the following arguments are required: OUT"),
         (("import", ours, out, "--trim", "never"), "invalid choice: 'never'"),
-        (("export", theirs, out), f" import {theirs} OUT.safetensors makes a file"),
-        (("export", ours, tmp_path / "o.onnx"), "weights files end with one of"),
+        (("export", theirs, out), f" import {theirs} OUT.safetensors"),
+        (("export", ours, tmp_path / "o.onnx"), "the name of a weights file must end with"),
         (("export", ours, tmp_path / "no" / "o.safetensors"), "does not exist: create it"),
-        (("export", tmp_path / "gone", out), "gone: nothing is there"),
-        (("export", tmp_path, out), "is not a checkpoint, and not a run's directory with one"),
-        (("export", ours, out, "--format", "hf"), "is a file of weights, which has no tokenizer"),
+        (("export", tmp_path / "gone", out), "gone does not exist"),
+        (("export", tmp_path, out), "no checkpoint found in "),
+        (("export", ours, out, "--format", "hf"), "is a weights file, which has no tokenizer"),
     ):
         assert words in error(capsys, *arguments)
         assert not out.exists()
@@ -147,7 +150,7 @@ def test_without_pytorch_a_pth_says_how_to_get_it(
     ours = small_autoencoder.save(tmp_path / "ours.safetensors")
     (tmp_path / "theirs.pth").write_bytes(b"PK")
     said = error(capsys, "import", tmp_path / "theirs.pth", tmp_path / "o.safetensors")
-    assert "theirs.pth: PyTorch's files need PyTorch: pip install -e '.[interop]'" in said
+    assert "theirs.pth requires PyTorch: pip install -e '.[interop]'" in said
     assert "'.[interop]'" in error(capsys, "export", ours, tmp_path / "o.pth")
     assert not (tmp_path / "o.pth").exists()
 
@@ -186,8 +189,8 @@ def test_a_model_without_names_elsewhere_is_refused(
     monkeypatch.delattr(mlm.Config, "to_weights")
     run_ = saved(tmp_path / "run", mlm.Config.tiny(), make_state(3).params)
     said = error(capsys, "export", run_, tmp_path / "out.safetensors")
-    assert "holds the model mlm, which has no names in another program (to_weights)" in said
-    assert "it can write gpt, llama, video_ae" in said
+    assert "the model mlm cannot be exported because it has no to_weights" in said
+    assert "export can write gpt, llama, video_ae" in said
     said = error(capsys, "reconstruct", run_, "clip.mp4", tmp_path / "out.mp4")
     assert "clip.mp4: No such file" in said
 

@@ -9,7 +9,7 @@ import pytest
 from config_reads import Program
 
 from jaxtrain import config, main
-from jaxtrain.config import files, overrides
+from jaxtrain.config import files, help, overrides
 
 VIDEO = ("h100_1", "h100_8", "h100_16", "h100_48", "h100_64", "a800_8")
 MLM = ("mlm_h200_8", "mlm_a10_8", "mlm_h200_8_small")
@@ -214,18 +214,21 @@ def test_help_of_each_config_lists_each_field(
     runs: dict[str, config.Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, run in runs.items():
-        assert main.main(["--config", name, "--help"]) == 0
-        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert main.main(["--config", name, "--help", "all"]) == 0
+        text = capsys.readouterr().out
+        off = [one.name for one in help.sections(run) if one.value is None]
         for leaf in overrides.leaves(run):
             if not optional_section(leaf.annotation):
                 assert f"--{leaf.name} " in text, (name, leaf.name)
+        for one in off:
+            assert f"{one} is off; its fields: --help {one}" in text
+        assert main.main(["--config", name, "--help", *off]) == 0
+        text = capsys.readouterr().out
         for section in ("teacher.decode", "perceptual.weights", "adversary.replay"):
             assert (f"--model.{section} " in text) == hasattr(run.model, "adversary")
 
 
 def test_each_field_has_help(runs: dict[str, config.Run]) -> None:
-    import tyro._docstrings as docstrings
-
     def sections(section: Any) -> list[Any]:
         inner = [getattr(section, name) for name in section.__dataclass_fields__]
         nested = [
@@ -240,7 +243,7 @@ def test_each_field_has_help(runs: dict[str, config.Run]) -> None:
         for section in sections(run):
             for field in section.__dataclass_fields__:
                 if not hasattr(getattr(section, field), "__dataclass_fields__"):
-                    text = docstrings.get_field_docstring(type(section), field, ())
+                    text = help.docstrings(type(section)).get(field)
                     assert text, f"{type(section).__qualname__}.{field} has no help"
 
 

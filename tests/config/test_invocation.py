@@ -27,12 +27,12 @@ from jaxtrain import main; main.console()' "$@"
 
 
 def printed(place: Path, command: list[str], path: str = "") -> str:
-    """The command in an error, which stands between a semicolon and "lists"."""
+    """Returns the command in an error: ``(run COMMAND to see what is there)``."""
     variables = program.environment(place)
     variables["PATH"] = path + variables["PATH"]
     ended = subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
-    (found,) = re.findall(r"; (.*) lists what is there", ended.stderr)
+    (found,) = re.findall(r"\(run (.*) to see what is there\)", ended.stderr)
     again = subprocess.run(
         found, shell=True, cwd=place, env=variables, capture_output=True, text=True
     )
@@ -120,7 +120,7 @@ def _own(place: Path) -> config.Run:
 @pytest.mark.parametrize(
     ("told", "pattern", "expected"),
     [
-        (_no_checkpoint, r"; (.*) lists what is there", "no checkpoints"),
+        (_no_checkpoint, r"\(run (.*) to see what is there\)", "no checkpoints"),
         (_none_whole, r"; ([^;]*) lists them", "checkpoints/9"),
         (_flags_help, r"see (.*)", "jaxtrain export"),
         # What follows makes a command end early that has understood everything before.

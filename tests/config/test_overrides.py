@@ -32,7 +32,10 @@ def test_a_field_switches_its_section_on() -> None:
     ("arguments", "message"),
     [
         (["--model.perceptual.weight", "1"], r"also needs --model.perceptual.weights$"),
-        (["--model.adversary.wight", "1"], r"--model.adversary.wight is no field .* mean weight\?"),
+        (
+            ["--model.adversary.wight", "1"],
+            r"unknown field --model.adversary.wight; .* mean weight\?",
+        ),
         (
             ["--model.adversary.weight", "abc"],
             r"adversary.weight takes a number, not 'abc'",

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from jaxtrain import config
-from jaxtrain.config import files, overrides, run_length
+from jaxtrain.config import files, help, overrides, run_length
 from jaxtrain.errors import InputError
 
 
@@ -98,14 +99,14 @@ def test_the_last_of_two_overrides_wins() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--optim.peek_lr", "1"], "--optim.peek_lr is no field of this config; "),
+        (["--optim.peek_lr", "1"], "unknown field --optim.peek_lr; "),
         (["--optm.peak_lr", "1"], "did you mean --optim.peak_lr?"),
         (["--peak_lr", "1"], "did you mean --optim.peak_lr?"),
         (["--data.eps", "1"], "did you mean --optim.eps?"),
-        (["--mesh", "8"], "but a section; its fields are --mesh.data, --mesh.fsdp"),
-        (["--xyzzy", "8"], "--help lists all fields"),
-        (["--model.head.width", "8"], "model.head is None, and no section"),
-        (["8"], "'8' is no flag"),
+        (["--mesh", "8"], "--mesh is a section, not a field; its fields are --mesh.data, --mesh.f"),
+        (["--xyzzy", "8"], "--help all lists the fields"),
+        (["--model.head.width", "8"], "model.head is None, not a section"),
+        (["8"], "unexpected argument '8'"),
         (["--seed"], "--seed needs a value: a whole number"),
         (["--seed", "1", "2"], "--seed takes a whole number, not '1 2'"),
         (["--seed", "x"], "--seed takes a whole number, not 'x'"),
@@ -129,16 +130,16 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], words: str) 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--optim.peak_lr 0", "optim.peak_lr is 0.0; it has to be more than zero"),
+        ("--optim.peak_lr 0", "optim.peak_lr is 0.0; it must be above 0"),
         (
             "--optim.peak_lr -1e-3",
-            "optim.peak_lr is -0.001; it has to be a finite number, not below",
+            "optim.peak_lr is -0.001; it must be a finite number, at least 0",
         ),
         ("--optim.peak_lr nan", "finite"),
         ("--optim.peak_lr inf", "finite"),
         ("--seed -1", "seed is -1"),
         ("--model.widths 64 -2", "model.widths"),
-        ("--optim.b2 1", "optim.b2 is 1.0; it has to be below one"),
+        ("--optim.b2 1", "optim.b2 is 1.0; it must be below 1"),
         ("--optim.accumulate 0", "optim.accumulate is 0"),
         ("--optim.max_grad_norm 0", "optim.max_grad_norm is 0.0"),
         ("--mesh.data 0", "mesh.data is 0"),
@@ -147,15 +148,15 @@ def test_a_wrong_override_names_the_right_one(arguments: list[str], words: str) 
         ("--checkpoint.keep 0", "checkpoint.keep is 0"),
         ("--data.batch_size 0", "data.batch_size is 0"),
         ("--data.prefetch 0", "data.prefetch is 0"),
-        ("--data.max_bad_share 2", "data.max_bad_share is 2.0; it has to be at most one"),
+        ("--data.max_bad_share 2", "data.max_bad_share is 2.0; it must be at most 1"),
         ("--loop.steps None", "exactly one of steps, epochs, tokens_per_param"),
         ("--loop.epochs 3", "(loop.steps 100, loop.epochs 3, loop.tokens_per_param None); set the"),
         ("--optim.warmup_steps None", "set one of --optim.warmup_steps, --optim.warmup_fraction"),
         ("--optim.warmup_fraction 0.1", "exactly one of warmup_steps, warmup_fraction"),
-        ("--optim.warmup_steps 100", "has to be less than the run's 100 steps"),
-        ("--optim.warmup_steps None --optim.warmup_fraction 1", "has to be below one"),
+        ("--optim.warmup_steps 100", "must be less than the run's 100 steps"),
+        ("--optim.warmup_steps None --optim.warmup_fraction 1", "must be below 1"),
         ("--loop.eval_every None", "checkpoint.best_metric val/loss needs validations"),
-        ("--checkpoint.best_metric loss", "no validation metric"),
+        ("--checkpoint.best_metric loss", "is not a validation metric"),
         (
             "--checkpoint.best_metric None --loop.early_stop_patience 3",
             "loop.early_stop_patience 3 needs a metric",
@@ -169,10 +170,10 @@ def test_a_wrong_number_is_named(arguments: str, words: str) -> None:
 def test_batch_arithmetic_is_one_readable_sentence() -> None:
     assert message("--data.batch_size", "70") == (
         "data.batch_size 70 cannot be split: it is the global batch, per device x 8 devices "
-        "(mesh.data 1 x mesh.fsdp 8) x 2 microbatches (optim.accumulate), so a multiple of 16; the "
-        "nearest are 64 and 80"
+        "(mesh.data 1 x mesh.fsdp 8) x 2 microbatches (optim.accumulate), so a multiple of 16: "
+        "use 64 or 80"
     )
-    assert message("--data.batch_size", "3").endswith("nearest are 16 and 32")
+    assert message("--data.batch_size", "3").endswith("use 16 or 32")
 
 
 def test_the_two_nearest_batches_work_and_enclose() -> None:
@@ -182,7 +183,7 @@ def test_the_two_nearest_batches_work_and_enclose() -> None:
             assert batch % 12 == 0
         except InputError as error:
             assert batch % 12 != 0
-            below, above = map(int, str(error).rpartition("nearest are ")[2].split(" and "))
+            below, above = map(int, str(error).rpartition("use ")[2].split(" or "))
             assert above - below == 12
             assert above > batch
             assert below % 12 == 0
@@ -245,14 +246,14 @@ def test_examples_that_were_left_out_do_not_shorten_a_run() -> None:
 
 def test_steps_that_cannot_be() -> None:
     epochs = changed("--loop.steps", "None", "--loop.epochs", "5")
-    with pytest.raises(InputError, match="no step: 5 epochs of 12 examples"):
+    with pytest.raises(InputError, match=r"no steps: loop\.epochs 5 x 12 examples"):
         steps(epochs, examples=12)
     with pytest.raises(InputError, match=r"optim.warmup_steps 10 .* run's 7 steps"):
         steps(epochs, examples=100)
     tokens = changed("--loop.steps", "None", "--loop.tokens_per_param", "20")
-    with pytest.raises(InputError, match="an example of this model has no tokens"):
+    with pytest.raises(InputError, match="this model has no tokens"):
         steps(tokens)
-    with pytest.raises(InputError, match=r"no step: 20.0 tokens"):
+    with pytest.raises(InputError, match=r"no steps: loop.tokens_per_param 20.0"):
         steps(tokens, parameters=3, tokens_per_example=128)
 
 
@@ -332,11 +333,11 @@ def test_configs_derive_and_are_named_after_their_files(folder: Path) -> None:
 
 def test_a_wrong_name_or_path(folder: Path) -> None:
     for name, words in {
-        "toy_61": r"no config 'toy_61'; did you mean toy_16\?",
+        "toy_61": r"unknown config 'toy_61'; did you mean toy_16\?",
         "toy8": r"did you mean toy_8\?",
-        "zzz": "there are: toy_16, toy_8",
-        "here/none.py": "no config file here/none.py",
-        str(folder): "no config file",
+        "zzz": "choose from toy_16, toy_8",
+        "here/none.py": "config file here/none.py does not exist",
+        str(folder): "does not exist",
     }.items():
         with pytest.raises(InputError, match=words):
             config.load(name)
@@ -348,8 +349,8 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("run = 3", "sets run to a int; it has to be a config.Run"),
-        ("x = 3", "sets no run"),
+        ("run = 3", "sets run to a int; it must be a config.Run"),
+        ("x = 3", "does not set run"),
         ("run = (", "line 1: "),
         ("\nrun = config.Rum()", "line 2: NameError"),
         (
@@ -364,13 +365,13 @@ def test_a_wrong_name_or_path(folder: Path) -> None:
         (  # the video model and video data have a Config too, and other fields
             "from jaxtrain.data import video\nfrom jaxtrain.models import gpt, mlm, video_ae\n"
             "run = (\n    gpt,\n    mlm.Config(depth=3),\n)",
-            "Config has no field 'depth'; there are: attend, dropout, ff,",
+            "Config has no field 'depth'; choose from attend, dropout, ff,",
         ),
         (
             "import dataclasses\nfrom jaxtrain.models import gpt, mlm\n"
             "base = gpt.Config(vocab_size=64, sequence_length=8, depth=1)\n"
             "run = dataclasses.replace(base, layers=3)",
-            "line 4: Config has no field 'layers'; there are: depth, heads,",
+            "line 4: Config has no field 'layers'; choose from depth, heads,",
         ),
         ("from jaxtrain import config\nrun = config.Mesh(data=1)", "line 2: TypeError: Mesh"),
     ],
@@ -391,17 +392,53 @@ def test_an_error_inside_the_program_keeps_its_traceback(folder: Path) -> None:
         config.load(str(path))
 
 
-def test_help_lists_each_field_with_help_and_default(capsys: pytest.CaptureFixture[str]) -> None:
-    config.print_help(RUN)
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+def test_help_lists_each_field_with_help_and_default() -> None:
+    text = " ".join(help.fields(RUN, ["all", "optim.average", "optim.muon"]).split())
     for leaf in overrides.leaves(RUN):
-        # Of a section that is None its fields are listed.
         inside = {"optim.average": ".decay", "optim.muon": ".momentum"}.get(leaf.name, "")
         assert f"--{leaf.name}{inside} " in text
-    assert "Learning rate at the end of the warm-up. (default: 0.001)" in text
-    assert "Channels of each stage (channels). (default: 64 32)" in text
-    assert "Validation metric, such as val/psnr, whose best checkpoint is kept." in text
-    assert "jaxtrain --config toy" in text
+    assert "--model.widths INT ... Channels of each stage (channels) (default: 64 32)" in text
+    assert "--data.path TEXT|None Folder (default: None)" in text
+    assert "--model.remat {none,block} " in text
+
+
+def test_help_of_a_section_has_its_fields_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line break in a docstring is none in the help; sections that are off are one line."""
+    monkeypatch.setenv("COLUMNS", "500")
+    text = help.fields(RUN, ["optim"])
+    fields = [field.name for field in dataclasses.fields(config.Optim)]
+    assert re.findall(r"--optim\.(\w+) ", text) == [
+        name for name in fields if name not in ("muon", "average")
+    ]
+    assert "optim.muon is off; its fields: --help optim.muon" in text
+    lines = [line for line in text.splitlines() if line.startswith("  --")]
+    assert all(line.endswith(")") for line in lines if "(default" in line)
+    assert text.count("(default: ") == len(fields) - 2
+    single = help.fields(RUN, ["peak_lr"])
+    assert "--optim.peak_lr" in single
+    assert "--optim.schedule" not in single
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("optm", "did you mean optim?"),
+        ("max_grad_nrm", "max_grad_norm"),
+        ("xyz", "use run, model,"),
+    ],
+)
+def test_help_of_an_unknown_section_names_close_ones(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"--help {name}: unknown section; ") as caught:
+        help.fields(RUN, [name])
+    assert said in str(caught.value)
+
+
+def test_the_overview_has_a_line_for_each_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = help.overview(RUN).splitlines()
+    assert [line.split()[0] for line in lines] == [one.name for one in help.sections(RUN)]
+    assert all(len(line) <= 80 for line in lines)
+    assert any("optim.muon" in line and "(off)" in line for line in lines)
 
 
 @pytest.mark.parametrize(

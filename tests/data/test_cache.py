@@ -47,7 +47,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["key.lock"]
 
 
-def test_what_a_killed_process_left_is_removed_and_not_read(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_and_not_read(tmp_path: Path) -> None:
     left = tmp_path / "key.tmp-123"
     left.mkdir()
     (left / "file").write_text("half")
@@ -59,7 +59,7 @@ def test_what_a_killed_process_left_is_removed_and_not_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["cut", "lost", "manifest", "no manifest"])
-def test_a_damaged_folder_is_built_anew(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_folder_is_rebuilt(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "key"
     built: list[int] = []
     cache.make_folder(folder, builder(built), silent)
@@ -80,8 +80,8 @@ def test_a_damaged_folder_is_built_anew(tmp_path: Path, damage: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["key", "key.lock"]
 
 
-def test_the_slower_of_two_builders_takes_what_is_there(tmp_path: Path) -> None:
-    """As without locks: the folder appears while another builder is at work."""
+def test_the_slower_of_two_builders_uses_the_finished_folder(tmp_path: Path) -> None:
+    """As without locks: the folder appears while another process is building it."""
     folder = tmp_path / "key"
 
     def slow(work: Path) -> dict:
@@ -95,7 +95,7 @@ def test_the_slower_of_two_builders_takes_what_is_there(tmp_path: Path) -> None:
     assert (folder / "file").read_text() == "first"
 
 
-def test_write_file_replaces_whole(tmp_path: Path) -> None:
+def test_write_file_replaces_the_file_atomically(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     cache.write_file(path, "one")
     cache.write_file(path, "two")
@@ -120,7 +120,7 @@ def test_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(errno.ENOSPC, RunAgain), (errno.EDQUOT, RunAgain), (errno.EROFS, InputError)],
 )
 @pytest.mark.parametrize("where", ["build", "sync", "file"])
-def test_a_full_disk_is_worth_another_start(
+def test_a_full_disk_is_a_temporary_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type, where: str
 ) -> None:
     def fail(*arguments: object) -> NoReturn:
@@ -132,21 +132,21 @@ def test_a_full_disk_is_worth_another_start(
         with pytest.raises(kind, match=words):
             cache.write_file(tmp_path / "file", "one")
         return
-    if where == "sync":  # a network disk may say it then
+    if where == "sync":  # a network disk may report it only then
         monkeypatch.setattr(cache, "sync", fail)
     with pytest.raises(kind, match=words):
         cache.make_folder(tmp_path / "key", fail if where == "build" else builder([]), silent)
     assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
 
 
-def test_a_cache_whose_disk_is_away_is_worth_another_start(
+def test_a_cache_on_an_unavailable_disk_is_a_temporary_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*arguments: object, **more: object) -> NoReturn:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(Path, "mkdir", away)
-    with pytest.raises(RunAgain, match=r"\(Stale file handle\): .*bring the disk back"):
+    with pytest.raises(RunAgain, match=r"\(Stale file handle\): .*reconnect the disk"):
         cache.root(str(tmp_path / "cache"))
 
 
@@ -166,22 +166,22 @@ sys.exit(main.main(sys.argv[1:]))
     [
         (
             ["prepare", "tokens", "--config", "demo_mlm"],
-            "error: the cache folder ~/.cache/jaxtrain: no home folder is known: set HOME or "
-            "$JAXTRAIN_CACHE, or name a folder with --data.cache_dir",
+            "error: the cache folder ~/.cache/jaxtrain needs a home folder, and none was found: "
+            "set HOME or $JAXTRAIN_CACHE, or pass a folder with --data.cache_dir",
         ),
         (
             ["prepare", "clips", "~/videos", "~/out"],
-            "error: the cache folder ~/.cache/jaxtrain: no home folder is known: set HOME or "
-            "$JAXTRAIN_CACHE, or name a folder with --data.cache_dir",
+            "error: the cache folder ~/.cache/jaxtrain needs a home folder, and none was found: "
+            "set HOME or $JAXTRAIN_CACHE, or pass a folder with --data.cache_dir",
         ),
-        (["fill", "~/model", "a [MASK]"], "error: ~/model: the home folder that ~ stands for"),
+        (["fill", "~/model", "a [MASK]"], "error: ~/model: the home folder for ~ is unknown"),
         (
             ["report", "~nobody-of-this-name/run"],
             "error: ~nobody-of-this-name/run: the home folder",
         ),
     ],
 )
-def test_a_user_without_a_home_or_a_name_reads_one_line(
+def test_a_user_without_a_home_or_a_name_gets_one_line(
     tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     found = subprocess.run(
@@ -196,7 +196,7 @@ def test_a_user_without_a_home_or_a_name_reads_one_line(
     assert found.stderr.count("\n") == 1
 
 
-def test_names_that_no_file_can_have_are_not_there(tmp_path: Path) -> None:
+def test_invalid_file_names_are_reported_as_missing(tmp_path: Path) -> None:
     long = str(tmp_path / ("a" * 5000))
     for find in (
         lambda: documents.find(long, "--data.path", print),

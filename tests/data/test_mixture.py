@@ -11,7 +11,7 @@ from jaxtrain.data.mixture import Mixture
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Examples that say which source they are of."""
+    """Examples that contain the number of their source and their index."""
 
     name: int
     size: int
@@ -29,20 +29,18 @@ class Numbers:
     ("total", "weights", "places"),
     [
         (10, [1, 1], [5, 5]),
-        (10, [3, 1], [8, 2]),  # 7.5 and 2.5: of equal remainders the first
+        (10, [3, 1], [8, 2]),  # 7.5 and 2.5: with equal remainders, the first wins
         (7, [1, 1, 1], [3, 2, 2]),
         (100, [0.5, 0.25, 0.25], [50, 25, 25]),
         (3, [1e-9, 1], [0, 3]),
     ],
 )
-def test_places_are_shared_out_by_weight(
-    total: int, weights: list[float], places: list[int]
-) -> None:
+def test_places_are_divided_by_weight(total: int, weights: list[float], places: list[int]) -> None:
     assert mixture.shared_out(total, weights) == places
 
 
 def drawn(source: Mixture, positions: range, seed: int = 3) -> list[list[int]]:
-    """(source, its example) at each position."""
+    """Returns (source, index in it) at each position."""
     where = sampler.of(source, seed)
     rng = np.random.default_rng(0)
     return [source.example(where(position), rng)["of"].tolist() for position in positions]
@@ -52,7 +50,7 @@ def drawn(source: Mixture, positions: range, seed: int = 3) -> list[list[int]]:
     ("sizes", "weights"),
     [((20, 5, 15), (1, 1, 2)), ((3, 21), (9, 1)), ((15, 15), ())],
 )
-def test_every_epoch_has_the_shares_and_no_example_comes_too_often(
+def test_every_epoch_has_the_fractions_and_no_example_is_repeated_too_often(
     sizes: tuple[int, ...], weights: tuple[float, ...]
 ) -> None:
     source = mixture.of([Numbers(k, size) for k, size in enumerate(sizes)], weights)
@@ -69,17 +67,17 @@ def test_every_epoch_has_the_shares_and_no_example_comes_too_often(
         )
         for which, index in part:
             counts[which, index] += 1
-        for k, size in enumerate(sizes):  # each once before any again
+        for k, size in enumerate(sizes):  # each once before any is repeated
             own = [counts[k, i] for i in range(size)]
             done = source.places[k] * (epoch + 1)
             assert {done // size, -(-done // size)} >= set(own)
             assert sum(own) == done
-    # Shuffled: no source stands in one block.
+    # Shuffled: no source forms one block.
     first = [which for which, _ in seen[:total]]
     assert sum(a != b for a, b in itertools.pairwise(first)) > len(sizes)
 
 
-def test_a_position_says_it_all() -> None:
+def test_the_example_depends_on_the_position_alone() -> None:
     source = mixture.of([Numbers(0, 40), Numbers(1, 10)], (1, 3))
     assert isinstance(source, Mixture)
     whole = drawn(source, range(60))
@@ -91,7 +89,7 @@ def test_a_position_says_it_all() -> None:
     assert len(pickle.dumps(where)) < 500
 
 
-def test_one_source_is_itself_and_others_have_a_fingerprint_of_their_own() -> None:
+def test_a_single_source_is_unchanged_and_mixtures_have_their_own_fingerprints() -> None:
     one = Numbers(0, 4)
     assert mixture.of([one], (7,)) is one
     prints = {

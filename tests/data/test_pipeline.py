@@ -1,4 +1,4 @@
-"""Batches are a pure function of the examples seen: of nothing else."""
+"""Batches are a pure function of the number of examples seen."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ SIZE = 13  # no batch size divides it, so epochs end inside batches
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Example i is the number i and one random number; some are broken."""
+    """Example i contains i and a random number; some are broken."""
 
     size: int = SIZE
     broken: frozenset[int] = frozenset()
@@ -62,7 +62,7 @@ def examples(rows: Any) -> np.ndarray:
 
 @pytest.fixture
 def straight(tmp_path: Path) -> np.ndarray:
-    """The first 40 examples, three epochs and more, loaded by one process from the start."""
+    """The first 40 examples, more than three epochs, loaded by one process from the start."""
     return examples(training_rows(Numbers(), tmp_path))
 
 
@@ -78,7 +78,7 @@ def test_randomness_differs_between_epochs(straight: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_processes_share_each_batch_by_rows(
+def test_processes_divide_each_batch_by_rows(
     processes: int, straight: np.ndarray, tmp_path: Path
 ) -> None:
     rows = 8 // processes
@@ -91,19 +91,19 @@ def test_processes_share_each_batch_by_rows(
 
 
 @pytest.mark.parametrize("seen", [0, 1, 5, 8, 12, 13, 14, 31])
-def test_any_number_of_examples_seen_is_a_place_to_go_on(
+def test_a_run_resumes_at_any_number_of_examples_seen(
     seen: int, straight: np.ndarray, tmp_path: Path
 ) -> None:
     rest = training_rows(Numbers(), tmp_path, start=seen, batches=1)
     np.testing.assert_array_equal(examples(rest), straight[seen : seen + 8][: len(rest)])
 
 
-def test_another_batch_size_goes_on_in_the_same_order(straight: np.ndarray, tmp_path: Path) -> None:
+def test_another_batch_size_keeps_the_order(straight: np.ndarray, tmp_path: Path) -> None:
     rest = training_rows(Numbers(), tmp_path, start=8, batch_size=4, rows=4, batches=8)
     np.testing.assert_array_equal(examples(rest), straight[8:40])
 
 
-def test_another_seed_is_another_order(straight: np.ndarray, tmp_path: Path) -> None:
+def test_another_seed_gives_another_order(straight: np.ndarray, tmp_path: Path) -> None:
     rows = training_rows(Numbers(), tmp_path)
     other = dataclasses.replace(rows, order=sampler.Order(SIZE, seed=4))
     assert not np.array_equal(examples(other)[:, 0], straight[:, 0])
@@ -111,7 +111,9 @@ def test_another_seed_is_another_order(straight: np.ndarray, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_workers_change_nothing(workers: int, straight: np.ndarray, tmp_path: Path) -> None:
+def test_the_number_of_workers_changes_nothing(
+    workers: int, straight: np.ndarray, tmp_path: Path
+) -> None:
     batches = training_batches(tmp_path, Numbers(), workers=workers, start=3)
     try:
         found = [np.asarray(next(batches)["x"]) for _ in range(4)]
@@ -121,7 +123,7 @@ def test_workers_change_nothing(workers: int, straight: np.ndarray, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 4), (4, 8), (2, 6), (0, 12), (11, 12)])
-def test_a_devices_rows_are_those_of_their_parts(begin: int, end: int) -> None:
+def test_the_rows_of_a_device_come_from_the_right_parts(begin: int, end: int) -> None:
     whole = np.arange(24).reshape(12, 2)
     parts = np.split(whole, 3)
     found = pipeline._rows(parts, begin, end)
@@ -156,7 +158,7 @@ def test_batches_are_global_arrays_over_all_devices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batches.ids, np.asarray(batch["x"])[:, 0])
 
 
-def test_broken_examples_are_replaced_recorded_and_the_rest_untouched(
+def test_broken_examples_are_replaced_and_recorded_and_the_others_unchanged(
     straight: np.ndarray, tmp_path: Path
 ) -> None:
     source = Numbers(broken=frozenset({2, 7}))
@@ -171,7 +173,7 @@ def test_broken_examples_are_replaced_recorded_and_the_rest_untouched(
     assert lines[0]["found"] == "training"
 
 
-def test_a_source_of_broken_examples_stops_with_its_file(tmp_path: Path) -> None:
+def test_a_source_of_broken_examples_stops_the_run_and_names_the_quarantine(tmp_path: Path) -> None:
     rows = training_rows(Numbers(broken=frozenset(range(SIZE))), tmp_path)
     with pytest.raises(InputError, match=r"32 examples in a row.*quarantine.jsonl"):
         rows[0]
@@ -180,13 +182,13 @@ def test_a_source_of_broken_examples_stops_with_its_file(tmp_path: Path) -> None
 def test_an_error_in_loading_reaches_the_caller(tmp_path: Path) -> None:
     source = Numbers(broken=frozenset(range(SIZE)))
     batches = training_batches(tmp_path, source, workers=0)
-    for _ in range(2):  # and again, instead of waiting for ever
+    for _ in range(2):  # the second call must not wait forever
         with pytest.raises(InputError, match="in a row"):
             next(batches)
     batches.close()
 
 
-def test_examples_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+def test_examples_that_do_not_match_the_model_are_rejected(tmp_path: Path) -> None:
     wrong = spec(8) | {"x": jax.ShapeDtypeStruct((8, 3), jnp.float32)}
     batches = pipeline.ValidationBatches(
         Numbers(),
@@ -201,7 +203,7 @@ def test_examples_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
         next(iter(batches))
 
 
-def test_validation_is_spread_the_same_each_time_and_padded_with_weight_zero(
+def test_validation_examples_are_evenly_spaced_and_padded_with_weight_zero(
     tmp_path: Path,
 ) -> None:
     batches = pipeline.ValidationBatches(
@@ -224,18 +226,18 @@ def test_validation_is_spread_the_same_each_time_and_padded_with_weight_zero(
 
 
 class Wide(Numbers):
-    """Examples of which a few fill a pipe (64 KiB)."""
+    """Examples so large that a few fill a pipe (64 KiB)."""
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return super().example(index, rng) | {"x": np.zeros(8192, np.float32)}
 
 
 @pytest.mark.slow
-def test_closing_waits_for_no_worker_that_nobody_listens_to(tmp_path: Path) -> None:
+def test_closing_does_not_wait_for_blocked_workers(tmp_path: Path) -> None:
     wide = jax.ShapeDtypeStruct((8, 8192), jnp.float32)
     batches = training_batches(tmp_path, Wide(), workers=2, x=wide)
     next(batches)
-    time.sleep(1)  # the workers hold more ready
+    time.sleep(1)  # the workers prefetch more
     began = time.monotonic()
     batches.close()
     assert time.monotonic() - began < 10  # Grain gives up after 25 s
@@ -266,16 +268,16 @@ def test_closing_leaves_no_shared_memory(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(freed) == sorted(opened)
 
 
-def test_rows_travel_to_workers(tmp_path: Path) -> None:
+def test_rows_can_be_pickled_after_use(tmp_path: Path) -> None:
     rows = training_rows(Numbers(), tmp_path)
-    rows[0]  # what is cached by use must not hinder the journey
+    rows[0]  # cached properties must not prevent pickling
     np.testing.assert_array_equal(examples(pickle.loads(pickle.dumps(rows))), examples(rows))
 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.1, True), (0.2, False)])
 def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: Path) -> None:
     Quarantine.open(tmp_path, 0).add(BadExample("file-7", "broken"), found="training")
-    quarantine = Quarantine.open(tmp_path, 0)  # of another run in the same directory
+    quarantine = Quarantine.open(tmp_path, 0)  # by another run in the same directory
     found = BadExample("file-0", "broken")
     sources = Sources(train=Numbers(), val=Numbers(), files=10, bad=(found,), summary="")
     quarantine.add_all(sources.bad, found="index")
@@ -290,14 +292,14 @@ def test_too_many_broken_files_stop_a_run(share: float, stops: bool, tmp_path: P
     Quarantine.open(tmp_path, 1).add(BadExample("file-2", "broken"), found="validation")
     with (tmp_path / "quarantine.1.jsonl").open("a") as file:
         file.write('{"path": "fi')
-    assert "3 of 10" not in str(bad_share.complaint())  # it looks now and then
+    assert "3 of 10" not in str(bad_share.complaint())  # the quarantine is not reread yet
     now = 60.0
     assert "3 of 10" in str(bad_share.complaint())
-    # Those that were broken from the start were told then.
+    # Files broken from the start are not reported again.
     assert [line.split(";")[0] for line in said] == ["broken input: file-1", "broken input: file-2"]
 
 
-def test_a_quarantine_that_cannot_be_read_is_looked_at_again(tmp_path: Path) -> None:
+def test_an_unreadable_quarantine_is_not_an_error(tmp_path: Path) -> None:
     class Away(Quarantine):
         def size(self) -> int:
             raise OSError(116, "Stale file handle")

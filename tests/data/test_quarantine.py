@@ -1,4 +1,4 @@
-"""The list of broken inputs on a disk that is full or gone."""
+"""The quarantine on a disk that is full or unavailable."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from jaxtrain.data.quarantine import Quarantine
 from jaxtrain.errors import BadExample
 
 
-def test_a_disk_that_takes_no_line_does_not_stop_the_training(
+def test_an_unwritable_quarantine_does_not_stop_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = Quarantine.open(tmp_path / "gone", 0)
@@ -19,7 +19,7 @@ def test_a_disk_that_takes_no_line_does_not_stop_the_training(
     assert gone.size() == 0
 
 
-def test_a_line_that_a_full_disk_cut_off_costs_no_other(tmp_path: Path) -> None:
+def test_a_truncated_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "quarantine.jsonl")
     quarantine.add(BadExample("file-1", "broken"), found="training")
     with quarantine.path.open("a") as file:
@@ -29,7 +29,7 @@ def test_a_line_that_a_full_disk_cut_off_costs_no_other(tmp_path: Path) -> None:
     assert quarantine.found() == {"file-1", "file-3"}
 
 
-def test_a_link_in_the_place_of_the_list_is_not_followed(
+def test_a_symbolic_link_in_place_of_the_file_is_not_followed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").write_text("kept")

@@ -1,4 +1,4 @@
-"""Addresses: fetched once, complete; from a real HTTP server on loopback, and buckets in memory."""
+"""Addresses are fetched once and completely, from a loopback HTTP server and in-memory buckets."""
 
 import base64
 import builtins
@@ -26,7 +26,7 @@ SIGNED = f"X-Amz-Date=20260101T000000Z&X-Amz-Signature={SECRET}"
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proxy, no login of the user, no waiting."""
+    """Removes proxies, logins and waits."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -79,7 +79,7 @@ def test_folders_lists_and_files_are_fetched_once(store: Any, tmp_path: Path) ->
     cache = tmp_path / "cache"
     found, said = _find("s3://bucket", cache)
     assert [one.name for one in found] == NAMES
-    assert said == [f"fetching 3 of 3 files into {cache / 'remote'}, once"]
+    assert said == [f"fetching 3 of 3 files into {cache / 'remote'} (once)"]
     assert Path(found[0].path).read_bytes() == (tmp_path / "made/0.mp4").read_bytes()
     store.rm("/bucket/0.mp4")
     store.pipe("/bucket/0.mp4", b"other")
@@ -94,7 +94,7 @@ def test_folders_lists_and_files_are_fetched_once(store: Any, tmp_path: Path) ->
     assert not list(cache.rglob(".*"))
 
 
-def test_they_are_data_like_any_other(store: Any, tmp_path: Path) -> None:
+def test_fetched_files_are_opened_like_local_ones(store: Any, tmp_path: Path) -> None:
     model = types.SimpleNamespace(frames=6, height=32, width=48)
     config = video.Config(
         path="s3://bucket/list.txt", batch_size=1, cache_dir=str(tmp_path / "cache")
@@ -103,24 +103,26 @@ def test_they_are_data_like_any_other(store: Any, tmp_path: Path) -> None:
     assert (sources.files, sources.bad) == (3, ())
 
 
-def test_an_object_that_comes_short_is_not_kept(
+def test_a_truncated_object_is_not_kept(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = type(store).info
     monkeypatch.setattr(
         type(store), "info", lambda self, path, **more: {**real(self, path), "size": 10**6}
     )
-    with pytest.raises(RunAgain, match=r"bucket/0\.mp4 .*: [\d,]+ of 1,000,000 bytes came, 4 time"):
+    with pytest.raises(
+        RunAgain, match=r"bucket/0\.mp4 .*: received [\d,]+ of 1,000,000 bytes \(4 tries"
+    ):
         _find("s3://bucket/0.mp4", tmp_path)
     assert not _kept(tmp_path)
 
 
-def test_wrong_addresses_are_one_line(
+def test_wrong_addresses_give_one_line(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for address, words in (
         ("s3://bucket/gone.mp4", "gone.mp4 cannot be fetched: FileNotFoundError"),
-        ("s3://nothing", "names no video file"),
+        ("s3://nothing", "no video files found"),
         ("nosuch://a/b.mp4", "use a path, https://, s3:// or gs://"),
     ):
         with pytest.raises(InputError, match=words) as caught:
@@ -135,7 +137,7 @@ def test_wrong_addresses_are_one_line(
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"s3://b/a.mp4 needs .*pip install -e '\.\[cloud\]'"):
+    with pytest.raises(InputError, match=r"s3://b/a.mp4 requires .*pip install -e '\.\[cloud\]'"):
         _find("s3://b/a.mp4", tmp_path)
 
 
@@ -167,8 +169,8 @@ def test_wrong_addresses_are_one_line(
         "https://host/a.mp4?query=sha256:f94e14b94966",
     ],
 )
-def test_other_addresses_are_refused_before_a_request(address: str, tmp_path: Path) -> None:
-    """Typed, in a list of this machine, and in a list at an address."""
+def test_other_addresses_are_rejected_before_a_request(address: str, tmp_path: Path) -> None:
+    """On the command line, in a local list, and in a list at an address."""
     with pytest.raises(InputError) as caught:
         _find(address, tmp_path)
     assert SECRET not in str(caught.value)
@@ -196,7 +198,7 @@ def test_other_addresses_are_refused_before_a_request(address: str, tmp_path: Pa
         "..\x00/a.mp4",
     ],
 )
-def test_a_list_at_an_address_names_nothing_of_this_machine(item: str, tmp_path: Path) -> None:
+def test_a_list_at_an_address_cannot_reach_local_files(item: str, tmp_path: Path) -> None:
     listed = tmp_path / "list.json"
     for entry in (item, {"full_path": item}):
         listed.write_text(json.dumps([entry]))
@@ -222,7 +224,7 @@ def test_relative_items_stay_on_the_host_of_the_list(tmp_path: Path) -> None:
     assert one.path == "http://other/a.mp4"
 
 
-def test_what_was_fetched_has_a_record(server: Server, made: Path, tmp_path: Path) -> None:
+def test_fetched_files_have_a_record(server: Server, made: Path, tmp_path: Path) -> None:
     body = (made / "0.mp4").read_bytes()
     server.files["/a b.mp4"] = Answer(body)
     server.files["/a%20b.mp4"] = Answer(body, headers={"ETag": '"tag"'})
@@ -241,26 +243,26 @@ def test_what_was_fetched_has_a_record(server: Server, made: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (Answer(b"x" * 9000, sent=5000), RunAgain, "5,000 of 9,000 bytes came, 4 times"),
+        (Answer(b"x" * 9000, sent=5000), RunAgain, r"received 5,000 of 9,000 bytes \(4 tries"),
         (Answer(b"x" * 9000, sent=5000, chunked=True), RunAgain, "ended after [0-9,]+ bytes"),
         (Answer(b"x" * 9000, sent=5000, announced=False), InputError, "announces no size"),
-        (Answer(b"<html>log in</html>"), InputError, "holds HTML, perhaps a login page: open"),
-        (Answer(b"\n <!DOCTYPE HTML><p>log in"), InputError, "holds HTML"),
+        (Answer(b"<html>log in</html>"), InputError, "contains HTML, perhaps a login page: open"),
+        (Answer(b"\n <!DOCTYPE HTML><p>log in"), InputError, "contains HTML"),
         (Answer(b"x", headers={"Content-Type": "text/html; charset=x"}), InputError, "web page"),
         (Answer(b"x", headers={"Content-Encoding": "gzip"}), InputError, "Content-Encoding"),
         (Answer(b"x", 206), InputError, "HTTP 206"),
         (Answer(b"x", 403), InputError, r"HTTP 403 Forbidden: .*netrc"),
         (Answer(b"x", 404), InputError, "HTTP 404 Not Found"),
-        (Answer(b"x", 503), RunAgain, "HTTP 503 Service Unavailable, 4 times"),
+        (Answer(b"x", 503), RunAgain, r"HTTP 503 Service Unavailable \(4 tries"),
         (
             Answer(b"x", headers={"Content-Length": str(10**17)}),
             RunAgain,
-            "bytes are free|are free",
+            "are free",
         ),
     ],
     ids=map(str, range(12)),
 )
-def test_what_is_not_the_complete_file_is_never_kept(
+def test_anything_but_the_complete_file_is_never_kept(
     answer: Answer, error: type[Exception], words: str, server: Server, tmp_path: Path
 ) -> None:
     server.files["/x.mp4"] = answer
@@ -271,26 +273,26 @@ def test_what_is_not_the_complete_file_is_never_kept(
     assert caught.value.__suppress_context__ or caught.value.__cause__ is None
     assert not _kept(tmp_path)
     assert not list(tmp_path.rglob(".x*"))
-    assert len(server.asked) == (4 if "times" in str(caught.value) else 1)
+    assert len(server.asked) == (4 if "4 tries" in str(caught.value) else 1)
 
 
 def test_a_list_has_a_limit(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_MOST_LIST_BYTES", 100)
+    monkeypatch.setattr(remote, "_MAX_LIST_BYTES", 100)
     server.files["/announced.txt"] = Answer(b"a.mp4\n" * 100)
     server.files["/chunked.txt"] = Answer(b"a.mp4\n" * 100, chunked=True)
     for name in ("announced", "chunked"):
-        with pytest.raises(InputError, match=r"may have 100|more than 100 bytes"):
+        with pytest.raises(InputError, match=r"may have at most 100|more than 100 bytes"):
             _find(f"{server.base}/{name}.txt", tmp_path)
     assert not _kept(tmp_path)
 
 
 def test_a_list_is_small_enough_to_be_parsed(server: Server, tmp_path: Path) -> None:
-    """2**26 bytes, of which JSON may make 1.4 GB of memory."""
+    """The limit is 2**26 bytes, which JSON may expand to 1.4 GB in memory."""
     server.files["/a.json"] = Answer(b"", headers={"Content-Length": str(2**26 + 1)})
     with pytest.raises(
-        InputError, match="67,108,865 bytes, a list at an address may have 67,108,8"
+        InputError, match="67,108,865 bytes, but a list at an address may have at most 67,108,8"
     ):
         _find(f"{server.base}/a.json", tmp_path)
 
@@ -308,7 +310,7 @@ def test_names_of_any_length_and_script_are_kept(
         assert f"{stem}.mp4".endswith(kept.name)
 
 
-def test_a_host_that_is_not_one_is_named(tmp_path: Path) -> None:
+def test_an_invalid_host_name_is_reported(tmp_path: Path) -> None:
     address = f"https://ü{'a' * 70}.org/x.mp4?{SIGNED}"
     with pytest.raises(InputError) as caught:
         _find(address, tmp_path)
@@ -319,7 +321,7 @@ def test_a_host_that_is_not_one_is_named(tmp_path: Path) -> None:
     assert SECRET not in said
 
 
-def test_failures_that_pass_are_retried(server: Server, made: Path, tmp_path: Path) -> None:
+def test_temporary_failures_are_retried(server: Server, made: Path, tmp_path: Path) -> None:
     body = (made / "0.mp4").read_bytes()
     server.files["/x.mp4"] = [
         Answer(b"", 500),
@@ -334,10 +336,10 @@ def test_failures_that_pass_are_retried(server: Server, made: Path, tmp_path: Pa
     assert SECRET not in "".join(said)
 
 
-def test_a_server_that_is_not_there_is_another_days_trouble(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_a_temporary_failure(tmp_path: Path) -> None:
     with file_server.serving() as gone:
         base = gone.base
-    with pytest.raises(RunAgain, match=r"the connection failed \(Connection refused\), 4 times"):
+    with pytest.raises(RunAgain, match=r"the connection failed \(Connection refused\) \(4 tries\)"):
         _find(f"{base}/x.mp4", tmp_path)
 
 
@@ -347,10 +349,10 @@ def _late(server: Server, path: str) -> Answer:
 
 
 @pytest.mark.parametrize("slow", ["body", "headers", "chunks"])
-def test_a_server_that_stalls_is_given_up_on(
+def test_a_stalled_download_is_aborted(
     slow: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A byte now and then, which no timeout of a socket ever ends."""
+    """The server sends occasional bytes, which never triggers a socket timeout."""
     monkeypatch.setattr(remote, "_STALL_S", 0.4)
     monkeypatch.setattr(remote, "_TRIES", 2)
     body = b"x" * 10**5
@@ -359,16 +361,16 @@ def test_a_server_that_stalls_is_given_up_on(
     elif slow == "headers":
         monkeypatch.setattr(Server, "take", _late)
     else:
-        chunks = {"Transfer-Encoding": "chunked"}  # the size of the first one, digit by digit
+        chunks = {"Transfer-Encoding": "chunked"}  # the size of the first chunk, digit by digit
         server.files["/x.mp4"] = Answer(b"0" * 10**4, headers=chunks, announced=False, pause_s=0.05)
     begun = time.monotonic()
-    with pytest.raises(RunAgain, match=r"fewer than 65,536 in 0\.4 s, 2 times"):
+    with pytest.raises(RunAgain, match=r"fewer than 65,536 in 0\.4 s\) \(2 tries\)"):
         _find(f"{server.base}/x.mp4", tmp_path)
     assert time.monotonic() - begun < 7
     assert not _kept(tmp_path)
 
 
-def test_a_copy_of_another_size_is_fetched_again(
+def test_a_copy_with_a_different_size_is_fetched_again(
     server: Server, made: Path, tmp_path: Path
 ) -> None:
     body = (made / "0.mp4").read_bytes()
@@ -386,16 +388,16 @@ def test_a_copy_of_another_size_is_fetched_again(
         assert Path(again.path).read_bytes() == body
         assert [line for line in said if "fetching it again" in line]
     assert len(server.asked) == 4
-    record.unlink()  # an older version wrote none
+    record.unlink()  # older versions wrote none
     _, said = _find(address, tmp_path)
     assert said == []
 
 
 @pytest.mark.parametrize("name", ["x.mp4", "x.tar", "x.json"])
-def test_what_cannot_be_read_leaves_the_cache(
+def test_unreadable_files_are_removed_from_the_cache(
     name: str, server: Server, made: Path, tmp_path: Path
 ) -> None:
-    """A file that an older version took though it was none, or an upload that was broken off."""
+    """For example an invalid file kept by an older version, or an interrupted upload."""
     good = {
         "x.mp4": (made / "0.mp4").read_bytes(),
         "x.tar": (made / "s.tar").read_bytes(),
@@ -418,7 +420,7 @@ def test_what_cannot_be_read_leaves_the_cache(
     assert config.open(model, seed=0, say=lambda line: None).bad == ()
 
 
-def test_redirects_lead_to_http_only(server: Server, made: Path, tmp_path: Path) -> None:
+def test_redirects_are_followed_to_http_only(server: Server, made: Path, tmp_path: Path) -> None:
     server.files["/good.mp4"] = Answer((made / "0.mp4").read_bytes())
     for number, target in enumerate(
         (
@@ -448,7 +450,7 @@ def test_redirects_lead_to_http_only(server: Server, made: Path, tmp_path: Path)
     assert handler.redirect_request(request, fp, 302, "", {}, "https://other/a.mp4")
 
 
-def test_the_login_of_a_proxy_stays_with_it(
+def test_a_proxy_login_is_sent_only_to_the_proxy(
     server: Server, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with file_server.serving() as proxy:
@@ -485,14 +487,14 @@ def test_logins_come_from_netrc(server: Server, made: Path, tmp_path: Path) -> N
     assert not remote._is_private(plain)
 
 
-def test_a_newly_signed_address_is_the_same_file(
+def test_addresses_that_differ_in_their_signature_are_the_same_file(
     server: Server, made: Path, tmp_path: Path
 ) -> None:
     server.files["/x.mp4"] = Answer((made / "0.mp4").read_bytes())
     first, _ = _find(f"{server.base}/x.mp4?{SIGNED}", tmp_path)
     second, said = _find(f"{server.base}/x.mp4?{SIGNED}more&X-Amz-Expires=60", tmp_path)
     assert (first, said) == (second, [])
-    assert server.asked == [f"/x.mp4?{SIGNED}"]  # and the server gets all of it
+    assert server.asked == [f"/x.mp4?{SIGNED}"]  # the server gets the complete query
 
 
 def test_addresses_that_differ_in_their_query_are_different_files(

@@ -1,4 +1,4 @@
-"""The order of groups: a pure function, each example once, a batch without two of one group."""
+"""The order of groups is a pure function; each example comes once, in its own batch."""
 
 import collections
 import dataclasses
@@ -20,7 +20,7 @@ GROUP, SPREAD, SIZE = 3, 8, 39
 
 @dataclasses.dataclass
 class Groups:
-    """Example i is its number, a number of its own and one of its group; counts decodings."""
+    """Example i contains i, its own random number and its group's; counts decodings."""
 
     size: int = SIZE
     group: int = GROUP
@@ -63,7 +63,7 @@ def rows_of(directory: Path, source: Groups | None = None, **place: int) -> samp
 
 
 def batches_of(rows: sampler.TrainingRows, workers: int, count: int) -> np.ndarray:
-    """What the pipeline makes of the elements of this many workers, without processes."""
+    """Returns the batches for a number of workers, without worker processes."""
     parts = batch_parts.parts(
         rows.rows, batch_parts.Runs(rows, 1).length, workers, devices=rows.rows
     )
@@ -74,14 +74,14 @@ def batches_of(rows: sampler.TrainingRows, workers: int, count: int) -> np.ndarr
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """The first 120 examples, one by one: five blocks, three epochs and more."""
+    """The first 120 examples, one by one: five blocks, more than three epochs."""
     rows = rows_of(tmp_path_factory.mktemp("straight"))
     return np.stack([rows[row]["x"] for row in range(120)])
 
 
 @pytest.mark.parametrize("size", [GROUP, 24, SIZE])
 def test_an_epoch_of_groups_has_each_example_once(size: int) -> None:
-    """And at each whole block no example is ahead of another by more than one epoch."""
+    """At each block boundary, no example is more than one epoch ahead of another."""
     groups = sampler.GroupedOrder(size, 3, GROUP, SPREAD)
     blocks = [groups(position) for position in range(size * SPREAD)]
     of_epoch = collections.defaultdict(list)
@@ -96,17 +96,17 @@ def test_an_epoch_of_groups_has_each_example_once(size: int) -> None:
         assert np.ptp(seen) <= 1
 
 
-def test_a_group_is_spread_over_batches_in_a_row_and_keeps_its_row() -> None:
+def test_a_group_is_spread_over_consecutive_batches_in_the_same_row() -> None:
     groups = sampler.GroupedOrder(48, 3, GROUP, SPREAD)
     for block in range(4):
         begin = block * GROUP * SPREAD
         table = np.array([groups(begin + i) for i in range(GROUP * SPREAD)]).reshape(GROUP, SPREAD)
         assert (table // GROUP == table[0] // GROUP).all()
-        assert len(set(table[0] // GROUP)) == SPREAD, "no two of a group in a batch"
+        assert len(set(table[0] // GROUP)) == SPREAD, "two examples of a group are in one batch"
         assert (np.sort(table % GROUP, axis=0) == np.arange(GROUP)[:, None]).all()
 
 
-def test_groups_come_in_another_order_each_epoch_and_with_another_seed() -> None:
+def test_the_order_of_groups_differs_by_epoch_and_seed() -> None:
     def groups(seed: int) -> list[int]:
         made = sampler.GroupedOrder(48, seed, GROUP, SPREAD)
         return [made(position) for position in range(96)]
@@ -120,7 +120,7 @@ def test_a_source_without_groups_keeps_its_order() -> None:
     assert sampler.of(Groups(group=1), 3) == sampler.Order(SIZE, 3)
 
 
-def test_the_order_travels(straight: np.ndarray) -> None:
+def test_the_order_can_be_pickled(straight: np.ndarray) -> None:
     groups = sampler.GroupedOrder(SIZE, 3, GROUP, SPREAD)
     groups(5)
     again = pickle.loads(pickle.dumps(groups))
@@ -128,13 +128,15 @@ def test_the_order_travels(straight: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2, 3, 4, 12])
-def test_workers_change_nothing(workers: int, straight: np.ndarray, tmp_path: Path) -> None:
+def test_the_number_of_workers_changes_nothing(
+    workers: int, straight: np.ndarray, tmp_path: Path
+) -> None:
     found = batches_of(rows_of(tmp_path), workers, 12)
     np.testing.assert_array_equal(found, straight[:96])
 
 
 @pytest.mark.parametrize(("processes", "workers"), [(2, 0), (2, 2), (2, 3), (4, 2)])
-def test_processes_share_each_batch_by_rows(
+def test_processes_divide_each_batch_by_rows(
     processes: int, workers: int, straight: np.ndarray, tmp_path: Path
 ) -> None:
     rows = SPREAD // processes
@@ -148,7 +150,7 @@ def test_processes_share_each_batch_by_rows(
 
 @pytest.mark.parametrize("seen", [0, 1, 16, 24, 31])
 @pytest.mark.parametrize("batch_size", [4, 8, 16, 6])
-def test_any_number_of_examples_seen_is_a_place_to_go_on_with_any_batch(
+def test_a_run_resumes_at_any_number_of_examples_with_any_batch_size(
     seen: int, batch_size: int, straight: np.ndarray, tmp_path: Path
 ) -> None:
     rows = rows_of(tmp_path, start=seen, batch_size=batch_size, rows=batch_size)
@@ -160,16 +162,16 @@ def test_any_number_of_examples_seen_is_a_place_to_go_on_with_any_batch(
 @pytest.mark.parametrize("workers", [0, 2, 6, 16])
 @pytest.mark.parametrize("seen", [0, 8, 16])
 def test_each_group_is_decoded_once(workers: int, seen: int, tmp_path: Path) -> None:
-    """Also by a run that goes on within a block, but for what was decoded before."""
+    """Also when a run resumes within a block, except for the groups decoded before."""
     source = Groups()
     found = batches_of(rows_of(tmp_path, source, start=seen), workers, 9)
     left = -(seen // SPREAD) % GROUP
     assert len(found) == 72
-    whole = [size for size in source.made if size == GROUP]
-    assert len(source.made) - len(whole) == (SPREAD if left else 0)
+    complete = [size for size in source.made if size == GROUP]
+    assert len(source.made) - len(complete) == (SPREAD if left else 0)
 
 
-def test_a_broken_group_is_replaced_one_by_one_and_the_rest_untouched(
+def test_broken_groups_are_replaced_by_single_examples_and_the_others_unchanged(
     straight: np.ndarray, tmp_path: Path
 ) -> None:
     source = Groups(broken=frozenset({6, 7, 8, 20}))
@@ -181,7 +183,7 @@ def test_a_broken_group_is_replaced_one_by_one_and_the_rest_untouched(
 
 
 @pytest.mark.parametrize(("prefetch", "workers", "rows"), [(2, 8, 128), (1, 2, 8), (3, 4, 2)])
-def test_workers_hold_about_as_many_batches_ready_as_without_groups(
+def test_workers_prefetch_about_as_many_batches_as_without_groups(
     prefetch: int, workers: int, rows: int
 ) -> None:
     length = batch_parts.run_length(GROUP, rows, rows)
@@ -194,7 +196,7 @@ def test_workers_hold_about_as_many_batches_ready_as_without_groups(
     ("workers", "devices", "parts"),
     [(8, 8, 8), (48, 8, 8), (12, 8, 4), (11, 8, 1), (0, 8, 1), (8, 1, 8), (6, 1, 2)],
 )
-def test_workers_share_a_batch(workers: int, devices: int, parts: int) -> None:
+def test_workers_divide_a_batch(workers: int, devices: int, parts: int) -> None:
     assert batch_parts.parts(128, 1, workers, devices) == parts
     under_way = batch_parts.held(128, 1, workers, 2, devices) - batch_parts.held(
         128, 1, 0, 2, devices
@@ -204,7 +206,9 @@ def test_workers_share_a_batch(workers: int, devices: int, parts: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_the_pipeline_gives_that_order(workers: int, straight: np.ndarray, tmp_path: Path) -> None:
+def test_the_pipeline_uses_the_same_order(
+    workers: int, straight: np.ndarray, tmp_path: Path
+) -> None:
     spec: dict[str, Any] = {
         name: jax.ShapeDtypeStruct((SPREAD, *shape), np.float32)
         for name, shape in (("x", (3,)), ("weight", ()))

@@ -25,7 +25,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_loads_data_starts_without_jax_and_says_nothing_of_it(tmp_path: Path) -> None:
+def test_workers_start_without_jax_and_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     ended = subprocess.run(
         [sys.executable, "program.py"],

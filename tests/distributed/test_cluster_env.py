@@ -1,4 +1,4 @@
-"""What the environment says about the other processes; from recorded environments where it can."""
+"""Finding the processes of a run in the environment; recorded environments where possible."""
 
 import socket
 from pathlib import Path
@@ -16,7 +16,7 @@ HERE = Path(__file__).parents[1] / "fixtures" / "launch"
 
 
 def recorded(name: str) -> dict[str, str]:
-    """As a real launcher set it (SLURM 22.05, Open MPI 4.1, MPICH 4.0)."""
+    """Reads the environment that a real launcher set (SLURM 22.05, Open MPI 4.1, MPICH 4.0)."""
     lines = (HERE / f"{name}.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines)
 
@@ -29,11 +29,11 @@ def found(environment: dict[str, str]) -> tuple[Any, ...] | None:
 @pytest.mark.parametrize(
     "given", [[ADDRESS], [COUNT], [INDEX], [ADDRESS, COUNT], [ADDRESS, INDEX], [COUNT, INDEX]]
 )
-def test_some_of_three_variables_name_the_others(given: list[str]) -> None:
+def test_an_error_names_the_missing_ones_of_three_variables(given: list[str]) -> None:
     for unset in ({}, dict.fromkeys(ALL, "")):
         with pytest.raises(InputError) as error:
             cluster_env.find(unset | {name: ALL[name] for name in given})
-        is_set, _, missing = str(error.value).partition("set, but not")
+        is_set, _, missing = str(error.value).partition(" set, but not")
         for name in ALL:
             assert (name in is_set, name in missing) == (name in given, name not in given)
 
@@ -45,7 +45,7 @@ def test_some_of_three_variables_name_the_others(given: list[str]) -> None:
         {COUNT: "1"},
         {COUNT: "1", ADDRESS: "host:1234", INDEX: "0"},
         {COUNT: "1", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"},
-        # A notebook's pod, a shell that once ran torchrun: what nobody meant for this program.
+        # Left by a notebook's pod or by torchrun, and not meant for jaxtrain.
         {"WORLD_SIZE": "1"},
         {"WORLD_SIZE": "1", "RANK": "5", "MASTER_ADDR": "x", "MASTER_PORT": "y"},
         {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
@@ -68,7 +68,7 @@ def test_one_process_is_alone(environment: dict[str, str]) -> None:
         (ALL | {ADDRESS: "[fd00::2]:1234"}, ("[fd00::2]:1234", 3, 0, None, [])),
         (ALL | {"JAX_LOCAL_DEVICE_IDS": "2,3"}, ("host:1234", 3, 0, None, [2, 3])),
         (ALL | recorded("slurm-two.1"), ("host:1234", 3, 0, None, [])),
-        # as launch/k8s-jobset.yaml sets it
+        # As set by launch/k8s-jobset.yaml.
         (
             {ADDRESS: "run-nodes-0-0.run:12345", COUNT: "2", "JOB_COMPLETION_INDEX": "1"},
             ("run-nodes-0-0.run:12345", 2, 1, 2, []),
@@ -77,7 +77,7 @@ def test_one_process_is_alone(environment: dict[str, str]) -> None:
         (recorded("slurm-two.1"), ("n1:61441", 2, 1, 2, [])),
         (recorded("slurm-two.1") | {"SLURM_RESTART_COUNT": "1"}, ("n1:61830", 2, 1, 2, [])),
         (recorded("slurm-two.1") | {ADDRESS: "10.0.0.9:99"}, ("10.0.0.9:99", 2, 1, 2, [])),
-        # two tasks on one node: a share of the GPUs each
+        # Two tasks on one node: each gets a part of the GPUs.
         (recorded("slurm-step.1"), ("vm:61441", 2, 1, 1, [1])),
         (
             recorded("slurm-step.1") | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
@@ -85,7 +85,7 @@ def test_one_process_is_alone(environment: dict[str, str]) -> None:
         ),
         (recorded("slurm-step.1") | {"SLURM_GPUS_PER_TASK": "4"}, ("vm:61441", 2, 1, 1, [])),
         (recorded("open-mpi"), ("10.0.0.1:65312", 2, 1, 1, [1])),
-        # mpirun in a batch script: its own numbers count
+        # mpirun in a batch script: mpirun's numbers count.
         (recorded("slurm-two.batch") | recorded("open-mpi"), ("10.0.0.1:65312", 2, 1, 1, [1])),
         (recorded("mpich") | {ADDRESS: "a:1"}, ("a:1", 2, 1, 1, [1])),
         (WORLD, ("10.0.0.1:29500", 2, 1, 2, [])),
@@ -105,20 +105,20 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        (ALL | {COUNT: "two"}, f"{COUNT} is 'two'; it has to be a whole number, at least 1"),
+        (ALL | {COUNT: "two"}, f"{COUNT} is 'two'; it must be an integer, at least 1"),
         (ALL | {COUNT: "0"}, f"{COUNT} is '0'"),
         (ALL | {INDEX: "first"}, f"{INDEX} is 'first'; .* from 0 to 2, because {COUNT} is 3"),
         (ALL | {INDEX: "3"}, f"{INDEX} is '3'; .* from 0 to 2, because {COUNT} is 3"),
         (ALL | {INDEX: "-1"}, f"{INDEX} is '-1'"),
-        (ALL | {ADDRESS: "host"}, f"{ADDRESS} is 'host'; it has to be HOST:PORT"),
+        (ALL | {ADDRESS: "host"}, f"{ADDRESS} is 'host'; it must be HOST:PORT"),
         (ALL | {ADDRESS: "host:99999"}, f"{ADDRESS} is 'host:99999'"),
         (ALL | {ADDRESS: "fd00::2"}, f"{ADDRESS} is 'fd00::2'"),
         (ALL | {"JAX_LOCAL_DEVICE_IDS": "all"}, "JAX_LOCAL_DEVICE_IDS is 'all'"),
-        (recorded("slurm-batch"), "SLURM_NTASKS is 2, but this is no task .*with srun"),
-        (recorded("slurm-two.batch"), "this is no task that srun started.* or set JAX_NUM_PROC"),
+        (recorded("slurm-batch"), "SLURM_NTASKS is 2, but srun did not start .*with srun"),
+        (recorded("slurm-two.batch"), "srun did not start this process.* or set JAX_NUM_PROC"),
         (
             without(recorded("slurm-two.batch"), "SLURM_NTASKS"),
-            "SLURM_JOB_NUM_NODES is 2, but this is no task",
+            "SLURM_JOB_NUM_NODES is 2, but srun did not start this process",
         ),
         (without(recorded("slurm-two.1"), "SLURM_PROCID"), "SLURM_PROCID is not set: start .*srun"),
         (recorded("slurm-two.1") | {"SLURM_PROCID": "2"}, "SLURM_PROCID is '2'; .* from 0 to 1"),
@@ -127,7 +127,7 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
             "OMPI_COMM_WORLD_SIZE is 2, but OMPI_COMM_WORLD_RANK is not set",
         ),
         (without(recorded("open-mpi"), "OMPI_MCA_orte_hnp_uri"), f"mpirun -x {ADDRESS}=HOST:PORT"),
-        (recorded("mpich"), f"PMI_SIZE is 2, but nothing says .* mpiexec -genv {ADDRESS}="),
+        (recorded("mpich"), f"PMI_SIZE is 2, but no variable gives .* mpiexec -genv {ADDRESS}="),
         (without(WORLD, "RANK"), "WORLD_SIZE is 2, but RANK is not set: .* or unset WORLD_SIZE"),
         (
             {"WORLD_SIZE": "2"},
@@ -138,7 +138,7 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
         (WORLD | {"WORLD_SIZE": "auto"}, "WORLD_SIZE is 'auto'; .*unset it to train with one"),
     ],
 )
-def test_what_is_wrong_is_named_with_value_and_cure(
+def test_an_error_names_the_variable_its_value_and_the_fix(
     environment: dict[str, str], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as error:
@@ -156,7 +156,7 @@ def test_what_is_wrong_is_named_with_value_and_cure(
         ("rack[1-2]n[04-08]-ib", "rack1n04-ib"),
     ],
 )
-def test_the_first_host_of_a_list_of_slurm(nodes: str, first: str) -> None:
+def test_the_first_host_of_a_slurm_node_list(nodes: str, first: str) -> None:
     one = cluster_env.find(recorded("slurm-two.1") | {"SLURM_STEP_NODELIST": nodes})
     assert one is not None
     assert one.host == first
@@ -172,7 +172,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.1.1", "127.0.0.1", "::1", "0.0.0.0"])
-def test_a_coordinator_that_is_everybodys_own_machine_is_refused_for_several_hosts(
+def test_a_loopback_coordinator_is_refused_for_several_hosts(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolving(monkeypatch, address)
@@ -190,7 +190,7 @@ def test_a_coordinator_that_is_everybodys_own_machine_is_refused_for_several_hos
         cluster_env.check_address(one, {})
 
 
-def test_a_coordinator_with_an_address_in_the_network_is_fine(
+def test_a_coordinator_with_a_network_address_is_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     resolving(monkeypatch, "127.0.1.1", "10.0.0.1")
@@ -199,7 +199,7 @@ def test_a_coordinator_with_an_address_in_the_network_is_fine(
     cluster_env.check_address(one, {})
 
 
-def test_a_name_without_an_address_is_refused_and_in_kubernetes_waited_for(
+def test_a_name_without_an_address_is_refused_but_kubernetes_gets_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = cluster_env.find(ALL)
@@ -220,10 +220,10 @@ def test_a_name_without_an_address_is_refused_and_in_kubernetes_waited_for(
         cluster_env.check_address(
             one, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXTRAIN_CONNECT_S": "25"}
         )
-    assert len(waits) <= 3  # whoever is not patient with processes is not with names either
+    assert len(waits) <= 3  # the shorter patience also limits the wait for a name
 
 
-def test_whoever_waits_for_a_name_says_so(
+def test_waiting_for_a_name_is_announced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = cluster_env.find(ALL)
@@ -250,7 +250,7 @@ def test_whoever_waits_for_a_name_says_so(
         ("[::]", None, "[::1]:1234"),
         ("10.0.0.1", 1, "[::]:1234"),
         ("10.0.0.1", None, "[::]:1234"),
-        # Debian has the host's own name at 127.0.1.1, and others may know it by another address.
+        # Debian maps the host's own name to 127.0.1.1; other hosts may resolve it differently.
         ("debian", None, "[::]:1234"),
         ("debian", 1, "127.0.1.1:1234"),
     ],
@@ -278,7 +278,7 @@ def test_process_0_listens_where_the_others_are(
     assert cluster_env.bind_address(cluster, {cluster_env.BIND: "10.1.1.1:99"}) == "10.1.1.1:99"
 
 
-def test_a_token_is_the_text_without_the_space_around_it() -> None:
+def test_whitespace_around_a_token_is_stripped() -> None:
     assert cluster_env.token({}) == cluster_env.token({cluster_env.TOKEN: " \n"}) == b""
     assert cluster_env.token({cluster_env.TOKEN: "abc\n"}) == b"abc"
     assert cluster_env.token({cluster_env.TOKEN: "\udcff\u00e9"}) == b"\xff\xc3\xa9"

@@ -1,4 +1,4 @@
-"""What processes compare before a run begins."""
+"""The comparison of config, code and packages between processes, before a run."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from jaxtrain.errors import InputError, RunAgain
 
 
 def checked(every: list[dict[str, dict[str, str]]]) -> list[str]:
-    """The error of each process; empty where there is none."""
+    """Returns the error of each process; empty where there is none."""
 
     def error(own: dict[str, dict[str, str]], store: KeyValueStore) -> str:
         try:
@@ -45,7 +45,7 @@ def test_sixty_four_equal_processes_agree_quickly() -> None:
     assert time.monotonic() - began < 10
 
 
-def test_all_hear_the_same_of_a_field_that_differs() -> None:
+def test_all_processes_raise_the_same_error_about_a_field_that_differs() -> None:
     every = [facts()] * 5
     every[3] = facts(optim__peak_lr=0.5, seed=9)
     errors = checked(every)
@@ -57,13 +57,13 @@ def test_all_hear_the_same_of_a_field_that_differs() -> None:
     assert "\n" not in errors[0]
 
 
-def test_what_each_host_may_have_its_own_way_is_not_compared() -> None:
+def test_fields_that_may_differ_per_host_are_not_compared() -> None:
     own = facts(data__path="/mnt/a", data__cache_dir="/tmp/a", data__workers=7, data__prefetch=1)
     assert checked([facts(), own]) == ["", ""]
     everything = set(facts()["config"]) | set(consistency.PER_HOST)
     flat = config.to_dict(config.load("demo_mlm", []))
     assert "seed" in everything
-    for name in consistency.PER_HOST:  # no name that a config has not
+    for name in consistency.PER_HOST:  # every name is a field of the config
         section, field = name.split(".")
         assert field in flat[section]
 
@@ -83,11 +83,13 @@ def test_flags_packages_and_code_are_compared() -> None:
     assert len(digest) == 12
     found = consistency.compare([own, own | {"code": {"code": "ab (commit c1)"}}])
     assert "ab (commit c1) in process 1: install the same jaxtrain on every host" in found
-    # The same files, of a checkout and of an installed package.
+    # A checkout and an installed package with the same files.
     assert not consistency.compare([own, own | {"code": {"code": digest}}])
 
 
-def test_the_code_is_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_code_digest_depends_on_the_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     run = config.load("demo_mlm", [])
     package = tmp_path / "jaxtrain"
     package.mkdir()
@@ -110,14 +112,14 @@ def test_many_differences_are_counted() -> None:
     assert "; and 4 more: start" in found
 
 
-def test_a_process_that_is_gone_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_gone_is_a_temporary_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consistency, "_PATIENCE_S", 0.1)
     with pytest.raises(RunAgain, match="DEADLINE_EXCEEDED") as error:
         consistency.check(facts(), FakeClient().stores()[0])
     assert "\n" not in str(error.value)
 
 
-def test_everything_can_be_sent() -> None:
+def test_facts_are_small_enough_to_send() -> None:
     run = config.load("h100_16", ["--data.path", "x"])
     assert dataclasses.is_dataclass(run)
     assert len(json.dumps(consistency.facts(run, {}))) < 100_000

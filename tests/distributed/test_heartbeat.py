@@ -1,4 +1,4 @@
-"""What the processes of a run know of each other, over a store in memory."""
+"""Liveness monitoring between processes, over a key-value store in memory."""
 
 import json
 import subprocess
@@ -18,15 +18,15 @@ from jaxtrain.distributed.signals import StopSignals
 
 
 class Shared(FakeClient):
-    """A store in which the test plays other processes."""
+    """A store in which the test plays the other processes."""
 
     def beat(self, process: int, **status: Any) -> None:
-        """As another process would."""
+        """Publishes a heartbeat as that process would."""
         known = {"beat": 1, "phase": "training", "step": 7, "stop": None} | status
         self.values[f"jaxtrain/heartbeat/{process}"] = f"={json.dumps(known)}"
 
     def status(self, process: int) -> Any:
-        """What a process has published."""
+        """Returns the status that a process has published."""
         return json.loads(self.values.get(f"jaxtrain/heartbeat/{process}", "={}")[1:])
 
 
@@ -47,11 +47,11 @@ def store() -> Shared:
 
 @pytest.fixture
 def lost(store: Shared) -> Iterator[list[str]]:
-    """Process 1 of two; what it is told when process 0 is lost."""
-    told: list[str] = []
+    """Yields the reasons with which process 1 of two loses process 0."""
+    reasons: list[str] = []
     with heartbeat_of(1, store) as one:
-        one.when_lost(told.append)
-        yield told
+        one.when_lost(reasons.append)
+        yield reasons
 
 
 def wait_for(holds: Callable[[], Any]) -> Any:
@@ -62,7 +62,7 @@ def wait_for(holds: Callable[[], Any]) -> Any:
     return found
 
 
-def test_each_knows_where_the_others_are(store: Shared) -> None:
+def test_the_table_shows_every_process(store: Shared) -> None:
     with heartbeat_of(0, store) as zero, heartbeat_of(1, store) as one:
         zero.update("evaluation", 41)
         wait_for(lambda: "evaluation, step 41 done" in one.table()[0])
@@ -71,11 +71,11 @@ def test_each_knows_where_the_others_are(store: Shared) -> None:
 
 def test_a_silent_process_is_lost(store: Shared, lost: list[str]) -> None:
     store.beat(0)
-    said = wait_for(lambda: lost and lost[0])
-    assert said.startswith("process 0 sent no heartbeat for 1 s (training, step 7 done")
+    reason = wait_for(lambda: lost and lost[0])
+    assert reason.startswith("process 0 sent no heartbeat for 1 s (training, step 7 done")
 
 
-def test_one_that_never_came_is_lost_too(lost: list[str]) -> None:
+def test_a_process_without_any_heartbeat_is_lost(lost: list[str]) -> None:
     assert "process 0 sent no heartbeat for 1 s (no heartbeat yet)" in wait_for(
         lambda: lost and lost[0]
     )
@@ -93,34 +93,34 @@ def test_a_service_that_fails_is_a_lost_process_zero(store: Shared, lost: list[s
         raise RuntimeError("UNAVAILABLE: connection refused\nmore")
 
     store.before = fail
-    said = wait_for(lambda: lost and lost[0])
-    assert said == "process 0 is gone (UNAVAILABLE: connection refused)"
+    reason = wait_for(lambda: lost and lost[0])
+    assert reason == "process 0 is gone (UNAVAILABLE: connection refused)"
 
 
 def test_a_service_that_hangs_is_a_lost_process_zero(store: Shared, lost: list[str]) -> None:
-    go_on = threading.Event()
-    store.before = lambda: go_on.wait(30) and None
-    said = wait_for(lambda: lost and lost[0])
-    go_on.set()
-    assert said.startswith("process 0 sent no heartbeat for 1 s")
+    ends = threading.Event()
+    store.before = lambda: ends.wait(30) and None
+    reason = wait_for(lambda: lost and lost[0])
+    ends.set()
+    assert reason.startswith("process 0 sent no heartbeat for 1 s")
 
 
-def test_one_that_has_left_is_followed(store: Shared, lost: list[str]) -> None:
+def test_a_process_that_left_ends_the_others(store: Shared, lost: list[str]) -> None:
     store.beat(0, left=75)
     assert wait_for(lambda: lost and lost[0]) == "process 0 has ended with exit code 75"
 
 
-def test_nobody_is_missed_at_the_end(store: Shared) -> None:
-    told: list[str] = []
+def test_a_process_that_leaves_at_the_end_is_not_lost(store: Shared) -> None:
+    reasons: list[str] = []
     with heartbeat_of(1, store) as one:
-        one.when_lost(told.append)
+        one.when_lost(reasons.append)
         one.ending()
         store.beat(0, left=75)
         time.sleep(1.5)
-    assert told == []
+    assert reasons == []
 
 
-def test_a_signal_of_one_is_a_signal_of_all(store: Shared) -> None:
+def test_a_stop_signal_of_one_process_stops_all(store: Shared) -> None:
     with StopSignals() as signals:
         signals.hold()
         with heartbeat_of(1, store, signals) as one:
@@ -147,15 +147,15 @@ def test_process_zero_leaves_last(store: Shared) -> None:
     assert store.status(0)["left"] == 75
 
 
-def test_but_it_does_not_wait_for_ever(store: Shared) -> None:
+def test_process_zero_does_not_wait_forever(store: Shared) -> None:
     began = time.monotonic()
     heartbeat_of(0, store).leave(75)
     assert 0.9 < time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(("code", "own"), [(2, 2), (130, 130), (1, 75), (75, 75)])
-def test_the_exit_code_that_follows(code: int, own: int) -> None:
-    """What a person has to mend ends all of them alike; the rest can be run again."""
+def test_the_exit_code_after_another_process_left(code: int, own: int) -> None:
+    """Errors that you must fix end all processes alike; the others are temporary failures."""
     program = f"""
     import sys, time
     sys.path[:0] = ["tests"]

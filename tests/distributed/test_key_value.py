@@ -1,4 +1,4 @@
-"""What processes tell each other: threads stand for them, and a dictionary for the service."""
+"""The key-value store: threads stand for processes, and a dictionary for the service."""
 
 import functools
 import time
@@ -21,7 +21,7 @@ from jaxtrain.errors import InputError, RunAgain
 
 
 def in_all(work: Callable[[KeyValueStore], Any], processes: int = 2) -> list[Any]:
-    """What the function returns or raises in each process."""
+    """Returns what the function returns or raises in each process."""
 
     def caught(store: KeyValueStore) -> Any:
         try:
@@ -33,30 +33,30 @@ def in_all(work: Callable[[KeyValueStore], Any], processes: int = 2) -> list[Any
         return list(pool.map(caught, FakeClient(processes).stores()))
 
 
-def test_a_long_wait_is_announced_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_announced_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.3)
     monkeypatch.setattr(key_value, "ANNOUNCE_AGAIN_S", 0.1)
-    said: list[str] = []
+    lines: list[str] = []
     missing = [3]
-    with announced(lambda: f"process {missing[-1]}", said.append):
+    with announced(lambda: f"process {missing[-1]}", lines.append):
         time.sleep(0.35)
         missing.append(7)
         time.sleep(0.4)
-    assert said[0].startswith("waiting for process 3 (0 s so far)")
-    assert said[-1].startswith("waiting for process 7 (")
-    count = len(said)
+    assert lines[0].startswith("waiting for process 3 (0 s so far)")
+    assert lines[-1].startswith("waiting for process 7 (")
+    count = len(lines)
     time.sleep(0.2)
-    assert len(said) == count
+    assert len(lines) == count
 
 
 def test_a_short_wait_is_silent() -> None:
-    said: list[str] = []
-    with announced(lambda: "nothing", said.append):
+    lines: list[str] = []
+    with announced(lambda: "nothing", lines.append):
         pass
-    assert said == []
+    assert lines == []
 
 
-def test_alone_nothing_waits() -> None:
+def test_one_process_does_not_wait() -> None:
     store = KeyValueStore()
     assert store.gather("host", "a", 0) == ["a"]
     assert store.decide("decision", lambda: "b", 0) == "b"
@@ -64,7 +64,7 @@ def test_alone_nothing_waits() -> None:
     assert key_value.of_run() == KeyValueStore()  # these tests are not connected
 
 
-def test_texts_are_gathered_in_the_order_of_the_processes_again_and_again() -> None:
+def test_texts_are_gathered_in_process_order_repeatedly() -> None:
     def work(store: KeyValueStore) -> list[list[str]]:
         return [store.gather("host", text * store.index, 10) for text in ("a", "b")]
 
@@ -74,23 +74,23 @@ def test_texts_are_gathered_in_the_order_of_the_processes_again_and_again() -> N
 def test_a_process_that_publishes_nothing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While the others wait for it, and in the end."""
+    """While the others wait for it, and in the error."""
     monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.1)
 
     def work(store: KeyValueStore) -> Any:
         return None if store.index in (1, 3) else store.gather("host name", "here", 0.3)
 
-    gone, said = (NoAnswer, "process 1 did not publish its host name within 0 s (DEADLINE_"), ""
+    begin = "process 1 did not publish its host name within 0 s (DEADLINE_"
     results = in_all(work, 4)
     for number in (0, 2):
-        kind, said = results[number]
-        assert kind is gone[0]
-        assert said.startswith(gone[1])
-        assert "\n" not in said
+        kind, message = results[number]
+        assert kind is NoAnswer
+        assert message.startswith(begin)
+        assert "\n" not in message
     assert "waiting for processes 1, 3 of 4 (host name) (0 s so far)" in capsys.readouterr().err
 
 
-def test_a_barrier_waits_for_all_and_names_who_does_not_come() -> None:
+def test_a_barrier_waits_for_all_and_names_the_missing() -> None:
     came = []
 
     def work(store: KeyValueStore) -> None:
@@ -103,12 +103,13 @@ def test_a_barrier_waits_for_all_and_names_who_does_not_come() -> None:
 
     first, second, third = in_all(work, 3)
     assert third is None
-    for kind, said in (first, second):
+    begin = "process 2 of 3 did not reach the barrier 'end' within 0 s (DEADLINE_EXCEE"
+    for kind, message in (first, second):
         assert issubclass(kind, RunAgain)
-        assert said.startswith("process 2 of 3 did not come to 'end' within 0 s (DEADLINE_EXCEE")
+        assert message.startswith(begin)
 
 
-def test_a_service_that_is_gone_is_a_process_that_does_not_come() -> None:
+def test_a_lost_service_is_reported_as_missing_processes() -> None:
     client = FakeClient()
 
     def fail(*_: object) -> None:
@@ -134,10 +135,10 @@ def _fail(error: Exception) -> str:
         (functools.partial(_fail, RunAgain("a full disk")), RunAgain),
     ],
 )
-def test_every_process_takes_the_decision_of_process_zero(
+def test_every_process_gets_the_decision_of_process_zero(
     decision: Any, raised: type[Exception] | None
 ) -> None:
-    """Its text, or its error."""
+    """Either its text or its error."""
 
     def work(store: KeyValueStore) -> str:
         return store.decide("decision", pytest.fail if store.index else decision, 10)
@@ -147,7 +148,7 @@ def test_every_process_takes_the_decision_of_process_zero(
     assert first == decision() if raised is None else first[0] is raised
 
 
-def test_keys_of_no_process_are_not_read() -> None:
+def test_keys_without_a_process_are_ignored() -> None:
     client = FakeClient()
     store = client.stores()[0]
     store.publish("status", "mine")
@@ -164,7 +165,7 @@ def voters(client: FakeClient, timeout_s: float = 60.0) -> list[Votes]:
     return [Votes(store, timeout_s) for store in client.stores()]
 
 
-def test_alone_nobody_votes() -> None:
+def test_one_process_does_not_vote() -> None:
     alone = Votes(KeyValueStore(), 0.0)
     alone.begin()
     assert alone.agree("prepare", "") == ""
@@ -172,7 +173,7 @@ def test_alone_nobody_votes() -> None:
     alone.barrier(key="commit", timeout_ms=0)
 
 
-def test_what_fails_in_one_has_failed_in_all(client: FakeClient) -> None:
+def test_a_failure_in_one_process_is_one_in_all(client: FakeClient) -> None:
     processes = voters(client)
 
     def save(votes: Votes) -> list[str]:
@@ -186,8 +187,8 @@ def test_what_fails_in_one_has_failed_in_all(client: FakeClient) -> None:
     assert {key.split("/")[3] for key in client.values} == {"3", "4"}  # older ones are deleted
 
 
-def test_who_fails_early_releases_those_who_wait_for_it(client: FakeClient) -> None:
-    """As Orbax's threads do at its barriers: the failed one never comes there."""
+def test_a_process_that_fails_early_releases_those_that_wait_for_it(client: FakeClient) -> None:
+    """Orbax's threads wait at barriers that the failed process never reaches."""
     processes = voters(client)
     released = []
 
@@ -208,8 +209,8 @@ def test_who_fails_early_releases_those_who_wait_for_it(client: FakeClient) -> N
     assert released == ["process 2: full"] * 2
 
 
-def test_an_early_failure_does_not_reach_back(client: FakeClient) -> None:
-    """Who is slow to look at a part that all passed still passes it."""
+def test_a_later_failure_does_not_fail_an_earlier_part(client: FakeClient) -> None:
+    """A process that is slow to count a part that all passed still passes it."""
     processes = voters(client)
     for votes in processes:
         votes.begin()
@@ -218,8 +219,8 @@ def test_an_early_failure_does_not_reach_back(client: FakeClient) -> None:
     assert processes[1]._count("prepare", give_up_early=False) == ""
 
 
-def test_a_process_zero_that_works_long_is_waited_for(client: FakeClient) -> None:
-    """As it hashes a large checkpoint between two votes."""
+def test_the_others_wait_for_a_slow_process_zero(client: FakeClient) -> None:
+    """It may hash a large checkpoint between two votes."""
     processes = voters(client, timeout_s=0.1)
 
     def save(votes: Votes) -> str:
@@ -234,8 +235,8 @@ def test_a_process_zero_that_works_long_is_waited_for(client: FakeClient) -> Non
         assert list(pool.map(save, processes)) == [""] * 3
 
 
-def test_who_comes_too_late_learns_that_it_is(client: FakeClient) -> None:
-    """Though it finds the votes of all when it looks."""
+def test_a_vote_that_is_too_late_gets_the_failed_outcome(client: FakeClient) -> None:
+    """Although the late process then sees the votes of all."""
     processes = voters(client, timeout_s=1.0)
 
     def save(votes: Votes) -> str:

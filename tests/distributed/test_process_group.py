@@ -1,4 +1,4 @@
-"""How processes find each other and agree, as far as one process can show it."""
+"""How processes connect and agree, as far as one process can test it."""
 
 import os
 import socket
@@ -30,7 +30,7 @@ ALL = {
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What ``jax.distributed.initialize`` was called with; it does nothing here."""
+    """Records the calls of ``jax.distributed.initialize``, which does nothing here."""
     calls: list[Any] = []
 
     def initialize(
@@ -53,7 +53,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What jax was configured with; it stays as it is."""
+    """Records what jax is configured with, without changing it."""
     found: dict[str, Any] = {}
     monkeypatch.setattr(jax.config, "update", found.__setitem__)
     return found
@@ -70,7 +70,7 @@ def test_processes_join_after_the_rendezvous(joined: list[Any]) -> None:
     assert joined[-1] == ("host:1234", 3, 0, [], "10.0.0.1:99")
 
 
-def test_a_service_that_does_not_start_can_be_tried_again(
+def test_a_service_that_does_not_start_is_a_temporary_failure(
     joined: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def initialize(*args: Any, **_: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_service_that_does_not_start_can_be_tried_again(
 
 
 @pytest.mark.parametrize(("devices", "environment"), [(8, ALL), (0, {}), (2, ALL)])
-def test_simulated_devices_that_do_not_divide_are_refused(
+def test_simulated_devices_that_the_processes_do_not_divide_are_refused(
     devices: int, environment: dict[str, str], joined: list[Any], settings: dict[str, Any]
 ) -> None:
     with pytest.raises(InputError, match=f"--simulate-devices {devices} cannot be divided among"):
@@ -94,7 +94,7 @@ def test_simulated_devices_that_do_not_divide_are_refused(
 def test_simulated_devices_are_divided_among_the_processes(
     joined: list[Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # put back what connect() changes
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # restores what connect() changes
     process_group.connect(ALL, 12)
     assert joined[1:] == [("host:1234", 3, 0, [], "[::]:1234")]
     assert settings == {
@@ -121,8 +121,8 @@ processes.end(0, Heartbeat(key_value.of_run(), None))
 
 
 @pytest.mark.slow
-def test_on_one_machine_jax_listens_to_that_machine_only() -> None:
-    """And one more process is told that all are there: jax's service greets it first."""
+def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
+    """One process too many learns that the run is complete: jax's service answers it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -156,7 +156,7 @@ def test_on_one_machine_jax_listens_to_that_machine_only() -> None:
                 _, err = third.communicate(timeout=100)
             assert third.returncode == 1
             assert f"RunAgain: 127.0.0.1:{port}" in err
-            assert "another one is process 1 too" in err
+            assert "another process is process 1 too" in err
         finally:
             for one in (first, second):
                 one.kill()
@@ -164,7 +164,7 @@ def test_on_one_machine_jax_listens_to_that_machine_only() -> None:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine with an NVIDIA driver, on which jax found the CPU and nobody asked for it."""
+    """Simulates an NVIDIA driver on a machine where jax found only the CPU."""
     monkeypatch.setattr(Path, "exists", lambda path: path == Path("/proc/driver/nvidia/version"))
     asked = jax.config.jax_platforms
     jax.config.update("jax_platforms", None)
@@ -173,14 +173,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_gpu_that_jax_cannot_see_is_refused_with_the_cure() -> None:
+def test_a_gpu_that_jax_cannot_see_is_refused_with_the_fix() -> None:
     for environment in ({}, {"JAX_PLATFORMS": ""}, {"JAX_PLATFORMS": "cuda"}):
         with pytest.raises(InputError, match=r"pip install -e '\.\[cuda12\]'.*JAX_PLATFORMS=cpu"):
             process_group.check_accelerator(environment)
 
 
 @pytest.mark.usefixtures("driver")
-def test_other_machines_and_those_who_asked_for_the_cpu_go_on(
+def test_machines_without_a_gpu_or_set_to_the_cpu_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process_group.check_accelerator({"JAX_PLATFORMS": "cpu"})
@@ -194,7 +194,7 @@ def test_other_machines_and_those_who_asked_for_the_cpu_go_on(
     process_group.check_accelerator({})
 
 
-def test_one_process_agrees_with_itself_at_once() -> None:
+def test_one_process_agrees_at_once() -> None:
     agreement = process_group.Agreement(toy.mesh_of(1, 8))
     assert [agreement.exchange(wish) for wish in (0, 2, 0, 1)] == [0, 2, 0, 1]
 
@@ -202,7 +202,7 @@ def test_one_process_agrees_with_itself_at_once() -> None:
 def test_several_processes_agree_on_the_largest_one_call_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a device of this process for each of eight, which want 0, 1, ... 7 times as much."""
+    """Each of eight processes is a device here, and contributes 0, 1, ... 7 times the value."""
 
     def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
         assert local.shape == shape == (8,)
@@ -215,21 +215,21 @@ def test_several_processes_agree_on_the_largest_one_call_later(
     assert [agreement.exchange(wish) for wish in (0, 1, 0)] == [14, 0, 7]
 
 
-def test_one_process_has_its_own_numbers_at_once() -> None:
+def test_one_process_gets_its_own_numbers_at_once() -> None:
     exchange = process_group.Exchange(toy.mesh_of(1, 8), ["power"], ["heat"])
     assert exchange({"heat": 60.0}) == {"heat": 60.0}
 
 
-def test_numbers_of_several_processes_are_made_into_one_each_in_one_collective(
+def test_named_numbers_of_several_processes_are_reduced_in_one_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a device of this process for each of eight; the first of them can say nothing."""
+    """Each of eight processes is a device here; the first has no values."""
 
     def placed(sharding: Any, local: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
         assert local.shape == shape == (8, 4)
-        said = local * np.arange(8, dtype=local.dtype)[:, None]
-        said[0] = np.nan
-        return jax.device_put(said, sharding)
+        values = local * np.arange(8, dtype=local.dtype)[:, None]
+        values[0] = np.nan
+        return jax.device_put(values, sharding)
 
     monkeypatch.setattr(jax, "process_count", lambda: 8)
     monkeypatch.setattr(jax, "make_array_from_process_local_data", placed)
@@ -239,13 +239,13 @@ def test_numbers_of_several_processes_are_made_into_one_each_in_one_collective(
     assert exchange({}) == {}
 
 
-def test_one_process_waits_for_nobody() -> None:
+def test_one_process_does_not_wait() -> None:
     process_group.check_same("data", "abc", "give every process the same")
     assert process_group.process_zero_first(lambda: "made", "data") == "made"
 
 
 def of_two(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> list[Any]:
-    """What the function returns in each of two processes, which are threads here."""
+    """Returns what the function returns in each of two processes, which are threads here."""
     here = threading.local()
 
     def run(store: KeyValueStore) -> Any:
@@ -257,7 +257,7 @@ def of_two(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> list[Any
         return list(pool.map(run, FakeClient().stores()))
 
 
-def test_different_values_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_different_values_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> str:
         process = process_group.key_value.of_run().index
         process_group.check_same("data", "c1", "do so")
@@ -265,20 +265,20 @@ def test_different_values_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None
             process_group.check_same("data", "ab"[process] + "1", "do so")
         return str(caught.value)
 
-    said = "the processes see different data (process 0: a1, process 1: b1): do so"
-    assert of_two(monkeypatch, check) == [said, said]
+    message = "the processes see different data (process 0: a1, process 1: b1): do so"
+    assert of_two(monkeypatch, check) == [message, message]
 
 
-def test_long_values_are_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_values_are_gathered_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     own = of_two(monkeypatch, lambda: process_group.gather("words", "é" * 100_000))
     assert own == [["é" * 100_000] * 2] * 2
 
 
 @pytest.mark.parametrize(("process", "order"), [(0, ["action", "waits"]), (1, ["waits", "action"])])
-def test_process_zero_acts_first_and_keeps_nobody_waiting(
+def test_process_zero_acts_first_and_the_others_never_wait_in_vain(
     process: int, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even where its action fails: the others would wait for ever for a wrong path."""
+    """Not even if its action fails: after a wrong path the others would wait forever."""
     events: list[str] = []
 
     def action(error: Exception | None) -> str:
@@ -299,20 +299,22 @@ def test_process_zero_acts_first_and_keeps_nobody_waiting(
     assert events == order
 
 
-def test_every_process_is_told_what_process_zero_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_gets_the_text_of_process_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def decide() -> str:
         assert process_group.key_value.of_run().index == 0
         return "a folder"
 
-    told = of_two(monkeypatch, lambda: process_group.told_by_process_zero(decide))
-    assert told == ["a folder"] * 2
+    texts = of_two(monkeypatch, lambda: process_group.told_by_process_zero(decide))
+    assert texts == ["a folder"] * 2
 
 
 @pytest.mark.parametrize(
     ("environment", "driver", "on_cpu"),
     [({}, False, True), ({}, True, False), ({"JAX_PLATFORMS": "cpu"}, True, True)],
 )
-def test_a_driver_says_that_there_is_a_gpu(
+def test_a_driver_indicates_a_gpu(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], driver: bool, on_cpu: bool
 ) -> None:
     monkeypatch.setattr(Path, "exists", lambda path: driver)

@@ -47,15 +47,15 @@ SECRET = "c2d5b54b8f4f6e2a"
 def outcomes(
     members: list[Cluster], patience_s: float = 60.0, token: str | list[str] = SECRET
 ) -> list[Exception | None]:
-    """What each of them gets out of a rendezvous that all join at the same time.
+    """Returns the result of each member of a rendezvous that all join at the same time.
 
     Args:
-        members: of the run.
+        members: the processes of the run.
         patience_s: JAXTRAIN_CONNECT_S.
-        token: of all, or of each.
+        token: one for all, or one for each.
     """
     tokens = [token] * len(members) if isinstance(token, str) else token
-    results: list[Exception | None] = [AssertionError("it never came back")] * len(members)
+    results: list[Exception | None] = [AssertionError("join did not return")] * len(members)
 
     def join(number: int) -> None:
         try:
@@ -75,7 +75,7 @@ def outcomes(
 
 @contextlib.contextmanager
 def listening(greeting: bytes) -> Iterator[int]:
-    """Another program at a port; it greets who comes."""
+    """Runs another program's server; it greets every connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -95,10 +95,10 @@ def listening(greeting: bytes) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("count", [2, 16])
-def test_all_go_on_when_all_are_there(count: int) -> None:
+def test_all_continue_when_all_are_present(count: int) -> None:
     port = free_port()
     assert outcomes([member(index, count, port) for index in range(count)]) == [None] * count
-    with socket.create_server(("", port)):  # the port is free again: jax wants it now
+    with socket.create_server(("", port)):  # the port is free again, for jax
         pass
 
 
@@ -106,33 +106,33 @@ def test_all_go_on_when_all_are_there(count: int) -> None:
     "indices", [[0, 1, 1], [0, 0], [0, 0, 1]], ids=lambda indices: "".join(map(str, indices))
 )
 @pytest.mark.parametrize("token", [SECRET, ""], ids=["token", "no-token"])
-def test_a_number_given_twice_is_told_to_all(
+def test_a_duplicate_number_is_reported_to_all(
     indices: list[int], token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also to those that come a little later; process 2 of this run never comes."""
+    """Even to those that arrive a little later; process 2 of this run never does."""
     monkeypatch.setattr(rendezvous, "_LATE_S", 2.0)
     twice = max(set(indices), key=indices.count)
     port, count = free_port(), 3
-    said = outcomes([member(index, count, port) for index in indices], token=token)
-    # Without a token it may be a stranger's doing, and the next start may be right.
-    assert {type(one) for one in said} == {InputError if token else RunAgain}
-    assert len({str(one) for one in said}) == 1
-    assert f"two processes are both process {twice} of 3" in str(said[0])
+    errors = outcomes([member(index, count, port) for index in indices], token=token)
+    # Without a token, a foreign process may have caused it, so a retry may succeed.
+    assert {type(one) for one in errors} == {InputError if token else RunAgain}
+    assert len({str(one) for one in errors}) == 1
+    assert f"two processes are both process {twice} of 3" in str(errors[0])
 
 
-def test_processes_that_count_differently_are_told() -> None:
+def test_different_process_counts_are_reported() -> None:
     port = free_port()
-    said = outcomes([member(0, 2, port), member(1, 3, port)])
-    assert {type(one) for one in said} == {InputError}
-    assert "told of 3 processes, process 0" in str(said[0])
+    errors = outcomes([member(0, 2, port), member(1, 3, port)])
+    assert {type(one) for one in errors} == {InputError}
+    assert "expects 3 processes, process 0" in str(errors[0])
 
 
-def test_who_does_not_come_is_named_to_all() -> None:
+def test_missing_processes_are_named_to_all() -> None:
     port = free_port()
-    said = outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
-    assert {type(one) for one in said} == {RunAgain}
-    for one in said:
-        assert "within 2 s: 1, 3 (there are 0: pid" in str(one)
+    errors = outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
+    assert {type(one) for one in errors} == {RunAgain}
+    for one in errors:
+        assert "within 2 s: 1, 3 (present: 0: pid" in str(one)
 
 
 def test_a_missing_process_is_named_while_the_others_wait(
@@ -141,62 +141,62 @@ def test_a_missing_process_is_named_while_the_others_wait(
     monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 0.7)
     port = free_port()
     outcomes([member(0, 4, port), member(2, 4, port)], patience_s=2)
-    said = capsys.readouterr().err.splitlines()
-    first, second = sorted(line for line in said if "have not come" in line or "heard" in line)
-    assert "other processes: process 0 at 127.0.0.1" in first
-    assert f"processes 1, 3 of 4, which have not come to 127.0.0.1:{port} (1 s so far)" in second
+    lines = capsys.readouterr().err.splitlines()
+    first, second = sorted(line for line in lines if "reached" in line)
+    assert f"processes 1, 3 of 4, which have not reached 127.0.0.1:{port} (1 s so far)" in first
+    assert "the other processes; this one has reached process 0 at 127.0.0.1" in second
 
 
 def test_the_program_that_holds_the_port_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It accepts, and says nothing."""
+    """The program accepts connections, but sends nothing."""
     monkeypatch.setattr(key_value, "ANNOUNCE_AFTER_S", 3.0)
     code = "import socket, time; s = socket.create_server(('127.0.0.1', 0))"
     code += "; print(s.getsockname()[1], flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         port = int(other.stdout.readline())
-        (said,) = outcomes([member(0, 2, port)], patience_s=4)
+        (error,) = outcomes([member(0, 2, port)], patience_s=4)
         other.kill()
     named = f"(process {other.pid})"
-    assert isinstance(said, RunAgain)
-    assert "is in use by python" in str(said)
-    assert named in str(said)
+    assert isinstance(error, RunAgain)
+    assert "is in use by python" in str(error)
+    assert named in str(error)
     (line,) = (one for one in capsys.readouterr().err.splitlines() if one.startswith("waiting"))
     assert f"port {port}, which python" in line
     assert named in line
 
 
-def test_nobody_listens() -> None:
-    (said,) = outcomes([member(1, 2, free_port())], patience_s=0.5)
-    assert isinstance(said, RunAgain)
-    assert "found no process 0 at 127.0.0.1" in str(said)
-    assert "this machine itself" in str(said)
+def test_no_listener_at_the_address() -> None:
+    (error,) = outcomes([member(1, 2, free_port())], patience_s=0.5)
+    assert isinstance(error, RunAgain)
+    assert "found no process 0 at 127.0.0.1" in str(error)
+    assert "this machine itself" in str(error)
 
 
 def test_the_address_does_not_lead_to_process_0() -> None:
-    cluster = member(0, 2, free_port(), host="192.0.2.123")  # for documentation: nobody has it
-    (said,) = outcomes([cluster], patience_s=1)
-    assert isinstance(said, RunAgain)
-    assert "192.0.2.123" in str(said)
-    assert "does not lead there" in str(said)
+    cluster = member(0, 2, free_port(), host="192.0.2.123")  # for documentation: not a host
+    (error,) = outcomes([cluster], patience_s=1)
+    assert isinstance(error, RunAgain)
+    assert "192.0.2.123" in str(error)
+    assert "does not lead there" in str(error)
 
 
 @pytest.mark.parametrize("greeting", [b"\x00\x00\x12\x04\x00\x00", b"SSH-2.0-x\r\n", b'{"a": 1}\n'])
 @pytest.mark.parametrize("index", [0, 1])
-def test_another_program_at_the_port_is_told_apart(index: int, greeting: bytes) -> None:
-    """As the service of a run that has all its processes: then one more has somebody's number."""
+def test_another_program_at_the_port_is_recognized(index: int, greeting: bytes) -> None:
+    """Such as the service of a complete run: then this process's number is taken."""
     with listening(greeting) as port:
-        (said,) = outcomes([member(index, 2, port)], patience_s=2)
-    assert isinstance(said, RunAgain)
-    assert "is in use" in str(said)
-    assert f"another one is process {index} too" in str(said)
+        (error,) = outcomes([member(index, 2, port)], patience_s=2)
+    assert isinstance(error, RunAgain)
+    assert "is in use" in str(error)
+    assert f"another process is process {index} too" in str(error)
 
 
 @contextlib.contextmanager
 def connected(port: int) -> Iterator[socket.socket]:
-    """A connection to process 0, as soon as it listens."""
+    """Opens a connection to process 0 as soon as it listens."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -210,7 +210,7 @@ def connected(port: int) -> Iterator[socket.socket]:
 
 
 def closed(connection: socket.socket, patience_s: float = 30.0) -> bool:
-    """Whether the other side closes the connection within that time."""
+    """Returns whether the other side closes the connection within that time."""
     connection.settimeout(patience_s)
     try:
         while connection.recv(4096):
@@ -223,10 +223,10 @@ def closed(connection: socket.socket, patience_s: float = 30.0) -> bool:
 
 
 def call(to: socket.socket, token: str, **fields: Any) -> list[str]:
-    """Calls as a process of the run would, and waits for nothing; the nonces."""
+    """Calls as a process of the run would, without waiting; returns the nonces."""
     asked = json.loads(to.makefile("r").readline())["nonce"]
-    said = {"jaxtrain": "here", "index": 1, "count": 2, "where": "x", "call": "y", "nonce": "z"}
-    to.sendall(rendezvous._signed(token.encode(), "caller", [asked, "z"], said | fields))
+    identity = {"jaxtrain": "here", "index": 1, "count": 2, "where": "x", "call": "y", "nonce": "z"}
+    to.sendall(rendezvous._signed(token.encode(), "caller", [asked, "z"], identity | fields))
     return [asked, "z"]
 
 
@@ -234,7 +234,7 @@ def call(to: socket.socket, token: str, **fields: Any) -> list[str]:
 def waiting(
     count: int, port: int, patience_s: float = 60.0, token: str = SECRET
 ) -> Iterator[list[Exception | None]]:
-    """Process 0, which waits for the others; what it gets is there after the block."""
+    """Runs process 0, which waits for the others; its result is available after the block."""
     found: list[Exception | None] = []
     zero = threading.Thread(
         target=lambda: found.extend(outcomes([member(0, count, port)], patience_s, token))
@@ -271,7 +271,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("token", [SECRET, ""], ids=["token", "no-token"])
 def test_hostile_lines_do_not_end_a_run(token: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each three times, while process 0 waits; then the real process 1 comes."""
+    """Each is sent three times while process 0 waits; then the real process 1 calls."""
     port = free_port()
     with waiting(2, port, token=token) as first:
         for line in list(HOSTILE.values()) * 3:
@@ -284,15 +284,15 @@ def test_hostile_lines_do_not_end_a_run(token: str, capfd: pytest.CaptureFixture
     out, err = capfd.readouterr()
     assert out == ""
     assert sorted(line.split(" from ")[0] for line in err.splitlines()) == [
-        "warning: a caller",  # once, and not for each
+        "warning: a caller",  # once, not per connection
         "warning: a connection",
     ]
     assert "Traceback" not in err
     assert all(one.isprintable() or one == "\n" for one in err)
 
 
-def test_one_forged_line_does_not_end_those_who_are_there() -> None:
-    """It did: all processes ended with 2, which no launcher starts again."""
+def test_a_forged_line_does_not_end_the_waiting_processes() -> None:
+    """It used to: all processes ended with 2, after which no launcher restarts them."""
     port = free_port()
     with waiting(3, port) as first:
         others: list[Exception | None] = []
@@ -350,7 +350,7 @@ print("threads", threading.active_count(), file=sys.stderr)
 
 
 def process(index: int, port: int, descriptors: int = 1024) -> "subprocess.Popen[str]":
-    """A real process of a run of two."""
+    """Starts a real process of a run of two."""
     return subprocess.Popen(
         [sys.executable, "-c", PROCESS, str(descriptors)],
         env={
@@ -370,7 +370,7 @@ def process(index: int, port: int, descriptors: int = 1024) -> "subprocess.Popen
 
 @pytest.mark.parametrize("descriptors", [1024, 64])
 def test_thousands_of_connections_do_not_keep_the_processes_out(descriptors: int) -> None:
-    """Also where process 0 has no descriptors left."""
+    """Even if process 0 runs out of file descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     many = 2000
     if hard != resource.RLIM_INFINITY and hard < many + 200:
@@ -394,13 +394,13 @@ def test_thousands_of_connections_do_not_keep_the_processes_out(descriptors: int
             assert out == "met\n", err
             assert "Traceback" not in err
             assert err.count("warning:") <= 1
-            # The main thread and the one that process 0 calls itself with.
+            # The main thread and the one in which process 0 calls itself.
             assert int(re.findall(r"threads (\d+)", err)[0]) <= 2
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_whoever_answers_there_has_to_know_the_token(knows: bool) -> None:
-    """A stranger at the port cannot end a caller with its answer; process 0 can."""
+def test_only_an_answer_signed_with_the_token_counts(knows: bool) -> None:
+    """Process 0 can end a caller with its answer; a foreign process at the port cannot."""
     heard: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -418,19 +418,19 @@ def test_whoever_answers_there_has_to_know_the_token(knows: bool) -> None:
 
         threading.Thread(target=serve, daemon=True).start()
         port = server.getsockname()[1]
-        (said,) = outcomes([member(1, 2, port)], patience_s=2)
+        (error,) = outcomes([member(1, 2, port)], patience_s=2)
         server.shutdown(socket.SHUT_RDWR)
     if knows:
-        assert (type(said), str(said)) == (InputError, "wrong?[2J")
+        assert (type(error), str(error)) == (InputError, "wrong?[2J")
     else:
-        assert isinstance(said, RunAgain)
-        assert "does not know this run's token (JAXTRAIN_RUN_TOKEN is set here)" in str(said)
+        assert isinstance(error, RunAgain)
+        assert "does not know this run's token (JAXTRAIN_RUN_TOKEN is set here)" in str(error)
         assert len(heard) > 1  # it called again
     assert not [line for line in heard if SECRET in line]
 
 
-def test_an_answer_without_the_token_is_worth_nothing() -> None:
-    """Also one that a caller's own signature is sent back in."""
+def test_an_answer_without_the_token_is_ignored() -> None:
+    """Even one that returns the caller's own signature."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -443,9 +443,9 @@ def test_an_answer_without_the_token_is_worth_nothing() -> None:
                         connection.sendall(answer or line)
 
         threading.Thread(target=serve, daemon=True).start()
-        (said,) = outcomes([member(1, 2, server.getsockname()[1])], patience_s=2)
+        (error,) = outcomes([member(1, 2, server.getsockname()[1])], patience_s=2)
         server.shutdown(socket.SHUT_RDWR)
-    assert isinstance(said, RunAgain)
+    assert isinstance(error, RunAgain)
 
 
 @pytest.mark.parametrize(
@@ -456,9 +456,9 @@ def test_an_answer_without_the_token_is_worth_nothing() -> None:
 def test_hostile_answers_do_not_end_a_caller(answer: bytes, greets: bool) -> None:
     greeting = b'{"jaxtrain": "who", "nonce": "n"}\n' if greets else b""
     with listening(greeting + answer) as port:
-        (said,) = outcomes([member(1, 2, port)], patience_s=1)
-    assert isinstance(said, RunAgain)
-    assert str(said).isprintable()
+        (error,) = outcomes([member(1, 2, port)], patience_s=1)
+    assert isinstance(error, RunAgain)
+    assert str(error).isprintable()
 
 
 @pytest.mark.parametrize("tokens", [[SECRET, ""], ["", SECRET], [SECRET, "7e6a0d11"]])
@@ -466,29 +466,31 @@ def test_different_tokens_are_named_on_both_sides(
     tokens: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    said = outcomes([member(0, 2, port), member(1, 2, port)], patience_s=3, token=tokens)
-    assert {type(one) for one in said} == {RunAgain}
+    errors = outcomes([member(0, 2, port), member(1, 2, port)], patience_s=3, token=tokens)
+    assert {type(one) for one in errors} == {RunAgain}
     here = ["set" if token else "not set" for token in tokens]
-    assert "did not come to 127.0.0.1" in str(said[0])
+    assert "did not reach 127.0.0.1" in str(errors[0])
     assert (
         f"callers from 127.0.0.1 did not know this run's token (JAXTRAIN_RUN_TOKEN is {here[0]} "
         "here): set the same one on all hosts"
-    ) in str(said[0])
-    assert f"does not know this run's token (JAXTRAIN_RUN_TOKEN is {here[1]} here)" in str(said[1])
+    ) in str(errors[0])
+    assert f"does not know this run's token (JAXTRAIN_RUN_TOKEN is {here[1]} here)" in str(
+        errors[1]
+    )
     warned = capfd.readouterr().err
     assert warned.count("\n") == 1
     assert warned.startswith("warning: a caller from 127.0.0.1 did not know this run's token")
-    assert not [token for token in tokens if token and token in f"{said}{warned}"]
+    assert not [token for token in tokens if token and token in f"{errors}{warned}"]
 
 
-def test_a_line_of_another_start_proves_nothing() -> None:
+def test_a_replayed_line_is_not_accepted() -> None:
     port = free_port()
     with waiting(2, port) as first:
         with connected(port) as old, connected(port) as new:
             asked = json.loads(old.makefile("r").readline())["nonce"]
-            said = {"jaxtrain": "here", "index": 1, "count": 9, "where": "x", "call": "y"}
+            identity = {"jaxtrain": "here", "index": 1, "count": 9, "where": "x", "call": "y"}
             line = rendezvous._signed(
-                SECRET.encode(), "caller", [asked, "z"], said | {"nonce": "z"}
+                SECRET.encode(), "caller", [asked, "z"], identity | {"nonce": "z"}
             )
             new.sendall(line)
             assert closed(new)
@@ -501,14 +503,14 @@ def test_a_line_of_another_start_proves_nothing() -> None:
     [
         ({"index": 2}, r"process 2 \(x\) is outside the 2 processes .* from 0 to 1"),
         ({"index": -1}, r"process -1 \(x\) is outside the 2 processes"),
-        ({"index": 1, "count": 5}, r"process 1 \(x\) was told of 5 processes"),
+        ({"index": 1, "count": 5}, r"process 1 \(x\) expects 5 processes"),
         (
             {"index": 9, "where": "\x1b]0;\u202eowned\x07\n" + "y" * 1000},
             r"process 9 \(\?\]0;\?owned\?\?y{50,120}\.\.\.\) is outside",
         ),
     ],
 )
-def test_a_wrong_process_of_the_run_itself_is_one_line(
+def test_a_misconfigured_process_of_the_run_is_a_one_line_error(
     fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "_LATE_S", 0.5)
@@ -516,11 +518,11 @@ def test_a_wrong_process_of_the_run_itself_is_one_line(
     with waiting(2, port) as first, connected(port) as one:
         nonces = call(one, SECRET, **fields)
         answer = json.loads(one.makefile("r").readline())
-    (said,) = first
-    assert isinstance(said, InputError)
-    assert re.search(message, str(said))
-    assert str(said).isprintable()
-    assert answer["jaxtrain"] == str(said)
+    (error,) = first
+    assert isinstance(error, InputError)
+    assert re.search(message, str(error))
+    assert str(error).isprintable()
+    assert answer["jaxtrain"] == str(error)
     assert rendezvous._is_signed(SECRET.encode(), "process 0", nonces, answer)
 
 
@@ -529,7 +531,7 @@ def test_a_wrong_process_of_the_run_itself_is_one_line(
     [{"index": 1.5}, {"index": True}, {"index": "1"}, {"index": 2**40}, {"count": None}],
     ids=str,
 )
-def test_a_number_that_is_none_is_not_counted(fields: dict[str, Any]) -> None:
+def test_an_invalid_process_number_is_not_counted(fields: dict[str, Any]) -> None:
     port = free_port()
     with waiting(2, port) as first:
         with connected(port) as one:
@@ -539,8 +541,8 @@ def test_a_number_that_is_none_is_not_counted(fields: dict[str, Any]) -> None:
     assert first == [None]
 
 
-def test_one_that_went_away_does_not_count() -> None:
-    """Such as a process 1 that was killed while it waited, and is started again."""
+def test_a_caller_that_left_does_not_count() -> None:
+    """Such as a process 1 that was killed while it waited, and is restarted."""
     port = free_port()
     with waiting(2, port) as first:
         with connected(port) as one:
@@ -551,20 +553,20 @@ def test_one_that_went_away_does_not_count() -> None:
 
 
 def listeners(port: int) -> set[str]:
-    """Addresses, as hexadecimal numbers of the kernel, at which somebody listens at that port."""
+    """Returns the addresses on which a process listens at the port, in the kernel's hex format."""
     lines = [
         line.split()
         for name in ("tcp", "tcp6")
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
     ]
     there = [line[1].split(":") for line in lines if line[3] == "0A"]
-    # gRPC listens at IPv4's addresses by their form in IPv6.
+    # gRPC listens at IPv4 addresses in their IPv6-mapped form.
     mapped = "0000000000000000FFFF0000"
     return {at.removeprefix(mapped) for at, number in there if int(number, 16) == port}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_on_one_machine_nobody_else_can_call(host: str) -> None:
+def test_a_run_on_one_machine_is_not_reachable_from_others(host: str) -> None:
     port = free_port()
     zero = threading.Thread(target=lambda: outcomes([member(0, 2, port, host)], patience_s=2))
     zero.start()
@@ -573,14 +575,14 @@ def test_on_one_machine_nobody_else_can_call(host: str) -> None:
     zero.join(30)
 
 
-def test_the_user_may_name_the_address_to_listen_at() -> None:
+def test_the_bind_address_can_be_set() -> None:
     port = free_port()
     variables = {cluster_env.PATIENCE: "1", cluster_env.BIND: f"127.0.0.2:{port}"}
     with pytest.raises(RunAgain, match="does not lead there"):
         rendezvous.join(member(0, 2, port), variables)
     with pytest.raises(InputError, match=r"cannot listen at 127\.0\.0\.1:99999"):
         rendezvous.join(member(0, 2, port), {cluster_env.BIND: "127.0.0.1:99999"})
-    gc.collect()  # a socket that is left open is a warning, which fails the test
+    gc.collect()  # an unclosed socket is a warning, which fails the test
 
 
 @pytest.mark.parametrize(
@@ -588,11 +590,11 @@ def test_the_user_may_name_the_address_to_listen_at() -> None:
     [
         (0, "192.0.2.123", "", True),
         (0, "192.0.2.123", SECRET, False),
-        (1, "192.0.2.123", "", False),  # process 0 says it
+        (1, "192.0.2.123", "", False),  # process 0 warns
         (0, "127.0.0.1", "", False),
     ],
 )
-def test_a_run_of_several_hosts_without_a_token_is_warned_once(
+def test_a_run_on_several_hosts_without_a_token_warns_once(
     index: int, host: str, token: str, warns: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outcomes([member(index, 2, free_port(), host)], patience_s=0.5, token=token)
@@ -600,6 +602,6 @@ def test_a_run_of_several_hosts_without_a_token_is_warned_once(
     assert err.count("warning: JAXTRAIN_RUN_TOKEN is not set") == err.count("\n") == warns
 
 
-def test_patience_is_a_number() -> None:
+def test_the_connection_timeout_must_be_a_number() -> None:
     with pytest.raises(InputError, match="JAXTRAIN_CONNECT_S is 'long'"):
         rendezvous.join(member(0, 2, free_port()), {cluster_env.PATIENCE: "long"})

@@ -1,4 +1,4 @@
-"""Stop signals, sent to this very process, and to processes that are busy in a long call."""
+"""Stop signals, sent to the process of the tests and to processes in a long call."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ import pytest
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.errors import DONE, INTERRUPTED, RUN_AGAIN, WRONG_USE, Stopped, stop_inside
 
-# A call that no handler can break off, as a compilation: it holds the main thread in C.
+# A call in C that no handler can interrupt, such as a compilation.
 BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 
 
@@ -35,7 +35,7 @@ def test_exit_codes() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_while_nothing_is_to_be_saved_a_signal_ends_the_run(
+def test_a_signal_ends_a_run_with_nothing_to_save(
     number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Stopped) as stopped, StopSignals():
@@ -46,7 +46,7 @@ def test_while_nothing_is_to_be_saved_a_signal_ends_the_run(
 
 @pytest.fixture
 def signal_in_a_collection() -> Iterator[None]:
-    """The next collection is hit by Ctrl-C; jax, too, collects in a callback of its own."""
+    """Sends Ctrl-C during the next garbage collection; jax, too, has a callback there."""
     left = [signal.SIGINT]
 
     def callback(phase: str, info: dict[str, int]) -> None:
@@ -59,10 +59,10 @@ def signal_in_a_collection() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signal_in_a_collection")
-def test_a_stop_that_falls_into_a_collection_is_not_lost(
+def test_a_stop_during_a_garbage_collection_is_not_lost(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Python drops what a handler raises in there."""
+    """Python drops what a handler raises there."""
 
     def collect() -> None:
         gc.collect()
@@ -75,7 +75,7 @@ def test_a_stop_that_falls_into_a_collection_is_not_lost(
 
 
 @pytest.mark.usefixtures("signal_in_a_collection")
-def test_a_stop_that_was_dropped_waits_where_there_is_something_to_save() -> None:
+def test_a_dropped_stop_waits_if_there_are_steps_to_save() -> None:
     with StopSignals() as signals:
         gc.collect()
         signals.hold()
@@ -84,7 +84,7 @@ def test_a_stop_that_was_dropped_waits_where_there_is_something_to_save() -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_after_hold_a_signal_is_a_wish(number: signal.Signals) -> None:
+def test_after_hold_a_signal_is_a_request(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopSignals() as signals:
         signals.hold()
@@ -116,8 +116,8 @@ def test_ctrl_c_after_a_signal_stops_at_once(
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
         assert signals.requested == first.name
-    said = capfd.readouterr().err
-    assert ("press Ctrl-C again" in said) == (first == signal.SIGINT)
+    err = capfd.readouterr().err
+    assert ("press Ctrl-C again" in err) == (first == signal.SIGINT)
 
 
 def test_a_signal_after_the_last_step_does_not_announce_a_stop(
@@ -131,7 +131,7 @@ def test_a_signal_after_the_last_step_does_not_announce_a_stop(
     assert capfd.readouterr().err.strip() == "SIGTERM: the last step is done; finishing the run"
 
 
-def test_all_exit_actions_run_newest_first_though_one_fails() -> None:
+def test_exit_actions_run_newest_first_even_if_one_fails() -> None:
     signals = StopSignals()
     ran: list[tuple[str, int]] = []
 
@@ -146,18 +146,18 @@ def test_all_exit_actions_run_newest_first_though_one_fails() -> None:
     assert ran == [("last", 75), ("fails", 75), ("first", 75)]
 
 
-def test_who_asks_is_told_also_of_a_signal_that_came_before() -> None:
-    told = []
+def test_when_heard_also_reports_an_earlier_signal() -> None:
+    calls = []
     with StopSignals() as signals:
         signals.hold()
-        signals.when_heard(lambda: told.append("later"))
+        signals.when_heard(lambda: calls.append("later"))
         send(signal.SIGTERM)
         wait_until_heard(signals)
-        signals.when_heard(lambda: told.append("before"))
-    assert sorted(told) == ["before", "later"]
+        signals.when_heard(lambda: calls.append("before"))
+    assert sorted(calls) == ["before", "later"]
 
 
-def test_a_request_of_another_process_is_a_signal() -> None:
+def test_a_request_of_another_process_acts_as_a_signal() -> None:
     with StopSignals() as signals:
         signals.hold()
         signals.request("SIGTERM")
@@ -166,7 +166,7 @@ def test_a_request_of_another_process_is_a_signal() -> None:
 
 
 def busy(hold: bool, call: str = BUSY) -> subprocess.Popen[str]:
-    """A process that enters the signals and then hears nothing in its main thread."""
+    """Starts a process whose main thread is busy while it handles signals."""
     program = f"""
     import hashlib, time
     import jaxtrain.distributed.signals
@@ -191,7 +191,7 @@ def test_a_long_call_does_not_keep_the_process_alive() -> None:
     with busy(hold=False) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "busy\n"
-        time.sleep(0.5)  # and now it is
+        time.sleep(0.5)  # until it is
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "leaving with 75\n"
         assert process.wait(timeout=30) == RUN_AGAIN
@@ -201,22 +201,22 @@ def test_a_signal_is_heard_in_a_long_call_that_has_something_to_save() -> None:
     with busy(hold=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "busy\n"
-        time.sleep(0.5)  # and now it is
+        time.sleep(0.5)  # until it is
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "heard SIGTERM\n"
         time.sleep(1)
-        assert process.poll() is None  # it is the watchdog's to end it
+        assert process.poll() is None  # only the watchdog ends it
         process.kill()
 
 
-# A save that takes its time, and is waited for also while an exception passes.
+# A slow save that the process waits for even after an exception.
 SAVING = """
         try:
             time.sleep(600)
         finally:
             time.sleep(600)
 """
-# One in a thread, which the interpreter waits for at its end.
+# A slow save in a thread that the interpreter waits for when it exits.
 IN_A_THREAD = (
     "__import__('threading').Thread(target=time.sleep, args=(600,)).start(); time.sleep(600)"
 )
@@ -229,7 +229,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(first: signal.Signals, call: s
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "busy\n"
-            time.sleep(0.5)  # and now it is
+            time.sleep(0.5)  # until it is
             process.send_signal(first)
             assert process.stdout.readline() == f"heard {first.name}\n"
             time.sleep(0.5)
@@ -243,7 +243,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(first: signal.Signals, call: s
             process.kill()
 
 
-def test_a_stop_that_a_library_has_wrapped_is_found() -> None:
+def test_a_stop_wrapped_by_a_library_is_found() -> None:
     wrapped: BaseException | None = None
     for stop in (Stopped("SIGTERM"), KeyboardInterrupt()):
         try:

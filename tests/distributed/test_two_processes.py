@@ -1,4 +1,4 @@
-"""Two real processes with four virtual devices each are one run."""
+"""Runs of two real processes with four virtual devices each."""
 
 import re
 import resource
@@ -27,19 +27,19 @@ EIGHT = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a corpus."""
+    """Creates a directory with a corpus."""
     directory = tmp_path_factory.mktemp("processes")
     write_corpus(directory)
     return directory
 
 
 def two(directory: Path, *arguments: object, **variables: Any) -> Any:
-    """Both processes of a run on eight devices."""
+    """Starts both processes of a run on eight devices."""
     return two_processes(directory, *EIGHT, *arguments, **variables)
 
 
 def wait_for_steps(started: list[subprocess.Popen[str]], directory: Path, count: int) -> None:
-    """Returns when a run has recorded so many steps."""
+    """Waits until a run has recorded this many steps."""
     metrics = directory / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text().count("\n") >= count):
@@ -49,7 +49,7 @@ def wait_for_steps(started: list[subprocess.Popen[str]], directory: Path, count:
         time.sleep(0.02)
 
 
-def test_two_processes_give_the_numbers_of_one(place: Path) -> None:
+def test_two_processes_reproduce_the_metrics_of_one(place: Path) -> None:
     train(place, *EIGHT, "--output-dir", "one")
     with two(place, "--output-dir", "two") as started:
         outputs = [process.communicate(timeout=240)[0] for process in started]
@@ -69,12 +69,12 @@ def test_two_processes_give_the_numbers_of_one(place: Path) -> None:
     assert (place / "two" / "log.1.txt").exists()
     assert "step 6/6" in outputs[0]
     assert "step 6/6" not in outputs[1]
-    # And one process goes on with what two have saved.
+    # One process resumes what two have saved.
     train(place, *EIGHT, "--loop.steps", 8, "--output-dir", "two", "--resume", "latest")
     assert sorted(losses(place / "two")) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_wrong_input_ends_both(place: Path) -> None:
+def test_wrong_input_ends_both_processes(place: Path) -> None:
     with two(place, "--output-dir", "wrong", "--data.path", "nowhere") as started:
         outputs = [process.communicate(timeout=60)[0] for process in started]
     assert [process.returncode for process in started] == [2, 2], "\n".join(outputs)
@@ -84,9 +84,9 @@ def test_wrong_input_ends_both(place: Path) -> None:
 
 
 def test_nothing_outlives_a_killed_process(place: Path) -> None:
-    """Neither the other process nor any worker; they would hold the pipes open.
+    """Neither the other process nor any worker, which would keep the pipes open.
 
-    Here the coordinator dies; launch/test_real_run.py and the chaos kill the other one.
+    Here the coordinator dies; launch/test_real_run.py and the chaos tests kill the other one.
     """
     with two(place, "--output-dir", "killed", "--loop.steps", 1_000_000) as started:
         wait_for_steps(started, place / "killed", 3)
@@ -96,22 +96,22 @@ def test_nothing_outlives_a_killed_process(place: Path) -> None:
             assert process.returncode not in (0, 2, 130, None), output
 
 
-def test_a_process_that_stands_still_does_not_hold_the_other(place: Path) -> None:
+def test_a_stopped_process_does_not_block_the_other(place: Path) -> None:
     stuck = ["--output-dir", "stuck", "--loop.steps", 1_000_000, "--loop.hang_timeout_s", 20]
     with two(place, *stuck) as started:
         wait_for_steps(started, place / "stuck", 5)
         started[1].send_signal(signal.SIGSTOP)
         output, _ = started[0].communicate(timeout=120)
         assert started[0].returncode == 75, output
-        assert "hung: no step ended within 20 s after update" in output
-    words = (place / "stuck" / "hang-0.txt").read_text()
-    # What it told last, every other second.
-    assert re.search(r"process 1: [a-z]+, (no step|step \d+) done, heartbeat \d+ s ago", words)
-    assert "Thread 0x" in words
+        assert "hung: no step ended within 20 s after step" in output
+    report = (place / "stuck" / "hang-0.txt").read_text()
+    # The last status that process 1 published.
+    assert re.search(r"process 1: [a-z]+, (no step|step \d+) done, heartbeat \d+ s ago", report)
+    assert "Thread 0x" in report
 
 
 def test_a_signal_while_one_process_compiles_ends_both(place: Path) -> None:
-    cold = {"JAX_COMPILATION_CACHE_DIR": str(place / "compiled-anew")}
+    cold = {"JAX_COMPILATION_CACHE_DIR": str(place / "cold-cache")}
     with two(place, "--output-dir", "early", both=cold) as started:
         log = place / "early" / "log.1.txt"
         deadline = time.monotonic() + 120
@@ -124,8 +124,8 @@ def test_a_signal_while_one_process_compiles_ends_both(place: Path) -> None:
     assert not (place / "early" / "checkpoints").exists()
 
 
-def test_an_error_of_one_process_ends_both(place: Path) -> None:
-    """Also before there is a run: here the second one's cache cannot be made."""
+def test_an_error_in_one_process_ends_both(place: Path) -> None:
+    """Even before the run starts: here the second process cannot create its cache."""
     with two(place, "--output-dir", "torn", second={"JAXTRAIN_CACHE": "/proc/nowhere"}) as started:
         outputs = [process.communicate(timeout=60)[0] for process in reversed(started)]
         assert started[1].returncode == 2, outputs
@@ -150,14 +150,14 @@ OFTEN = ["--loop.steps", 1_000_000, "--checkpoint.every", 8, "--loop.eval_every"
 
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_save_that_fails_in_one_process_fails_in_both(place: Path, number: int) -> None:
-    """None is left waiting for the other; the next save works in both, or both end."""
+    """Neither waits for the other in vain; the next save works in both, or both end."""
     run = place / f"fails-in-{number}"
     folder, log = run / "checkpoints", run / ("log.txt" if number else "log.1.txt")
     failed = f"could not be written (process {number}: File too large)"
     with two(place, "--output-dir", run, *OFTEN) as started:
         wait_for(started, lambda: bool(layout.steps(folder)))
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, NOT_A_BYTE)
-        wait_for(started, lambda: failed in log.read_text())  # the other one's
+        wait_for(started, lambda: failed in log.read_text())  # the log of the other process
         resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, UNLIMITED)
         newest = max(layout.steps(folder))
         wait_for(started, lambda: max(layout.steps(folder), default=0) > newest)
@@ -195,7 +195,7 @@ def test_both_fall_back_to_the_same_checkpoint(place: Path) -> None:
 
 
 def wait_for(started: list[subprocess.Popen[str]], condition: Callable[[], bool]) -> None:
-    """Returns when it is true; both processes have to run until then."""
+    """Waits until the condition holds; both processes must run until then."""
     deadline = time.monotonic() + 120
     while not condition():
         assert [process.poll() for process in started] == [None, None]

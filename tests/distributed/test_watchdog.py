@@ -1,4 +1,4 @@
-"""The watchdog, in processes of its own where it ends them."""
+"""The watchdog, in separate processes where it ends them."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from jaxtrain.errors import RUN_AGAIN
 
 
 class Harmless(Watchdog):
-    """Ends nothing: it would be the process of the tests."""
+    """Records reasons instead of ending the process, which is that of the tests."""
 
     def __init__(self, timeout_s: float | None) -> None:
         super().__init__(timeout_s, Heartbeat(KeyValueStore(), StopSignals()))
@@ -60,7 +60,7 @@ def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
         patient.report_to(directory, say)
         with patient as watchdog:
             for step in range(5):
-                time.sleep(0.5)  # longer than the limit together, shorter each
+                time.sleep(0.5)  # each is below the limit, their sum is above it
                 watchdog.beat(step)
             print("five steps", flush=True)
             stuck_here()
@@ -70,18 +70,18 @@ def test_a_hang_ends_the_process_and_leaves_the_stacks(tmp_path: Path) -> None:
     lines = ended.stdout.splitlines()
     assert lines[0] == "five steps"
     assert len(lines) == 2
-    assert "no step ended within 2 s after update 4 in process 0" in lines[1]
-    words = (tmp_path / "hang-0.txt").read_text()
-    assert "stuck_here" in words
-    assert "process 0: training, step 4 done" in words
+    assert "no step ended within 2 s after step 4 in process 0" in lines[1]
+    report = (tmp_path / "hang-0.txt").read_text()
+    assert "stuck_here" in report
+    assert "process 0: training, step 4 done" in report
 
 
-def test_a_hang_ends_it_although_nothing_can_be_said(tmp_path: Path) -> None:
+def test_a_hang_ends_the_process_even_if_printing_hangs(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         """
         import jaxtrain.distributed.watchdog
-        jaxtrain.distributed.watchdog.LAST_WORDS_S = 0.3
+        jaxtrain.distributed.watchdog.REPORT_S = 0.3
         watchdog._say = lambda text: stuck_here()
         with watchdog, watchdog.pause("save", allowance_s=0.1):
             stuck_here()
@@ -90,7 +90,7 @@ def test_a_hang_ends_it_although_nothing_can_be_said(tmp_path: Path) -> None:
     assert ended.returncode == RUN_AGAIN, ended.stderr
 
 
-def test_before_there_is_a_directory_the_stacks_go_to_stderr(tmp_path: Path) -> None:
+def test_stacks_go_to_stderr_without_a_run_directory(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         """
@@ -103,7 +103,7 @@ def test_before_there_is_a_directory_the_stacks_go_to_stderr(tmp_path: Path) -> 
     assert "no step ended within 0.5 s in process 0; stacks of all threads above" in ended.stderr
 
 
-def test_a_missing_directory_does_not_keep_it_alive(tmp_path: Path) -> None:
+def test_a_missing_run_directory_does_not_keep_the_process_alive(tmp_path: Path) -> None:
     ended = run(tmp_path / "gone", "with watchdog, watchdog.pause('save', 0.1): stuck_here()")
     assert ended.returncode == RUN_AGAIN, ended.stderr
     assert "save did not end within 0.5 s" in ended.stdout
@@ -117,7 +117,7 @@ def test_a_pause_has_a_limit_of_its_own() -> None:
         watchdog.beat(1)
         assert watchdog.reasons == []
         time.sleep(1.5)
-    assert watchdog.reasons == ["hung: no step ended within 0.5 s after update 1 in process 0"]
+    assert watchdog.reasons == ["hung: no step ended within 0.5 s after step 1 in process 0"]
 
 
 def test_a_pause_may_have_no_limit() -> None:
@@ -128,7 +128,7 @@ def test_a_pause_may_have_no_limit() -> None:
         assert watchdog.reasons == []
 
 
-def test_after_a_pause_the_step_has_its_whole_time() -> None:
+def test_after_a_pause_a_step_has_its_full_time_limit() -> None:
     with Harmless(3.0) as watchdog:
         time.sleep(1.0)
         with watchdog.pause("evaluation"):
@@ -140,14 +140,14 @@ def test_after_a_pause_the_step_has_its_whole_time() -> None:
         assert watchdog.reasons == []
 
 
-def test_off() -> None:
+def test_without_a_timeout_nothing_is_limited() -> None:
     with Harmless(None) as watchdog, watchdog.pause("save", allowance_s=0.1):
         watchdog.beat()
         time.sleep(0.5)
         assert watchdog.reasons == []
 
 
-def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) -> None:
+def test_time_while_the_process_is_stopped_does_not_count(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [
             sys.executable,
@@ -181,7 +181,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(tmp_path: Path) ->
     assert process.returncode == 0
 
 
-def test_a_stop_has_a_limit_whatever_the_run_does(tmp_path: Path) -> None:
+def test_end_within_limits_every_phase(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         """
@@ -196,12 +196,12 @@ def test_a_stop_has_a_limit_whatever_the_run_does(tmp_path: Path) -> None:
     assert "did not end within loop.stop_timeout_s" in ended.stdout
 
 
-def test_a_link_in_the_place_of_the_stacks_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_the_report_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     (tmp_path / "hang-0.txt").symlink_to("mine")
-    said: list[str] = []
+    lines: list[str] = []
     watchdog = Harmless(None)
-    watchdog.report_to(tmp_path, said.append)
-    watchdog._last_words("hung")
-    assert "hang-0.txt could not be written (it is a symbolic link)" in said[0]
+    watchdog.report_to(tmp_path, lines.append)
+    watchdog._report("hung")
+    assert "hang-0.txt could not be written (it is a symbolic link)" in lines[0]
     assert (tmp_path / "mine").read_text() == "kept"

@@ -1,7 +1,7 @@
-"""Everything the project says is plain American English: pages, messages, help, docstrings, comments.
+"""All prose is plain American English: pages, messages, help, docstrings, comments, test names.
 
-``python tests/docs/test_words.py [PATH...]`` prints what is banned and, after it, what is only doubtful: words
-that are right in some sentences and were a habit in this project, for a reader to look at.
+``python tests/docs/test_words.py [PATH...]`` prints banned words and then doubtful ones, which are
+right in some sentences and were a habit in this project: a reader decides.
 """
 
 import ast
@@ -27,7 +27,8 @@ BANNED = {
     r"anew": "again, from scratch",
     r"likeliest": "most likely, greedy, top-k",
     r"(?:go|goes|going|went|gone) on(?! (?:disk|to))": "resume, continue, generate",
-    r"(?<!there\s)(?:is|are) no(?! (?:longer|more|less|fewer|larger|smaller|better|slower|faster|wider|older))": (
+    r"(?<!there\s)(?:is|are) no"
+    r"(?! (?:longer|more|less|fewer|larger|smaller|better|slower|faster|wider|older))": (
         "is not a, unknown, no ... found"
     ),
     r"nobody|somebody|whoever": "you, or the passive",
@@ -56,7 +57,7 @@ DOUBTFUL = {
     r"(?:has|have) to(?: be)?|(?:is|are) to": "must",
     r"updates?": "step, when it is counted",
     r"pictures?": "image",
-    r", as (?!a |the |in |of |they |it |well|an |for |with |if |to |that |this |by |on |is |are )\S+": (
+    r", as (?!(?:a|the|in|of|they|it|well|an|for|with|if|to|that|this|by|on|is|are) )\S+": (
         "such as, for example"
     ),
     r"(?:a|each) (?:second|device|host|process)": "per second, per device",
@@ -80,13 +81,15 @@ class Text(NamedTuple):
     text: str
 
 
-
 def _matches(words: dict[str, str]) -> list[tuple[re.Pattern[str], str]]:
-    return [(re.compile(rf"\b(?:{word})\b".replace(" ", r"\s+"), re.IGNORECASE), instead) for word, instead in words.items()]
+    return [
+        (re.compile(rf"\b(?:{word})\b".replace(" ", r"\s+"), re.IGNORECASE), instead)
+        for word, instead in words.items()
+    ]
 
 
 def banned(text: str, words: dict[str, str] = BANNED) -> Iterator[tuple[int, str, str]]:
-    """The line within ``text``, the word, and what to write instead, for each one outside of code."""
+    """Yields the line within ``text``, the word, and its replacement, for words outside of code."""
     prose = _CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
     for pattern, instead in _matches(words):
         for match in pattern.finditer(prose):
@@ -140,7 +143,10 @@ def files(checkout: Path) -> list[Path]:
     """What the words hold for. RESULTS.md and LOG.md are a diary: what was written stays."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=checkout, capture_output=True, text=True, check=False,
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.split("\n")
     suffixes = (".py", ".md", ".sh", ".sbatch", ".yaml", ".toml", ".cff", ".js", ".css", ".html")
     return [
@@ -192,7 +198,13 @@ def test_a_planted_word_is_found(planted: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ['"""It mends."""', "x = 1  # mended", 'raise E(f"{x} is "\n    "no field")', "# what is\n# not finite", "def test_it_begins_anew(): ..."],
+    [
+        '"""It mends."""',
+        "x = 1  # mended",
+        'raise E(f"{x} is "\n    "no field")',
+        "# what is\n# not finite",
+        "def test_it_begins_anew(): ...",
+    ],
 )
 def test_a_planted_word_is_found_in_code(source: str) -> None:
     assert [word for text in of_python(source) for word in banned(text.text)]

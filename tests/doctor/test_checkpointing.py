@@ -1,4 +1,4 @@
-"""A real checkpoint, written, damaged, read."""
+"""Doctor's test checkpoint: written, damaged, read."""
 
 from pathlib import Path
 
@@ -14,29 +14,29 @@ def leftovers(place: Path) -> list[str]:
     return [path.name for path in place.iterdir() if path.name.startswith(".jaxtrain-doctor")]
 
 
-def test_the_whole_state_is_written_read_and_removed(tmp_path: Path) -> None:
+def test_the_complete_state_is_written_read_and_removed(tmp_path: Path) -> None:
     made: list[Path] = []
     sharded = tiny("--mesh.fsdp", "8", "--mesh.shard", "params")
     output = tmp_path / "run" / "to" / "be"
     examined = subject(tmp_path, sharded, output=output, scratch=made.append)
-    said = all_ok(checkpointing.written_and_read(examined))
-    assert "verified, read back in" in said
-    assert said.endswith("and equal: the config's whole state")
+    seen = all_ok(checkpointing.written_and_read(examined))
+    assert "verified, read back in" in seen
+    assert seen.endswith("and equal: the config's complete state")
     assert [path.parent for path in made] == [tmp_path]
     assert not leftovers(tmp_path)
 
 
-def test_a_part_of_a_large_state_says_how_long_all_of_it_takes(tmp_path: Path) -> None:
-    examined = subject(tmp_path, tiny())  # one device wanted, eight are there: still examined
-    said = all_ok(checkpointing.written_and_read(examined, largest=20_000))
-    assert "19.5 KiB are enough for a trial: all of its" in said
-    assert "(predicted)" in said
+def test_a_part_of_a_large_state_predicts_the_time_for_all_of_it(tmp_path: Path) -> None:
+    examined = subject(tmp_path, tiny())  # requires one device of the eight
+    seen = all_ok(checkpointing.written_and_read(examined, largest=20_000))
+    assert "the test writes at most 19.5 KiB: all " in seen
+    assert "(predicted)" in seen
 
 
 def test_a_byte_that_flips_between_writing_and_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of the largest file, after which its length is the same."""
+    """The byte is in the middle of the largest file, whose length stays the same."""
 
     def flip(folder: Path) -> None:
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -49,13 +49,13 @@ def test_a_byte_that_flips_between_writing_and_reading(
     found: list[Finding] = []
     run_checks("checkpoint", checkpointing.checks(subject(tmp_path)), found.append)
     only = only_problem(found)
-    assert f"a checkpoint written at {tmp_path} fails: " in only.seen
-    assert "has other bytes than were saved" in only.seen
+    assert f"a checkpoint written at {tmp_path} is damaged: " in only.seen
+    assert "was changed after it was saved" in only.seen
     assert "do not save there" in only.cure
     assert not leftovers(tmp_path)
 
 
-def test_arrays_that_come_back_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_that_differ_after_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpointing.restore
 
     def changed(path: Path, target: object) -> object:
@@ -66,15 +66,16 @@ def test_arrays_that_come_back_different(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(checkpointing, "restore", changed)
     found = only_problem(checkpointing.written_and_read(subject(tmp_path)))
-    assert "is not what was written: params." in found.seen
+    assert "differs from what was written: params." in found.seen
     assert "do not save there" in found.cure
     assert not leftovers(tmp_path)
 
 
-def test_a_disk_that_fills_up_under_the_checkpoint(
+def test_a_disk_that_fills_up_during_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointing, "free_bytes", lambda folder: 2**40)  # as a quota lies
+    # As with a quota, which statvfs does not show.
+    monkeypatch.setattr(checkpointing, "free_bytes", lambda folder: 2**40)
     with small_disk(tmp_path / "disk", "64k") as folder:
         found: list[Finding] = []
         examined = subject(tmp_path, output=folder)
@@ -93,15 +94,15 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         run_checks("checkpoint", checkpointing.checks(examined), found.append)
     only = only_problem(found)
     assert "no checkpoint can be written" in only.seen
-    assert "give another --output-dir" in only.seen
+    assert "set another --output-dir" in only.seen
 
 
-def test_storage_that_is_not_shared_is_not_tried(tmp_path: Path) -> None:
+def test_storage_that_is_not_shared_is_not_tested(tmp_path: Path) -> None:
     found = only_warning(checkpointing.written_and_read(subject(tmp_path, shared=False)))
-    assert "are not seen to share" in found.seen
+    assert "do not seem to share" in found.seen
 
 
-def test_the_trial_cannot_be_compressed(tmp_path: Path) -> None:
+def test_the_test_arrays_cannot_be_compressed(tmp_path: Path) -> None:
     target = subject(tmp_path).built.target
     state = checkpointing._random(target)
     leaves = jax.tree.leaves(state.opt)

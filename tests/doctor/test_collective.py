@@ -1,4 +1,4 @@
-"""An all-reduce over the eight virtual devices of the tests."""
+"""Doctor's all-reduce, over the eight virtual devices of the tests."""
 
 import itertools
 from pathlib import Path
@@ -11,30 +11,30 @@ from jaxtrain.doctor import collective
 
 
 def test_the_sum_is_exact_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4 MiB each of eight devices sends 2 x 7 / 8; in the 2 ms that this clock shows."""
+    """Each of eight devices sends 2 x 7 / 8 of 4 MiB, in 2 ms on this clock."""
     monkeypatch.setattr(collective.time, "perf_counter", itertools.count(0.0, 0.002).__next__)
     (check,) = collective.checks(subject(tmp_path)).values()
-    said = all_ok(check())
-    assert "an all-reduce of 4 MiB over 8 devices is exact, at 3.67 GB/s" in said
+    seen = all_ok(check())
+    assert "an all-reduce of 4 MiB over 8 devices is exact, at 3.67 GB/s" in seen
 
 
 def test_one_device_has_nothing_to_reduce() -> None:
-    said = all_ok(collective.all_reduce(jax.devices()[:1], 1))
-    assert said == "one device: nothing to reduce"
+    seen = all_ok(collective.all_reduce(jax.devices()[:1], 1))
+    assert seen == "one device: nothing to reduce"
 
 
-def test_a_sum_that_is_wrong_in_one_place() -> None:
+def test_one_wrong_sum_is_found() -> None:
     def build(mesh: jax.sharding.Mesh) -> collective.Reduce:
         right = collective.summing(mesh)
         return jax.jit(lambda rows: right(rows).at[12345].add(1.0))
 
     found = only_problem(collective.all_reduce(jax.devices(), 1, build))
     assert "over 8 devices is wrong on 8 of this process's" in found.seen
-    assert "1 of 1,048,576 sums" in found.seen
+    assert "for example 1 of 1,048,576 sums on device" in found.seen
     assert "do not train here" in found.cure
 
 
-def test_a_device_that_is_left_out() -> None:
+def test_a_device_that_contributes_nothing_is_found() -> None:
     def build(mesh: jax.sharding.Mesh) -> collective.Reduce:
         right = collective.summing(mesh)
         return jax.jit(lambda rows: right(rows.at[5].set(0.0)))
@@ -51,7 +51,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
     assert rate / 1e9 == pytest.approx(195.10 * 2 * 7 / 8, rel=1e-3)
 
 
-def test_a_slow_link_is_said() -> None:
+def test_a_slow_link_is_reported() -> None:
     h100 = "NVIDIA H100 80GB HBM3"
     inside = collective.judged("seen", 300e9, h100, 8, 1)
     assert (inside.level, inside.seen) == (

@@ -1,4 +1,4 @@
-"""Devices against the config; GPUs that are not there are described."""
+"""Doctor's checks of the devices; GPUs are simulated by descriptions."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ H100 = Driver("550.90.07", GPUS)
 
 @dataclasses.dataclass
 class Gpu:
-    """A device as jax describes it."""
+    """Describes a device like jax."""
 
     device_kind: str = "NVIDIA H100 80GB HBM3"
     platform: str = "gpu"
@@ -30,31 +30,33 @@ def gpus(count: int, kind: str = Gpu.device_kind) -> list[Any]:
     return [Gpu(kind) for _ in range(count)]
 
 
-def test_no_gpus_of_eight(tmp_path: Path) -> None:
+def test_no_gpus_for_a_config_of_eight(tmp_path: Path) -> None:
     wants = subject(tmp_path, config.load("h100_8"))
     found = only_problem(devices.count(wants, jax.devices()[:1]))
-    assert found.seen.startswith("0 GPUs of 8: h100_8 is for 8 x NVIDIA H100 80GB HBM3")
-    assert "jax sees 1 x cpu" in found.seen
+    assert found.seen.startswith("h100_8 is for 8 x NVIDIA H100 80GB HBM3 (mesh.data 1 x")
+    assert "jax sees no GPU, only 1 x cpu" in found.seen
     assert "--simulate-devices 8" in found.cure
 
 
 def test_too_few_and_too_many_devices(tmp_path: Path) -> None:
     wants = subject(tmp_path, config.load("h100_8"))
     found = only_problem(devices.count(wants, gpus(6)))
-    assert found.seen.startswith("6 devices of 8: h100_8 wants 8 (mesh.data 1 x mesh.fsdp 8)")
+    assert found.seen.startswith("h100_8 requires 8 devices (mesh.data 1 x mesh.fsdp 8)")
+    assert "but jax sees 6 x NVIDIA H100" in found.seen
     assert "--mesh.data 1 --mesh.fsdp 6" in found.cure
     found = only_problem(devices.count(subject(tmp_path, tiny()), jax.devices()))
-    assert found.seen.startswith("8 devices of 1: demo_mlm")
+    assert found.seen.startswith("demo_mlm requires 1 device (")
+    assert "but jax sees 8 x cpu" in found.seen
     assert "--simulate-devices 1" in found.cure
 
 
-def test_the_devices_of_the_config(tmp_path: Path) -> None:
-    said = all_ok(devices.count(subject(tmp_path, config.load("h100_8")), gpus(8)))
-    assert "8 x NVIDIA H100 80GB HBM3, as h100_8 wants" in said
+def test_the_number_of_devices_matches(tmp_path: Path) -> None:
+    seen = all_ok(devices.count(subject(tmp_path, config.load("h100_8")), gpus(8)))
+    assert "8 x NVIDIA H100 80GB HBM3, as h100_8 requires" in seen
     assert "8 x cpu" in all_ok(devices.count(subject(tmp_path), jax.devices()))
 
 
-def test_simulated_devices_say_nothing_of_gpus(tmp_path: Path) -> None:
+def test_simulated_devices_are_a_warning(tmp_path: Path) -> None:
     wants = subject(tmp_path, config.load("h100_8"), simulate_devices=8)
     assert "simulated" in only_warning(devices.count(wants, jax.devices())).seen
 
@@ -68,7 +70,7 @@ def test_cards_with_too_little_memory(tmp_path: Path) -> None:
     assert " plan --config h100_8 --fit (plan does not know this card" in found.cure
 
 
-def test_another_card_with_enough_memory_and_a_mixture(tmp_path: Path) -> None:
+def test_another_card_with_enough_memory_and_mixed_cards(tmp_path: Path) -> None:
     gpu = hardware.Gpu(0, "NVIDIA H200", 143771 * MIB, 4 * MIB)
     large = Driver("550.90.07", (gpu,))
     wants = subject(tmp_path, config.load("h100_8"), driver=large)
@@ -80,7 +82,7 @@ def test_another_card_with_enough_memory_and_a_mixture(tmp_path: Path) -> None:
     assert "1 x NVIDIA H100 80GB HBM3, 1 x NVIDIA H200" in mixed.seen
 
 
-def test_the_card_of_the_config(tmp_path: Path) -> None:
+def test_the_card_matches(tmp_path: Path) -> None:
     wants = subject(tmp_path, config.load("h100_8"), driver=H100)
     assert "with 79.6 GiB" in all_ok(devices.kind(wants, gpus(8)))
     assert not list(devices.kind(wants, jax.devices()))
@@ -91,7 +93,7 @@ def test_the_card_of_the_config(tmp_path: Path) -> None:
 )
 def test_a_driver_that_is_too_old(version: str, cuda: int, least: str) -> None:
     found = only_problem(devices.driver(Driver(version), cuda))
-    assert f"NVIDIA driver {version}: jax for CUDA {cuda} wants {least} or newer" in found.seen
+    assert f"NVIDIA driver {version}: jax for CUDA {cuda} requires {least} or newer" in found.seen
     assert ("cuda12" in found.cure) == (cuda == 13)
 
 
@@ -119,7 +121,7 @@ def test_gpus_that_jax_does_not_use() -> None:
     assert not list(devices.unused(Driver(), "cpu", {}))
 
 
-def test_memory_that_another_program_holds() -> None:
+def test_memory_held_by_another_program() -> None:
     held = dataclasses.replace(GPUS[3], used=61440 * MIB)
     driver = Driver("550.90.07", (*GPUS[:3], held, *GPUS[4:]))
     found = only_problem(devices.in_use(driver))

@@ -1,4 +1,4 @@
-"""A group that hangs or crashes is a finding, and the groups behind it go on. All for real."""
+"""A group that hangs or crashes is a finding, and the next groups still run, in real processes."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An output directory that must be as empty in the end as it was."""
+    """Yields an output directory that must be empty at the end."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
@@ -44,7 +44,7 @@ def request(place: Path, *overrides: str) -> DoctorRequest:
 
 
 def worker() -> int:
-    """The examining process, of this one's children the only one of that name."""
+    """Returns the pid of the process that runs the checks, a child of this one."""
     listed = subprocess.run(
         ["pgrep", "-P", str(os.getpid()), "-f", "jaxtrain.doctor.worker:examine"],
         capture_output=True,
@@ -58,7 +58,7 @@ def worker() -> int:
 def examined(
     place: Path, in_group: str, fault: Callable[[int], None], **limits: float
 ) -> tuple[list[Finding], list[str]]:
-    """Findings and groups, with a fault for the examining process when it comes to a group."""
+    """Returns findings and groups, with a fault in the worker when it begins a group."""
     groups: list[str] = []
     findings = []
     for event in examination.examine(request(place), {**LIMITS_S, **limits}):
@@ -71,12 +71,12 @@ def examined(
     return findings, groups
 
 
-def test_a_hang_ends_its_group_alone(place: Path) -> None:
-    """A stopped process answers nobody, not even SIGTERM."""
+def test_a_hang_ends_only_its_group(place: Path) -> None:
+    """A stopped process does not respond, not even to SIGTERM."""
     findings, groups = examined(place, "data", lambda pid: os.kill(pid, signal.SIGSTOP), data=4.0)
     (hang,) = [one for one in findings if one.level == "problem"]
     assert (hang.group, hang.check) == ("data", "time")
-    assert hang.seen == "the data has not opened and given its batches within 4 s"
+    assert hang.seen == "the data did not open and yield batches within 4 s"
     assert "ls" in hang.cure
     assert groups == [*GROUPS[:5], "processes", "checkpoint"]  # the last two in a new process
     assert findings[-1].group == "checkpoint"
@@ -84,17 +84,17 @@ def test_a_hang_ends_its_group_alone(place: Path) -> None:
     assert judged(findings)[1] == 1
 
 
-def test_a_crash_is_said_with_its_signal(place: Path) -> None:
+def test_a_crash_is_reported_with_its_signal(place: Path) -> None:
     findings, groups = examined(place, "checkpoint", lambda pid: os.kill(pid, signal.SIGSEGV))
     assert groups[-1] in ("checkpoint", "others")
     crash = findings[-1]
     assert crash.group == groups[-1]
-    assert f"what examines '{crash.group}' was ended by SIGSEGV" in crash.seen
+    assert f"the process that checks '{crash.group}' was ended by SIGSEGV" in crash.seen
     assert "dmesg" in crash.cure
     assert judged([crash])[1] == 1
 
 
-def test_leaving_in_the_middle_tidies_up(place: Path) -> None:
+def test_leaving_early_cleans_up(place: Path) -> None:
     events = examination.examine(request(place))
     for event in events:
         if not isinstance(event, Finding) and event.get("group") == "checkpoint":
@@ -107,8 +107,8 @@ def test_leaving_in_the_middle_tidies_up(place: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_what_a_killed_process_left_is_removed(place: Path) -> None:
-    """It has no time to tidy up, but it said what it had made."""
+def test_files_of_a_killed_process_are_removed(place: Path) -> None:
+    """It has no time to clean up, but it has reported its folder."""
 
     def kill_when_it_has_written(pid: int) -> None:
         deadline = time.monotonic() + 60

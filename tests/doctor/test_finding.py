@@ -8,7 +8,7 @@ from jaxtrain.doctor.finding import Finding, ok, problem, run_checks, verdict, w
 from jaxtrain.errors import InputError
 
 
-def test_a_check_that_breaks_is_a_problem_that_names_it_and_the_next_goes_on() -> None:
+def test_a_failing_check_is_a_problem_and_the_next_check_still_runs() -> None:
     def broken() -> Iterator[Finding]:
         yield ok("before")
         raise ZeroDivisionError("nothing\nmore")
@@ -34,12 +34,12 @@ def test_a_check_that_breaks_is_a_problem_that_names_it_and_the_next_goes_on() -
     assert judged(found)[1] == 1
 
 
-def test_marks_and_cures_are_aligned_within_100_columns() -> None:
+def test_levels_and_fixes_are_aligned_within_100_columns() -> None:
     lines = problem("word " * 40, "do this " * 20).as_text().splitlines()
     assert lines[0].startswith("  PROBLEM  word")
     assert lines[1].startswith(" " * 11 + "word")
-    assert lines[3].startswith(" " * 11 + "cure: do this")
-    assert lines[4].startswith(" " * 17 + "this")
+    assert lines[3].startswith(" " * 11 + "fix: do this")
+    assert lines[4].startswith(" " * 16 + "this")
     assert max(map(len, lines)) <= 100
     assert ok("fine").as_text() == "  ok       fine"
 

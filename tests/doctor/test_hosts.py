@@ -1,4 +1,4 @@
-"""Several processes: what one can show of them, and two real ones with a fault each."""
+"""Doctor's checks of several processes: in one process, and in two real ones with faults."""
 
 import json
 import socket
@@ -38,27 +38,27 @@ def second_of_two(patience_s: str) -> dict[str, str]:
     }
 
 
-def test_one_process_has_nobody_to_meet(tmp_path: Path) -> None:
+def test_a_single_process_has_nothing_to_synchronize(tmp_path: Path) -> None:
     checks = hosts.checks(subject(tmp_path), connect=True)
     found = [one for check in checks.values() for one in check()]
-    assert all_ok(found) == "one process: there is nobody to meet"
+    assert all_ok(found) == "single process: nothing to synchronize"
     assert not hosts.checks(subject(tmp_path), connect=False)
     assert not list(hosts.others(KeyValueStore(), []))
 
 
-def test_a_coordinator_that_nobody_has_started_leaves_this_process_alone(tmp_path: Path) -> None:
+def test_without_its_coordinator_a_process_continues_alone(tmp_path: Path) -> None:
     sixteen = tiny("--mesh.fsdp", "16", "--data.batch_size", "16")
     examined = subject(tmp_path, sixteen, environment=second_of_two(PATIENT_S))
     found = only_problem(hosts.coordinator(examined))
     assert "process 1 on " in found.seen
     assert "found no process 0 at 127.0.0.1:" in found.seen
-    assert "whether a firewall lets port" in found.seen
+    assert "no firewall blocks port" in found.seen
     assert (examined.store.count, examined.processes, examined.met) == (1, 2, False)
     assert examined.rows == 8  # of 16
-    # Eight devices are here and sixteen are wanted, but those of the other process do not count.
-    said = all_ok(devices.count(examined, jax.devices()))
-    assert "8 x cpu in this process, and the others have not been met" in said
-    assert "demo_mlm wants 16 in all" in said
+    # Eight of sixteen devices are here, but those of the other process are not an error.
+    seen = all_ok(devices.count(examined, jax.devices()))
+    assert "8 x cpu in this process, which is not connected to the others" in seen
+    assert "demo_mlm requires 16 in total" in seen
 
 
 def test_an_unknown_coordinator(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_an_unknown_coordinator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"JAX_COORDINATOR_ADDRESS": "node0:http"}, "JAX_COORDINATOR_ADDRESS is 'node0:http'"),
         ({"JAX_COORDINATOR_ADDRESS": ""}, "but not JAX_COORDINATOR_ADDRESS"),
@@ -76,15 +76,17 @@ def test_an_unknown_coordinator(tmp_path: Path) -> None:
         ({"JAXTRAIN_CONNECT_S": "long"}, "JAXTRAIN_CONNECT_S is 'long'"),
     ],
 )
-def test_variables_that_cannot_be(variables: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_wrong_variables_are_reported(
+    variables: dict[str, str], message: str, tmp_path: Path
+) -> None:
     examined = subject(tmp_path, environment=second_of_two(PATIENT_S) | variables)
-    assert said in only_problem(hosts.coordinator(examined)).seen
+    assert message in only_problem(hosts.coordinator(examined)).seen
     assert not examined.met
-    assert not hosts.checks(examined, connect=False)  # a new process that goes on alone
+    assert not hosts.checks(examined, connect=False)  # a new process that continues alone
     assert not examined.met
 
 
-def test_the_sentence_of_the_rendezvous_comes_before_the_groups_time_is_over(
+def test_the_rendezvous_fails_before_the_groups_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[float] = []
@@ -97,25 +99,25 @@ def test_the_sentence_of_the_rendezvous_comes_before_the_groups_time_is_over(
         examined = subject(tmp_path, environment=second_of_two(given))
         next(iter(hosts.coordinator(examined)))
     assert heard == [25.0, 25.0, 7.0]
-    # The name of the coordinator may take as long to appear, in Kubernetes.
+    # In Kubernetes, the coordinator's name may take equally long to appear.
     assert 2 * heard[0] < examination.LIMITS_S["processes"]
 
 
-def test_what_the_others_found_is_said_once() -> None:
+def test_findings_of_other_processes_are_reported_once() -> None:
     own = [ok("fine"), Finding(level="problem", seen="both", cure="c", group="g", check="x")]
     theirs = [own[1], Finding(level="warning", seen="mine", cure="d", group="system", check="y")]
-    told = json.dumps({"host": "node1", "amiss": [one.as_dict() for one in theirs]})
+    published = json.dumps({"host": "node1", "amiss": [one.as_dict() for one in theirs]})
     client = FakeClient()
-    client.values["jaxtrain/findings/1"] = f"={told}"
+    client.values["jaxtrain/findings/1"] = f"={published}"
     found = only_warning(hosts.others(client.stores()[0], own))
     assert (found.seen, found.cure) == ("process 1 (node1), system: mine", "d")
     assert "both" in client.values["jaxtrain/findings/0"]
     assert "fine" not in client.values["jaxtrain/findings/0"]
     del client.values["jaxtrain/findings/1"]
-    assert "process 0 says" in all_ok(hosts.others(client.stores()[1], own))
+    assert "process 0 reports" in all_ok(hosts.others(client.stores()[1], own))
 
 
-# One of two real processes, connected as a run's are; prints its findings as JSON.
+# One of two real, connected processes; prints its findings as JSON.
 TWO = """
 import json, os, sys, time, types
 from pathlib import Path
@@ -146,8 +148,8 @@ def facts(one):
 
 def silent():
     if not second:
-        everyone.gather("word", "here", 0.2)
-    yield finding.ok("not asked")
+        everyone.gather("answer", "here", 0.2)
+    yield finding.ok("published nothing")
 
 finding.run_checks("processes", {
     "level": lambda: hosts.clocks(everyone, late(0.0)),
@@ -168,12 +170,12 @@ hosts.leave()
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
-    """Check -> its last finding, of both processes."""
+    """Returns check -> its last finding, for both processes."""
     place = tmp_path_factory.mktemp("hosts")
     folders = [place / "apart", place / "together"]
     for folder in folders:
         folder.mkdir()
-    # The second one has a disk of its own where the first of the folders is.
+    # The second process has a disk of its own at the first folder.
     for user in ([], ["--map-root-user"]):  # as root, and where users have namespaces of their own
         hide = ["unshare", "--mount", *user, "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"']
         if not subprocess.run([*hide, str(folders[0]), "true"], capture_output=True).returncode:
@@ -199,13 +201,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, An
         for number in range(2)
     ]
     try:
-        said = [process.communicate(timeout=180) for process in started]
+        outputs = [process.communicate(timeout=180) for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0], said
+    assert [process.returncode for process in started] == [0, 0], outputs
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
-    return [{one["check"]: one for one in json.loads(out.splitlines()[-1])} for out, _ in said]
+    return [{one["check"]: one for one in json.loads(out.splitlines()[-1])} for out, _ in outputs]
 
 
 def of(found: dict[str, Any]) -> Finding:
@@ -213,7 +215,7 @@ def of(found: dict[str, Any]) -> Finding:
 
 
 @pytest.mark.slow
-def test_two_processes_see_their_clocks(two: list[dict[str, Any]]) -> None:
+def test_two_processes_compare_their_clocks(two: list[dict[str, Any]]) -> None:
     for process in two:
         assert "clocks are at most 0." in all_ok([of(process["level"])])
         behind = only_warning([of(process["behind"])])
@@ -225,7 +227,7 @@ def test_two_processes_see_their_clocks(two: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_see_that_they_do_not_run_the_same(two: list[dict[str, Any]]) -> None:
+def test_two_processes_find_their_differences(two: list[dict[str, Any]]) -> None:
     for process in two:
         assert process["same"]["level"] == "ok", process["same"]
         other = only_problem([of(process["other"])])
@@ -239,30 +241,30 @@ def test_two_processes_see_that_they_do_not_run_the_same(two: list[dict[str, Any
 
 
 @pytest.mark.slow
-def test_two_processes_see_storage_that_is_not_shared(two: list[dict[str, Any]]) -> None:
+def test_two_processes_find_storage_that_is_not_shared(two: list[dict[str, Any]]) -> None:
     for process in two:
         assert process["together"]["level"] == "ok", process["together"]
         apart = only_problem([of(process["apart"])])
-        assert "apart is not one folder for all processes: process 0 (on " in apart.seen
+        assert "apart is not the same folder for all processes: process 0 (on " in apart.seen
         assert ") does not see what process 1 wrote" in apart.seen
-        assert "give --output-dir a place on storage that every host sees" in apart.seen
+        assert "set --output-dir to storage that every host sees" in apart.seen
 
 
 @pytest.mark.slow
-def test_a_process_that_says_nothing_is_named(two: list[dict[str, Any]]) -> None:
+def test_a_process_that_does_not_answer_is_named(two: list[dict[str, Any]]) -> None:
     silent = only_problem([of(two[0]["silent"])])
-    assert "process 1 did not publish its word within 0 s" in silent.seen
+    assert "process 1 did not publish its answer within 0 s" in silent.seen
     assert two[1]["silent"]["level"] == "ok"
 
 
 @pytest.mark.slow
-def test_process_zero_says_what_the_other_found(two: list[dict[str, Any]]) -> None:
+def test_process_zero_reports_the_others_findings(two: list[dict[str, Any]]) -> None:
     assert two[0][""]["seen"].startswith("process 1 (")
     assert two[0][""]["seen"].endswith("mine")
     assert two[1][""]["level"] == "ok"
 
 
-# One of two real processes that were given the same number: each is then examined alone.
+# One of two real processes with the same number: each then runs its checks alone.
 BOTH_ZERO = """
 import os, sys
 from pathlib import Path
@@ -281,7 +283,7 @@ print(*[f"{one.level}: {one.seen}" for one in found], sep="\\n")
 
 
 @pytest.mark.slow
-def test_two_processes_of_the_same_number_have_one_problem_each(tmp_path: Path) -> None:
+def test_two_processes_with_the_same_number_report_one_problem_each(tmp_path: Path) -> None:
     variables = {
         "WORLD_SIZE": "2",
         "RANK": "0",
@@ -302,12 +304,12 @@ def test_two_processes_of_the_same_number_have_one_problem_each(tmp_path: Path) 
         for number in range(2)
     ]
     try:
-        said = [process.communicate(timeout=180) for process in started]
+        outputs = [process.communicate(timeout=180) for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0], said
-    for out, _ in said:
+    assert [process.returncode for process in started] == [0, 0], outputs
+    for out, _ in outputs:
         first, second = out.splitlines()
         assert first.startswith("problem: two processes are both process 0 of 2 (pid ")
-        assert second.startswith("ok: 1 x cpu in this process, and the others have not been met")
+        assert second.startswith("ok: 1 x cpu in this process, which is not connected to the")

@@ -1,4 +1,4 @@
-"""The data and its loader, against what the step wants."""
+"""Doctor's checks of the data, and of the loader's rate against the step's."""
 
 import dataclasses
 import time
@@ -25,7 +25,7 @@ from jaxtrain.training.state import ModelDefinition
 
 @dataclasses.dataclass(frozen=True)
 class Slow:
-    """A source that takes its time, and of which one example is broken."""
+    """A slow source with one broken example."""
 
     seconds: float
     broken: int | None = None
@@ -64,26 +64,26 @@ def measured(place: Path, source: Slow, **changes: float) -> Rate:
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
-    """The tiny model on a small corpus."""
+    """Returns the tiny model on a small corpus."""
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
     corpus = str(write_corpus(tmp_path))
     return subject(tmp_path, tiny("--mesh.fsdp", "8", "--data.path", corpus))
 
 
-def test_a_slow_source_gives_what_it_gives(tmp_path: Path) -> None:
+def test_the_rate_of_a_slow_source_is_measured(tmp_path: Path) -> None:
     found = measured(tmp_path, Slow(0.02))
     assert found.examples_per_second is not None
     assert 10 < found.examples_per_second < 50  # less than 50 on a busy machine
     assert 10 < found.one < 50
 
 
-def test_a_source_that_hardly_gives_anything_does_not_hold_the_doctor(tmp_path: Path) -> None:
+def test_a_very_slow_source_does_not_hold_up_doctor(tmp_path: Path) -> None:
     began = time.monotonic()
     found = measured(tmp_path, Slow(0.5), longest_s=0.1)
     assert found.examples_per_second is None
     assert time.monotonic() - began < 60
     hung = only_problem(loader.judged(dataclasses.replace(found, workers=2), None, 2))
-    assert "hardly a batch came" in hung.seen
+    assert "hardly a batch arrived" in hung.seen
     crowded = only_warning(loader.judged(dataclasses.replace(found, workers=8), None, 2))
     assert crowded.cure.startswith("--data.workers 2")
 
@@ -91,31 +91,31 @@ def test_a_source_that_hardly_gives_anything_does_not_hold_the_doctor(tmp_path: 
 WANTED = NeededRate(57.0, 200.0, "predicted")
 
 
-def test_a_loader_that_is_too_slow_names_the_workers() -> None:
+def test_a_loader_that_is_too_slow_needs_more_workers() -> None:
     found = only_problem(loader.judged(Rate(6.2, 2, 3.1), WANTED, 24))
-    assert "the loader gives 6.2 examples/s with 2 workers (measured)" in found.seen
-    assert "the step wants 57 to 200 (predicted): the GPUs would wait" in found.seen
+    assert "the loader delivers 6.2 examples/s with 2 workers (measured)" in found.seen
+    assert "the step needs 57 to 200 (predicted): the GPUs would wait" in found.seen
     assert found.cure == "--data.workers 24 (this host has 24 cores)"
     assert "--data.workers 65 " in only_problem(loader.judged(Rate(6.2, 2, 3), WANTED, 96)).cure
 
 
-def test_a_loader_for_which_the_host_has_too_few_cores() -> None:
+def test_a_host_with_too_few_cores_for_the_loader() -> None:
     found = only_problem(loader.judged(Rate(6.2, 2, 3.1), WANTED, 4))
     assert "about 19 workers on as many cores, and this host has 4" in found.cure
-    assert "smaller source" in found.cure
-    busy = only_problem(loader.judged(Rate(6.2, 16, 3.1), WANTED, 2))  # eight to a core
+    assert "smaller data" in found.cure
+    busy = only_problem(loader.judged(Rate(6.2, 16, 3.1), WANTED, 2))  # eight per core
     assert "about 19 workers" in busy.cure
 
 
-def test_a_loader_that_may_do_and_one_that_does() -> None:
+def test_a_loader_that_may_suffice_and_one_that_does() -> None:
     found = only_warning(loader.judged(Rate(100.0, 4, 30.0), WANTED, 16))
     assert "may wait" in found.seen
     assert "--data.workers 8 " in found.cure
     assert "200 (predicted)" in all_ok(loader.judged(Rate(250.0, 8, 32.0), WANTED, 8))
-    assert " bench measures" in all_ok(loader.judged(Rate(5.0, 2, 3.0), None, 2))
+    assert " bench measures it" in all_ok(loader.judged(Rate(5.0, 2, 3.0), None, 2))
 
 
-def test_what_the_step_wants_is_of_the_card(tmp_path: Path) -> None:
+def test_the_steps_rate_depends_on_the_card(tmp_path: Path) -> None:
     run = config.load("h100_8")
     found = loader.wanted(subject(tmp_path, run), jax.devices()[0])
     assert found is not None
@@ -131,9 +131,9 @@ def test_what_the_step_wants_is_of_the_card(tmp_path: Path) -> None:
 
 def test_the_real_pipeline_on_real_text(text: Subject) -> None:
     checks = loader.checks(text)
-    said = "\n".join(all_ok(checks[name]()) for name in ("open", "loader"))
-    assert "6 text files (0 bad)" in said
-    assert "with 0 workers (measured)" in said
+    seen = "\n".join(all_ok(checks[name]()) for name in ("open", "loader"))
+    assert "6 text files (0 bad)" in seen
+    assert "with 0 workers (measured)" in seen
     assert not list(checks["broken files"]())
 
 
@@ -152,27 +152,27 @@ def found_by(run: config.Run, place: Path, *names: str) -> list[Finding]:
     return [one for name in names for one in checks[name]()]
 
 
-def test_data_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_data_is_reported(tmp_path: Path) -> None:
     wrong = tiny("--data.path", str(tmp_path / "nowhere"))
     assert "nowhere" in only_problem(found_by(wrong, tmp_path, "inputs", "open")).seen
 
 
-def test_everything_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """What a run begins with, what its losses read, and its tokenizer."""
+def test_all_missing_files_are_reported(tmp_path: Path) -> None:
+    """Initial weights, weights of losses, and the tokenizer."""
     lost = ["--data.path", "gone", "--model.init_from", "weights.safetensors"]
     text = found_by(tiny(*lost, "--data.tokenizer", "words.json"), tmp_path, "inputs", "open")
     lpips = ["--model.perceptual.weights", "lpips.pth"]
     video = found_by(config.load("demo", [*lost, *lpips]), tmp_path, "inputs", "open")
     for found, named in (
         (text, ("init_from weights.safetensors", "--data.path gone", "words.json")),
-        (video, ("init_from weights.safetensors", "perceptual.weights lpips.pth", "gone")),
+        (video, ("init_from weights.safetensors", "perceptual.weights=lpips.pth", "gone")),
     ):
         assert {one.level for one in found} == {"problem"}
         for part, one in zip(named, found, strict=True):
             assert part in one.seen
 
 
-def test_a_run_that_resumes_needs_no_other_parameters(tmp_path: Path) -> None:
+def test_a_run_that_resumes_needs_no_initial_weights(tmp_path: Path) -> None:
     run = tiny("--model.init_from", "gone.safetensors")
     begins = dict(loader.checks(subject(tmp_path, run)))["inputs"]
     assert "gone.safetensors" in only_problem(begins()).seen
@@ -181,7 +181,7 @@ def test_a_run_that_resumes_needs_no_other_parameters(tmp_path: Path) -> None:
 
 
 def test_weights_that_do_not_fit_are_found(tmp_path: Path) -> None:
-    """A run would find it too, after its data was opened."""
+    """A run would find it too, but only after opening its data."""
     path = tmp_path / "other.safetensors"
     safetensors.numpy.save_file({"odd": np.zeros(3, np.float32)}, path)
     run = tiny("--mesh.fsdp", "8", "--model.init_from", str(path))
@@ -201,7 +201,7 @@ def test_weights_that_fit(tmp_path: Path) -> None:
     assert "fits the model" in all_ok(found_by(fits, tmp_path, "inputs"))
 
 
-def test_videos_with_distant_keyframes_are_to_be_prepared(
+def test_videos_with_distant_keyframes_should_be_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAXTRAIN_CACHE", str(tmp_path / "cache"))
@@ -215,7 +215,7 @@ def test_videos_with_distant_keyframes_are_to_be_prepared(
     assert faster in only_problem(loader.judged(Rate(6.2, 2, 3.1), WANTED, 24, faster)).cure
 
 
-def test_no_data_is_said(tmp_path: Path) -> None:
+def test_a_config_without_data_is_a_warning(tmp_path: Path) -> None:
     checks = loader.checks(subject(tmp_path, config.load("h100_8")))
     found = only_warning(one for check in checks.values() for one in check())
     assert "h100_8 has no data of its own" in found.seen
@@ -239,7 +239,7 @@ def test_broken_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     strict = config.load("demo", ["--data.path", str(folder)])
     found = only_problem(loader.broken(subject(tmp_path, strict), opened))
     assert "data.max_bad_share (10.0%)" in found.seen
-    assert "mend or remove them" in found.cure
+    assert "fix or remove them" in found.cure
 
 
 def test_a_file_that_only_the_trial_finds_broken(
@@ -253,4 +253,4 @@ def test_a_file_that_only_the_trial_finds_broken(
     sources = Sources(train=source, val=source, files=9, bad=(), summary="")
     found, _ = judged(loader.trial(wants, [sources]))
     assert found[-1].level == "warning"
-    assert found[-1].seen == "the trial met 1 more broken files: clip.mp4: is torn"
+    assert found[-1].seen == "the trial found 1 more broken files: clip.mp4: is torn"

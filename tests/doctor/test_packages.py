@@ -1,4 +1,4 @@
-"""CUDA's wheels against what jax's plugin asks for, and against a torch beside it."""
+"""CUDA's wheels against the requirements of jax's plugin and of an installed torch."""
 
 import pytest
 from examined import all_ok, only_problem, only_warning
@@ -8,13 +8,13 @@ from jaxtrain.doctor import packages
 from jaxtrain.doctor.requirements import Package
 
 
-def test_the_versions_that_jax_wants_are_named() -> None:
-    said = all_ok(packages.plugin(environment()))
-    assert said.startswith("CUDA 12.9.79, cuDNN 9.28.0.42, NCCL 2.32.3: as jax-cuda12-plugin")
+def test_the_versions_that_jax_requires_are_named() -> None:
+    seen = all_ok(packages.plugin(environment()))
+    assert seen.startswith("CUDA 12.9.79, cuDNN 9.28.0.42, NCCL 2.32.3: as jax-cuda12-plugin")
 
 
 def test_no_plugin_is_fine_on_a_cpu() -> None:
-    assert "the CPU only" in all_ok(packages.plugin({}.get))
+    assert "uses only the CPU" in all_ok(packages.plugin({}.get))
 
 
 def test_an_old_cudnn() -> None:
@@ -25,7 +25,7 @@ def test_an_old_cudnn() -> None:
 
 def test_a_wheel_that_is_missing() -> None:
     found = only_problem(packages.plugin(environment(without="nvidia-nccl-cu12")))
-    assert "wants nvidia-nccl-cu12, not installed" in found.seen
+    assert "requires nvidia-nccl-cu12, not installed" in found.seen
     assert found.cure == "pip install 'jax[cuda12]'"
 
 
@@ -50,17 +50,17 @@ def test_libraries_of_the_system() -> None:
 def test_no_torch_and_a_torch_without_cuda() -> None:
     assert all_ok(packages.torch(environment())) == "no torch in this environment"
     cpu = environment(torch=Package("2.13.0+cpu", ("filelock",)))
-    assert "does not clash" in all_ok(packages.torch(cpu))
-    assert "jax uses no CUDA" in all_ok(packages.torch({"torch": TORCH_2_9}.get))
+    assert "does not conflict with jax" in all_ok(packages.torch(cpu))
+    assert "jax does not use CUDA" in all_ok(packages.torch({"torch": TORCH_2_9}.get))
 
 
-def test_a_torch_whose_pins_jax_takes() -> None:
+def test_a_torch_whose_pins_jax_accepts() -> None:
     pinned = {name: pin.removeprefix("==") for name, pin in TORCH_2_9.pins("nvidia-").items()}
-    assert "jax takes them" in all_ok(packages.torch(environment(pinned, torch=TORCH_2_9)))
+    assert "jax accepts them" in all_ok(packages.torch(environment(pinned, torch=TORCH_2_9)))
 
 
 def test_a_torch_that_pins_what_jax_cannot_use() -> None:
-    """Whichever of the two was installed last, the other one fails."""
+    """The one of the two that was installed first fails."""
     for wheels in (WHEELS, {"nvidia-cudnn-cu12": "9.1.0.70"}):
         found = only_problem(packages.torch(environment(wheels, torch=TORCH_2_5)))
         assert "nvidia-cudnn-cu12==9.1.0.70 (jax: <10.0,>=9.8)" in found.seen
@@ -70,15 +70,15 @@ def test_a_torch_that_pins_what_jax_cannot_use() -> None:
 
 def test_a_torch_whose_wheels_were_replaced() -> None:
     found = only_warning(packages.torch(environment(torch=TORCH_2_9)))
-    assert "nvidia-cudnn-cu12 is 9.28.0.42, torch wants ==9.10.2.21" in found.seen
+    assert "nvidia-cudnn-cu12 is 9.28.0.42, torch requires ==9.10.2.21" in found.seen
 
 
-def test_a_torch_for_another_cuda_writes_the_same_files() -> None:
+def test_a_torch_for_another_cuda_installs_the_same_files() -> None:
     torch = Package("2.11.0", ("nvidia-nccl-cu13==2.28.9", "nvidia-cudnn-cu13==9.15.1.9"))
     wheels = {"nvidia-nccl-cu13": "2.28.9", "nvidia-cudnn-cu13": "9.15.1.9"}
     found = only_problem(packages.torch(environment(wheels, torch=torch)))
     assert "nvidia-nccl-cu12 and nvidia-nccl-cu13" in found.seen
-    assert "write the same files" in found.seen
+    assert "install the same files" in found.seen
 
 
 @pytest.mark.parametrize(("name", "major"), [("jax-cuda12-plugin", 12), ("jax-cuda13-plugin", 13)])

@@ -1,4 +1,4 @@
-"""Versions as metadata writes them."""
+"""Versions and requirements in the metadata of packages."""
 
 import pytest
 

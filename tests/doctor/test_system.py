@@ -1,4 +1,4 @@
-"""The host and its disk: each shortage is a real one where root can make it."""
+"""Doctor's checks of the host and its disk, with real shortages where root can cause them."""
 
 import resource
 from pathlib import Path
@@ -12,16 +12,16 @@ from jaxtrain.doctor import system
 
 @pytest.fixture(scope="module")
 def video() -> config.Run:
-    """Two workers, two batches each, of 4 clips of 8x64x64: 3.4 MiB with those in the making."""
+    """Returns a config with two workers, each with two batches of 4 clips of 8x64x64: 3.4 MiB."""
     return config.load("demo")
 
 
-def test_shared_memory_as_docker_gives_it_and_less(tmp_path: Path, video: config.Run) -> None:
+def test_shared_memory_of_dockers_default_size_and_less(tmp_path: Path, video: config.Run) -> None:
     with small_disk(tmp_path / "shm", "64m") as folder:
         assert "64.0 MiB free" in all_ok(system.shared_memory(video, 4, folder))
         found = only_problem(system.shared_memory(video, 100, folder))
         assert "2 workers, data.prefetch 2 and batches of 9.4 MiB" in found.seen
-        assert "take up to 84.4 MiB" in found.seen
+        assert "need up to 84.4 MiB" in found.seen
         assert "docker run --shm-size=2g" in found.cure
         assert "--data.workers 1 --data.prefetch 1" in found.cure
     with small_disk(tmp_path / "tiny", "1m") as folder:
@@ -39,10 +39,10 @@ def test_open_files() -> None:
     run = config.load("h100_8")
     found = only_problem(system.open_files(run, (256, 65536)))
     assert found.seen.startswith("only 256 files may be open at a time; about 816 are needed")
-    assert found.cure == "ulimit -n 4096, before the start"
+    assert found.cure == "run ulimit -n 4096 before the start"
     found = only_problem(system.open_files(run, (256, 256)))
     assert "docker run --ulimit nofile=4096" in found.cure
-    assert only_problem(system.open_files(run, (256, 1000))).cure.startswith("ulimit -n 1000,")
+    assert only_problem(system.open_files(run, (256, 1000))).cure.startswith("run ulimit -n 1000 ")
     assert all_ok(system.open_files(run, (1024, 1024)))
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert "any number" in all_ok(system.open_files(run, unlimited))
@@ -56,7 +56,7 @@ def test_host_memory_and_a_containers_limit(tmp_path: Path, video: config.Run) -
         system.host_memory(video, 4, 0, meminfo, tmp_path)
     )
     found = only_problem(system.host_memory(video, 4, 9 * 2**30, meminfo, tmp_path))
-    assert "state on its way to disk 9.0 GiB" in found.seen
+    assert "state being saved 9.0 GiB" in found.seen
     assert "--data.workers" in found.cure
     (tmp_path / "memory.max").write_text(f"{2 * 2**30}\n")
     (tmp_path / "memory.current").write_text(f"{2**30}\n")
@@ -64,21 +64,21 @@ def test_host_memory_and_a_containers_limit(tmp_path: Path, video: config.Run) -
     assert "1.0 GiB of host memory free (the container's limit)" in found.seen
     (tmp_path / "memory.max").write_text("max\n")
     assert all_ok(system.host_memory(video, 4, 0, meminfo, tmp_path))
-    assert "does not say" in all_ok(system.host_memory(video, 4, 0, tmp_path / "no", tmp_path))
+    assert "unknown how much" in all_ok(system.host_memory(video, 4, 0, tmp_path / "no", tmp_path))
 
 
-def test_a_directory_that_can_be_made_or_written(tmp_path: Path) -> None:
+def test_a_directory_that_can_be_created_or_written(tmp_path: Path) -> None:
     there = subject(tmp_path)
-    assert all_ok(system.writable(there)) == f"{tmp_path} can be written"
+    assert all_ok(system.writable(there)) == f"{tmp_path} is writable"
     new = subject(tmp_path, output=tmp_path / "a" / "b")
-    assert all_ok(system.writable(new)) == f"{tmp_path / 'a' / 'b'} can be made in {tmp_path}"
+    assert all_ok(system.writable(new)) == f"{tmp_path / 'a' / 'b'} can be created in {tmp_path}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["temporary"]
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     found = only_problem(system.writable(subject(tmp_path, output=tmp_path / "taken" / "run")))
-    assert f"cannot be made: {tmp_path / 'taken'} is a file" in found.seen
+    assert f"cannot be created: {tmp_path / 'taken'} is a file" in found.seen
     assert "--output-dir" in found.cure
 
 
@@ -90,7 +90,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """It has room for the folder and none for a byte."""
+    """It has room for the folder, but not for a byte."""
     with small_disk(tmp_path / "disk", "64k") as folder:
         (folder / "all").write_bytes(b"x" * 65536)
         found = only_problem(system.writable(subject(tmp_path, output=folder)))
@@ -102,7 +102,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "4m") as folder:
         found = only_problem(system.free_disk(run, folder, 2**20))
         assert "4.0 MiB free" in found.seen
-        assert "6 checkpoints of 1.0 MiB take 6.0 MiB (5 kept + 1 being written)" in found.seen
+        assert "6 checkpoints of 1.0 MiB need 6.0 MiB (5 kept + 1 being written)" in found.seen
         assert found.cure.startswith("--checkpoint.keep 3, free 2.0 MiB there")
         best = tiny("--checkpoint.best_metric", "val/loss", "--loop.eval_every", "1")
         assert "+ the best +" in only_problem(system.free_disk(best, folder, 2**21)).seen
@@ -110,14 +110,14 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         assert all_ok(system.free_disk(run, folder, 2**19))
 
 
-def test_memory_and_a_containers_layer_do_not_last(tmp_path: Path) -> None:
+def test_memory_and_a_containers_layer_are_warnings(tmp_path: Path) -> None:
     with small_disk(tmp_path / "a disk", "1m") as folder:
         disk, seen_by = folder, Path("/proc/self")
-        if folder.is_symlink():  # to a place below /proc/PID: another process has mounted it
+        if folder.is_symlink():  # to a path below /proc/PID: another process mounted it
             place = folder.readlink().parts
             disk, seen_by = Path("/", *place[4:]), Path(*place[:3])
         found = only_warning(system.file_system(disk / "run", seen_by / "mountinfo"))
-        assert f"on tmpfs (mounted at {disk})" in found.seen  # its name holds a space
+        assert f"on tmpfs (mounted at {disk})" in found.seen  # the name contains a space
         assert "on a disk" in found.cure
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
@@ -127,7 +127,7 @@ def test_memory_and_a_containers_layer_do_not_last(tmp_path: Path) -> None:
         "half a line\n"
     )
     found = only_warning(system.file_system(Path("/output/run"), mounts))
-    assert "overlay (mounted at /): a container's own layer" in found.seen
+    assert "overlay (mounted at /): this is the container's own layer" in found.seen
     assert "docker run -v" in found.cure
     assert "ext4 (mounted at /data)" in all_ok(system.file_system(Path("/data/run"), mounts))
     assert "overlay" in only_warning(system.file_system(Path("/database"), mounts)).seen

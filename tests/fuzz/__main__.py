@@ -1,4 +1,4 @@
-"""Mutates valid files by seed and runs the real commands on them; nothing bad may come of it.
+"""Fuzzes the real commands with valid files mutated by seed.
 
     python tests/fuzz --cases 10000 --fresh 1500 --seed 1 --jobs 2
     python tests/fuzz --kind safetensors --cases 200
@@ -15,8 +15,8 @@ signal, control characters in the output, a file written outside the folders giv
 program or process that the command does not start for the valid file, a connection, more than
 4 GiB of resident memory, or more time than the deadline.
 
-The harness runs in namespaces of its own without a network: whatever a library does in C, it
-reaches nobody. A hook in the fuzzed process records what Python code does; see ``fuzzed.py``.
+The harness runs in its own namespaces without a network: whatever a library does in C, it reaches
+nothing outside. A hook in the fuzzed process records what Python code does; see ``fuzzed.py``.
 
 Exit codes: 0 all cases passed, 1 some did not, 2 wrong use.
 """
@@ -54,16 +54,23 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--cases", type=int, default=1000, help="how many (default: 1000)")
-    add("--fresh", type=int, help="how many of them in a fresh process (default: 15%%)")
-    add("--seed", type=int, default=1, help="of all cases (default: 1)")
-    add("--kind", action="append", choices=[*cases.KINDS], help="only this kind; may be repeated")
+    add("--cases", type=int, default=1000, help="number of cases (default: 1000)")
+    add("--fresh", type=int, help="number of cases in a fresh process (default: 15%%)")
+    add("--seed", type=int, default=1, help="seed of all cases (default: 1)")
+    add(
+        "--kind",
+        action="append",
+        choices=[*cases.KINDS],
+        help="run only this kind; may be repeated",
+    )
     add("--listed", action="store_true", help="run every seed of tests/fuzz/seeds.txt first")
-    add("--replay", action="append", metavar="KIND:SEED", help="only this case; may be repeated")
-    add("--jobs", type=int, default=1, help="cases at once, each on a core (default: 1)")
-    add("--minutes", type=float, help="start no further case after this time")
+    add(
+        "--replay", action="append", metavar="KIND:SEED", help="run only this case; may be repeated"
+    )
+    add("--jobs", type=int, default=1, help="parallel cases, one per core (default: 1)")
+    add("--minutes", type=float, help="start no more cases after this many minutes")
     add("--work", type=Path, default=Path("output/fuzz"), help="folder for cases and failures")
-    add("--keep", action="store_true", help="keep replayed cases that pass, too")
+    add("--keep", action="store_true", help="also keep replayed cases that pass")
     add("--results", type=Path, help="append a line of JSON for each case")
     return parser.parse_args(arguments)
 
@@ -139,7 +146,7 @@ def _parsed(text: str) -> tuple[str, int]:
 
 
 class _Pool:
-    """Sandboxes, each of which runs one case at a time."""
+    """A pool of sandboxes, each running one case at a time."""
 
     def __init__(self, jobs: int, work: Path, compiled: Path, valid: Path, *, keep: bool) -> None:
         self._work, self._valid, self._keep = work, valid, keep
@@ -166,7 +173,7 @@ class _Pool:
     def learn(self, kinds: set[str]) -> list[str]:
         """Runs every command on valid input: what it starts is usual. Returns what fails.
 
-        What was learned is kept beside the valid input, which is made anew for other code.
+        The findings are stored with the valid input, which is created again for other code.
         """
         path = self._valid / "usual.json"
         if path.exists():
@@ -208,7 +215,7 @@ class _Pool:
     def run(
         self, wanted: Sequence[Wanted], minutes: float | None, results: Path | None
     ) -> list[Result]:
-        """Runs cases; prints those that fail as they do."""
+        """Runs cases; prints failures as they occur."""
         until = time.monotonic() + 60 * minutes if minutes else float("inf")
         found: list[Result] = []
 
@@ -234,7 +241,7 @@ class _Pool:
         box = self._free.get()
         try:
             return self._judged(box, kind, seed, fresh=fresh)
-        except Exception as error:  # of the harness: the other cases go on
+        except Exception as error:  # from the harness: the other cases continue
             return Result(kind, seed, fresh, "harness", (f"the harness: {error!r}",), 0.0, 0)
         finally:
             self._free.put(box)
@@ -257,7 +264,7 @@ class _Pool:
         return Result(kind, seed, fresh, outcome, tuple(found), ended.seconds, ended.peak_bytes)
 
     def _save(self, box: sandbox.Sandbox, name: str, problems: list[str]) -> None:
-        """Moves a case's folder to where a reader finds it."""
+        """Moves a failed case's folder to the results."""
         target = self._work / "failed" / name
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(exist_ok=True)

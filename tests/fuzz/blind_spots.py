@@ -136,7 +136,7 @@ def wide_rows(rng: random.Random, path: Path) -> None:
 
 
 def large_numbers(rng: random.Random, path: Path) -> None:
-    """Latents of a video whose sizes are no sizes."""
+    """Writes latents of a video with invalid sizes."""
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])

@@ -1,6 +1,6 @@
 """Kinds of cases: which valid input is taken, how it is changed, and which command reads it.
 
-Everything follows from the kind and the seed. ``doctor`` and ``train`` are left out: they take tens
+Everything follows from the kind and the seed. ``doctor`` and ``train`` are excluded: they take tens
 of seconds and open the data as ``prepare`` and ``evaluate`` do.
 """
 
@@ -362,7 +362,7 @@ def place(seed: Seed, valid: Path, folder: Path) -> Path:
 
 
 def _renamed(rng: random.Random, path: Path) -> Path:
-    """The file under a name of somebody else, with the same ending."""
+    """Returns the file under an untrusted name with the same suffix."""
     name = rng.choice(formats.STRANGE_NAMES) + os.fsencode(path.suffix)
     target = os.path.join(os.fsencode(path.parent), name)
     os.rename(path, target)

@@ -211,7 +211,7 @@ def _write_pth(place: Path) -> None:
 def _write_reports(place: Path) -> None:
     import written_run
 
-    written_run.write(place / "report", history=written_run.whole_history())
+    written_run.write(place / "report", history=written_run.full_history())
     (place / "report" / "checkpoints").mkdir()
     bad = {"path": "a.mp4", "reason": "cannot be read", "time": 1.0, "step": 3, "found": "scan"}
     written_run.lines(place / "report" / "quarantine.jsonl", [bad])

@@ -17,7 +17,7 @@ from typing import Any
 from fuzz import mutate
 
 _MANIFEST = "manifest.json"
-# Names that a folder of somebody else may hold. In bytes: not all are UTF-8.
+# Names that an untrusted folder may contain. In bytes: not all are UTF-8.
 STRANGE_NAMES = (
     *(
         b"a\x1b[2J\x1b]0;t\x07b",

@@ -1,4 +1,4 @@
-"""The process that is fuzzed: the real program, with a hook that records what it does.
+"""The fuzzed process: the real program, with a hook that records its actions.
 
     python tests/fuzz/fuzzed.py REQUEST.json      one case in a fresh process
     python tests/fuzz/fuzzed.py --server          imports everything once, then forks for each case
@@ -215,7 +215,7 @@ def _serve() -> dict[str, Any]:
 
 
 def _run(request: dict[str, Any]) -> None:
-    """The entry point, as the console script calls it."""
+    """Calls the entry point like the console script."""
     folder = Path(request["folder"])
     os.chdir(folder)
     _redirect(folder)

@@ -1,4 +1,4 @@
-"""Namespaces of the harness's own: no network but loopback, and processes that end with it."""
+"""Runs the harness in its own namespaces: only a loopback network, and no surviving processes."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 def inside() -> bool:
-    """Whether this process has namespaces of its own."""
+    """Whether this process has its own namespaces."""
     return os.environ.get(_INSIDE) == "1"
 
 

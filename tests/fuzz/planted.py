@@ -1,4 +1,4 @@
-"""Entry points that do what is forbidden: the harness must see each of them."""
+"""Entry points that do forbidden things, which the harness must detect."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A run of two processes meets while strangers send it bytes.
+"""Tests that two processes meet at the rendezvous while strangers send bytes.
 
     main(FILE [token])
 

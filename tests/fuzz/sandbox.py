@@ -1,4 +1,4 @@
-"""Runs one case in the process that is fuzzed, within limits of memory and time.
+"""Runs one case in the fuzzed process, within memory and time limits.
 
 What is watched from outside: resident memory of the case's processes together, every 50 ms (and
 the peak that the kernel noted), wall time, processes that are started, and processes that stay

@@ -1,4 +1,4 @@
-"""The results of many cases as a table."""
+"""Formats the results of many cases as a table."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: a row for each kind, and one for all."""
+    """Returns a Markdown table: a row per kind, and one for all."""
     columns = (
         "kind cases fresh worked quarantined refused other forbidden mean_s longest_s peak_GiB"
     )

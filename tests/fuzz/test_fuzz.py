@@ -1,4 +1,4 @@
-"""The harness itself: it sees whatever is forbidden, and a seed stands for the same case."""
+"""Tests the harness: it detects forbidden outcomes, and a seed reproduces its case."""
 
 import itertools
 import json
@@ -55,21 +55,21 @@ def run(sandbox: Sandbox, name: str) -> Ended:
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_what_is_forbidden_is_seen(sandbox: Sandbox, name: str) -> None:
+def test_forbidden_outcomes_are_detected(sandbox: Sandbox, name: str) -> None:
     ended = run(sandbox, name)
     found = verdict.problems(ended, ["import"], memory_bytes=MEMORY_BYTES)
     assert any(FORBIDDEN[name] in one for one in found), (found, ended)
 
 
 @pytest.mark.parametrize(("name", "outcome"), [("works", "worked"), ("refuses", "refused")])
-def test_what_is_allowed_passes(sandbox: Sandbox, name: str, outcome: str) -> None:
+def test_allowed_outcomes_pass(sandbox: Sandbox, name: str, outcome: str) -> None:
     ended = run(sandbox, name)
     assert not verdict.problems(ended, ["import"], memory_bytes=MEMORY_BYTES)
     assert verdict.outcome(ended) == outcome
 
 
 @pytest.mark.slow
-def test_a_fork_of_the_server_is_judged_like_a_fresh_process(sandbox: Sandbox) -> None:
+def test_a_forked_case_has_the_same_verdict_as_a_fresh_process(sandbox: Sandbox) -> None:
     for name, wanted in (("works", ""), ("traceback", "Traceback"), ("connects", "connects: ")):
         (sandbox.clear() / "a.json").write_text("{}")
         ended = sandbox.run([], fresh=False, entry=f"fuzz.planted:{name}")
@@ -115,7 +115,7 @@ def tree(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", sorted({*cases.KINDS} - {"pth", "parquet", "tar", "blind"}))
-def test_a_seed_is_a_case(corpus: Path, tmp_path: Path, kind: str) -> None:
+def test_a_seed_determines_the_case(corpus: Path, tmp_path: Path, kind: str) -> None:
     for seed in range(20):
         made = []
         for number in range(2):
@@ -126,7 +126,7 @@ def test_a_seed_is_a_case(corpus: Path, tmp_path: Path, kind: str) -> None:
         assert made[0] == made[1]
 
 
-def test_blind_spots_are_what_they_say(tmp_path: Path) -> None:
+def test_blind_spots_produce_their_inputs(tmp_path: Path) -> None:
     rng = random.Random(0)
     (tmp_path / "samples").mkdir()
     blind_spots.linked_samples(rng, tmp_path)
@@ -155,7 +155,7 @@ def test_mutations_change_most_files_and_are_repeated(mutation: mutate.Mutation)
     assert len({*found}) > 150
 
 
-def test_a_changed_header_has_its_right_length() -> None:
+def test_a_changed_header_has_a_valid_length() -> None:
     header = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2]}}).encode()
     data = struct.pack("<Q", len(header)) + header + bytes(8)
     found = [formats.safetensors(random.Random(seed), data) for seed in range(100)]
@@ -200,7 +200,7 @@ def test_the_table_counts() -> None:
     assert summary([one, bad], 2.0) == "1 passed, 1 failed in 2 s (1.00 cases/s)"
 
 
-def test_outside_of_namespaces_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_namespace_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert not isolation.inside()
     assert "unshare" in isolation.enter([])

@@ -1,4 +1,4 @@
-"""Which outcomes of a case are allowed, and which are not."""
+"""Decides which outcomes of a case are allowed."""
 
 import re
 from collections.abc import Collection
@@ -26,7 +26,7 @@ _LONGEST_LINE = 2**14
 
 
 def outcome(ended: Ended) -> str:
-    """An allowed outcome in a word, for the table."""
+    """Returns an allowed outcome in one word, for the table."""
     if ended.code == 2:
         return "refused"
     if ended.code == 0:
@@ -67,7 +67,7 @@ def problems(
     for stream, content in ended.output.items():
         found += [f"{stream}: {_trace(content, mark)}" for mark in _TRACES if mark in content][:1]
         text = content.decode(errors="surrogateescape")
-        # Where nobody looks at it, a generated text is written as it is.
+        # If the output is not a terminal, a generated text is written unchanged.
         plain = stream == "stdout" and arguments[:1] == ["generate"]
         if not plain and (control := _CONTROL.search(text)):
             found.append(f"{stream}: holds the control character {control[0]!r}")

@@ -1,7 +1,7 @@
-"""Shipped configs, compiled for their GPUs without one; takes the ``cuda12`` extra.
+"""Plans of shipped configs, compiled for their GPUs without having one; requires ``cuda12``.
 
-Run by name: ``python -m pytest tests/gpu_programs/golden_plans.py``. The name keeps it out of the
-ordinary suite. After a change that is meant, and with the same jax:
+The default suite does not collect this file. Run ``python -m pytest
+tests/gpu_programs/golden_plans.py``. After an intended change, rewrite the plans with the same jax:
 
     PYTHONPATH=.:tests python tests/gpu_programs/golden_plans.py
 """
@@ -20,14 +20,14 @@ from jaxtrain.telemetry.hardware import GIB
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """What a config's step may send.
+    """The allowed communication of a config's step.
 
     Attributes:
-        kinds: collectives that carry parameters and gradients.
-        gathers: how often it gathers all parameters.
-        sent: times as much as the formula says.
-        attention: calls of cuDNN's attention in each direction, a step.
-        in_guide: whether docs/guides/plan.md says what the config needs.
+        kinds: collectives of parameters and gradients.
+        gathers: all-gathers of all parameters per step.
+        sent: the largest ratio of the communication volume to that of the formula.
+        attention: calls of cuDNN's attention per step, in each direction.
+        in_guide: whether docs/guides/plan.md lists the memory that the config needs.
     """
 
     kinds: frozenset[str]
@@ -40,10 +40,10 @@ class Allowed:
 ZERO = frozenset({"all-gather", "reduce-scatter"})
 CONFIGS = {
     "h100_16": Allowed(ZERO, 2, 1.1, 0, in_guide=True),  # forward and backward
-    # The tied embedding has two gradients: XLA adds the head's to the rows' scatter, so it is
-    # summed over the devices whole before, and once more in shards (benchmarks/RESULTS.md).
-    "mlm_h200_8": Allowed(ZERO, 1, 1.55, 0),  # once a step
-    # In two microbatches; devices share Muon's matrices out.
+    # The tied embedding has two gradients. XLA adds the head's gradient to the scatter of the
+    # embedding's, so it is first all-reduced and then reduce-scattered (benchmarks/LOG.md).
+    "mlm_h200_8": Allowed(ZERO, 1, 1.55, 0),  # once per step
+    # Two microbatches; Muon's matrices are distributed over the devices.
     "gpt_h100_8": Allowed(ZERO | {"all-to-all"}, 4, 1.1, 20 * 2),
     "gpt_32gb_high": Allowed(frozenset(), 0, 0.0, 20 * 4),  # one GPU
 }
@@ -53,7 +53,7 @@ COLLECTIVE = ("kind", "dtype", "axis", "crosses_nodes", "count", "wire_bytes")
 
 
 def summary(name: str) -> dict[str, Any]:
-    """What of a plan a change of the program may not change unnoticed."""
+    """Returns the parts of a plan that must not change unnoticed."""
     plan = Planner(name, [], None, None, None).compiled(())
     compiled = plan["compiled"]
     return {
@@ -86,7 +86,7 @@ def test_the_plan_is_that_of_a_gpu(pair: tuple[dict[str, Any], dict[str, Any]]) 
     found, golden = pair
     assert gpu_compiler()
     assert not found["estimate"]
-    assert found["jax"] == golden["jax"], "a golden plan holds for one jax: make it anew"
+    assert found["jax"] == golden["jax"], "a plan is valid for one version of jax: rewrite it"
 
 
 def test_memory_is_within_2_percent(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -95,15 +95,17 @@ def test_memory_is_within_2_percent(pair: tuple[dict[str, Any], dict[str, Any]])
         assert found["memory"][row] == pytest.approx(size, rel=0.02), row
 
 
-def test_collectives_are_those_of_the_golden(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_collectives_are_unchanged(
+    pair: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
     found, golden = pair
     assert found["traffic"] == golden["traffic"]
 
 
-def test_parameters_travel_in_bfloat16_and_no_activation_does(
+def test_only_parameters_are_communicated_in_bfloat16(
     pair: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    """Holds of the program by itself, not because a golden says so."""
+    """These limits do not depend on the golden plan."""
     found, _ = pair
     allowed = CONFIGS[found["config"]]
     large = [row for row in found["traffic"] if row["wire_bytes"] > 1e6]
@@ -117,23 +119,23 @@ def test_parameters_travel_in_bfloat16_and_no_activation_does(
 
 
 def test_attention_is_fused(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Each layer's, in each microbatch, once in each direction."""
+    """It is called for each layer and microbatch, once in each direction."""
     found, _ = pair
     calls = CONFIGS[found["config"]].attention
     assert found["attention"] == {"forward": calls, "backward": calls}
 
 
-def test_the_largest_temporaries_are_of_the_model_its_gradients_or_the_optimizer(
+def test_the_largest_temporaries_belong_to_the_model_or_the_optimizer(
     pair: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     found, _ = pair
     assert len(found["largest"]) == 5
-    # step.py adds the microbatches' gradients up.
+    # step.py accumulates the gradients of microbatches.
     ours = ("models/", "optim/muon.py", "training/step.py")
     assert all(lines and lines[0].startswith(ours) for lines in found["largest"])
 
 
-def test_the_guide_says_what_the_plan_says(
+def test_the_guide_has_the_memory_of_the_plan(
     pair: tuple[dict[str, Any], dict[str, Any]], checkout: Path
 ) -> None:
     found, _ = pair

@@ -29,8 +29,8 @@ def test_a_model_that_cannot_is_refused_before_its_arrays_are_read(
     monkeypatch.setattr(weights, "_of_checkpoint", None)
     with pytest.raises(
         InputError,
-        match=r"run holds the model video_ae, which fill cannot use: it needs one of mlm; to use "
-        r"this one: .* reconstruct .*run IN.mp4 OUT.mp4",
+        match=r"run has the model video_ae, which fill cannot use: it needs one of mlm; to use "
+        r"this model: .* reconstruct .*run IN.mp4 OUT.mp4",
     ):
         load.load(tmp_path / "run", "fill", "logits_at")
 
@@ -43,5 +43,5 @@ def test_a_file_that_names_no_model_is_of_the_only_kind_that_can(tmp_path: Path)
     assert trained.params.keys() == params.keys()
     for name, array in params.items():
         np.testing.assert_array_equal(trained.params[name], array)
-    with pytest.raises(InputError, match="does not say which model it is of"):
+    with pytest.raises(InputError, match="has no model config"):
         load.load(path, "generate", "decode_step")

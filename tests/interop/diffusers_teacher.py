@@ -1,6 +1,8 @@
-"""Teachers that diffusers has saved; run by name, as PyTorch and diffusers are optional extras.
+"""Teachers saved by diffusers.
 
-python -m pytest tests/interop/diffusers_teacher.py
+Run by name, because PyTorch and diffusers are optional extras:
+
+    python -m pytest tests/interop/diffusers_teacher.py
 """
 
 import json
@@ -16,7 +18,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.inference import teachers
 from jaxtrain.models import video_ae
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
+pytestmark = pytest.mark.filterwarnings("default")  # other packages may warn
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_latents_are_the_mode_times_the_scaling_factor(cogvideox: Path, frames: 
     assert given.name != teacher.name
 
 
-def test_samples_depend_on_seed_and_clip_alone(cogvideox: Path) -> None:
+def test_samples_depend_only_on_seed_and_clip(cogvideox: Path) -> None:
     video = _video(4)
     teacher = _load(cogvideox, sample_seed=5)
     found = teacher.encode(video)
@@ -90,7 +92,7 @@ def test_samples_depend_on_seed_and_clip_alone(cogvideox: Path) -> None:
     assert len({teacher.name, other.name, _load(cogvideox).name}) == 3
 
 
-def test_wan_is_normalised_as_its_config_says(wan: Path) -> None:
+def test_wan_latents_are_normalized_by_its_config(wan: Path) -> None:
     teacher = _load(wan)
     video = _video(9)
     model = diffusers.AutoencoderKLWan.from_pretrained(wan)
@@ -103,7 +105,7 @@ def test_wan_is_normalised_as_its_config_says(wan: Path) -> None:
         teacher.encode(_video(12))
 
 
-def test_a_folder_that_is_not_whole(cogvideox: Path, tmp_path: Path) -> None:
+def test_incomplete_folders_are_input_errors(cogvideox: Path, tmp_path: Path) -> None:
     config = json.loads((cogvideox / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"cannot be loaded"):

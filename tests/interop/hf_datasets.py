@@ -1,4 +1,8 @@
-"""Hugging Face datasets: from folders, part by part, and what is said without a network."""
+"""Hugging Face datasets: read from folders, part by part; and the message without a network.
+
+Run by name, because the package datasets is an optional extra:
+``python -m pytest tests/interop/hf_datasets.py``.
+"""
 
 import json
 import os
@@ -22,7 +26,7 @@ TEXTS = [f"Document number {number} has some words in it." for number in range(1
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same 100 documents in each form, and another split beside them."""
+    """The same 100 documents in each kind of folder, and another split."""
     top = tmp_path_factory.mktemp("hf")
     datasets.disable_progress_bars()
     whole = datasets.Dataset.from_dict({"text": TEXTS, "label": list(range(100))})
@@ -44,29 +48,29 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetch(spec: str, root: Path, most: int | None = None) -> list[str]:
-    """The documents that a run would take."""
+    """The documents that a run would use."""
     folder, parts = hub.fetch(spec, "--data.path", root, None, most, lambda line: None)
     tables = [pyarrow.parquet.read_table(p) for p in sorted(folder.glob("part-*"))[:parts]]
     return [text for table in tables for text in table["text"].to_pylist()]
 
 
 @pytest.mark.parametrize("form", ["saved", "splits", "hub", "lines"])
-def test_every_form_of_folder_goes_on_where_it_was(
+def test_fetching_resumes_for_every_kind_of_folder(
     form: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # a folder takes no network
-    assert fetch(f"hf:{folders / form}", tmp_path / "whole") == TEXTS
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # a folder needs no network
+    assert fetch(f"hf:{folders / form}", tmp_path / "complete") == TEXTS
     assert fetch(f"hf:{folders / form}", tmp_path, 31) == TEXTS[:60]
     (target,) = tmp_path.glob(f"*{form}*/")
     first = {path.name: path.stat().st_mtime_ns for path in target.glob("part-*")}
     assert len(first) == 2
     assert fetch(f"hf:{folders / form}", tmp_path) == TEXTS
     again = {name: (target / name).stat().st_mtime_ns for name in first}
-    assert again == first  # what is there is not fetched again
+    assert again == first  # existing parts are not fetched again
     assert fetch(f"hf:{folders / form}", tmp_path, 20) == TEXTS[:30]
 
 
-def test_a_fetch_that_was_killed_loses_no_part(folders: Path, tmp_path: Path) -> None:
+def test_a_kill_while_fetching_loses_no_part(folders: Path, tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -91,19 +95,19 @@ def test_a_fetch_that_was_killed_loses_no_part(folders: Path, tmp_path: Path) ->
     assert fetch(spec, tmp_path) == TEXTS
 
 
-def test_splits_and_columns_are_named(folders: Path, tmp_path: Path) -> None:
+def test_splits_and_columns_are_selected_by_name(folders: Path, tmp_path: Path) -> None:
     assert fetch(f"hf:{folders / 'hub'}::test", tmp_path) == TEXTS[:7]
     assert fetch(f"hf:{folders / 'splits'}::test", tmp_path) == TEXTS[:7]
-    with pytest.raises(InputError, match="it has no split nope, only train, test"):
+    with pytest.raises(InputError, match="no split nope, only train, test: write hf:"):
         fetch(f"hf:{folders / 'hub'}::nope", tmp_path)
     with pytest.raises(InputError, match="write hf:NAME, hf:NAME:CONFIG or"):
         fetch("hf:a:b:c:d", tmp_path)
-    for field, words in (("body", "its columns are 'text', 'label': name"), ("label", "no text")):
+    for field, words in (("body", "its columns are 'text', 'label': set"), ("label", "not text")):
         with pytest.raises(InputError, match=words):
             hub.fetch(f"hf:{folders / 'hub'}", "", tmp_path, field, None, lambda line: None)
 
 
-def test_a_changed_folder_is_fetched_anew(tmp_path: Path) -> None:
+def test_a_changed_folder_is_fetched_again(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     for texts in (TEXTS[:5], TEXTS[5:12]):
@@ -111,7 +115,7 @@ def test_a_changed_folder_is_fetched_anew(tmp_path: Path) -> None:
         assert fetch(f"hf:{folder}", tmp_path / "cache") == texts
 
 
-def test_without_a_network_one_line_says_so(
+def test_a_missing_network_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -120,11 +124,11 @@ def test_without_a_network_one_line_says_so(
     assert main.main([*arguments, "--data.cache_dir", str(tmp_path)]) == 75
     error = capsys.readouterr().err.strip()
     assert error.count("\n") == 0
-    assert "hf:some/name: no such folder, and the hub cannot be reached" in error
-    assert "or name a folder of the dataset as hf:FOLDER" in error
+    assert "hf:some/name: no such folder, and the Hub cannot be reached" in error
+    assert "or pass a folder with the dataset as hf:FOLDER" in error
 
 
-def test_a_run_takes_a_dataset_like_files(folders: Path, tmp_path: Path) -> None:
+def test_a_run_reads_a_dataset_like_files(folders: Path, tmp_path: Path) -> None:
     config = Masked(
         path=f"hf:{folders / 'hub'}", batch_size=2, cache_dir=str(tmp_path), max_examples=50
     )

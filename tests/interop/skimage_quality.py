@@ -1,6 +1,8 @@
-"""PSNR and SSIM against scikit-image; run by name, as it is an optional extra.
+"""PSNR and SSIM compared with scikit-image.
 
-python -m pytest tests/interop/skimage_quality.py
+Run by name, because scikit-image is an optional extra:
+
+    python -m pytest tests/interop/skimage_quality.py
 """
 
 import numpy as np
@@ -12,10 +14,10 @@ from jaxtrain.models.video_ae import quality
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.2])
 @pytest.mark.parametrize("size", [(16, 24), (48, 40)])
-def test_frames_have_the_same_quality(size: tuple[int, int], noise: float) -> None:
+def test_psnr_and_ssim_equal_those_of_scikit_image(size: tuple[int, int], noise: float) -> None:
     rng = np.random.default_rng(0)
     video = rng.uniform(size=(2, 3, *size, 3)).astype(np.float32)
-    video = (video + np.roll(video, 1, axis=3)) / 2  # neighbours are alike, as in pictures
+    video = (video + np.roll(video, 1, axis=3)) / 2  # adjacent pixels are similar, as in images
     other = np.clip(video + noise * rng.normal(size=video.shape), 0, 1).astype(np.float32)
     psnr, ssim = np.asarray(quality.psnr(video, other)), np.asarray(quality.ssim(video, other))
     for clip, frame in np.ndindex(2, 3):

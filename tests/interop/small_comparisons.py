@@ -1,4 +1,4 @@
-"""The benchmarks against PyTorch programs still start: one runs, at sizes that take seconds."""
+"""The comparisons with PyTorch in benchmarks/ still run, at sizes that take seconds."""
 
 import importlib
 import os
@@ -13,14 +13,14 @@ WORDS = ("--model.vocab_size", "50", "--model.sequence_length", "16", "--data.ba
 TINY = {
     "mlm_vs_transformers": "--model.hidden 16 --model.layers 1 --model.heads 2",
     "gpt_vs_torch": "--model.depth 2 --model.width 16 --model.heads 4 --model.kv_heads 2 "
-    # Output layers start as zeros: at this rate they grow enough for a wrong rotation to show.
+    # Output layers start at zero: at this rate they grow enough to reveal a wrong rotation.
     "--model.loss_piece 8 --optim.peak_lr 0.03",
 }
 ONCE = ("--rounds", "1", "--processes", "1")
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_comparison_runs_and_both_sides_compute_the_same(name: str) -> None:
+def test_a_comparison_runs_and_both_sides_have_the_same_losses(name: str) -> None:
     found = subprocess.run(
         [sys.executable, f"benchmarks/{name}.py", *ONCE, *WORDS, *TINY[name].split()],
         cwd=CHECKOUT,
@@ -35,5 +35,5 @@ def test_a_comparison_runs_and_both_sides_compute_the_same(name: str) -> None:
     assert float(difference) < 1e-5
 
 
-def test_the_other_finds_what_it_imports() -> None:
+def test_the_video_comparison_can_be_imported() -> None:
     assert callable(importlib.import_module("video_ae_vs_torch").main)

@@ -1,4 +1,4 @@
-"""Folders of transformers that strangers made: read, or refused in one line."""
+"""Untrusted folders of transformers are read, or rejected with one line."""
 
 import importlib
 import json
@@ -37,7 +37,7 @@ def fields() -> list[tuple[str, str]]:
     return [(kind, name) for kind in MODELS for name in settings(kind)]
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_settings_are_read_back(tmp_path: Path) -> None:
     for kind, model in MODELS.items():
         (tmp_path / "config.json").write_text(json.dumps(settings(kind)))
         assert huggingface.is_one(tmp_path)
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def refusal(folder: Path, content: Any) -> str:
-    """Why a folder with this config.json is refused; "" where it is a model."""
+    """The error for a folder with this config.json; "" if it is accepted."""
     (folder / "config.json").write_text(json.dumps(content))
     try:
         huggingface.model(folder)
@@ -57,7 +57,9 @@ def refusal(folder: Path, content: Any) -> str:
 
 
 @pytest.mark.parametrize(("kind", "name"), fields())
-def test_an_odd_value_is_one_line_or_a_model(kind: str, name: str, tmp_path: Path) -> None:
+def test_an_odd_value_is_accepted_or_reported_in_one_line(
+    kind: str, name: str, tmp_path: Path
+) -> None:
     content = settings(kind)
     said = [refusal(tmp_path, content | {name: value}) for value in ODD]
     del content[name]
@@ -68,7 +70,9 @@ def test_an_odd_value_is_one_line_or_a_model(kind: str, name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["llama", "nanochat"])
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters", "layer_types", "head_dim"])
-def test_odd_nested_settings_too(kind: str, name: str, tmp_path: Path) -> None:
+def test_odd_nested_settings_are_accepted_or_reported_in_one_line(
+    kind: str, name: str, tmp_path: Path
+) -> None:
     more: tuple[Any, ...] = (
         [[]],
         [{}],
@@ -81,7 +85,7 @@ def test_odd_nested_settings_too(kind: str, name: str, tmp_path: Path) -> None:
     assert all(not line or line.isprintable() for line in said)
 
 
-def test_zero_heads_are_refused_by_name(tmp_path: Path) -> None:
+def test_zero_heads_are_rejected_by_name(tmp_path: Path) -> None:
     for kind in MODELS:
         (tmp_path / "config.json").write_text(
             json.dumps(settings(kind) | {"num_attention_heads": 0})
@@ -93,7 +97,7 @@ def test_zero_heads_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", [[], {}, 7, None, "gpt2", "os", "jaxtrain.models.mlm", "\x1b[2J", "x" * 10_000]
 )
-def test_only_known_kinds_are_models_and_nothing_is_imported(
+def test_unknown_kinds_are_rejected_and_import_nothing(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
@@ -106,7 +110,7 @@ def test_only_known_kinds_are_models_and_nothing_is_imported(
         return real(name)
 
     monkeypatch.setattr(importlib, "import_module", recorded)
-    with pytest.raises(InputError, match="known are: bert, llama, nanochat") as caught:
+    with pytest.raises(InputError, match="use one of bert, llama, nanochat") as caught:
         huggingface.model(tmp_path)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
@@ -129,14 +133,14 @@ def test_only_known_kinds_are_models_and_nothing_is_imported(
     ],
     ids=lambda content: ascii(content[:20]),
 )
-def test_a_config_json_of_another_kind_is_none(content: bytes, tmp_path: Path) -> None:
+def test_an_invalid_config_json_is_not_recognized(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     assert not huggingface.is_one(tmp_path)
     with pytest.raises(InputError, match=r"config.json"):
         huggingface.model(tmp_path)
 
 
-def test_a_config_json_that_is_no_file_is_none_and_nobody_waits(tmp_path: Path) -> None:
+def test_a_config_json_that_is_not_a_regular_file_is_rejected_quickly(tmp_path: Path) -> None:
     path, began = tmp_path / "config.json", time.monotonic()
     path.mkdir()
     assert not huggingface.is_one(tmp_path)
@@ -148,7 +152,7 @@ def test_a_config_json_that_is_no_file_is_none_and_nobody_waits(tmp_path: Path) 
     assert not huggingface.is_one(tmp_path)
     path.unlink()
     with path.open("wb") as file:
-        file.truncate(2**30)  # 1 GiB that takes no place
+        file.truncate(2**30)  # 1 GiB that takes no disk space
     assert not huggingface.is_one(tmp_path)
     assert time.monotonic() - began < 5
 
@@ -162,16 +166,16 @@ def test_a_config_json_that_is_no_file_is_none_and_nobody_waits(tmp_path: Path) 
     ],
     ids=str,
 )
-def test_an_index_names_files_of_its_folder_only(found: Any, tmp_path: Path) -> None:
+def test_an_index_may_list_only_files_of_its_folder(found: Any, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     tensor_files.write(tmp_path / "x.safetensors", {"a": np.zeros(1, np.float32)}, {})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": found}))
-    with pytest.raises(InputError, match=r"index.json(: its weight_map names| lists no files)"):
+    with pytest.raises(InputError, match=r"index.json(: its weight_map lists| lists no files)"):
         huggingface.tensors(folder)
 
 
-def test_an_index_that_is_damaged_or_complete(tmp_path: Path) -> None:
+def test_damaged_indexes_are_rejected_and_complete_ones_read(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     for content in (b"{", b"[1]", b"[" * 10**6, b"\xff", b"{}"):
         index.write_bytes(content)
@@ -184,13 +188,13 @@ def test_an_index_that_is_damaged_or_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_whole_numbers_are_no_weights(kind: str, tmp_path: Path) -> None:
+def test_integers_are_rejected_as_weights(kind: str, tmp_path: Path) -> None:
     model = MODELS[kind]
     (tmp_path / "config.json").write_text(json.dumps(settings(kind)))
     shapes = weight_shapes(model)
     quantized = {name: np.ones(shape, np.int8) for name, shape in shapes.items()}
     tensor_files.write(tmp_path / "model.safetensors", quantized, {})
-    with pytest.raises(InputError, match=r"holds whole numbers \(int8\), not weights"):
+    with pytest.raises(InputError, match=r"contains integers \(int8\), not weights"):
         weights.load(tmp_path)
 
 
@@ -209,10 +213,12 @@ def weight_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     ("words", "keys"),
     [((0, 2**40), (4, 4)), ((4,), (4, 4)), ((4, 4), ()), ((4, 0), (4, 4)), ((4, 3), (0, 3))],
 )
-def test_odd_shapes_of_a_gpt_are_refused(words: Any, keys: Any) -> None:
+def test_odd_shapes_of_a_gpt_are_rejected(words: Any, keys: Any) -> None:
     tensors = {
         "lm_head.weight": np.broadcast_to(np.float32(0), words),
         "transformer.h.0.attn.c_k.weight": np.broadcast_to(np.float32(0), keys),
     }
-    with pytest.raises(InputError, match=r"x holds no weights of this model|not those of this GPT"):
+    with pytest.raises(
+        InputError, match=r"x does not have weights of this model|x is not a GPT of this kind"
+    ):
         gpt.Config.guess(tensors, "x")

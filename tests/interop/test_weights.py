@@ -1,4 +1,4 @@
-"""Parameters from checkpoints, runs and weights files, for a model known or not."""
+"""Parameters from checkpoints, runs and weights files, with or without a known model."""
 
 import dataclasses
 import re
@@ -33,14 +33,14 @@ def drawn(model: Any, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def write_run(
-    directory: Path, model: Any, step: int, params: Any, *, best: bool = False, said: Any = None
+    directory: Path, model: Any, step: int, params: Any, *, best: bool = False, stored: Any = None
 ) -> None:
-    """A run's directory with a checkpoint, as training leaves it; ``said``: of its model."""
+    """Writes a run directory with a checkpoint; ``stored`` replaces the model in its config."""
     state = State(
         step=np.uint32(step), examples_seen=np.uint32(step), params=params, extras={}, opt={}
     )
     placed = jax.tree.map(jax.numpy.asarray, state)
-    saved = {"model": config.to_dict(model) if said is None else said}
+    saved = {"model": config.to_dict(model) if stored is None else stored}
     meta = {"step": step, "examples_seen": step, "examples_left_out": 0, "config": saved}
     saver = Checkpoints(directory / "checkpoints", 2)
     saver.save_best(placed, meta) if best else saver.save(placed, meta)
@@ -53,7 +53,7 @@ def same(found: Any, wanted: Any) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_a_run_gives_its_best_checkpoint_and_else_its_newest(tmp_path: Path) -> None:
+def test_the_best_checkpoint_of_a_run_is_preferred_to_the_newest(tmp_path: Path) -> None:
     newest, best = drawn(MODEL, 1), drawn(MODEL, 2)
     write_run(tmp_path / "run", MODEL, 8, newest)
     found = weights.load(tmp_path / "run")
@@ -64,7 +64,9 @@ def test_a_run_gives_its_best_checkpoint_and_else_its_newest(tmp_path: Path) -> 
     same(weights.load(tmp_path / "run" / "checkpoints" / "8").params, newest)
 
 
-def test_which_model_it_is_takes_no_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identifying_a_model_reads_no_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
     monkeypatch.setattr(resume, "first_intact", None)  # reads every byte
     for source in (tmp_path / "run", tmp_path / "run/checkpoints/8"):
@@ -73,7 +75,7 @@ def test_which_model_it_is_takes_no_arrays(tmp_path: Path, monkeypatch: pytest.M
         assert weights.model_at(other) is None
 
 
-def test_a_weights_file_remembers_its_model(tmp_path: Path) -> None:
+def test_a_weights_file_contains_its_model(tmp_path: Path) -> None:
     params = drawn(WITH)
     own = {name: array for name, array in params.items() if not name.startswith("adversary.")}
     weights.save(tmp_path / "x.safetensors", WITH, params)
@@ -85,24 +87,27 @@ def test_a_weights_file_remembers_its_model(tmp_path: Path) -> None:
     assert not any("adversary" in name for name in tensors)
 
 
-def test_a_run_starts_from_what_fits(tmp_path: Path) -> None:
+def test_a_run_starts_from_the_parameters_that_fit(tmp_path: Path) -> None:
     expected = ModelDefinition(WITH.build).params
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
     found, notes = weights.params_for(tmp_path / "run", WITH, expected)
     same(found, drawn(MODEL))
     assert notes == [
-        "24 parameters of the model start fresh, as adversary.discriminator.layers.0.head"
+        "24 parameters of the model are newly initialized, such as "
+        "adversary.discriminator.layers.0.head"
     ]
     write_run(tmp_path / "with", WITH, 8, drawn(WITH))
     bare = ModelDefinition(MODEL.build).params
     found, notes = weights.params_for(tmp_path / "with", MODEL, bare)
     assert set(found) == set(bare)
-    assert notes == ["24 parameters there are not taken, as adversary.discriminator.layers.0.head"]
+    assert notes == [
+        "24 parameters in the source are not used, such as adversary.discriminator.layers.0.head"
+    ]
 
 
 @pytest.mark.slow
-def test_what_no_shape_tells_has_to_be_the_same(tmp_path: Path) -> None:
-    """Which frame belongs to which latent, with weights for CogVideoX."""
+def test_settings_that_shapes_do_not_show_must_be_equal(tmp_path: Path) -> None:
+    """For example how frames map to latents, in weights for CogVideoX."""
     other = dataclasses.replace(MODEL, trim="odd_latents")
     shapes = ModelDefinition(MODEL.build).params
     write_run(tmp_path / "run", other, 8, drawn(MODEL))
@@ -118,37 +123,37 @@ def test_what_no_shape_tells_has_to_be_the_same(tmp_path: Path) -> None:
     weights.params_for(folder / "x.safetensors", MODEL, shapes)
 
 
-def test_a_guess_holds_for_what_it_knows(tmp_path: Path) -> None:
-    """A GPT's bare weights do not tell its heads; None and what it comes to are the same."""
+def test_a_model_guessed_from_weights_leaves_unknown_fields_open(tmp_path: Path) -> None:
+    """A GPT's bare weights do not show its heads; None equals the number derived from it."""
     model = dataclasses.replace(gpt.Config.tiny(), width=16, heads=2)
     shapes = ModelDefinition(model.build).params
     params = drawn(model)
     tensor_files.write(tmp_path / "bare.safetensors", model.to_weights(params), {})
     found, notes = weights.params_for(tmp_path / "bare.safetensors", model, shapes)
     same(found, params)
-    assert "it does not tell model.heads, 2 is taken" in notes
+    assert "model.heads cannot be read from the weights: using 2" in notes
     one = dataclasses.replace(model, heads=1)
     dial = dataclasses.replace(model, heads=None)
     weights.save(tmp_path / "one.safetensors", one, params)
     assert weights.params_for(tmp_path / "one.safetensors", dial, shapes)[1] == []
-    with pytest.raises(InputError, match=r"with model.heads=1, and this model has 2: set --model"):
+    with pytest.raises(InputError, match=r"with model.heads=1, but this model has 2: set --model"):
         weights.params_for(tmp_path / "one.safetensors", model, shapes)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     write_run(tmp_path / "run", MODEL, 8, drawn(MODEL))
     wide = dataclasses.replace(MODEL, encoder_width=16)
-    with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: take the"):
+    with pytest.raises(InputError, match=r"8 does not fit this model: .* and \d+ more: use the"):
         weights.params_for(tmp_path / "run", wide, ModelDefinition(wide.build).params)
-    with pytest.raises(InputError, match=r"is not a checkpoint, and not a run's directory"):
+    with pytest.raises(InputError, match=r"no checkpoint found in "):
         weights.load(tmp_path)
-    with pytest.raises(InputError, match=r"gone.pth: nothing is there"):
+    with pytest.raises(InputError, match=r"gone.pth does not exist"):
         weights.load(tmp_path / "gone.pth")
     (tmp_path / "x.txt").write_text("hello")
-    with pytest.raises(InputError, match=r"x.txt: weights files end with one of"):
+    with pytest.raises(InputError, match=r"x.txt: the name of a weights file must end with"):
         weights.load(tmp_path / "x.txt")
     (tmp_path / "x.safetensors").write_bytes(b"hello")
-    with pytest.raises(InputError, match=r"x.safetensors is no whole .safetensors file"):
+    with pytest.raises(InputError, match=r"x.safetensors is not a complete .safetensors file"):
         weights.load(tmp_path / "x.safetensors")
     weights.save(tmp_path / "y.safetensors", MODEL, drawn(MODEL))
     language = mlm.Config.tiny()
@@ -156,15 +161,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         weights.params_for(tmp_path / "y.safetensors", language, {})
 
 
-def test_arrays_that_do_not_fit_the_config_beside_them_are_refused(
+def test_arrays_that_do_not_fit_their_own_config_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A forged checkpoint: encoding was a traceback."""
+    """A forged checkpoint used to end in a traceback."""
     wide = dataclasses.replace(MODEL, encoder_width=16)
-    write_run(tmp_path / "run", None, 8, drawn(MODEL), said=config.to_dict(wide))
+    write_run(tmp_path / "run", None, 8, drawn(MODEL), stored=config.to_dict(wide))
     video = write(tmp_path / "in.mp4", busy(4, height=MODEL.height, width=MODEL.width))
     out = tmp_path / "out.safetensors"
     assert main.main(["encode", str(tmp_path / "run"), str(video), str(out)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"run.checkpoints.8: encoder\S+ has shape \(.*\), and the model that it", line)
+    assert re.search(
+        r"run.checkpoints.8: encoder\S+ has shape \(.*\), but its config requires", line
+    )
     assert not out.exists()

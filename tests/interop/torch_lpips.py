@@ -1,6 +1,8 @@
-"""LPIPS against PyTorch's layers; run by name, as PyTorch is an optional extra.
+"""LPIPS compared with PyTorch's layers.
 
-python -m pytest tests/interop/torch_lpips.py
+Run by name, because PyTorch is an optional extra:
+
+    python -m pytest tests/interop/torch_lpips.py
 """
 
 import sys
@@ -40,6 +42,6 @@ def torch_lpips(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return total.numpy()
 
 
-def test_the_stored_numbers_are_pytorchs() -> None:
+def test_the_stored_numbers_equal_those_of_pytorch() -> None:
     found = torch_lpips(ours.frames(0), ours.frames(1))
     np.testing.assert_allclose(found, ours.WANTED, rtol=1e-5)

@@ -1,7 +1,7 @@
-"""Weights to and from PyTorch: a copy of the network in PyTorch takes them and computes the same.
+"""Weights to and from PyTorch: the same network written in PyTorch computes the same with them.
 
-Run by name: ``python -m pytest tests/interop/torch_weights.py``; needs the extra ``interop``. The
-name keeps it out of the ordinary suite.
+Run by name: ``python -m pytest tests/interop/torch_weights.py``; requires the extra ``interop``.
+The file's name keeps it out of the ordinary suite.
 
 Layout of videos in PyTorch: NTCHW.
 """
@@ -38,7 +38,7 @@ COUNTS = {"base": 11_315_539, "patch2": 11_372_012}
 
 
 class Memory(nn.Module):
-    """A block that also sees its own input of the frame before."""
+    """A block that also sees its own input for the previous frame."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         past = functional.pad(x, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
@@ -106,7 +106,7 @@ def conv(inputs: int, outputs: int, **options: Any) -> nn.Conv2d:
 
 
 class Network(nn.Module):
-    """The reference's numbering of layers, and nothing of ours."""
+    """The reference network, with its numbering of layers and none of our code."""
 
     def __init__(self, config: video_ae.Config) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def loaded(model: Network, path: Path) -> Network:
 
 
 def both_ways(config: video_ae.Config, module: Any, model: Network) -> None:
-    """The same video through ours and PyTorch's: equal latents, equal frames."""
+    """Runs the same video through our network and PyTorch's: latents and frames must be equal."""
     rng = np.random.default_rng(0)
     for frames in (9, 8):
         video = rng.random((1, frames, config.height, config.width, 3)).astype(np.float32)
@@ -182,7 +182,7 @@ def both_ways(config: video_ae.Config, module: Any, model: Network) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_pytorch_takes_what_is_exported(variant: str, tmp_path: Path) -> None:
+def test_pytorch_loads_exported_weights(variant: str, tmp_path: Path) -> None:
     config = config_of(variant)
     params = small_autoencoder.params(config)
     weights.save(tmp_path / "ours.safetensors", config, params)
@@ -200,7 +200,7 @@ def test_pytorch_takes_what_is_exported(variant: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_pytorch_saves_is_imported(
+def test_weights_saved_by_pytorch_are_imported(
     variant: str, wrapped: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(variant)
@@ -217,7 +217,7 @@ def test_what_pytorch_saves_is_imported(
     both_ways(config, small_autoencoder.module(tmp_path / "ours.safetensors"), model)
 
 
-def test_half_precision_is_widened(tmp_path: Path) -> None:
+def test_half_precision_is_converted_to_float32(tmp_path: Path) -> None:
     config = config_of("base")
     model = Network(config).to(torch.bfloat16)
     torch.save(model.state_dict(), tmp_path / "half.pth")
@@ -229,7 +229,7 @@ def test_half_precision_is_widened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["text", "module", "torn", "numbers"])
-def test_other_files_are_refused(
+def test_other_files_are_rejected(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "theirs.pth"
@@ -245,7 +245,7 @@ def test_other_files_are_refused(
     assert command("import", path, tmp_path / "ours.safetensors") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "theirs.pth" in line
-    assert "no PyTorch file of arrays" in line or "holds no state dict" in line
+    assert "not a PyTorch file of arrays" in line or "not a state dict" in line
     assert not (tmp_path / "ours.safetensors").exists()
 
 
@@ -273,7 +273,7 @@ def refusal(path: Path) -> str:
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_what_is_no_plain_array_is_refused(
+def test_tensors_other_than_plain_arrays_are_rejected(
     make: Callable[[], torch.Tensor], words: str, tmp_path: Path
 ) -> None:
     torch.save({"a": make()}, tmp_path / "x.pth")
@@ -281,7 +281,7 @@ def test_what_is_no_plain_array_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_nested_tensor_is_refused(tmp_path: Path) -> None:
+def test_a_nested_tensor_is_rejected(tmp_path: Path) -> None:
     torch.save({"a": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, tmp_path / "x.pt")
     refusal(tmp_path / "x.pt")
 
@@ -308,13 +308,13 @@ def test_odd_but_plain_tensors_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_views_of_one_storage_cannot_fill_the_memory(tmp_path: Path) -> None:
+def test_views_of_one_storage_cannot_exhaust_memory(tmp_path: Path) -> None:
     shared = torch.zeros(2**20, dtype=torch.bfloat16)
     torch.save({str(number): shared[:] for number in range(2000)}, tmp_path / "x.pth")
-    assert "bytes in float32, which its" in refusal(tmp_path / "x.pth")
+    assert "bytes in float32, but the file has only" in refusal(tmp_path / "x.pth")
 
 
-def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
+def test_a_compressed_archive_is_rejected(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(2**20)}, tmp_path / "plain.pth")
     with (
         zipfile.ZipFile(tmp_path / "plain.pth") as plain,
@@ -327,7 +327,7 @@ def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
     assert tensor_files.read(tmp_path / "old.pth")[0]["a"].shape == (4,)
 
 
-def test_names_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+def test_names_other_than_printable_strings_are_rejected(tmp_path: Path) -> None:
     for name in (7, "a\nb", "a\x1b[2J"):
         torch.save({name: torch.zeros(1)}, tmp_path / "x.pth")
-        assert "is not the name of an array" in refusal(tmp_path / "x.pth")
+        assert "is not a valid array name" in refusal(tmp_path / "x.pth")

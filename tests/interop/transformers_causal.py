@@ -1,8 +1,10 @@
-"""Causal language models to and from transformers; run by name, as that is an optional extra.
+"""Causal language models to and from transformers.
+
+Run by name, because transformers is an optional extra:
 
     python -m pytest tests/interop/transformers_causal.py
 
-The arrays of `tests/fixtures/hf_*.npz`, which the ordinary suite compares with, are made by
+To generate the arrays in `tests/fixtures/hf_*.npz`, which the ordinary suite compares with:
 
     python tests/interop/transformers_causal.py
 """
@@ -29,7 +31,7 @@ from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import gpt, llama
 from jaxtrain.training import state
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
+pytestmark = pytest.mark.filterwarnings("default")  # other packages may warn
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CORPUS = ("It was the best of times, it was the worst of times; 1775!\n" * 20 + "\n\n") * 5
 TEXTS = ("It was  the age\tof \u00dcbel\r\n\r\n 12345", "", "worst of times \U0001f642", " a")
@@ -49,7 +51,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
-SAVED = {  # as transformers makes them: not our defaults where that is possible
+SAVED = {  # configs of transformers, different from our defaults where possible
     "llama": transformers.LlamaConfig(
         **SMALL,
         tie_word_embeddings=True,
@@ -71,7 +73,7 @@ PARTS = {
 
 
 def theirs(kind: str) -> Any:
-    """A model of transformers with weights that anyone can draw again."""
+    """A model of transformers with reproducible weights."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(SAVED[kind]).eval()
     with torch.no_grad():
@@ -81,7 +83,7 @@ def theirs(kind: str) -> Any:
 
 
 def computed(kind: str) -> dict[str, np.ndarray]:
-    """What a fixture holds."""
+    """The arrays of a fixture."""
     model = theirs(kind)
     tokens = np.random.default_rng(1).integers(0, 60, (2, 24))
     found = model(input_ids=torch.from_numpy(tokens))
@@ -122,7 +124,7 @@ def random_params(model: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_stored_arrays_are_those_of_transformers(kind: str) -> None:
+def test_the_fixtures_equal_the_results_of_transformers(kind: str) -> None:
     stored = np.load(FIXTURES / f"hf_{kind}.npz")
     found = computed(kind)
     assert set(found) == set(stored.files)
@@ -134,7 +136,7 @@ def test_the_stored_arrays_are_those_of_transformers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_transformers_loads_what_is_exported(
+def test_transformers_loads_exported_models(
     kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, own = MODELS[kind], tokenizer.train([CORPUS], 300, "byte_bpe")
@@ -165,8 +167,8 @@ def test_transformers_loads_what_is_exported(
 
 @pytest.mark.parametrize("shard", ["50GB", "20KB"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_transformers_saves_is_read(kind: str, shard: str, tmp_path: Path) -> None:
-    """As it saves a model of its own, and one of ours after it was loaded there."""
+def test_models_saved_by_transformers_are_read(kind: str, shard: str, tmp_path: Path) -> None:
+    """Both its own models and ours, after it has loaded and saved them."""
     model = theirs(kind)
     model.save_pretrained(tmp_path / "own", max_shard_size=shard)
     assert (tmp_path / "own/model.safetensors.index.json").exists() == (shard == "20KB")
@@ -189,7 +191,7 @@ def test_what_transformers_saves_is_read(kind: str, shard: str, tmp_path: Path) 
         assert again.encode(text).ids == words.encode(text).ids
 
 
-def test_training_goes_on_from_what_transformers_saved(tmp_path: Path) -> None:
+def test_training_starts_from_a_model_saved_by_transformers(tmp_path: Path) -> None:
     ours = dataclasses.replace(MODELS["llama"], layers=1)
     corpus = program.write_corpus(tmp_path)
     words = tokenizer.train([path.read_text() for path in corpus.rglob("*.txt")], 300, "byte_bpe")

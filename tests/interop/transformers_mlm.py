@@ -1,6 +1,8 @@
-"""Masked LMs to and from transformers; run by name, as transformers is an optional extra.
+"""Masked language models to and from transformers.
 
-python -m pytest tests/interop/transformers_mlm.py
+Run by name, because transformers is an optional extra:
+
+    python -m pytest tests/interop/transformers_mlm.py
 """
 
 import json
@@ -23,7 +25,7 @@ from jaxtrain.inference import fill_mask
 from jaxtrain.interop import huggingface, weights
 from jaxtrain.models import mlm
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
+pytestmark = pytest.mark.filterwarnings("default")  # other packages may warn
 TEXT = "The Capital of France, is [MASK]: Paris?"
 CORPUS = ("paris is the capital of france, and the capital is old. " * 20 + "\n\n") * 20
 
@@ -47,7 +49,7 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
     return np.asarray(found)
 
 
-def assert_same_chances(folder: Path, model: Any, ids: np.ndarray) -> None:
+def assert_same_probabilities(folder: Path, model: Any, ids: np.ndarray) -> None:
     masked = fill_mask.MaskedModel(folder)
     padded = np.zeros((1, masked.model.sequence_length), np.int32)
     padded[0, : ids.shape[1]] = ids
@@ -58,7 +60,7 @@ def assert_same_chances(folder: Path, model: Any, ids: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "word"])
-def test_transformers_loads_what_is_exported(
+def test_transformers_loads_exported_models(
     tmp_path: Path, kind: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = export(tmp_path / "hf", kind)
@@ -77,12 +79,12 @@ def test_transformers_loads_what_is_exported(
         assert words(text)["input_ids"] == own.encode(text).ids
     assert (words.mask_token_id, words.pad_token_id, words.unk_token_id) == (4, 0, 1)
     assert words.model_max_length == model.sequence_length
-    assert_same_chances(tmp_path / "hf", loaded, np.array([own.encode(TEXT).ids]))
+    assert_same_probabilities(tmp_path / "hf", loaded, np.array([own.encode(TEXT).ids]))
 
 
 @pytest.mark.parametrize("family", ["BertForMaskedLM", "BertForPreTraining"])
 @pytest.mark.parametrize("shard", ["50GB", "20KB"])
-def test_what_transformers_saves_is_read(tmp_path: Path, family: str, shard: str) -> None:
+def test_models_saved_by_transformers_are_imported(tmp_path: Path, family: str, shard: str) -> None:
     torch.manual_seed(0)
     settings = transformers.BertConfig(
         vocab_size=300,
@@ -106,11 +108,11 @@ def test_what_transformers_saves_is_read(tmp_path: Path, family: str, shard: str
     if head is None:
         head = transformers.BertForMaskedLM.from_pretrained(tmp_path / "hf")
     np.testing.assert_allclose(logits_of(again, ids), logits_of(head, ids), atol=1e-4)
-    assert_same_chances(tmp_path / "ours", head, ids)
+    assert_same_probabilities(tmp_path / "ours", head, ids)
 
 
-def test_an_imported_model_goes_on_training(tmp_path: Path) -> None:
-    """With its own tokenizer, from where it was; and out again after that."""
+def test_an_imported_model_can_be_trained_and_exported(tmp_path: Path) -> None:
+    """Training starts from its weights and uses its tokenizer."""
     export(tmp_path / "hf")
     corpus = program.write_corpus(tmp_path)
     said = program.train(

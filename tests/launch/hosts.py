@@ -1,7 +1,7 @@
-"""Two hosts on one machine, for tests of the launchers: Linux namespaces joined by a cable.
+"""Two hosts on one machine, for tests of the launchers: Linux namespaces joined by a virtual link.
 
-Each host has its own name, network, process numbers, mounts and shared memory, and shares the file
-system with the other, as the hosts of a run do. A host is gone when its first process is killed.
+Each host has its own name, network, process ids, mounts and shared memory, and shares the file
+system with the other, like the hosts of a run. Killing its first process ends a host.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-# Bash is process 1 of a host: it waits for the children of processes that are gone.
+# Bash is process 1 of a host: it reaps orphaned processes.
 BOOT = """
 hostname "$1"
 mount -t tmpfs tmpfs /run
@@ -30,7 +30,7 @@ while :; do sleep infinity & wait; done
 
 
 class Host:
-    """A host that runs.
+    """A running host.
 
     Attributes:
         name: what ``hostname`` prints there.
@@ -42,7 +42,7 @@ class Host:
         self._services: list[subprocess.Popen[bytes]] = []
         self._outer = subprocess.Popen(
             [
-                *("setpriv", "--pdeathsig", "KILL"),  # a host ends with the test
+                *("setpriv", "--pdeathsig", "KILL"),  # the host ends with the test
                 *("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork"),
                 *("--mount-proc", "--kill-child", "bash", "-ec", BOOT, "boot", name, str(table)),
             ],
@@ -58,29 +58,29 @@ class Host:
         self.pid = int(children.read_text().split()[0])
 
     def command(self, *arguments: str) -> list[str]:
-        """A command line that runs ``arguments`` on this host."""
+        """Returns a command line that runs ``arguments`` on this host."""
         spaces = ("--net", "--uts", "--ipc", "--mount", "--pid")
         return ["nsenter", "--target", str(self.pid), *spaces, *arguments]
 
     def on_its_network(self, *arguments: str) -> list[str]:
-        """A command line that runs ``arguments`` here, with the network of this host.
+        """Returns a command line that runs ``arguments`` here, in this host's network.
 
-        It becomes the command itself, so signals reach it.
+        Signals reach the command, because nsenter replaces itself with it.
         """
         return ["nsenter", "--target", str(self.pid), "--net", *arguments]
 
     def processes(self, *variables: str) -> list[int]:
-        """The numbers, as this test sees them, of the host's trainers with these variables."""
+        """Returns the pids, as seen by the test, of the host's trainers with these variables."""
         found = []
         space = os.readlink(f"/proc/{self.pid}/ns/pid")
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                words = (path / "cmdline").read_bytes().split(b"\0")
+                arguments = (path / "cmdline").read_bytes().split(b"\0")
                 values = (path / "environ").read_bytes().split(b"\0")
                 if (
                     os.readlink(path / "ns/pid") == space
-                    and b"jaxtrain.main" in words
-                    and words[1] == b"-m"
+                    and b"jaxtrain.main" in arguments
+                    and arguments[1] == b"-m"
                     and all(one.encode() in values for one in variables)
                 ):
                     found.append(int(path.name))
@@ -101,7 +101,7 @@ class Host:
     def crash(self) -> None:
         """Takes the host off the network, then ends all its services and other processes.
 
-        The other host does not notice: no connection is closed.
+        No connection is closed, so the other host does not notice.
         """
         run(*self.command("ip", "link", "set", "eth0", "down"))
         run(*self.command("bash", "-c", "kill -KILL -1"))
@@ -122,7 +122,7 @@ class Host:
 
 @contextlib.contextmanager
 def two_hosts(directory: Path) -> Iterator[tuple[Host, Host]]:
-    """Hosts n1 and n2, which reach each other by name; they end with the block."""
+    """Starts hosts n1 and n2, which reach each other by name; they end with the block."""
     addresses = {"n1": "10.99.0.1", "n2": "10.99.0.2"}
     table = directory / "hosts"
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
@@ -143,14 +143,14 @@ def two_hosts(directory: Path) -> Iterator[tuple[Host, Host]]:
 
 
 def run(*command: str) -> str:
-    """Runs a command that must succeed; returns what it printed."""
+    """Runs a command that must succeed; returns its output."""
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 0, f"{' '.join(command)}\n{found.stdout}{found.stderr}"
     return found.stdout
 
 
 def require(packages: Mapping[str, str]) -> None:
-    """Fails where a program is missing, with the command that installs it.
+    """Fails if a program is missing, with the command that installs it.
 
     Args:
         packages: program -> Debian package.
@@ -166,7 +166,7 @@ def require(packages: Mapping[str, str]) -> None:
 
 
 def variable(process: int, name: str) -> str:
-    """An environment variable of a process; empty where it is not set."""
+    """An environment variable of a process; empty if it is not set."""
     for one in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
         if one.startswith(f"{name}=".encode()):
             return one.partition(b"=")[2].decode()
@@ -188,13 +188,13 @@ def wait_for(
 
 
 class CommandLines:
-    """Every command line on the machine that was seen so far."""
+    """All command lines seen on the machine so far."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
     def look(self) -> None:
-        """Adds the command lines of the processes that run now."""
+        """Adds the command lines of the running processes."""
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
@@ -202,7 +202,7 @@ class CommandLines:
 
 @contextlib.contextmanager
 def watched() -> Iterator[CommandLines]:
-    """Looks at all command lines, ten times per second, while the block runs."""
+    """Collects all command lines, ten times per second, while the block runs."""
     lines, done = CommandLines(), threading.Event()
 
     def watch() -> None:

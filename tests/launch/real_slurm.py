@@ -1,7 +1,7 @@
-"""slurm.sbatch with a real SLURM of two nodes: its time limit, a kill, requeues, and the end.
+"""slurm.sbatch with a real SLURM of two nodes: a time limit, a kill, requeues, and completion.
 
-Needs root and Debian's slurm-wlm and munge, so it is not part of the default suite: name the file.
-Each node is a host of its own (hosts.py), so slurmd needs no support for several nodes per machine.
+Needs root and Debian's slurm-wlm and munge, so it is not part of the default suite: pass the file.
+Each node is a separate host (hosts.py), so slurmd needs no support for several nodes per machine.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from launch.hosts import Host, require, run, two_hosts, variable, wait_for, watched
 from launch.stub import LAUNCH
-from launch.test_real_run import whole
+from launch.test_real_run import newest_checkpoint
 from program import TINY_MLM, environment, losses, write_corpus
 
 PROGRAMS = {
@@ -33,8 +33,8 @@ FLAGS = [
     *["--data.path", "corpus", "--mesh.data", "2", "--mesh.shard", "none"],
     *["--simulate-devices", "2", "--checkpoint.every", "10"],
 ]
-# Neither cgroups nor systemd: linuxproc finds the processes of a job in /proc. A requeued job waits
-# for the credentials of its last start to expire, by default two minutes (slurm.conf, cred_expire).
+# Without cgroups and systemd: linuxproc finds a job's processes in /proc. A requeued job waits for
+# the credentials of its last start to expire, by default two minutes (slurm.conf, cred_expire).
 CONFIGURATION = """\
 ClusterName=jaxtrain
 SlurmctldHost=n1({first})
@@ -61,8 +61,8 @@ NodeName=n1 NodeAddr={first} CPUs={cores}
 NodeName=n2 NodeAddr={second} CPUs={cores}
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
-# In place of Python, so that speed does not matter: the first two starts of a job train until they
-# are ended, the third trains ten more steps.
+# In place of Python, so that speed does not matter: the first two starts of a job train until
+# stopped, the third trains ten more steps.
 PYTHON = """\
 #!/usr/bin/env bash
 newest=$(ls -d {run}/checkpoints/*/manifest.json 2>/dev/null | awk -F/ '{{print $(NF - 1)}}' |
@@ -95,7 +95,7 @@ class Slurm:
         )
 
     def run(self, *command: str, **more: str) -> str:
-        """What a command prints on n1; it must succeed."""
+        """The output of a command on n1, which must succeed."""
         found = subprocess.run(
             self.hosts[0].command(*command),
             cwd=self.directory,
@@ -119,21 +119,21 @@ class Slurm:
         ).strip()
 
     def log(self, job: str) -> str:
-        """Everything that a job has printed in all its starts."""
+        """The output of all starts of a job."""
         path = self.directory / f"job.{job}.log"
         return path.read_text() if path.exists() else "the job has not started"
 
     def job(self, job: str) -> dict[str, str]:
-        """What scontrol shows of a job."""
+        """The fields of a job, as shown by scontrol."""
         shown = self.run("scontrol", "--oneliner", "show", "job", job)
         return dict(one.split("=", 1) for one in shown.split() if "=" in one)
 
     def explain(self, job: str) -> str:
-        """For the message of a failed test."""
+        """Details for the message of a failed test."""
         return f"{self.job(job)}\n{self.log(job)}"
 
     def trainers(self) -> list[int]:
-        """The trainers that run on both nodes."""
+        """The running trainers of both nodes."""
         return [one for host in self.hosts for one in host.processes("SLURM_STEP_NUM_TASKS=2")]
 
 
@@ -190,7 +190,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def finished(slurm: Slurm, job: str, seconds: float) -> dict[str, str]:
-    """What scontrol shows of a job once it has ended."""
+    """The fields of a job, as shown by scontrol, once it has ended."""
     wait_for(
         lambda: slurm.job(job)["JobState"] in OVER,
         f"the end of job {job}",
@@ -208,7 +208,7 @@ def test_doctor_checks_both_nodes(slurm: Slurm) -> None:
     assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "0"), (
         log
     )
-    assert "2 processes on 2 hosts have met" in log
+    assert "2 processes on 2 hosts have connected" in log
     assert not (slurm.directory / "checked").exists()
 
 
@@ -219,7 +219,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     python.write_text(PYTHON.format(run=slurm.directory / "rough", python=sys.executable))
     python.chmod(0o755)
 
-    # SIGTERM comes 60 to 90 s before the limit.
+    # SLURM sends SIGTERM 60 to 90 s before the limit.
     options = ("--time", "30", "--signal", "B:TERM@60")
     job = slurm.submit(*FLAGS, "--output-dir", "rough", options=options, PYTHON=str(python))
 
@@ -230,20 +230,20 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
 
         wait_for(reached, what, seconds=300, explain=lambda: slurm.explain(job))
 
-    # A limit that is near once there is a checkpoint, however slow the machine is.
-    reach(lambda: whole(folder) > 0, "a checkpoint")
+    # A limit soon after the first checkpoint, however slow the machine is.
+    reach(lambda: newest_checkpoint(folder) > 0, "a checkpoint")
     minutes = int(slurm.job(job)["RunTime"].split(":")[-2]) + 2  # of HH:MM:SS
     slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
     reach(lambda: slurm.job(job)["Restarts"] == "1", "a requeue")
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # for the other starts
-    limited, log = whole(folder), slurm.log(job)
+    limited, log = newest_checkpoint(folder), slurm.log(job)
     assert limited > 0, log
-    assert "slurm.sbatch: SIGTERM: handed on to the tasks" in log
-    assert f"stopped by SIGTERM; {limited} of 1000000 updates are done and saved" in log
+    assert "slurm.sbatch: SIGTERM: forwarded to the tasks" in log
+    assert f"stopped by SIGTERM; {limited} of 1000000 steps are done and saved" in log
     assert "ended with 75: requeued, restart 1 of at most 5 without a new checkpoint" in log
 
     with watched() as lines:
-        reach(lambda: whole(folder) > limited, "a checkpoint after the requeue")
+        reach(lambda: newest_checkpoint(folder) > limited, "a checkpoint after the requeue")
         trainers = slurm.trainers()
         assert len(trainers) == 2
         tokens = {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
@@ -263,7 +263,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_after_a_kill(slurm: Slurm) -> N
     assert not slurm.trainers()
     rough = losses(slurm.directory / "rough")
     steps = max(rough)
-    assert whole(folder) == steps > limited
+    assert newest_checkpoint(folder) == steps > limited
 
     job = slurm.submit(*FLAGS, "--output-dir", "calm", "--loop.steps", str(steps))
     found = finished(slurm, job, seconds=600)

@@ -1,6 +1,6 @@
 """ssh.sh with real sshd processes on two hosts: a run, a kill, a signal, and a resume.
 
-Needs root and Debian's openssh-server, so it is not part of the default suite: name the file.
+Needs root and Debian's openssh-server, so it is not part of the default suite: pass the file.
 """
 
 import base64
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from launch.hosts import Host, require, run, two_hosts, variable, wait_for, watched
 from launch.stub import LAUNCH
-from launch.test_real_run import whole
+from launch.test_real_run import newest_checkpoint
 from program import CHECKOUT, TINY_MLM, environment, losses, write_corpus
 
 PROGRAMS = {
@@ -49,7 +49,7 @@ SetEnv {variables}
 
 
 class Cluster:
-    """Two hosts that ssh reaches, and a folder that both share.
+    """Two hosts that ssh can reach, and a folder that both share.
 
     Attributes:
         hosts: n1 and n2.
@@ -60,7 +60,7 @@ class Cluster:
         self.directory, self.hosts, self._config = directory, hosts, config
 
     def serve(self, host: Host) -> None:
-        """Starts a host's sshd, and waits until it lets the launcher in."""
+        """Starts a host's sshd, and waits until the launcher can connect."""
         settings = str(self.directory / f"sshd_config.{host.name}")
         log = self.directory / f"sshd.{host.name}.log"
         host.start("/usr/sbin/sshd", "-D", "-e", "-f", settings, log=log)
@@ -74,7 +74,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def launch(self, *arguments: str, **more: str) -> Iterator["Launcher"]:
-        """The launcher with these arguments; it does not outlive the block."""
+        """Runs the launcher with these arguments; it ends with the block at the latest."""
         launcher = Launcher(self, arguments, more)
         try:
             yield launcher
@@ -82,7 +82,7 @@ class Cluster:
             launcher.end()
 
     def command(self, *arguments: str) -> tuple[list[str], dict[str, str]]:
-        """The launcher's command line on n1, and its environment."""
+        """Returns the launcher's command line on n1, and its environment."""
         variables = environment(
             self.directory,
             PYTHON=sys.executable,
@@ -91,12 +91,12 @@ class Cluster:
         )
         kept = {name: value for name, value in variables.items() if not name.startswith("JAX_")}
         script = (str(LAUNCH / "ssh.sh"), "hosts.txt", *arguments)
-        # It does not outlive a test that is killed.
+        # It also ends if the test is killed.
         return self.hosts[0].on_its_network("setpriv", "--pdeathsig", "TERM", *script), kept
 
 
 class Launcher:
-    """ssh.sh at work."""
+    """A running ssh.sh."""
 
     def __init__(self, cluster: Cluster, arguments: tuple[str, ...], more: dict[str, str]) -> None:
         command, variables = cluster.command(*arguments)
@@ -113,11 +113,11 @@ class Launcher:
             )
 
     def output(self) -> str:
-        """Everything that it has printed so far."""
+        """The output so far."""
         return self._log.read_text()
 
     def wait(self, seconds: float = 300) -> tuple[int, str]:
-        """Waits for the end; returns the exit code and the output."""
+        """Waits until it ends; returns the exit code and the output."""
         wait_for(
             lambda: self.process.poll() is not None,
             "the launcher's end",
@@ -128,7 +128,7 @@ class Launcher:
         return self.process.returncode, self.output()
 
     def end(self) -> None:
-        """Stops it if it still runs."""
+        """Stops it if it is still running."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -187,7 +187,7 @@ def reach(cluster: Cluster, launcher: Launcher, folder: Path, after: int) -> tup
 
     def running() -> bool:
         assert launcher.process.poll() is None, launcher.output()
-        return whole(folder) > after
+        return newest_checkpoint(folder) > after
 
     what = f"a checkpoint after {after}"
     wait_for(running, what, seconds=300, explain=launcher.output)
@@ -211,7 +211,7 @@ def test_a_run_survives_a_kill_and_a_signal_with_the_same_losses(cluster: Cluste
         trainers = reach(cluster, launcher, folder, after=0)
         tokens |= {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
         os.kill(trainers[1], signal.SIGKILL)
-        trainers = reach(cluster, launcher, folder, after=whole(folder))
+        trainers = reach(cluster, launcher, folder, after=newest_checkpoint(folder))
         tokens |= {variable(one, "JAXTRAIN_RUN_TOKEN") for one in trainers}
         launcher.process.terminate()
         code, output = launcher.wait()
@@ -220,7 +220,7 @@ def test_a_run_survives_a_kill_and_a_signal_with_the_same_losses(cluster: Cluste
     assert output.count("restart 1 of at most 5") == 1
     assert re.search(r"\[n1\] resumed from .*/checkpoints/\d+", output)
     assert not any(host.processes() for host in cluster.hosts)
-    left = whole(folder)
+    left = newest_checkpoint(folder)
     assert left == max(losses(cluster.directory / "rough")) < STEPS
 
     with cluster.launch(*FLAGS, "--output-dir", "rough", "--resume", "latest") as launcher:
@@ -241,8 +241,8 @@ def test_a_run_survives_a_kill_and_a_signal_with_the_same_losses(cluster: Cluste
 
 
 @pytest.mark.timeout(1500)
-def test_a_host_that_crashes_and_comes_back_costs_no_manual_step(cluster: Cluster) -> None:
-    """Its connections are not closed: only ssh's keepalive finds that it is gone."""
+def test_a_run_recovers_from_a_host_that_crashes_and_returns(cluster: Cluster) -> None:
+    """Its connections are not closed: only ssh's keepalive detects the crash."""
     folder = cluster.directory / "crashed" / "checkpoints"
     _, second = cluster.hosts
     with cluster.launch(*FLAGS, "--output-dir", "crashed") as launcher:
@@ -263,10 +263,10 @@ def test_doctor_checks_both_hosts(cluster: Cluster) -> None:
     with cluster.launch("--doctor", *FLAGS, "--output-dir", "checked") as launcher:
         code, output = launcher.wait()
     assert code == 0, output
-    assert "Pseudo-terminal" not in output  # of ssh itself: nothing here needs a terminal
+    assert "Pseudo-terminal" not in output  # ssh's own message: nothing here needs a terminal
     for host in cluster.hosts:
         assert f"[{host.name}] ready\n" in output
-    assert re.search(r"^\[n1\] .*2 processes on 2 hosts have met", output, re.MULTILINE)
+    assert re.search(r"^\[n1\] .*2 processes on 2 hosts have connected", output, re.MULTILINE)
     assert not (cluster.directory / "checked").exists()
 
 
@@ -278,7 +278,7 @@ def test_doctor_finds_a_host_without_the_shared_storage(cluster: Cluster) -> Non
     with cluster.launch("--doctor", *FLAGS, "--output-dir", "apart") as launcher:
         code, output = launcher.wait()
     assert code == 1, output
-    assert "is not one folder for all processes" in output
-    assert "process 1 (n2), system: the output directory" in output  # as process 0 reports it
+    assert "is not the same folder for all processes" in output
+    assert "process 1 (n2), system: the output directory" in output  # reported by process 0
     own = [line for line in output.splitlines() if line.startswith("ssh.sh: ")]
     assert not [line for line in own if "restart" in line], own

@@ -1,4 +1,4 @@
-"""Stand-ins for what launchers call: a program that plays a plan, srun, scontrol, scancel, ssh."""
+"""Stand-ins for the programs that launchers call: Python, srun, scontrol, scancel and ssh."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCH = CHECKOUT / "launch"
 RECORDED = CHECKOUT / "tests" / "fixtures" / "launch"
 
-# In place of Python. `plan` defines play INDEX ATTEMPT, which is the program; calls are recorded.
+# Replaces Python. `plan` defines play INDEX ATTEMPT, which runs instead; calls are recorded.
 PYTHON = """\
 #!/usr/bin/env bash
 [[ $1 != -c ]] || exec "$REAL_PYTHON" -c 'import sys; sys.modules["jaxtrain"] = sys
@@ -32,7 +32,7 @@ source "$STUBS/plan"
 play "$index" "$attempt"
 """
 
-# Two tasks, with what a real srun set for them.
+# Two tasks, with the variables that a real srun has set for them.
 SRUN = """\
 #!/usr/bin/env bash
 echo "srun $*" >>"$STUBS/slurm"
@@ -66,8 +66,8 @@ echo "scancel $*" >>"$STUBS/slurm"
 kill -TERM $(cat "$STUBS/tasks")
 """
 
-# Runs the command here, in a session of its own behind pipes: when this process is killed, the
-# command's input ends and nobody reads its output. The host "gone" does not answer.
+# Runs the command here, in its own session, connected by pipes: when this process is killed, the
+# command's input ends and its output is no longer read. The host "gone" does not respond.
 SSH = f"""\
 #!{sys.executable}
 import contextlib, os, subprocess, sys, threading
@@ -79,7 +79,7 @@ while arguments[0].startswith("-"):
     options.append(arguments.pop(0))
     if options[-1] in ("-o", "-p", "-i"):
         arguments.pop(0)
-if "-G" in options:  # which refuses odd names
+if "-G" in options:  # it rejects invalid names
     sys.exit(print("hostname 127.0.0.1" if arguments[0].replace("@", "").isalnum() else ""))
 host, command = arguments
 if host == "gone":
@@ -95,7 +95,7 @@ remote = subprocess.Popen(
 )
 
 def forward():
-    # As ssh itself: a command that has ended, or reads no input, is no error.
+    # Like ssh: a command that has ended, or does not read its input, is not an error.
     with contextlib.suppress(BrokenPipeError):
         while piece := os.read(0, 1000):
             os.write(remote.stdin.fileno(), piece)
@@ -110,7 +110,7 @@ code = remote.wait()
 sys.stdout.flush()
 os._exit(code)
 """
-# In place of any program: notes its command line, which all users of a machine can read.
+# Replaces any program: records its command line, which all users of a machine can read.
 NOTES = """\
 #!/bin/bash
 printf '%q ' "$0" "$@" >>"$STUBS/command_lines"
@@ -124,10 +124,10 @@ for gpu in $(seq 1 "$GPUS"); do echo "GPU $gpu: NVIDIA H100 80GB HBM3 (UUID: GPU
 
 
 class Stubs:
-    """A directory in which launchers run, and what they find there.
+    """A directory in which launchers run, with the stand-ins.
 
     Args:
-        directory: empty.
+        directory: an empty directory.
         plan: bash that defines ``play INDEX ATTEMPT``.
     """
 
@@ -174,9 +174,9 @@ class Stubs:
 
     @contextlib.contextmanager
     def start(self, script: str, *arguments: str, **more: str) -> "Iterator[subprocess.Popen[str]]":
-        """A launcher; it does not outlive the block."""
+        """Runs a launcher; it ends with the block at the latest."""
         launcher = subprocess.Popen(
-            # Bash cannot trap what was ignored when it began, as in tests run in the background.
+            # Bash cannot trap signals ignored at its start, as when tests run in the background.
             ["env", "--default-signal=HUP,INT,TERM", str(LAUNCH / script), *arguments],
             cwd=self.directory,
             env=self.environment(**more),
@@ -197,18 +197,18 @@ class Stubs:
                 launcher.communicate(timeout=30)
 
     def run(self, script: str, *arguments: str, **more: str) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
+        """Runs a launcher; returns its exit code, standard output and standard error."""
         with self.start(script, *arguments, **more) as launcher:
             out, err = launcher.communicate(timeout=120)
             return launcher.returncode, out, err
 
     def calls(self, index: int) -> list[list[str]]:
-        """Of the program as process ``index``: address, count, devices, and its arguments."""
+        """The calls of process ``index``: address, count, devices, and its arguments."""
         path = self.stubs / f"calls.{index}"
         return [line.split("|")[:-1] for line in path.read_text().splitlines()]
 
     def note_command_lines(self, *programs: str) -> None:
-        """From here on these programs, and ssh, note how they are called."""
+        """Makes these programs and ssh record their command lines."""
         for name in programs:
             (self.stubs / name).write_text(NOTES.replace("REAL", str(shutil.which(name))))
             (self.stubs / name).chmod(0o755)

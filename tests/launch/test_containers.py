@@ -1,4 +1,4 @@
-"""What the container files promise their configs."""
+"""The container files fit the configs."""
 
 import re
 import subprocess
@@ -16,7 +16,9 @@ GPUS_A_HOST = 8
     ("file", "size"),
     [("Dockerfile", r"--shm-size (\d+)g"), ("k8s-jobset.yaml", r"sizeLimit: (\d+)Gi")],
 )
-def test_shared_memory_holds_the_batches(checkout: Path, file: str, size: str) -> None:
+def test_shared_memory_is_large_enough_for_the_batches(
+    checkout: Path, file: str, size: str
+) -> None:
     text = (checkout / "launch" / file).read_text()
     (gib,) = re.findall(size, text)
     (name,) = re.findall(r"--config[ =](\w+)", text)
@@ -29,36 +31,36 @@ def test_shared_memory_holds_the_batches(checkout: Path, file: str, size: str) -
 
 
 def instructions(checkout: Path) -> list[tuple[str, str]]:
-    """Of the Dockerfile: each with its arguments, on one line."""
+    """The Dockerfile's instructions, each with its arguments on one line."""
     text = (checkout / "launch" / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    whole = "\n".join(lines).replace("\\\n", " ")
-    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in whole.splitlines()]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in joined.splitlines()]
 
 
-def test_the_base_of_the_image_does_not_change_by_itself(checkout: Path) -> None:
+def test_the_base_image_is_pinned_by_digest(checkout: Path) -> None:
     first, second, *others = instructions(checkout)
     assert first[0] == "ARG"
     assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", first[1]), (
-        "an exact version, and its digest"
+        "expected an exact version and its digest"
     )
     assert second == ("FROM", "${BASE}")
     assert "FROM" not in [name for name, _ in others]
 
 
-def test_the_image_runs_as_a_user_without_privileges(checkout: Path) -> None:
+def test_the_image_runs_as_an_unprivileged_user(checkout: Path) -> None:
     found = instructions(checkout)
     names = [name for name, _ in found]
     (user,) = [arguments for name, arguments in found if name == "USER"]
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)  # Kubernetes cannot judge a name
-    # What is installed and copied belongs to root.
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)  # Kubernetes cannot check a name
+    # Installed and copied files belong to root.
     assert names.index("USER") > max(at for at, name in enumerate(names) if name in ("RUN", "COPY"))
     assert names[names.index("USER") + 1 :] == ["ENTRYPOINT", "CMD"]
     assert not [arguments for name, arguments in found if "--chown" in arguments]
 
 
 def test_any_user_has_a_home_and_a_folder_to_run_in(checkout: Path, tmp_path: Path) -> None:
-    """Also one that the image does not know (--user, runAsUser)."""
+    """Even a user that does not exist in the image (--user, runAsUser)."""
     found = instructions(checkout)
     (home,) = [
         one.removeprefix("HOME=")

@@ -8,7 +8,7 @@ from launch.test_slurm import BATCH
 
 RUN = ("--config", "demo", "--output-dir", "run")
 DOCTOR = ["-m", "jaxtrain.main", "doctor", *RUN]
-# Each launcher with two processes; the last two run one of them, as their nodes do.
+# Each launcher with two processes; the last two run only one, as each node does.
 LAUNCHERS = {
     "local.sh": (("2",), {}, (0, 1)),
     "ssh.sh": (("hosts.txt",), {}, (0, 1)),
@@ -19,7 +19,7 @@ LAUNCHERS = {
 
 
 def examined(stubs: Stubs, script: str, *arguments: str) -> tuple[int, str]:
-    """Exit code, and all output."""
+    """The launcher's exit code and all its output."""
     (stubs.directory / "hosts.txt").write_text("a\nb\n")
     before, more, _ = LAUNCHERS[script]
     code, out, err = stubs.run(script, *before, *arguments, **more)
@@ -29,11 +29,11 @@ def examined(stubs: Stubs, script: str, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("script", LAUNCHERS)
 def test_doctor_runs_once_on_each_host(tmp_path: Path, script: str) -> None:
     stubs = Stubs(tmp_path, "play() { echo ready; }")
-    code, said = examined(stubs, script, *RUN, "--resume", "latest", "--doctor")
-    assert code == 0, said
+    code, output = examined(stubs, script, *RUN, "--resume", "latest", "--doctor")
+    assert code == 0, output
     for index in LAUNCHERS[script][2]:
         assert [call[3:] for call in stubs.calls(index)] == [[*DOCTOR, "--resume", "latest"]]
-    assert "restart" not in said
+    assert "restart" not in output
     assert not (tmp_path / "run" / ".pod-restarts").exists()
 
 
@@ -47,36 +47,36 @@ def test_doctor_runs_once_on_each_host(tmp_path: Path, script: str) -> None:
 )
 def test_the_flag_may_be_anywhere(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
-    code, said = examined(stubs, "platform.sh", *arguments)
-    assert code == 0, said
+    code, output = examined(stubs, "platform.sh", *arguments)
+    assert code == 0, output
     assert [call[3:] for call in stubs.calls(1)] == [DOCTOR]
 
 
 @pytest.mark.parametrize("script", LAUNCHERS)
-def test_problems_of_one_host_are_the_launchers_exit_code(tmp_path: Path, script: str) -> None:
-    """Also where the other host ends first, without any."""
+def test_problems_of_one_host_set_the_launchers_exit_code(tmp_path: Path, script: str) -> None:
+    """Even if the other host ends first, without problems."""
     stubs = Stubs(tmp_path, "play() { (($1)) || exit 0; sleep 1; exit 1; }")
-    code, said = examined(stubs, script, "--doctor", *RUN)
-    assert code == (2 if script == "pod.sh" else 1), said  # after a 1 JobSet starts it again
+    code, output = examined(stubs, script, "--doctor", *RUN)
+    assert code == (2 if script == "pod.sh" else 1), output  # JobSet would restart it after 1
     for index in LAUNCHERS[script][2]:
         assert len(stubs.calls(index)) == 1
-    assert "restart" not in said
+    assert "restart" not in output
     if script == "slurm.sbatch":
         assert "requeue" not in stubs.slurm()
 
 
 def test_the_others_have_time_to_finish(tmp_path: Path) -> None:
-    """A host with a problem ends first; in a run the others would be ended GRACE_S later."""
+    """A host with a problem ends first; in training the others would be ended GRACE_S later."""
     stubs = Stubs(tmp_path, "play() { (($1)) && exit 1; sleep 3; echo finished; }")
-    code, said = examined(stubs, "local.sh", "--doctor", *RUN)
-    assert (code, "finished" in said) == (1, True), said
+    code, output = examined(stubs, "local.sh", "--doctor", *RUN)
+    assert (code, "finished" in output) == (1, True), output
     assert (tmp_path / "run" / "doctor.1.txt").exists()
     assert not (tmp_path / "run" / "log.1.txt").exists()
 
 
 @pytest.mark.parametrize("script", LAUNCHERS)
-def test_a_folder_that_was_made_for_it_goes_again(tmp_path: Path, script: str) -> None:
-    """Not where each node has a launcher of its own: another may be about to write there."""
+def test_a_folder_created_for_the_check_is_removed(tmp_path: Path, script: str) -> None:
+    """Except if each node has its own launcher: another may be about to write there."""
     stubs = Stubs(tmp_path, "play() { [[ -d run ]] || exit 1; }")
     assert examined(stubs, script, "--doctor", *RUN)[0] == 0
     one_of_many = script in ("platform.sh", "pod.sh")
@@ -91,9 +91,9 @@ def test_a_folder_that_was_made_for_it_goes_again(tmp_path: Path, script: str) -
         assert not (tmp_path / "run").exists()
 
 
-def test_a_doctor_without_a_directory_is_refused(tmp_path: Path) -> None:
+def test_doctor_requires_an_output_directory(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     for script in LAUNCHERS:
-        code, said = examined(stubs, script, "--doctor", "--config", "demo")
-        assert (code, said.count("\n")) == (2, 1), said
-        assert "--output-dir is missing" in said
+        code, output = examined(stubs, script, "--doctor", "--config", "demo")
+        assert (code, output.count("\n")) == (2, 1), output
+        assert "--output-dir is missing" in output

@@ -75,7 +75,7 @@ def rule_name(value: Any, where: str) -> list[str]:
 
 
 def label(value: Any, where: str) -> list[str]:
-    """A DNS label of RFC 1035, as the names of jobs, pods and groups must be."""
+    """Names of jobs, pods and groups must be DNS labels (RFC 1035)."""
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", str(value)):
         return [f"{where}: {value!r} is not a DNS label"]
     return []
@@ -86,7 +86,7 @@ def natural(value: Any, where: str) -> list[str]:
 
 
 def exit_codes(value: Any, where: str) -> list[str]:
-    """In ascending order, each once; the API server refuses others, and 0 with In."""
+    """The API server accepts only ascending, distinct codes, and no 0 with In."""
     if not isinstance(value, list) or not value or len(value) > 255:
         return [f"{where}: not a list of 1 to 255 exit codes"]
     ordered = all(type(one) is int for one in value) and value == sorted(set(value))
@@ -241,7 +241,7 @@ jobset = record(
 )
 
 
-# Not in v0.6, from which on the manifest promises to work.
+# Not in v0.6, the oldest version that the manifest supports.
 AFTER_V0_6 = {
     *("restartStrategy", "onJobFailureMessagePatterns", "groupName", "dependsOn"),
     *("volumeClaimPolicies", "RestartJob", "RestartJobAndIgnoreMaxRestarts"),
@@ -249,7 +249,7 @@ AFTER_V0_6 = {
 
 
 def admitted(manifest: dict[str, Any]) -> list[str]:
-    """What JobSet's own admission checks refuse beyond the schema."""
+    """Errors that JobSet's own admission checks report beyond the schema."""
     found = []
     spec = manifest["spec"]
     jobs = spec["replicatedJobs"]
@@ -266,7 +266,7 @@ def admitted(manifest: dict[str, Any]) -> list[str]:
         last = job.get("replicas", 1) - 1
         child = f"{manifest['metadata']['name']}-{job['name']}-{last}"
         pods = f"{child}-{job['template']['spec'].get('completions', 1) - 1}-abcde"
-        found += label(child, "job") + label(pods, "pod")  # with Kubernetes' random ending
+        found += label(child, "job") + label(pods, "pod")  # with Kubernetes' random suffix
         for other in job.get("dependsOn", []):
             found += [] if other["name"] in names[:number] else [f"depends on {other['name']}"]
     return found
@@ -299,19 +299,19 @@ def manifest() -> dict[str, Any]:
 
 
 def inner(manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The Job's spec, the pod's, and the container."""
+    """The spec of the Job, the spec of the pod, and the container."""
     (replicated,) = manifest["spec"]["replicatedJobs"]
     spec = replicated["template"]["spec"]
     (one,) = spec["template"]["spec"]["containers"]
     return spec, spec["template"]["spec"], one
 
 
-def test_the_manifest_keeps_to_the_schema(manifest: dict[str, Any]) -> None:
+def test_the_manifest_follows_the_schema(manifest: dict[str, Any]) -> None:
     assert jobset(manifest, "JobSet") == []
     assert admitted(manifest) == []
 
 
-def test_the_manifest_needs_no_more_than_v0_6(manifest: dict[str, Any]) -> None:
+def test_the_manifest_works_with_v0_6(manifest: dict[str, Any]) -> None:
     assert "v0.6 or newer" in (LAUNCH / "k8s-jobset.yaml").read_text()
 
     def words(value: Any) -> set[str]:
@@ -346,7 +346,7 @@ def test_the_schema_is_strict(manifest: dict[str, Any]) -> None:
     )
 
 
-def test_what_jobset_refuses_to_admit(manifest: dict[str, Any]) -> None:
+def test_jobsets_admission_checks_are_applied(manifest: dict[str, Any]) -> None:
     def refused(change: Callable[[dict[str, Any]], object]) -> list[str]:
         other = copy.deepcopy(manifest)
         change(other)
@@ -361,7 +361,7 @@ def test_what_jobset_refuses_to_admit(manifest: dict[str, Any]) -> None:
 
 
 def test_a_pod_has_no_more_rights_than_it_needs(manifest: dict[str, Any]) -> None:
-    """The profile "restricted" of Kubernetes' Pod Security Standards, and no account."""
+    """The "restricted" profile of Kubernetes' Pod Security Standards, and no service account."""
     _, pod_spec, one = inner(manifest)
     assert pod_spec["automountServiceAccountToken"] is False
     user = pod_spec["securityContext"]
@@ -388,7 +388,7 @@ def test_the_token_comes_from_a_secret_that_may_be_missing(manifest: dict[str, A
     assert "--from-literal" not in written
 
 
-def test_the_cache_outlives_the_pods(manifest: dict[str, Any]) -> None:
+def test_the_cache_is_on_the_shared_volume(manifest: dict[str, Any]) -> None:
     _, pod_spec, one = inner(manifest)
     (folder,) = [entry["value"] for entry in one["env"] if entry["name"] == "JAXTRAIN_CACHE"]
     (mount,) = [mount for mount in one["volumeMounts"] if folder.startswith(mount["mountPath"])]
@@ -396,7 +396,7 @@ def test_the_cache_outlives_the_pods(manifest: dict[str, Any]) -> None:
     assert "persistentVolumeClaim" in volume
 
 
-def test_only_the_pods_of_the_run_reach_its_pods(manifest: dict[str, Any]) -> None:
+def test_only_pods_of_the_run_can_connect_to_its_pods(manifest: dict[str, Any]) -> None:
     _, policy = documents()
     assert network_policy(policy, "NetworkPolicy") == []
     assert network_policy(policy | {"spec": {"podselector": {}}}, "NetworkPolicy")
@@ -406,7 +406,7 @@ def test_only_the_pods_of_the_run_reach_its_pods(manifest: dict[str, Any]) -> No
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": own}]}]
 
 
-def test_the_numbers_of_nodes_agree(manifest: dict[str, Any]) -> None:
+def test_the_numbers_of_nodes_are_equal(manifest: dict[str, Any]) -> None:
     spec, pod_spec, one = inner(manifest)
     count = {entry["name"]: entry.get("value") for entry in one["env"]}["JAX_NUM_PROCESSES"]
     assert spec["completions"] == spec["parallelism"] == int(count)
@@ -416,10 +416,10 @@ def test_the_numbers_of_nodes_agree(manifest: dict[str, Any]) -> None:
     }
 
 
-def test_exit_codes_mean_there_what_they_mean_here(manifest: dict[str, Any]) -> None:
+def test_the_manifest_handles_our_exit_codes(manifest: dict[str, Any]) -> None:
     spec, pod_spec, one = inner(manifest)
     assert spec["backoffLimit"] == 0
-    assert pod_spec["restartPolicy"] == "Never"  # a podFailurePolicy wants it
+    assert pod_spec["restartPolicy"] == "Never"  # podFailurePolicy requires it
     (rule,) = spec["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2, 130])
     assert rule["onExitCodes"]["containerName"] == one["name"]
@@ -427,12 +427,12 @@ def test_exit_codes_mean_there_what_they_mean_here(manifest: dict[str, Any]) -> 
     assert (over["action"], over["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
-def test_the_program_finds_the_others_by_what_the_manifest_sets(manifest: dict[str, Any]) -> None:
+def test_the_manifest_sets_the_variables_that_jaxtrain_reads(manifest: dict[str, Any]) -> None:
     _, _, one = inner(manifest)
     name = manifest["metadata"]["name"]
     values = {"JOBSET_NAME": name, "JOB_COMPLETION_INDEX": "1"}  # by Kubernetes itself
     for entry in one["env"]:
-        if "value" in entry:  # $(NAME) means a variable that stands above
+        if "value" in entry:  # $(NAME) refers to an earlier variable
             value = entry["value"]
             for known, text_of in list(values.items()):
                 value = value.replace(f"$({known})", text_of)
@@ -445,7 +445,7 @@ def test_the_program_finds_the_others_by_what_the_manifest_sets(manifest: dict[s
     assert (found.count, found.index, found.hosts) == (2, 1, 2)
 
 
-def test_the_command_line_is_one(manifest: dict[str, Any]) -> None:
+def test_the_command_line_is_valid(manifest: dict[str, Any]) -> None:
     _, _, one = inner(manifest)
     flags, overrides = train.flags_parser().parse_known_args(one["args"])
     assert flags.config == "h100_16"
@@ -476,21 +476,23 @@ def started(stubs: Stubs, restarts: int, pod: int = 0, **more: str) -> tuple[int
     return code, err
 
 
-def test_restarts_in_vain_end_the_run(tmp_path: Path) -> None:
+def test_restarts_without_progress_end_the_run(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { save 7; exit 75; }")
     codes = [started(stubs, number)[0] for number in range(4)]
     assert codes == [75, 75, 75, 2]
     assert len(stubs.calls(0)) == 3
     code, err = started(stubs, 4)
     assert code == 2
-    assert "2 restarts in a row brought no new checkpoint (newest: 7): giving up" in err
-    # Another run in the same directory begins to count anew.
+    assert "2 restarts in a row produced no new checkpoint (newest: 7): giving up" in err
+    # Another run in the same directory starts counting from zero.
     assert started(stubs, 0)[0] == 75
 
 
 def test_restarts_after_a_new_checkpoint_do_not_count(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { save $2; kill -KILL $$; }")
-    assert [started(stubs, number)[0] for number in range(6)] == [-9] * 6  # it became the program
+    assert [started(stubs, number)[0] for number in range(6)] == [
+        -9
+    ] * 6  # exec replaced the script
 
 
 def test_only_pod_zero_counts(tmp_path: Path) -> None:
@@ -499,15 +501,15 @@ def test_only_pod_zero_counts(tmp_path: Path) -> None:
     assert [started(stubs, number, pod=1)[0] for number in range(5)] == [75] * 5
 
 
-def test_a_pod_whose_disk_is_away_does_not_begin_anew(tmp_path: Path) -> None:
+def test_a_pod_without_its_disk_does_not_start_from_scratch(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     code, err = started(stubs, 1)
     assert code == 2
-    assert "there is no run now: is its disk away?" in err
+    assert "run does not exist now: is its disk mounted?" in err
     assert not (tmp_path / "run").exists()
 
 
-def test_the_users_own_resume_counts_for_the_first_start(tmp_path: Path) -> None:
+def test_the_first_start_uses_the_users_resume(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     for number in range(2):
         code, _, _ = stubs.run("pod.sh", *RUN, "--resume", "400", RESTARTS=str(number))
@@ -528,7 +530,7 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         assert message in err
 
 
-def test_a_signal_ends_a_pods_pause(tmp_path: Path) -> None:
+def test_a_signal_ends_the_delay_of_a_pod(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     (tmp_path / "run").mkdir()
     with stubs.start("pod.sh", *RUN, RESTARTS="1", RESTART_DELAY_S="1000") as pod:

@@ -1,4 +1,4 @@
-"""local.sh and what all launchers share, with a program that plays a plan."""
+"""local.sh and the code that all launchers share, with a stand-in for Python."""
 
 import re
 import signal
@@ -21,7 +21,7 @@ def wait_until(condition: Callable[[], bool], launcher: "subprocess.Popen[str]")
         time.sleep(0.02)
 
 
-def test_a_run_that_ends_well_is_started_once(tmp_path: Path) -> None:
+def test_a_successful_run_is_started_once(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { echo out $1; echo err $1 >&2; }")
     code, out, err = stubs.run("local.sh", "2", *RUN)
     assert (code, out) == (0, "out 0\n")
@@ -39,7 +39,7 @@ def test_a_run_that_ends_well_is_started_once(tmp_path: Path) -> None:
     assert stubs.calls(0)[0][0] == stubs.calls(1)[0][0]
 
 
-# Prints the token, and the command lines of all processes there are.
+# Prints the token, and the command lines of all processes.
 SHOWS = """play() {
     echo "$JAXTRAIN_RUN_TOKEN" >token.$1.$2
     cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' >lines.$1.$2
@@ -49,7 +49,7 @@ PROGRAMS = ("awk", "base64", "cat", "cksum", "cut", "env", "mkdir", "od", "sed",
 
 
 def tokens(directory: Path) -> list[str]:
-    """Of each process of each start; none of them is in a command line."""
+    """The tokens of all processes of all starts; none is on a command line."""
     found = [path.read_text().strip() for path in sorted(directory.glob("token.*"))]
     seen = [path.read_text(errors="replace") for path in directory.glob("lines.*")]
     assert any("jaxtrain.main" in lines for lines in seen)
@@ -59,8 +59,8 @@ def tokens(directory: Path) -> list[str]:
     return found
 
 
-def test_the_processes_share_a_secret_that_no_command_line_shows(tmp_path: Path) -> None:
-    """It is another one for each run, and the same after a restart."""
+def test_the_processes_share_a_secret_that_is_not_on_a_command_line(tmp_path: Path) -> None:
+    """It differs between runs, and stays the same after a restart."""
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -76,13 +76,13 @@ def test_the_processes_share_a_secret_that_no_command_line_shows(tmp_path: Path)
     assert len(set(found)) == 2
 
 
-def test_a_token_that_the_user_has_set_is_kept(tmp_path: Path) -> None:
+def test_a_token_set_by_the_user_is_kept(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, SHOWS % ":")
     assert stubs.run("local.sh", "2", *RUN, JAXTRAIN_RUN_TOKEN="my-own$secret")[0] == 0
     assert tokens(tmp_path) == ["my-own$secret"] * 2
 
 
-def test_a_token_of_several_words_is_refused_and_not_shown(tmp_path: Path) -> None:
+def test_a_token_with_spaces_is_rejected_and_not_shown(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     code, out, err = stubs.run("local.sh", "2", *RUN, JAXTRAIN_RUN_TOKEN="my own\n")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -90,8 +90,8 @@ def test_a_token_of_several_words_is_refused_and_not_shown(tmp_path: Path) -> No
     assert "my own" not in err
 
 
-def test_a_link_in_the_place_of_a_log_is_refused(tmp_path: Path) -> None:
-    """In the directory of a stranger's run it may lead to a file of the user's."""
+def test_a_link_in_place_of_a_log_is_rejected(tmp_path: Path) -> None:
+    """In an untrusted run directory it could point to one of the user's files."""
     mine = tmp_path / "mine"
     mine.write_text("as it was")
     (tmp_path / "run").mkdir()
@@ -104,14 +104,14 @@ def test_a_link_in_the_place_of_a_log_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [2, 130])
-def test_wrong_use_and_ctrl_c_are_not_tried_again(tmp_path: Path, code: int) -> None:
+def test_wrong_use_and_ctrl_c_end_the_launcher(tmp_path: Path, code: int) -> None:
     stubs = Stubs(tmp_path, f"play() {{ exit {code}; }}")
     assert stubs.run("local.sh", "2", *RUN)[0] == code
     assert len(stubs.calls(0)) == len(stubs.calls(1)) == 1
 
 
 @pytest.mark.parametrize("code", [75, 1, 134])
-def test_again_and_a_crash_are_started_again_at_another_port(tmp_path: Path, code: int) -> None:
+def test_temporary_failures_and_crashes_restart_at_another_port(tmp_path: Path, code: int) -> None:
     stubs = Stubs(tmp_path, f"play() {{ (($2 == 3)) || exit {code}; }}")
     assert stubs.run("local.sh", "2", *RUN)[0] == 0
     assert len({call[0] for call in stubs.calls(0)}) == 3
@@ -121,12 +121,12 @@ def test_again_and_a_crash_are_started_again_at_another_port(tmp_path: Path, cod
 
 
 @pytest.mark.parametrize(("code", "given_up_with"), [(75, 1), (1, 1), (134, 134)])
-def test_restarts_in_vain_are_given_up(tmp_path: Path, code: int, given_up_with: int) -> None:
+def test_restarts_without_progress_end(tmp_path: Path, code: int, given_up_with: int) -> None:
     stubs = Stubs(tmp_path, f"play() {{ save 7; exit {code}; }}")
     found, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="2")
     assert found == given_up_with
     assert len(stubs.calls(0)) == 3
-    assert "2 restarts in a row brought no new checkpoint (newest: 7): giving up" in err
+    assert "2 restarts in a row produced no new checkpoint (newest: 7): giving up" in err
 
 
 def test_a_new_checkpoint_is_progress(tmp_path: Path) -> None:
@@ -135,14 +135,14 @@ def test_a_new_checkpoint_is_progress(tmp_path: Path) -> None:
     assert len(stubs.calls(0)) == 8
 
 
-def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { mkdir -p run/checkpoints/$2; exit 75; }")
     assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="1")[0] == 1
     assert len(stubs.calls(0)) == 2
 
 
-def test_one_that_is_killed_takes_the_others_with_it(tmp_path: Path) -> None:
-    """Process 0 would wait for ever, and does not hear SIGTERM."""
+def test_a_killed_process_ends_the_others(tmp_path: Path) -> None:
+    """Process 0 would wait forever, and ignores SIGTERM."""
     plan = """play() {
         (($2 == 1)) || exit 0
         if (($1)); then
@@ -157,14 +157,14 @@ def test_one_that_is_killed_takes_the_others_with_it(tmp_path: Path) -> None:
     assert code == 0, err
     assert "process 1 ended with 137 (SIGKILL)" in err
     assert "process 0 ended with 137 (SIGKILL)" in err
-    assert "the other processes still run after 1 s: SIGTERM" in err
-    assert "the other processes still run after 2 s: SIGKILL" in err
+    assert "the other processes are still running after 1 s: sending SIGTERM" in err
+    assert "the other processes are still running after 2 s: sending SIGKILL" in err
     assert "ended with 137 (SIGKILL): restart 1 of at most 5" in err
-    assert "line " not in err  # bash's own words
+    assert "line " not in err  # bash's own message
     assert len(stubs.calls(0)) == len(stubs.calls(1)) == 2
 
 
-def test_what_a_process_leaves_behind_is_ended(tmp_path: Path) -> None:
+def test_remaining_children_of_a_process_are_ended(tmp_path: Path) -> None:
     plan = 'play() { sleep 1000 & echo $! >"$STUBS/left"; kill -KILL $$; }'
     stubs = Stubs(tmp_path, plan)
     assert stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="0")[0] == 137
@@ -176,7 +176,7 @@ def test_what_a_process_leaves_behind_is_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
 )
-def test_a_signal_reaches_all_and_is_waited_for(
+def test_a_signal_reaches_all_and_the_launcher_waits(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     plan = """play() {
@@ -195,7 +195,7 @@ def test_a_signal_reaches_all_and_is_waited_for(
     assert len(stubs.calls(0)) == 1
 
 
-def test_a_signal_ends_a_pause_before_a_restart(tmp_path: Path) -> None:
+def test_a_signal_ends_the_delay_before_a_restart(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     with stubs.start("local.sh", "1", *RUN, RESTART_DELAY_S="1000") as launcher:
         wait_until(lambda: (stubs.stubs / "calls.0").exists(), launcher)
@@ -206,7 +206,7 @@ def test_a_signal_ends_a_pause_before_a_restart(tmp_path: Path) -> None:
     assert len(stubs.calls(0)) == 1
 
 
-def test_the_users_own_resume_counts_for_the_first_start(tmp_path: Path) -> None:
+def test_the_first_start_uses_the_users_resume(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { (($2 == 2)) || exit 75; }")
     assert stubs.run("local.sh", "1", *RUN, "--resume", "400")[0] == 0
     first, second = (call[5:] for call in stubs.calls(0))
@@ -214,7 +214,7 @@ def test_the_users_own_resume_counts_for_the_first_start(tmp_path: Path) -> None
     assert second == [*RUN, "--resume", "400", "--resume", "latest"]
 
 
-def test_arguments_arrive_as_they_were(tmp_path: Path) -> None:
+def test_arguments_are_passed_unchanged(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *')
     assert stubs.run("local.sh", "1", *odd)[0] == 0
@@ -226,11 +226,11 @@ def test_arguments_arrive_as_they_were(tmp_path: Path) -> None:
     ("arguments", "more", "message"),
     [
         ((), {}, "how many processes"),
-        (("two",), {}, "'two' is no number of processes"),
-        (("0", *RUN), {}, "'0' is no number of processes"),
+        (("two",), {}, "'two' is not a number of processes"),
+        (("0", *RUN), {}, "'0' is not a number of processes"),
         (("1", "--config", "demo"), {}, "--output-dir is missing"),
-        (("1", "--output-dir", "/proc/x"), {}, "cannot make the run's directory"),
-        (("1", *RUN), {"PYTHON": "no-python"}, "there is no 'no-python' here"),
+        (("1", "--output-dir", "/proc/x"), {}, "cannot create the run directory"),
+        (("1", *RUN), {"PYTHON": "no-python"}, "'no-python' was not found: activate"),
         (("1", *RUN), {"MAX_RESTARTS": "many"}, "MAX_RESTARTS is 'many'"),
         (("3", *RUN), {"GPUS": "4"}, "4 GPUs cannot be shared by 3 processes"),
     ],
@@ -264,27 +264,27 @@ def test_processes_share_the_gpus(
     assert [stubs.calls(index)[0][2] for index in range(count)] == shares
 
 
-# The disk goes with the run's directory on it, and `back` brings it again.
+# `go` removes the disk with the run directory, and `back` restores it.
 AWAY = """
 go() { mv run away; }
 back() { setsid bash -c 'sleep 3; mv away run' >/dev/null 2>&1 & }
 """
 
 
-def test_a_run_whose_disk_is_away_does_not_begin_anew(tmp_path: Path) -> None:
+def test_a_run_without_its_disk_does_not_start_from_scratch(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, AWAY + "play() { save 18; go; exit 75; }")
     code, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="3")
     assert code == 1
     assert len(stubs.calls(0)) == 1
     assert not (tmp_path / "run").exists()
-    assert err.count("there is nothing in run now: is its disk away? Not started anew") == 3
-    assert "after 3 looks there is still nothing in run: giving up" in err
+    assert err.count("run does not exist now: is its disk mounted? Not starting from scratch") == 3
+    assert "after 3 checks run still does not exist: giving up" in err
     assert "restarts in a row" not in err
 
 
 @pytest.mark.parametrize("argument", [(), ("--doctor",)])
 @pytest.mark.parametrize("was_there", [False, True])
-def test_a_refused_start_or_a_check_leaves_no_empty_folder(
+def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
     tmp_path: Path, argument: tuple[str, ...], was_there: bool
 ) -> None:
     stubs = Stubs(
@@ -298,33 +298,33 @@ def test_a_refused_start_or_a_check_leaves_no_empty_folder(
     assert (tmp_path / "new").exists() == was_there
 
 
-def test_a_refused_start_keeps_what_is_in_the_folder(tmp_path: Path) -> None:
+def test_a_rejected_start_keeps_existing_files(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { touch run/note; exit 2; }")
     assert stubs.run("local.sh", "1", *RUN)[0] == 2
     assert (tmp_path / "run" / "note").exists()
 
 
-def test_a_checkpoint_that_was_known_is_waited_for(tmp_path: Path) -> None:
-    """Also where the directory is there, as the one below a mount point."""
+def test_the_launcher_waits_for_a_known_checkpoint(tmp_path: Path) -> None:
+    """Even if the directory exists, such as the one below a mount point."""
     plan = "play() { (($2 == 1)) && save 18 || { go; mkdir run; }; exit 75; }"
     stubs = Stubs(tmp_path, AWAY + plan)
     code, _, err = stubs.run("local.sh", "1", *RUN, MAX_RESTARTS="3")
     assert code == 1
     assert len(stubs.calls(0)) == 2
-    assert "there is none in run now, where checkpoint 18 was: is its disk away?" in err
+    assert "run has no checkpoint now (before: checkpoint 18): is its disk mounted?" in err
 
 
-def test_a_disk_that_comes_back_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_resumes_when_its_disk_is_back(tmp_path: Path) -> None:
     plan = "play() { (($2 == 1)) || exit 0; save 18; go; back; exit 75; }"
     stubs = Stubs(tmp_path, AWAY + plan)
     code, _, err = stubs.run("local.sh", "1", *RUN, RESTART_DELAY_S="1")
     assert code == 0, err
     assert len(stubs.calls(0)) == 2
-    assert "is its disk away?" in err
+    assert "is its disk mounted?" in err
     assert (tmp_path / "run" / "checkpoints" / "18").is_dir()
 
 
-def test_a_signal_ends_the_waiting_for_a_disk(tmp_path: Path) -> None:
+def test_a_signal_ends_the_wait_for_a_disk(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, AWAY + "play() { go; exit 75; }")
     with stubs.start("local.sh", "1", *RUN, RESTART_DELAY_S="1000") as launcher:
         wait_until(lambda: (tmp_path / "away").exists(), launcher)
@@ -352,9 +352,11 @@ def test_only_a_later_checkpoint_is_progress(tmp_path: Path) -> None:
         "mv run/checkpoints/18{,.replaced}",
     ],
 )
-def test_a_checkpoint_that_is_damaged_or_waits_is_not_away(tmp_path: Path, change: str) -> None:
+def test_a_damaged_or_replaced_checkpoint_is_not_an_unavailable_disk(
+    tmp_path: Path, change: str
+) -> None:
     plan = f"play() {{ (($2 < 3)) || exit 0; (($2 == 1)) && save 18 || {{ {change}; }}; exit 75; }}"
     stubs = Stubs(tmp_path, plan)
     code, _, err = stubs.run("local.sh", "1", *RUN)
     assert code == 0, err
-    assert "away" not in err
+    assert "mounted" not in err

@@ -1,4 +1,4 @@
-"""local.sh with the real program: two processes train, one is killed, the run ends all the same."""
+"""local.sh with real training: two processes train, one is killed, and the run still completes."""
 
 import os
 import signal
@@ -33,22 +33,22 @@ def launched(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def whole(folder: Path) -> int:
-    """The newest complete checkpoint, or 0."""
+def newest_checkpoint(folder: Path) -> int:
+    """Returns the step of the newest complete checkpoint, or 0."""
     found = [path.parent.name for path in folder.glob("*/manifest.json")]
     return max((int(name) for name in found if name.isdigit()), default=0)
 
 
 def wait_for_checkpoint(launcher: "subprocess.Popen[str]", folder: Path, after: int) -> None:
     deadline = time.monotonic() + 240
-    while whole(folder) <= after:
+    while newest_checkpoint(folder) <= after:
         assert launcher.poll() is None, launcher.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def process(index: int, launcher: "subprocess.Popen[str]") -> int:
-    """The number of the process that the launcher started as process ``index``."""
+    """The PID of the process that the launcher started as process ``index``."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             variables = (path / "environ").read_bytes().split(b"\0")
@@ -60,13 +60,13 @@ def process(index: int, launcher: "subprocess.Popen[str]") -> int:
     raise AssertionError(f"process {index} does not run")
 
 
-def test_a_killed_process_costs_no_manual_step_and_sigterm_ends_all(tmp_path: Path) -> None:
+def test_a_run_recovers_from_a_killed_process_and_sigterm_ends_all(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     folder = tmp_path / "run/checkpoints"
     with launched(tmp_path, "--loop.steps", "1000000") as launcher:
         wait_for_checkpoint(launcher, folder, after=0)
         os.kill(process(1, launcher), signal.SIGKILL)
-        wait_for_checkpoint(launcher, folder, after=whole(folder))
+        wait_for_checkpoint(launcher, folder, after=newest_checkpoint(folder))
         launcher.send_signal(signal.SIGTERM)
         output = launcher.communicate(timeout=200)[0]
     assert launcher.returncode == 75, output

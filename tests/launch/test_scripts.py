@@ -1,4 +1,4 @@
-"""What holds for all of launch/: the shell, NCCL's variables, the platform, the image."""
+"""Rules for all files in launch/, and NCCL's variables, platform.sh and the image."""
 
 import re
 import shutil
@@ -12,20 +12,20 @@ from launch.stub import LAUNCH, Stubs
 RUN = ("--config", "demo", "--output-dir", "run")
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
 TEXTS = [path for path in sorted(LAUNCH.iterdir()) if path.is_file()]
-# Of NCCL's documentation ("Environment Variables"); a name that is not there does nothing.
+# From NCCL's documentation ("Environment Variables"); other names have no effect.
 NCCL = {
     "NCCL_DEBUG",
     "NCCL_SOCKET_IFNAME",
     "NCCL_SOCKET_NTHREADS",
     "NCCL_NSOCKS_PERTHREAD",
     "NCCL_IB_TIMEOUT",
-    # named only to say why they are not set
+    # mentioned only with the reason why they are not set
     *("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL"),
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE"),
 }
 
 
-def test_the_scripts_are_there() -> None:
+def test_all_scripts_exist() -> None:
     names = {path.name for path in TEXTS}
     assert names >= {
         "local.sh",
@@ -39,7 +39,7 @@ def test_the_scripts_are_there() -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_is_strict_and_parses(path: Path) -> None:
+def test_a_script_parses_and_is_strict(path: Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
     sourced = path.name in ("supervise.sh", "nccl.sh")
     text = path.read_text()
@@ -49,13 +49,13 @@ def test_a_script_is_strict_and_parses(path: Path) -> None:
 
 
 def test_shellcheck_finds_nothing() -> None:
-    """Where it is installed; the lint step of .ci/run installs it and holds this."""
+    """Runs only if shellcheck is installed; the lint step of .ci/run installs and runs it."""
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "-x", *map(str, SCRIPTS)], cwd=LAUNCH.parent, check=True)
     assert "shellcheck -x launch/" in (LAUNCH.parent / ".ci" / "run").read_text()
 
 
-def test_only_variables_that_nccl_reads() -> None:
+def test_only_variables_that_nccl_reads_are_used() -> None:
     for path in TEXTS:
         text = path.read_text()
         assert set(re.findall(r"\bNCCL_[A-Z0-9_]+", text)) <= NCCL, path
@@ -74,7 +74,7 @@ def settings(hosts: int, **own: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in found.splitlines() if line.startswith("NCCL_"))
 
 
-def test_nccl_is_told_little_and_more_with_more_hosts() -> None:
+def test_nccl_gets_few_settings_and_more_with_more_hosts() -> None:
     assert settings(1) == {"NCCL_DEBUG": "WARN"}
     few = settings(2)
     assert few["NCCL_SOCKET_IFNAME"] == "^lo,docker,virbr,veth"
@@ -83,7 +83,7 @@ def test_nccl_is_told_little_and_more_with_more_hosts() -> None:
     assert settings(8) == settings(64) == few | {"NCCL_IB_TIMEOUT": "22"}
 
 
-def test_what_the_user_has_set_wins() -> None:
+def test_the_users_settings_have_precedence() -> None:
     own = {
         "NCCL_DEBUG": "INFO",
         "NCCL_SOCKET_IFNAME": "eth0",
@@ -95,7 +95,7 @@ def test_what_the_user_has_set_wins() -> None:
     assert settings(8, NCCL_SOCKET_IFNAME="")["NCCL_SOCKET_IFNAME"] == ""
 
 
-def test_a_platforms_node_runs_one_process_and_starts_it_again(tmp_path: Path) -> None:
+def test_a_node_of_a_platform_runs_one_process_and_restarts_it(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { env >env.$2; (($2 == 2)) || exit 75; }")
     node = {"WORLD_SIZE": "6", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     assert stubs.run("platform.sh", *RUN, **node)[0] == 0
@@ -109,7 +109,7 @@ def test_a_platforms_node_runs_one_process_and_starts_it_again(tmp_path: Path) -
     assert "JAX_NUM_PROCESSES" not in environment
 
 
-def test_wrong_use_of_a_platform_is_one_line(tmp_path: Path) -> None:
+def test_wrong_use_of_platform_sh_is_a_one_line_error(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     for arguments, more, message in (
         (("--config", "demo"), {}, "--output-dir is missing"),
@@ -120,7 +120,7 @@ def test_wrong_use_of_a_platform_is_one_line(tmp_path: Path) -> None:
         assert message in err
 
 
-def test_the_image_copies_what_there_is_and_installs_the_packages_own_extra() -> None:
+def test_the_image_copies_existing_files_and_installs_the_cuda12_extra() -> None:
     text = (LAUNCH / "Dockerfile").read_text()
     ignored = (LAUNCH / "Dockerfile.dockerignore").read_text().splitlines()
     copied = [
@@ -136,7 +136,7 @@ def test_the_image_copies_what_there_is_and_installs_the_packages_own_extra() ->
         project = tomllib.load(file)["project"]
     assert "pip install --no-cache-dir '.[cuda12]' -c .ci/constraints.txt" in text
     assert "cuda12" in project["optional-dependencies"]
-    # The constraints are those of the Python that the tests use.
+    # The constraints are for the tests' version of Python.
     assert re.search(r"^ARG BASE=python:3\.11\.", text, re.MULTILINE)
-    # What setuptools wants to see in the build.
+    # The files that setuptools needs for the build.
     assert {"pyproject.toml", "README.md", "LICENSE", "jaxtrain", "configs"} <= set(copied)

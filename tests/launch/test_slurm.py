@@ -1,4 +1,4 @@
-"""slurm.sbatch, with an srun that sets what a real one (SLURM 22.05, two nodes) has set."""
+"""slurm.sbatch, with an srun that sets the variables of a real one (SLURM 22.05, two nodes)."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def submitted(stubs: Stubs, *arguments: str, **more: str) -> tuple[int, str]:
     return code, err
 
 
-def test_one_task_a_node_with_all_its_gpus() -> None:
+def test_one_task_per_node_with_all_its_gpus() -> None:
     text = (LAUNCH / "slurm.sbatch").read_text()
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --ntasks-per-node=1" in directives
@@ -35,7 +35,7 @@ def test_one_task_a_node_with_all_its_gpus() -> None:
     assert all(text.index(line) < first_command for line in directives)
 
 
-def test_the_tasks_are_those_that_the_program_finds(tmp_path: Path) -> None:
+def test_jaxtrain_detects_the_tasks_of_the_job(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { env >env.$1; }")
     code, err = submitted(stubs, *RUN)
     assert code == 0, err
@@ -51,8 +51,10 @@ def test_the_tasks_are_those_that_the_program_finds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exported", ["ALL", "NONE"])
-def test_the_tasks_share_a_secret_that_no_command_line_shows(tmp_path: Path, exported: str) -> None:
-    """Also in a job that "sbatch --export=NONE" submitted."""
+def test_the_tasks_share_a_secret_that_is_not_on_a_command_line(
+    tmp_path: Path, exported: str
+) -> None:
+    """Even in a job submitted with "sbatch --export=NONE"."""
     stubs = Stubs(tmp_path, SHOWS % ":")
     stubs.note_command_lines(*PROGRAMS)
     code, err = submitted(stubs, *RUN, SLURM_EXPORT_ENV=exported)
@@ -66,13 +68,13 @@ def test_the_tasks_share_a_secret_that_no_command_line_shows(tmp_path: Path, exp
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(75, True), (1, True), (2, False), (130, False)])
-def test_a_job_is_requeued_where_it_makes_sense(tmp_path: Path, code: int, requeued: bool) -> None:
+def test_a_job_is_requeued_if_a_restart_can_help(tmp_path: Path, code: int, requeued: bool) -> None:
     stubs = Stubs(tmp_path, f"play() {{ exit {code}; }}")
     assert submitted(stubs, *RUN)[0] == (0 if requeued else code)
     assert ("scontrol requeue 1" in stubs.slurm()) == requeued
 
 
-def test_a_job_that_its_user_cancelled_is_not_requeued(tmp_path: Path) -> None:
+def test_a_job_canceled_by_its_user_is_not_requeued(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     (stubs.stubs / "state").write_text("CANCELLED")
     code, err = submitted(stubs, *RUN)
@@ -81,14 +83,14 @@ def test_a_job_that_its_user_cancelled_is_not_requeued(tmp_path: Path) -> None:
     assert "scontrol requeue" not in stubs.slurm()
 
 
-def test_restarts_in_vain_are_counted_over_the_starts_of_a_job(tmp_path: Path) -> None:
+def test_restarts_without_progress_are_counted_over_the_starts_of_a_job(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { save 7; exit 75; }")
     codes = [submitted(stubs, *RUN, MAX_RESTARTS="2")[0]]
     for start in ("1", "2"):
         codes.append(submitted(stubs, *RUN, MAX_RESTARTS="2", SLURM_RESTART_COUNT=start)[0])
     assert codes == [0, 0, 1]
     assert stubs.slurm().count("scontrol requeue") == 2
-    # Another job in the same directory begins to count anew.
+    # Another job in the same directory starts counting from zero.
     assert submitted(stubs, *RUN, MAX_RESTARTS="2")[0] == 0
 
 
@@ -101,7 +103,7 @@ def test_sigterm_goes_to_the_tasks_and_the_job_waits_for_them(tmp_path: Path) ->
             assert job.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        os.kill(job.pid, signal.SIGTERM)  # the script alone, as --signal=B: does
+        os.kill(job.pid, signal.SIGTERM)  # only the script, like --signal=B:
         job.communicate(timeout=60)
         assert job.returncode == 0
     assert (tmp_path / "saved.0").exists()
@@ -124,7 +126,7 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     for arguments, more, message in (
         (("--config", "demo"), BATCH, "--output-dir is missing"),
-        (RUN, {}, "this is no job of SLURM"),
+        (RUN, {}, "not running in a SLURM job: use sbatch"),
         (RUN, BATCH | {"LAUNCH_DIR": "/nowhere"}, "no supervise.sh in '/nowhere'"),
     ):
         code, _, err = stubs.run("slurm.sbatch", *arguments, **more)
@@ -133,11 +135,11 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         assert err.count("\n") == 1
 
 
-def test_a_requeued_job_whose_disk_is_away_does_not_begin_anew(tmp_path: Path) -> None:
+def test_a_requeued_job_without_its_disk_does_not_start_from_scratch(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { exit 75; }")
     code, err = submitted(stubs, *RUN, SLURM_RESTART_COUNT="1", MAX_RESTARTS="2")
     assert code == 1
-    assert err.count("there is no run now: is its disk away? Not started anew") == 2
+    assert err.count("run does not exist now: is its disk mounted? Not starting from scratch") == 2
     assert not (stubs.stubs / "calls.0").exists()
     assert not (tmp_path / "run").exists()
 
@@ -151,21 +153,21 @@ def test_a_requeued_job_waits_for_its_disk(tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         _, err = job.communicate(timeout=60)
         assert job.returncode == 0, err
-    assert "is its disk away?" in err
+    assert "is its disk mounted?" in err
     assert len(stubs.calls(0)) == 1
 
 
-def test_a_job_whose_disk_goes_is_not_requeued_without_it(tmp_path: Path) -> None:
+def test_a_job_that_loses_its_disk_is_not_requeued(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { (($1)) || mv run away; exit 75; }")
     code, err = submitted(stubs, *RUN, MAX_RESTARTS="2")
     assert code == 1
-    assert err.count("there is nothing in run now: is its disk away?") == 2
-    assert "after 2 looks there is still nothing in run: not requeued" in err
+    assert err.count("run does not exist now: is its disk mounted?") == 2
+    assert "after 2 checks run still does not exist: not requeued" in err
     assert "scontrol requeue" not in stubs.slurm()
 
 
 @pytest.mark.parametrize("argument", [(), ("--doctor",)])
-def test_a_refused_start_or_a_check_leaves_no_empty_folder(
+def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
     tmp_path: Path, argument: tuple[str, ...]
 ) -> None:
     stubs = Stubs(

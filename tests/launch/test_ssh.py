@@ -29,7 +29,7 @@ def alive(pid: str) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_process_on_each_host_and_output_with_its_name(tmp_path: Path) -> None:
+def test_each_host_runs_a_process_and_its_output_has_its_name(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, 'play() { echo "hello $1"; echo "oh" >&2; env >env.$1; }')
     odd = ("--output-dir=a b", "--data.path", 'it\'s $HOME "x" *', "--y", "")
     code, out, err = stubs.run("ssh.sh", hosts(tmp_path), *odd, COORDINATOR_PORT="4711")
@@ -44,14 +44,14 @@ def test_a_process_on_each_host_and_output_with_its_name(tmp_path: Path) -> None
 
 
 def note(directory: Path, index: int) -> Path:
-    """Where the process of that number is noted on its host."""
+    """The path of the process record of that process on its host."""
     text = f"{directory} run\n"
     total = subprocess.run(["cksum"], input=text, capture_output=True, text=True, check=True)
     name = f"ssh-{total.stdout.split()[0]}.{index}.{socket.gethostname()}"
     return directory / "home" / ".cache" / "jaxtrain" / name
 
 
-def test_the_hosts_share_a_secret_that_no_command_line_shows(tmp_path: Path) -> None:
+def test_the_hosts_share_a_secret_that_is_not_on_a_command_line(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, SHOWS % "(($2 == 2)) || exit 75")
     stubs.note_command_lines(*PROGRAMS)
     assert stubs.run("ssh.sh", hosts(tmp_path), *RUN)[0] == 0
@@ -65,14 +65,14 @@ def test_the_hosts_share_a_secret_that_no_command_line_shows(tmp_path: Path) -> 
     assert not [one for one in sent if four[0].encode() in base64.b64decode(one)]
 
 
-def test_a_token_that_the_user_has_set_reaches_the_hosts(tmp_path: Path) -> None:
+def test_a_token_set_by_the_user_reaches_the_hosts(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, SHOWS % ":")
     assert stubs.run("ssh.sh", hosts(tmp_path), *RUN, JAXTRAIN_RUN_TOKEN=r"a\tb$(id)")[0] == 0
     assert tokens(tmp_path) == [r"a\tb$(id)"] * 2
 
 
 @pytest.mark.parametrize("runtime", [False, True])
-def test_a_process_is_noted_where_only_its_user_can_write(tmp_path: Path, runtime: bool) -> None:
+def test_a_process_is_recorded_where_only_its_user_can_write(tmp_path: Path, runtime: bool) -> None:
     stubs = Stubs(tmp_path, "play() { stopped; }")
     place, more = note(tmp_path, 1), {}
     if runtime:
@@ -94,7 +94,7 @@ def test_a_process_is_noted_where_only_its_user_can_write(tmp_path: Path, runtim
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
-    """It was: the file behind it was overwritten, and the number in it killed."""
+    """Its target used to be overwritten, and the process with the number in it killed."""
     stubs = Stubs(tmp_path, "play() { :; }")
     with bystander() as innocent:
         precious = tmp_path / "precious"
@@ -126,7 +126,7 @@ def noted(process: "subprocess.Popen[bytes]") -> str:
 
 
 @pytest.mark.parametrize("wrong", ["time", "no time", "words", "owner"])
-def test_a_number_that_is_not_ours_is_not_killed(tmp_path: Path, wrong: str) -> None:
+def test_a_foreign_process_is_not_killed(tmp_path: Path, wrong: str) -> None:
     if wrong == "owner" and os.getuid() != 0:
         pytest.skip("only root can give a file away")
     stubs = Stubs(tmp_path, "play() { :; }")
@@ -149,7 +149,7 @@ def test_a_number_that_is_not_ours_is_not_killed(tmp_path: Path, wrong: str) -> 
         assert innocent.poll() is None
 
 
-def test_what_a_broken_connection_has_left_is_ended(tmp_path: Path) -> None:
+def test_a_process_left_by_a_broken_connection_is_ended(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     with bystander() as left:
         place = note(tmp_path, 1)
@@ -165,12 +165,12 @@ def test_a_home_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     code, out, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, HOME="/proc/none")
     assert code == 0, err
     assert "[a] hello" in out
-    assert "[a] cannot note this process (mkdir: " in out
+    assert "[a] cannot record this process (mkdir: " in out
 
 
 @pytest.mark.parametrize("host", ["a|e;touch owned;", r"a&b\1\n$(touch owned)`touch owned`'%s"])
-def test_the_name_of_a_host_is_only_text(tmp_path: Path, host: str) -> None:
-    """It was the end of a command of sed, and a part of one of the last host's shell."""
+def test_host_names_are_not_interpreted(tmp_path: Path, host: str) -> None:
+    """They used to be part of a sed command, and of a shell command on the last host."""
     host = host.replace(" ", "${IFS}")
     stubs = Stubs(tmp_path, r"play() { printf 'a\\tb\n\nlast'; }")
     code, out, err = stubs.run("ssh.sh", hosts(tmp_path, f"{host}\nb\n"), *RUN)
@@ -182,7 +182,7 @@ def test_the_name_of_a_host_is_only_text(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_dies_ends_the_others_and_all_start_again(tmp_path: Path) -> None:
+def test_a_process_that_dies_ends_the_others_and_all_restart(tmp_path: Path) -> None:
     plan = """play() {
         (($2 == 1)) || exit 0
         if (($1)); then
@@ -202,14 +202,14 @@ def test_one_that_dies_ends_the_others_and_all_start_again(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_newest_checkpoint_is_looked_for_on_the_first_host(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_found_on_the_first_host(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { (($1)) || save $2; (($2 == 4)) || exit 75; }")
     code, _, err = stubs.run("ssh.sh", hosts(tmp_path), *RUN, MAX_RESTARTS="1")
     assert code == 0, err
     assert "(newest: 3)" in err
 
 
-# From its first play on, ssh to the host "a" fails as it does where a host is off.
+# After its first start, ssh to the host "a" fails as if the host were off.
 OFF = """play() {
     save 20
     sed -i 's/host == "gone"/host in ("gone", "a")/' "$STUBS/ssh"
@@ -217,22 +217,22 @@ OFF = """play() {
 }"""
 
 
-@pytest.mark.parametrize(("looks", "words"), [("1", "one look"), ("3", "3 looks")])
+@pytest.mark.parametrize(("checks", "words"), [("1", "one check"), ("3", "3 checks")])
 def test_a_host_that_cannot_be_reached_is_not_a_lost_disk(
-    tmp_path: Path, looks: str, words: str
+    tmp_path: Path, checks: str, words: str
 ) -> None:
     stubs = Stubs(tmp_path, OFF)
-    code, _, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, MAX_RESTARTS=looks)
+    code, _, err = stubs.run("ssh.sh", hosts(tmp_path, "a\n"), *RUN, MAX_RESTARTS=checks)
     assert code == 1
     assert len(stubs.calls(0)) == 1
-    assert err.count("and a cannot be reached now. Not started anew") == int(looks)
+    assert err.count("and a cannot be reached now. Not starting from scratch") == int(checks)
     assert f"after {words} a still cannot be reached: giving up" in err
     assert "disk" not in err
     assert "in a row" not in err
 
 
 @pytest.mark.parametrize("argument", [(), ("--doctor",)])
-def test_a_refused_start_or_a_check_leaves_no_empty_folder(
+def test_a_rejected_start_or_a_check_leaves_no_empty_folder(
     tmp_path: Path, argument: tuple[str, ...]
 ) -> None:
     stubs = Stubs(
@@ -247,7 +247,7 @@ def test_a_refused_start_or_a_check_leaves_no_empty_folder(
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_hosts_that_pass_keep_no_folder_where_another_is_refused(tmp_path: Path) -> None:
+def test_no_host_keeps_a_folder_if_one_host_fails_the_check(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, "play() { :; }")
     assert stubs.run("ssh.sh", hosts(tmp_path, "a\ngone\n"), *RUN)[0] == 2
     assert not (tmp_path / "run").exists()
@@ -278,8 +278,8 @@ SAVES = """play() {
 
 
 @pytest.mark.slow
-def test_a_connection_that_breaks_ends_the_process_behind_it(tmp_path: Path) -> None:
-    """It saves, also though nobody reads what it says; then all start again."""
+def test_a_broken_connection_ends_its_process(tmp_path: Path) -> None:
+    """It still saves although its output is not read; then all restart."""
     stubs = Stubs(tmp_path, SAVES)
     with stubs.start("ssh.sh", hosts(tmp_path), *RUN, SILENCE_S="3") as launcher:
         wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
@@ -292,7 +292,7 @@ def test_a_connection_that_breaks_ends_the_process_behind_it(tmp_path: Path) -> 
     assert len(stubs.calls(1)) == 2
 
 
-def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path, SAVES)
     with stubs.start("ssh.sh", hosts(tmp_path), *RUN, SILENCE_S="3") as launcher:
         wait_until(lambda: len(list(stubs.stubs.glob("ready.*"))) == 2, launcher)
@@ -303,7 +303,7 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
         while any(alive(pid) for pid in pids):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        launcher.communicate(timeout=60)  # and nobody holds its pipes
+        launcher.communicate(timeout=60)  # and its pipes are closed
     assert (tmp_path / "saved.0").exists()
     assert (tmp_path / "saved.1").exists()
 
@@ -311,17 +311,17 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "more", "message"),
     [
-        (None, RUN, {}, "there is no file 'hosts.txt'"),
-        ("# nobody\n", RUN, {}, "hosts.txt names no host"),
+        (None, RUN, {}, "cannot read the hosts file 'hosts.txt'"),
+        ("# none\n", RUN, {}, "hosts.txt lists no hosts: write one"),
         ("a\na\n", RUN, {}, "a is listed twice: remove one"),
         ("a b\n", RUN, {}, "'a b' is not a host name: write one host per line"),
         ("-oProxyCommand=x\n", RUN, {}, "is not a host name"),
         ("a\n", ("--config", "demo"), {}, "--output-dir is missing"),
         ("a\ngone\n", RUN, {}, "gone: ssh: connect to host gone: Connection refused"),
-        ("a\n", RUN, {"REMOTE_DIR": "/nowhere"}, "a: there is no folder /nowhere"),
-        ("a\n", RUN, {"PYTHON": "no-python"}, "a: there is no 'no-python'"),
+        ("a\n", RUN, {"REMOTE_DIR": "/nowhere"}, "a: the folder /nowhere does not exist"),
+        ("a\n", RUN, {"PYTHON": "no-python"}, "a: 'no-python' was not found"),
         ("a\n", RUN, {"PYTHON": "/bin/false"}, "a: /bin/false cannot import jaxtrain"),
-        ("a\n", ("--output-dir", "/proc/x"), {}, "a: cannot make the run's directory"),
+        ("a\n", ("--output-dir", "/proc/x"), {}, "a: cannot create the run directory"),
     ],
 )
 def test_wrong_use_is_one_line_and_starts_nothing(

@@ -202,7 +202,7 @@ def test_arrays_that_do_not_fit_are_named(folder: Path, tmp_path: Path) -> None:
     other = changed(folder, tmp_path / "other", **changes)
     with pytest.raises(InputError, match="does not fit this model") as caught:
         weights.load(other)
-    for words in (str(other), f"{q}.weight is not there", f"{q}.bias is not of this model"):
+    for words in (str(other), f"{q}.weight is missing", f"{q}.bias is not part of this model"):
         assert words in str(caught.value)
 
 
@@ -225,7 +225,7 @@ def test_one_file_of_arrays(kind: str, folder: Path) -> None:
     """NanoChat's tell its size, with heads of 128; a Llama's do not tell its heads."""
     path = folder / "model.safetensors"
     if kind == "llama":
-        with pytest.raises(InputError, match=r"do not tell the number of attention heads"):
+        with pytest.raises(InputError, match=r"number of attention heads does not follow"):
             weights.load(path, lambda: "llama")
     else:
         model = weights.load(path, lambda: "gpt").model

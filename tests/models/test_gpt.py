@@ -157,7 +157,7 @@ def test_each_derived_number_can_be_given_and_the_lines_say_so() -> None:
     assert (model.hidden, model.query_heads, model.shared_heads, model.head_width) == (48, 4, 2, 12)
     definition = state.ModelDefinition(model.build)
     said = model.formulas()
-    assert said[0].count("as given") == 3
+    assert said[0].count("as set") == 3
     assert f"parameters {state.parameter_count(definition.params):,} " in said[1]
     assert model.rate_scale == pytest.approx((48 / 768) ** -0.5)
     assert definition.params["blocks.1.k"].shape == (48, 24)
@@ -196,8 +196,8 @@ def test_flops_are_those_of_the_program() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, r"model.heads=3 heads of model.width=16 .* the nearest is 2"),
-        ({"heads": 16}, r"model.heads=16 heads .* the nearest is 8"),
+        ({"heads": 3}, r"model.heads=3 must divide model.width=16 .*: use 2"),
+        ({"heads": 16}, r"model.heads=16 must divide .*: use 8"),
         ({"kv_heads": 3}, r"model.kv_heads=3 must divide the 2 query heads .* use 2"),
         ({"width": 0}, r"model.width=0: use at least 1, or None"),
         ({"depth": 0}, r"model.depth=0"),
@@ -329,8 +329,8 @@ def test_weights_that_do_not_fit_are_named(reference: Reference) -> None:
     weights["transformer.wte.weight"] = weights["transformer.wte.weight"][:5]
     with pytest.raises(InputError, match="does not fit this model") as caught:
         reference.model.from_weights(weights, "there.pt")
-    for words in ("there.pt", "lm_head.weight is not there", "stranger is not of this model"):
+    for words in ("there.pt", "lm_head.weight is missing", "stranger is not part of this model"):
         assert words in str(caught.value)
-    assert "transformer.wte.weight has shape (5, 64) there and (199, 64)" in str(caught.value)
-    with pytest.raises(InputError, match=r"holds no lm_head.weight"):
+    assert "transformer.wte.weight has shape (5, 64) instead of (199, 64)" in str(caught.value)
+    with pytest.raises(InputError, match=r"it has no lm_head.weight"):
         gpt.Config.guess(weights, "there.pt")

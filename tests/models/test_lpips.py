@@ -141,7 +141,7 @@ def test_a_teacher_is_learned_from(weights: Path, decode: bool) -> None:
 
 
 def test_sections_refuse_what_means_nothing(weights: Path) -> None:
-    with pytest.raises(InputError, match=r"nothing is learned from the teacher"):
+    with pytest.raises(InputError, match=r"the teacher has no effect"):
         video_ae.Teacher(encoder_weight=0.0)
     with pytest.raises(InputError, match=r"model.perceptual.weight=-1"):
         video_ae.Perceptual(weights="x", weight=-1)

@@ -141,7 +141,7 @@ def test_weights_say_which_model_they_are(reference: Reference) -> None:
     guessed = video_ae.Config.guess(reference.tensors, name)
     for field in ("patch_size", "latent_channels", "decoder", "trim"):
         assert getattr(guessed, field) == getattr(reference.config, field)
-    with pytest.raises(InputError, match=r"x\.pth holds no weights of TAEHV: .* 1 arrays: a"):
+    with pytest.raises(InputError, match=r"x\.pth does not have weights of TAEHV: .* 1 arrays: a"):
         video_ae.Config.guess({"a": np.zeros(3)}, "x.pth")
 
 

@@ -141,7 +141,7 @@ def test_samples_begin_as_the_examples_do(small: Small) -> None:
     assert (found[0, 9:] >= 0).all()
     assert (found[1] == generation.BOUNDARY).all()  # no example
     page = generation.page(found, lambda ids: f"<{len(ids)}>")
-    assert page == "===== 1: the text begins\n<8>\n===== 1: the model goes on\n<8>\n"
+    assert page == "===== prompt 1\n<8>\n===== completion 1\n<8>\n"
 
 
 @pytest.mark.slow

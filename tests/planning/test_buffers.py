@@ -1,4 +1,4 @@
-"""The compiler's dump of its buffers, and the program that they belong to."""
+"""Tests parsing the compiler's buffer assignment dump together with its program."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ allocation 2: size 8888, output shape is |f32[2222]|, maybe-live-out:
 """
 
 
-def test_places_are_sorted_by_size_and_named_by_the_lines_that_fill_them() -> None:
+def test_slots_are_sorted_by_size_and_list_the_lines_that_fill_them() -> None:
     found = buffers.parse(DUMP, PROGRAM)
     assert [one.size for one in found] == [256, 64, 40, 32]
     shared, unknown, again, norm = found
@@ -57,13 +57,13 @@ def test_places_are_sorted_by_size_and_named_by_the_lines_that_fill_them() -> No
     assert norm.made_by == ("step.py:19 (forward)",)
 
 
-def test_the_dump_of_a_newer_compiler_is_read_too() -> None:
+def test_dumps_of_newer_compilers_are_parsed() -> None:
     newer = DUMP.replace(": size 1000, pre", ": size 1000, page 0, pre")
     assert newer != DUMP
     assert buffers.parse(newer, PROGRAM) == buffers.parse(DUMP, PROGRAM)
 
 
-def test_a_compiler_that_dumped_nothing_has_no_largest(tmp_path: Path) -> None:
+def test_a_missing_dump_yields_no_temporaries(tmp_path: Path) -> None:
     assert buffers.largest(tmp_path, PROGRAM, 5) == []
     (tmp_path / "module_1.after_optimizations-buffer-assignment.txt").write_text(DUMP)
     assert len(buffers.largest(tmp_path, PROGRAM, 3)) == 3

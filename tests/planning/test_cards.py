@@ -1,4 +1,4 @@
-"""The GPUs that a plan can be made for."""
+"""Tests the table of supported GPUs."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from jaxtrain.telemetry.hardware import GIB
 
 
 @pytest.mark.parametrize("name", cards.CARDS)
-def test_a_card_has_its_rates_and_describes_itself(name: str) -> None:
+def test_each_card_has_rates_and_a_description_for_xla(name: str) -> None:
     card = cards.card(name)
     assert card.bf16_flops > 1e14
     assert card.memory_rate > 5e11
@@ -18,12 +18,12 @@ def test_a_card_has_its_rates_and_describes_itself(name: str) -> None:
     assert f"device_memory_size: {card.memory}" in text
 
 
-def test_an_unknown_card_names_the_nearest() -> None:
+def test_an_unknown_card_suggests_the_closest() -> None:
     with pytest.raises(InputError, match="did you mean h100"):
         cards.card("h10")
 
 
-def test_shipped_configs_name_their_card() -> None:
+def test_the_names_of_shipped_configs_contain_their_card() -> None:
     found = {name: cards.card_of_config(name) for name in files.names()}
     assert found["h100_16"] == "h100"
     assert found["mlm_a10_8"] == "a10"

@@ -1,4 +1,4 @@
-"""The search for a way that fits: every candidate is tried, and few are."""
+"""Tests the search for variants that fit: it finds them all and compiles few."""
 
 import dataclasses
 import itertools
@@ -9,11 +9,11 @@ from jaxtrain import config
 from jaxtrain.errors import InputError
 from jaxtrain.planning import fit
 
-RUN = config.load("h100_16")  # 8 clips a device, remat ends, shard params
+RUN = config.load("h100_16")  # 8 clips per device, remat ends, shard params
 
 
 def tried(changes: fit.Overrides, *, room: float) -> fit.Tried:
-    """Needs 100 / microbatches, a fifth more without remat; remat and microbatches cost time."""
+    """Needs 100 / microbatches, 20% more without remat; remat and microbatches cost time."""
     given = dict(zip(changes[::2], changes[1::2], strict=True))
     parts = int(given.get("--optim.accumulate", 1))
     plain = given.get("--model.remat") == "none"
@@ -22,7 +22,7 @@ def tried(changes: fit.Overrides, *, room: float) -> fit.Tried:
 
 
 @pytest.mark.parametrize("room", [10, 13, 26, 55, 61, 101, 121])
-def test_each_kind_ends_with_the_fewest_microbatches_that_fit(room: float) -> None:
+def test_each_kind_uses_the_fewest_microbatches_that_fit(room: float) -> None:
     found, whole = fit.search(RUN, lambda changes, _: tried(changes, room=room), 1e9)
     assert whole
     for shard, remat in fit.kinds(RUN):
@@ -44,7 +44,7 @@ def _all_changes(shard: str, remat: str | None) -> list[fit.Overrides]:
     return [fit._changes(RUN, (shard, remat), parts) for parts in fit.microbatches(RUN)]
 
 
-def test_those_that_fit_come_first_and_the_fastest_of_them_first() -> None:
+def test_candidates_that_fit_come_first_sorted_by_time() -> None:
     found, _ = fit.search(RUN, lambda changes, _: tried(changes, room=55), 1e9)
     fits = [one.fits for one in found]
     assert fits == sorted(fits, reverse=True)
@@ -55,7 +55,7 @@ def test_those_that_fit_come_first_and_the_fastest_of_them_first() -> None:
 
 @pytest.mark.parametrize("room", [55, 1000])
 def test_an_estimate_is_searched_as_if_it_were_exact(room: float) -> None:
-    """What cannot be said to fit is not taken for too large: few candidates are compiled."""
+    """An unknown result does not count as too large, so few candidates are compiled."""
 
     def estimate(changes: fit.Overrides, _: float) -> fit.Tried:
         return dataclasses.replace(tried(changes, room=room), exact=False)
@@ -79,7 +79,7 @@ def test_the_search_ends_with_its_budget() -> None:
     assert not whole
 
 
-def test_a_candidate_that_does_not_compile_costs_only_itself() -> None:
+def test_a_candidate_that_does_not_compile_is_skipped() -> None:
     def attempt(changes: fit.Overrides, _: float) -> fit.Tried | None:
         return None if "none" in changes else tried(changes, room=55)
 
@@ -96,7 +96,7 @@ def test_candidates_keep_the_batch_and_are_valid_configs() -> None:
         assert other.optim.accumulate == parts
 
 
-def test_the_first_kind_is_the_configs_own() -> None:
+def test_the_configs_own_kind_comes_first() -> None:
     assert next(fit.kinds(RUN)) == ("params", "ends")
 
 
@@ -104,7 +104,7 @@ def test_the_first_kind_is_the_configs_own() -> None:
     ("devices", "mesh", "parts"),
     [("2x8", (1, 16), 1), ("8", (1, 8), 2), ("1x4", (1, 4), 4), ("4x8", (1, 32), 1)],
 )
-def test_other_devices_hold_no_more_at_once(
+def test_other_devices_keep_the_microbatch_size_at_most(
     devices: str, mesh: tuple[int, int], parts: int
 ) -> None:
     other = config.load("h100_16", fit.spread(RUN, *fit.parse_devices(devices)))
@@ -114,23 +114,23 @@ def test_other_devices_hold_no_more_at_once(
     assert other.data.batch_size == RUN.data.batch_size
 
 
-def test_a_hybrid_stays_one() -> None:
+def test_a_hybrid_mesh_stays_hybrid() -> None:
     hybrid = config.load("h100_16", ["--mesh.data", "2", "--mesh.fsdp", "8"])
     assert fit.spread(hybrid, 4, 8)[:4] == ("--mesh.data", "4", "--mesh.fsdp", "8")
 
 
 @pytest.mark.parametrize("text", ["", "x", "2x", "0x8", "2x-1", "two", "2x8x1"])
-def test_devices_that_are_none(text: str) -> None:
+def test_invalid_devices_are_rejected(text: str) -> None:
     with pytest.raises(InputError, match="NODESxGPUS"):
         fit.parse_devices(text)
 
 
-def test_devices_that_do_not_divide_the_batch() -> None:
+def test_devices_must_divide_the_batch_size() -> None:
     with pytest.raises(InputError, match=r"24 devices.*128.*--data.batch_size 120"):
         fit.spread(RUN, 3, 8)
 
 
-def test_where_all_fits_each_kind_is_compiled_once() -> None:
+def test_if_everything_fits_each_kind_is_compiled_once() -> None:
     found, _ = fit.search(RUN, lambda changes, _: tried(changes, room=1000), 1e9)
     assert len(found) == len(list(fit.kinds(RUN)))
 
@@ -144,6 +144,6 @@ def test_the_search_ends_when_enough_fit_and_skips_what_needs_more() -> None:
 
     found, _ = fit.search(RUN, attempt, 1e9, enough=3)
     assert sum(one.fits for one in found) == 3
-    assert asked[0] == ()  # does not fit, so without recomputation it does not either
+    assert asked[0] == ()  # does not fit, so neither does a run without rematerialization
     assert ("--model.remat", "none") not in asked
     assert ("--mesh.shard", "none") not in asked

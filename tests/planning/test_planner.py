@@ -1,4 +1,4 @@
-"""The process that compiles: what it is told, and what becomes of it."""
+"""Tests the compiling worker process: its environment, failures and time limit."""
 
 from pathlib import Path
 
@@ -14,17 +14,17 @@ def asked(config: str = "demo", **more: object) -> planner.PlanRequest:
     return planner.PlanRequest(**(fields | more))  # type: ignore[arg-type]
 
 
-def test_the_worker_sees_no_gpu_and_its_dump_goes_where_it_is_looked_for(tmp_path: Path) -> None:
+def test_the_worker_sees_no_gpu_and_writes_its_dump_to_the_given_folder(tmp_path: Path) -> None:
     outside = {"XLA_FLAGS": "--xla_dump_to=/mine", "JAX_PLATFORMS": "cuda", "PYTHONPATH": "/x"}
     found = planner.environment(outside, tmp_path)
     assert found["CUDA_VISIBLE_DEVICES"] == "-1"
     assert "JAX_PLATFORMS" not in found
-    assert found["XLA_FLAGS"].endswith(buffers.flags(tmp_path))  # the last one holds
+    assert found["XLA_FLAGS"].endswith(buffers.flags(tmp_path))  # the last one wins
     assert found["PYTHONPATH"].endswith("/x")
 
 
-def test_a_worker_that_takes_too_long_is_ended() -> None:
-    assert planner.compile_step(asked(), timeout_s=0.2) == {"failure": "not done after 0 s"}
+def test_a_worker_that_takes_too_long_is_stopped() -> None:
+    assert planner.compile_step(asked(), timeout_s=0.2) == {"failure": "timed out after 0 s"}
 
 
 def test_a_wrong_config_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,13 +33,13 @@ def test_a_wrong_config_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> No
         planner.compile_step(asked(overrides=("--optim.peak_lrr", "1")), timeout_s=120)
 
 
-def test_a_worker_that_dies_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_exits_reports_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess_worker.sys, "executable", "/bin/false")
     found = planner.compile_step(asked(), timeout_s=60)
     assert found == {"failure": "the compiler ended with exit code 1"}
 
 
-def test_a_killed_worker_is_said_to_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_reports_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "_FUNCTION", "worker_functions:kill_itself")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     failure = planner.compile_step(asked(), timeout_s=60)["failure"]
@@ -47,7 +47,7 @@ def test_a_killed_worker_is_said_to_be_killed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_compilers_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2^40 clips of 8 x 64 x 64 x 3 are more than a dimension can count."""
+    """2^40 clips of 8 x 64 x 64 x 3 exceed the size limit of an array."""
     monkeypatch.setattr(planner, "gpu_compiler", lambda: False)
     found = planner.compile_step(asked(overrides=("--data.batch_size", str(2**40))), timeout_s=120)
     assert "Error: " in found["failure"]

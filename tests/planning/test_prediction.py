@@ -1,4 +1,4 @@
-"""From bytes and operations to a verdict, seconds, hours and money."""
+"""Tests predictions from bytes and operations: verdict, time and cost."""
 
 import dataclasses
 import random
@@ -59,13 +59,13 @@ def made(price: float | None = None, **more: Any) -> plan.Plan:
     )
 
 
-def test_what_is_needed_is_the_sum_of_the_rows_and_gradients_count_once() -> None:
+def test_needed_memory_is_the_sum_of_the_rows_and_counts_gradients_once() -> None:
     memory = prediction.memory(findings(), H100, 16, 8)
     assert memory.needed == sum(memory.rows.values()) == 2e9 + 4e9 + 1e8 + 3e10 + 100
     assert memory.capacity + sum(memory.outside.values()) <= memory.total == H100.memory
 
 
-def test_convolutions_and_more_devices_leave_less() -> None:
+def test_convolutions_and_more_devices_leave_less_memory() -> None:
     plain = prediction.memory(findings(), H100, 1, 8)
     assert prediction.memory(findings(convolutions=True), H100, 1, 8).spare < plain.spare
     small = dataclasses.replace(H100, memory=8 * GIB)  # a tenth of it is less than NCCL needs
@@ -81,7 +81,7 @@ def test_every_card_leaves_room_outside_the_pool() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_best_is_never_slower_than_the_worst_nor_than_a_ceiling(seed: int) -> None:
+def test_best_time_is_at_most_the_worst_and_at_least_each_peak(seed: int) -> None:
     rng = random.Random(seed)
     found = findings(flops=rng.uniform(1e9, 1e17), moved_bytes=rng.uniform(1e6, 1e13))
     found["traffic"][0]["seconds"] = rng.uniform(1e-6, 1)
@@ -94,27 +94,27 @@ def test_the_best_is_never_slower_than_the_worst_nor_than_a_ceiling(seed: int) -
     assert slowest == max(time.arithmetic, time.memory, time.communication)
 
 
-def test_float32_products_run_at_half_the_rate() -> None:
+def test_float32_matmuls_run_at_half_the_rate() -> None:
     half = prediction.time(findings(), H100, 16, "float32").arithmetic
     assert half == 2 * prediction.time(findings(), H100, 16, "bfloat16").arithmetic
 
 
-def test_hours_and_money() -> None:
+def test_hours_and_cost() -> None:
     found = made(price=2.0)
     best = found["time"]["best"]
     assert found["run"]["hours"][0] == pytest.approx(3600 * best / 3600)
     assert found["run"]["money"][0] == pytest.approx(best * 16 * 2.0)
     assert made(total=None, price=2.0)["run"]["money"] is None
-    assert "hours take the data" in report.text(made(total=None))
+    assert "hours unknown: loop.epochs depends on the data" in report.text(made(total=None))
 
 
-def test_a_hosts_share_of_the_input() -> None:
+def test_examples_per_second_that_each_host_must_load() -> None:
     found = made()  # 16 GPUs in 2 nodes
     rate = found["run"]["steps_per_second"][0] * found["batch_size"] / 2
-    assert f" to {rate:.3g} examples/s of input" in report.text(found)
+    assert f" to {rate:.3g} examples/s with data.workers" in report.text(found)
 
 
-def test_the_verdict_says_how_much() -> None:
+def test_the_verdict_includes_the_margin() -> None:
     found = made()
     assert report.verdict(found) == (
         f"fits with {found['memory']['spare'] / GIB:.1f} GiB to spare on each device"
@@ -125,34 +125,41 @@ def test_the_verdict_says_how_much() -> None:
 
 
 @pytest.mark.parametrize("temporaries", [0.0, 1e9, 1e11])
-def test_an_estimate_cannot_tell_whether_it_fits(temporaries: float) -> None:
+def test_an_estimate_leaves_open_whether_it_fits(temporaries: float) -> None:
     found = made(temporaries=temporaries, estimate=True)
     assert report.fits(found) is None
     said = report.verdict(found)
-    assert said.startswith("cannot tell whether it fits: parameters, optimizer and batch take ")
+    assert said.startswith("unknown whether it fits: parameters, optimizer and batch take ")
     assert f"temporaries take {temporaries / GIB:.1f} GiB on a CPU" in said
 
 
-def test_an_estimate_can_tell_that_the_state_alone_is_too_large() -> None:
+def test_an_estimate_rejects_a_state_that_is_too_large_by_itself() -> None:
     found = made(estimate=True)
     found["memory"]["needed"] += 2 * found["memory"]["capacity"]
     assert report.fits(found) is False
     assert report.verdict(found).startswith("does not fit: parameters, optimizer and batch take ")
 
 
-def test_the_text_holds_every_section() -> None:
+def test_the_text_contains_every_section() -> None:
     said = report.text(made(price=1.0))
     for words in (
-        *("16 x NVIDIA H100 80GB HBM3 (2 nodes)", "not sharded: norm (7,)", "memory a device"),
-        *("bound by", "all-gather", "crosses nodes", "times the formula's", "steps/s", "updates"),
-        *("for all 16 GPUs at 1 a GPU and hour", "steps only"),
-        *("examples/s of input (data.workers", "doctor measures"),
-        "attention by cuDNN: 40 calls forward, 20 back",
+        *("16 x NVIDIA H100 80GB HBM3 (2 nodes)", "not sharded: norm (7,)", "memory per device"),
+        *(
+            "bound by",
+            "all-gather",
+            "between nodes",
+            "times the formula's",
+            "steps/s",
+            "3,600 steps",
+        ),
+        *("for 16 GPUs at 1 per GPU-hour", "excludes startup"),
+        *("examples/s with data.workers", "doctor measures"),
+        "cuDNN attention: 40 forward calls, 20 backward calls",
     ):
         assert words in said, words
 
 
-def test_an_estimate_says_so_first_and_leaves_out_what_it_cannot_know() -> None:
+def test_an_estimate_is_labeled_and_omits_what_it_cannot_predict() -> None:
     found = made(
         estimate=True, traffic=None, moved_bytes=None, attention=None, largest=None, price=2.0
     )
@@ -160,6 +167,6 @@ def test_an_estimate_says_so_first_and_leaves_out_what_it_cannot_know() -> None:
     assert found["run"]["money"] is None
     said = report.text(found)
     assert said.startswith("ESTIMATE")
-    assert "cannot tell whether it fits" in said
+    assert "unknown whether it fits" in said
     assert "read and written" not in said
-    assert "sent by a device" not in said
+    assert "communication per step" not in said

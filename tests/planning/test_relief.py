@@ -1,4 +1,4 @@
-"""Out of memory on a GPU: only overrides that were compiled and fit are given."""
+"""Tests the search after running out of memory: it returns only compiled overrides that fit."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ TYPED = ["--data.path", "clips"]
 
 
 def compile_step(one: planner.PlanRequest, _: float, *, estimate: bool = False) -> dict[str, Any]:
-    """A step whose temporaries are 40 GiB at four examples at a time, without rematerialization."""
+    """Returns findings with 160 GiB of temporaries, divided by microbatches, scaled by remat."""
     settings = dict(zip(one.overrides, one.overrides[1:], strict=False))
     parts = int(settings.get("--optim.accumulate", 2))
     less = {"none": 2, "ends": 1, "block": 0.5}[settings.get("--model.remat", "ends")]
@@ -31,7 +31,7 @@ def found(monkeypatch: pytest.MonkeyPatch, kind: str, limit: int, **how: Any) ->
     return relief.find("h100_8", TYPED, kind, limit, said.append), said, asked
 
 
-def test_ways_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variants_fit_and_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     ways, said, asked = found(monkeypatch, H100.name, 70 * 2**30)
     assert len(ways) == 2
     tried = [" ".join(one.overrides) for one in asked]
@@ -42,22 +42,20 @@ def test_ways_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said[0] == "the plan:"
 
 
-def test_what_does_not_fit_this_device_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have less than its datasheet says, as where another program holds some."""
+def test_variants_that_do_not_fit_this_device_are_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device may have less memory than its datasheet, for example if shared with a program."""
     ways, _, asked = found(monkeypatch, H100.name, 2**20)
     assert ways == []
     assert len(asked) > 2
 
 
-def test_an_estimate_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimate_yields_no_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     ways, _, asked = found(monkeypatch, H100.name, 70 * 2**30, estimate=True)
     assert ways == []
     assert len(asked) == 1
 
 
-def test_a_gpu_that_plan_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_gpu_yields_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     ways, said, asked = found(monkeypatch, "NVIDIA Odd", 70 * 2**30)
     assert (ways, asked) == ([], [])
-    assert said == [
-        f"no plan: NVIDIA Odd is not among the GPUs that plan knows ({', '.join(cards.CARDS)})"
-    ]
+    assert said == [f"no plan: NVIDIA Odd is not a supported GPU ({', '.join(cards.CARDS)})"]

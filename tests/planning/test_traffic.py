@@ -1,4 +1,4 @@
-"""What a step sends, and what its sharding sends by formula."""
+"""Tests the communication volume of a step, compiled and by formula."""
 
 import dataclasses
 from typing import Any
@@ -31,11 +31,11 @@ def collective(kind: str, groups: Any, size: int = 1000, **more: Any) -> Collect
         ((tuple(range(8)),), "data+fsdp"),
     ],
 )
-def test_groups_lie_along_axes(groups: Any, axis: str) -> None:
+def test_groups_map_to_mesh_axes(groups: Any, axis: str) -> None:
     assert traffic.axis_of(groups, HYBRID) == axis
 
 
-def test_rows_add_up_what_is_alike() -> None:
+def test_rows_sum_collectives_of_the_same_kind() -> None:
     inside, across = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
     found = [
         collective("all-gather", inside, times=3, overlapped=True),
@@ -56,7 +56,7 @@ def test_rows_add_up_what_is_alike() -> None:
 
 
 @pytest.mark.parametrize(("shard", "gathers"), [("params", 4), ("optimizer", 1)])
-def test_the_formula_gathers_each_parameter_and_scatters_its_gradient(
+def test_formula_counts_all_gather_of_parameters_and_reduce_scatter_of_gradients(
     shard: Any, gathers: int
 ) -> None:
     settings = dataclasses.replace(HYBRID, data=1, fsdp=8, shard=shard)
@@ -73,7 +73,7 @@ def test_the_formula_gathers_each_parameter_and_scatters_its_gradient(
     assert jax.device_count() == 8
 
 
-def test_adapters_of_a_node_share_what_crosses() -> None:
+def test_adapters_of_a_node_share_traffic_between_nodes() -> None:
     h100, everyone = cards.card("h100"), (tuple(range(16)),)
     mesh = config.Mesh(data=1, fsdp=16, shard="params")
     (row,) = traffic.rows([collective("all-gather", everyone)], mesh, h100, gpus_per_node=8)

@@ -1,4 +1,4 @@
-"""Operations are counted from the traced program, recomputation included."""
+"""Tests counting operations of a traced program, rematerialization included."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def array(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def test_a_product() -> None:
+def test_a_matmul() -> None:
     assert flops(jnp.matmul, array(3, 5), array(5, 7)) == 2 * 3 * 5 * 7
     batched = flops(lambda x, y: jnp.einsum("bij,bjk->bik", x, y), array(4, 3, 5), array(4, 5, 7))
     assert batched == 4 * 2 * 3 * 5 * 7
@@ -42,42 +42,42 @@ def test_a_convolution_and_its_two_gradients_cost_the_same(stride: int) -> None:
     assert both == pytest.approx(3 * forward)
 
 
-def test_a_loop_counts_as_often_as_it_runs() -> None:
+def test_a_loop_counts_once_per_iteration() -> None:
     def f(x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda carry, _: (carry @ carry, None), x, length=6)[0]
 
     assert flops(f, array(4, 4)) == 6 * 2 * 4**3
 
 
-def test_what_each_device_does_by_itself_counts_for_all() -> None:
+def test_a_shard_map_counts_once_per_device() -> None:
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, whole = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
     each = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
     assert flops(each, array(8, 5), array(5, 7)) == flops(jnp.matmul, array(8, 5), array(5, 7))
 
 
-def test_of_a_choice_the_dearest_counts() -> None:
+def test_a_conditional_counts_its_most_expensive_branch() -> None:
     def f(which: jax.Array, x: jax.Array) -> jax.Array:
         return jax.lax.cond(which[0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
 
     assert flops(f, array(1), array(4, 4)) == 2 * 2 * 4**3
 
 
-def test_recomputation_counts() -> None:
+def test_rematerialization_counts() -> None:
     def f(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.sin(jnp.sin(x @ y) @ y).sum()
 
     plain = flops(jax.grad(f), array(4, 4), array(4, 4))
     again = flops(jax.grad(jax.checkpoint(f)), array(4, 4), array(4, 4))
-    assert plain == (2 + 2) * 2 * 4**3  # forward, and the gradient of each product's left side
+    assert plain == (2 + 2) * 2 * 4**3  # forward, and the gradient of each matmul's left operand
     assert again == plain + 2 * 2 * 4**3
 
 
 @pytest.mark.parametrize("name", ["h100_1", "demo_mlm"])
 def test_the_models_formulas_agree_with_the_program(name: str) -> None:
-    """To 8%: a formula leaves out small things that a program computes, and the other way round.
+    """To 8%, as formulas and programs each omit some small operations that the other counts.
 
-    The video autoencoder at its real width: of narrow ones the zeros in folded kernels are 9%.
+    The video autoencoder has its real width: in narrow ones, zeros in folded kernels make up 9%.
     """
     single = ["--optim.accumulate", "1", "--mesh.data", "1", "--mesh.fsdp", "1"]
     where = ["--data.path", "somewhere", "--data.batch_size", "1", "--model.remat", "none"]

@@ -1,4 +1,4 @@
-"""What the charts are given."""
+"""The data of the charts."""
 
 import math
 from pathlib import Path
@@ -24,12 +24,12 @@ def test_training_and_validation_of_all_runs_share_a_chart(tmp_path: Path) -> No
     assert loss["curves"][1]["step"] == (50, 100)
     assert not thinned
     names = [chart["name"] for chart in charts]
-    assert "loss_std" not in names  # the spread over examples is no course
+    assert "loss_std" not in names  # the spread over examples gets no chart
     assert [name for name in names if "per_second" in name] == ["tokens_per_second"]
     assert names.index("grad_norm") < names.index("gpu_memory_usage")
 
 
-def test_what_is_not_finite_is_a_gap_and_is_counted(tmp_path: Path) -> None:
+def test_nan_and_inf_are_gaps_and_are_counted(tmp_path: Path) -> None:
     records = written_run.records([1, 2, 3, 4])
     records[1] |= {"train/loss": None, "nonfinite": {"train/loss": "nan"}}
     records[2] |= {"train/loss": None, "nonfinite": {"train/loss": "inf"}}
@@ -39,7 +39,7 @@ def test_what_is_not_finite_is_a_gap_and_is_counted(tmp_path: Path) -> None:
     assert [value is None for value in values] == [False, True, True, False]
     found = facts.results(run)
     (line,) = curves.nonfinite(run, found)
-    assert "train/loss is not finite in 2 of its records, first at step 2" in line
+    assert "train/loss is NaN/Inf in 2 records, first at step 2" in line
     assert (found["train/loss"].best, found["train/loss"].best_step) == (4 / 5, 4)
 
 
@@ -56,13 +56,13 @@ def test_thinning_keeps_ends_and_peaks() -> None:
     assert kept[0] == points[0]
     assert kept[-1] == points[-1]
     assert {points[31_234], points[777]} <= set(kept)
-    assert any(value is None for _, _, value in kept)  # the gap stays one
+    assert any(value is None for _, _, value in kept)  # the gap remains
     assert kept == sorted(kept, key=lambda point: point[0])
     assert curves.thin(points[:2000], 2000) == points[:2000]
 
 
-def test_examples_and_tokens_follow_from_the_starts(tmp_path: Path) -> None:
-    run = read(tmp_path, history=written_run.whole_history())
+def test_examples_and_tokens_are_computed_from_the_starts(tmp_path: Path) -> None:
+    run = read(tmp_path, history=written_run.full_history())
     found = curves.described(run)
     assert found["seen"] == [[0, 0, 8], [40, 320, 8]]
     assert (found["tokens"], found["resumes"]) == (64, [40])

@@ -1,4 +1,4 @@
-"""The report of run directories that strangers made: a page, or one line."""
+"""Reports of run directories that someone else made: always a page, or a one-line error."""
 
 import dataclasses
 import json
@@ -32,11 +32,11 @@ def _light(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return written_run.write(tmp_path / "run", history=written_run.whole_history())
+    return written_run.write(tmp_path / "run", history=written_run.full_history())
 
 
 def paged(directory: Path) -> str:
-    """The page, by the command."""
+    """Writes the page with the command."""
     out = directory.parent / "page.html"
     assert main.main(["report", str(directory), "--out", str(out)]) == 0
     return out.read_text()
@@ -45,7 +45,7 @@ def paged(directory: Path) -> str:
 def changed(
     value: Any, path: tuple[Any, ...] = (), deep: int = 3, odds: tuple[Any, ...] = ODD
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """JSON with one value in it replaced or taken out, for each value and each odd one."""
+    """Yields copies of a JSON value in which one value is removed or replaced by an odd one."""
     if isinstance(value, dict | list) and len(path) < deep:
         for key in value if isinstance(value, dict) else range(len(value)):
             for where, one in changed(value[key], (*path, key), deep, odds):
@@ -66,12 +66,12 @@ def test_no_value_of_the_config_breaks_the_page(run: Path) -> None:
 
 
 def test_no_value_of_the_history_breaks_the_page(run: Path) -> None:
-    whole = written_run.whole_history()
-    kinds = {event["event"]: index for index, event in enumerate(whole)}
-    kinds["training"] = next(i for i, one in enumerate(whole) if one.get("name") == "training")
+    full = written_run.full_history()
+    kinds = {event["event"]: index for index, event in enumerate(full)}
+    kinds["training"] = next(i for i, one in enumerate(full) if one.get("name") == "training")
     for kind, index in kinds.items():
-        for where, event in changed(whole[index], deep=1, odds=FEW):
-            written_run.lines(run / "history.jsonl", [*whole[:index], event, *whole[index + 1 :]])
+        for where, event in changed(full[index], deep=1, odds=FEW):
+            written_run.lines(run / "history.jsonl", [*full[:index], event, *full[index + 1 :]])
             assert page.page([run_files.read(run, "a")]), (kind, where)
 
 
@@ -99,7 +99,7 @@ def test_no_value_of_the_lists_breaks_the_page(run: Path, name: str) -> None:
     ],
     ids=lambda content: ascii(content[:12]),
 )
-def test_files_of_another_kind_are_named(run: Path, name: str, content: bytes) -> None:
+def test_files_with_other_contents_are_reported(run: Path, name: str, content: bytes) -> None:
     (run / name).write_bytes(content)
     found = run_files.read(run, "a")
     assert {"config.json": not found.config or content.startswith(b'{"step"')}.get(name, True)
@@ -131,33 +131,33 @@ def test_pipes_devices_and_folders_are_not_read(run: Path, name: str) -> None:
 def test_long_files_are_read_up_to_a_limit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = written_run.records(range(1, 99))
     written_run.lines(run / "metrics.jsonl", records)
-    monkeypatch.setattr(run_files, "_MOST_LINES", 10)
+    monkeypatch.setattr(run_files, "_MAX_LINES", 10)
     found = run_files.read(run, "a")
     assert len(found.records) == 10
     assert any("metrics.jsonl has more than 10 lines" in line for line in found.missing)
     monkeypatch.undo()
-    monkeypatch.setattr(run_files, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(run_files, "_MAX_BYTES", 1000)
     found = run_files.read(run, "a")
     assert 0 < len(found.records) < len(records)
-    assert any("or 1,000 bytes: what follows" in line for line in found.missing)
+    assert any("or 1,000 bytes: the rest was skipped" in line for line in found.missing)
     monkeypatch.undo()
     found = run_files.read(run, "a")
     assert len(found.records) == len(records)
-    monkeypatch.setattr(run_files, "_MOST_BYTES", 2**22)
+    monkeypatch.setattr(run_files, "_MAX_BYTES", 2**22)
     with (run / "metrics.jsonl").open("r+b") as file:
-        file.truncate(2**40)  # takes no place
+        file.truncate(2**40)  # takes no disk space
     assert len(run_files.read(run, "a").records) == len(records)
 
 
-def test_thousands_of_names_are_no_metrics(run: Path) -> None:
+def test_thousands_of_metric_names_are_not_read(run: Path) -> None:
     record = {"step": 1, "time": BEGAN} | {f"val/{number}": 1.0 for number in range(5000)}
     written_run.lines(run / "metrics.jsonl", [record])
     found = run_files.read(run, "a")
     assert not found.records
-    assert any(line.startswith("Line 1 of metrics.jsonl is no record") for line in found.missing)
+    assert any(line.startswith("Line 1 of metrics.jsonl is not a record") for line in found.missing)
 
 
-def test_samples_are_what_their_names_say(run: Path, tmp_path: Path) -> None:
+def test_samples_must_match_their_extensions(run: Path, tmp_path: Path) -> None:
     (run / "samples").mkdir()
     secret = tmp_path / "secret"
     secret.write_text("the reader's own")
@@ -174,11 +174,11 @@ def test_samples_are_what_their_names_say(run: Path, tmp_path: Path) -> None:
     (run / "samples" / "zero_1.png").symlink_to("/dev/zero")
     os.mkfifo(run / "samples" / "pipe_1.png")
     text = paged(run)
-    assert "script_1.png is left out: it is not a PNG image" in text
-    assert "giant_1.png is left out: it has 1048576x1048576 pixels" in text
-    assert "cut_1.png is left out: it is not a PNG image" in text
-    assert "page_1.mp4 is left out: it is not an MP4 video" in text
-    assert "980,000 characters more" in text
+    assert "script_1.png is omitted: it is not a PNG image" in text
+    assert "giant_1.png is omitted: it has 1048576x1048576 pixels" in text
+    assert "cut_1.png is omitted: it is not a PNG image" in text
+    assert "page_1.mp4 is omitted: it is not an MP4 video" in text
+    assert "980,000 more characters" in text
     assert "the reader's own" not in text.replace("&#x27;", "'")
     assert "data:" not in text.replace("default-src", "").replace("img-src data:", "").replace(
         "media-src data:", ""
@@ -192,7 +192,7 @@ def test_samples_are_what_their_names_say(run: Path, tmp_path: Path) -> None:
         *("quarantine.jsonl", "quarantine.2.jsonl"),
     ],
 )
-def test_a_link_in_the_place_of_a_file_is_not_read(run: Path, tmp_path: Path, name: str) -> None:
+def test_a_linked_file_is_not_read(run: Path, tmp_path: Path, name: str) -> None:
     path, own = run / name, tmp_path / "own"
     if path.exists():
         path.rename(own)
@@ -206,7 +206,7 @@ def test_a_link_in_the_place_of_a_file_is_not_read(run: Path, tmp_path: Path, na
     assert dataclasses.replace(found, missing=()) == dataclasses.replace(without, missing=())
 
 
-def test_a_link_in_the_place_of_the_samples_is_not_read(run: Path, tmp_path: Path) -> None:
+def test_a_linked_samples_folder_is_not_read(run: Path, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "text_1.txt").write_text("the reader keeps it")
     (run / "samples").symlink_to(tmp_path / "own")
@@ -214,14 +214,14 @@ def test_a_link_in_the_place_of_the_samples_is_not_read(run: Path, tmp_path: Pat
 
 
 def test_long_json_is_not_parsed(run: Path) -> None:
-    """3 bytes of it can take 64 of memory."""
+    """3 bytes of JSON can take 64 bytes of memory."""
     (run / "bad_steps.jsonl").write_bytes(b'{"a":[' + b"[]," * (2**26 // 3) + b"0]}\n")
     found = run_files.read(run, "a")
-    assert not found.bad_updates
+    assert not found.bad_steps
     assert any("bad_steps.jsonl has more than" in line for line in found.missing)
 
 
-def test_records_are_read_as_the_run_itself_does(run: Path) -> None:
+def test_records_are_read_the_same_way_as_by_the_run(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 110, "time": 1.0, "val/x": null, "nonfinite": {"val/x": "-inf"}}\n')
     assert run_files.read(run, "a").records == list(line_files.read(run / "metrics.jsonl"))

@@ -1,4 +1,4 @@
-"""The page as a whole: what stands in it, and that nothing of a run becomes markup."""
+"""The complete page: its contents, and that no text of a run becomes markup."""
 
 import html.parser
 import json
@@ -14,7 +14,7 @@ from jaxtrain.reporting.markup import Html, element, json_text
 
 
 class Parsed(html.parser.HTMLParser):
-    """Tags, text outside of scripts, and whether all that was opened was closed."""
+    """The tags of a page and its text outside of scripts; checks that all elements are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Parsed(html.parser.HTMLParser):
 
 @pytest.fixture(autouse=True)
 def _light(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_plotly", lambda: "")  # as much as all else together
+    monkeypatch.setattr(page, "_plotly", lambda: "")  # as large as the rest of the page
 
 
 def made(*directories: Path) -> Parsed:
@@ -52,75 +52,75 @@ def made(*directories: Path) -> Parsed:
     )
 
 
-def words(parsed: Parsed) -> str:
+def text_of(parsed: Parsed) -> str:
     return " ".join(parsed.text.split())
 
 
 def test_one_run(tmp_path: Path) -> None:
-    written_run.write(tmp_path, history=written_run.whole_history())
+    written_run.write(tmp_path, history=written_run.full_history())
     written_run.add_samples(tmp_path, [50, 100])
     parsed = made(tmp_path)
-    text = words(parsed)
+    text = text_of(parsed)
     for expected in (
-        "tiny done 100 of 100 updates",
+        "tiny done 100 of 100 steps",
         "steps 100 of 100",
         "running time 3m20s in 2 starts",
-        "spent on updates 48.0%",
+        "time spent training 48.0%",
         "4 NVIDIA H100 80GB HBM3",
-        "trained again updates done twice",
-        "whole 3m20s 100.0%",
-        "20 updates were trained again",
-        "planned, a device 12.50 GiB",
+        "repeated training steps trained twice",
+        "total 3m20s 100.0%",
+        "20 steps were repeated",
+        "planned, per device 12.50 GiB",
         "fullest device 11.00 GiB",
         "model FLOP/s, all devices 2 TFLOP/s",
         "dense bf16, all devices 3.956 PFLOP/s",
         "reconstruction after step 100",
         "step 100 <b>bold</b>",
-        "3 files of earlier validations are in samples/ only",
-        "Given on the command line optim.peak_lr 0.01",
+        "3 files of earlier validations are only in samples/",
+        "Set on the command line optim.peak_lr 0.01",
         "driver 570.1",
-        "killed: it left no end",
+        "killed: no end was recorded",
         "optim.peak_lr: 0.01 -> 0.02",
         "None: all input was read",
     ):
         assert expected in text
-    assert "What is missing" not in text
-    (picture,) = parsed.all("img")
+    assert "Missing" not in text
+    (image,) = parsed.all("img")
     (clip,) = parsed.all("video")
-    assert str(picture["src"]).startswith("data:image/png;base64,")
+    assert str(image["src"]).startswith("data:image/png;base64,")
     assert str(clip["src"]).startswith("data:video/mp4;base64,")
 
 
-def test_two_runs_stand_side_by_side_and_differences_are_marked(tmp_path: Path) -> None:
+def test_two_runs_are_side_by_side_and_differences_are_highlighted(tmp_path: Path) -> None:
     other = written_run.CONFIG | {"seed": 2}
-    one = written_run.write(tmp_path / "one", history=written_run.whole_history())
+    one = written_run.write(tmp_path / "one", history=written_run.full_history())
     two = written_run.write(tmp_path / "two", config=other)
     parsed = made(one, two)
-    text = words(parsed)
-    assert "What differs one two seed 1 2 All" in text
+    text = text_of(parsed)
+    assert "Differences one two seed 1 2 All" in text
     assert len(parsed.all("mark")) >= 2
-    assert "two: history.jsonl is not there" in text
+    assert "two: history.jsonl is missing" in text
     assert len([one for one in parsed.all("input") if "data-run" in one]) == 2
 
 
 @pytest.mark.parametrize("history", [None, []])
 @pytest.mark.parametrize("config", [None, {}, written_run.CONFIG])
 @pytest.mark.parametrize("metrics", [[], written_run.records([1]), None])
-def test_whatever_is_missing_there_is_a_page(
+def test_missing_files_still_give_a_page(
     tmp_path: Path, history: Any, config: Any, metrics: Any
 ) -> None:
     written_run.write(tmp_path, config=config, metrics=metrics, history=history)
-    assert "Bad inputs and updates" in words(made(tmp_path))
+    assert "Unreadable input and skipped steps" in text_of(made(tmp_path))
 
 
-def test_a_history_at_any_moment_gives_a_page(tmp_path: Path) -> None:
-    history = written_run.whole_history()
+def test_a_history_of_any_length_gives_a_page(tmp_path: Path) -> None:
+    history = written_run.full_history()
     for length in range(1, len(history)):
         written_run.write(tmp_path, history=history[:length])
-        assert "no end is recorded" in words(made(tmp_path))
+        assert "no end was recorded" in text_of(made(tmp_path))
 
 
-def test_text_of_a_run_stays_text(tmp_path: Path) -> None:
+def test_text_of_a_run_never_becomes_markup(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     directory = tmp_path / "<b>&amp;"
     config = written_run.CONFIG | {"name": evil, "note": evil}
@@ -133,13 +133,13 @@ def test_text_of_a_run_stays_text(tmp_path: Path) -> None:
     written_run.lines(directory / "bad_steps.jsonl", [{"step": 1, "position": 2, "loss": evil}])
     parsed = made(directory)
     assert not parsed.all("img")
-    assert not parsed.all("b")[1:]  # only the page's own
+    assert not parsed.all("b")[1:]  # only one of the page itself
     assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
     assert len(parsed.all("script")) == 3
 
 
-def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
-    written_run.write(tmp_path, history=written_run.whole_history())
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    written_run.write(tmp_path, history=written_run.full_history())
     written_run.add_samples(tmp_path, [100])
     parsed = made(tmp_path)
     for _, attributes in parsed.tags:
@@ -150,19 +150,19 @@ def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
     assert policy.startswith("default-src 'none';")
 
 
-def test_samples_that_are_too_large_are_left_out_and_named(tmp_path: Path) -> None:
+def test_the_largest_samples_are_omitted(tmp_path: Path) -> None:
     written_run.write(tmp_path)
     written_run.add_samples(tmp_path, [5])
     found = samples.newest(tmp_path)
     total = sum(one.bytes for one in found)
     largest = max(found, key=lambda one: one.bytes)
-    kept, left_out = samples.fitting(found, total - 1)
-    assert left_out == [largest]
+    kept, omitted = samples.fitting(found, total - 1)
+    assert omitted == [largest]
     assert kept == [one for one in found if one is not largest]
     assert samples.fitting(found, total) == (found, [])
 
 
-def test_markup_escapes_what_is_not_markup() -> None:
+def test_text_and_attributes_are_escaped() -> None:
     made = element("p", "<i>", Html("<b>"), title='"x"', hidden=True, id=None)
     assert made == '<p title="&quot;x&quot;" hidden>&lt;i&gt;<b></p>'
     text = "</script>\u2028<!--&"
@@ -170,7 +170,7 @@ def test_markup_escapes_what_is_not_markup() -> None:
     assert json.loads(json_text([text])) == [text]
 
 
-def test_plotly_is_whole_in_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_contains_all_of_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     import base64
     import gzip

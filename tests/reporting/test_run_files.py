@@ -1,4 +1,4 @@
-"""What is read of a run's directory, and what is said of what cannot be."""
+"""Reading a run directory, and reporting what is missing or damaged."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from jaxtrain.reporting import run_files
 from jaxtrain.storage import lock
 
 
-def test_a_whole_run_misses_nothing(tmp_path: Path) -> None:
-    written_run.write(tmp_path, history=written_run.whole_history())
+def test_a_complete_run_has_nothing_missing(tmp_path: Path) -> None:
+    written_run.write(tmp_path, history=written_run.full_history())
     run = run_files.read(tmp_path, "a")
     assert not run.missing
     assert (len(run.starts), run.last("end")["code"]) == (2, 0)
@@ -20,16 +20,21 @@ def test_a_whole_run_misses_nothing(tmp_path: Path) -> None:
     assert run.records[-1]["step"] == 100
 
 
-def test_damage_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
-    written_run.write(tmp_path, config=None, history=written_run.whole_history())
+def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
+    written_run.write(tmp_path, config=None, history=written_run.full_history())
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 110, "ti')
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write('{"event": "phase", "time": null, "step": 1}\n{"event": "ph')
     run = run_files.read(tmp_path, "a")
     assert run.records[-1]["step"] == 100
-    assert len(run.history) == len(written_run.whole_history())
-    assert [line.partition(" ")[0] for line in run.missing] == ["config.json", "The", "1", "1"]
+    assert len(run.history) == len(written_run.full_history())
+    assert [line.partition(" ")[0] for line in run.missing] == [
+        "config.json",
+        "The",
+        "history.jsonl:",
+        "history.jsonl:",
+    ]
 
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join([*lines[:3], "garbage\n", *lines[3:]]))
@@ -38,39 +43,37 @@ def test_damage_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     assert any(line.startswith("Line 4 of metrics.jsonl") for line in run.missing)
 
 
-def test_a_run_that_has_done_nothing_yet(tmp_path: Path) -> None:
+def test_a_run_without_records(tmp_path: Path) -> None:
     written_run.write(tmp_path, metrics=[])
     run = run_files.read(tmp_path, "a")
     assert [line.split()[0] for line in run.missing] == ["metrics.jsonl", "history.jsonl"]
     (tmp_path / "metrics.jsonl").unlink()
-    assert "metrics.jsonl is not there" in run_files.read(tmp_path, "a").missing[0]
+    assert "metrics.jsonl is missing" in run_files.read(tmp_path, "a").missing[0]
 
 
-def test_a_run_without_validation_says_so(tmp_path: Path) -> None:
+def test_a_run_without_validations_is_reported(tmp_path: Path) -> None:
     written_run.write(tmp_path, metrics=written_run.records([1, 2]), history=[])
-    assert "No validation is recorded." in run_files.read(tmp_path, "a").missing
+    assert "No validation was recorded." in run_files.read(tmp_path, "a").missing
 
 
-def test_quarantined_inputs_of_all_processes_count_once(tmp_path: Path) -> None:
+def test_an_input_quarantined_by_several_processes_counts_once(tmp_path: Path) -> None:
     written_run.write(tmp_path)
-    one = {"path": "a.mp4", "reason": "torn", "found": "training", "position": 3}
+    one = {"path": "a.mp4", "reason": "truncated", "found": "training", "position": 3}
     written_run.lines(tmp_path / "quarantine.jsonl", [one, one])
     written_run.lines(tmp_path / "quarantine.1.jsonl", [one, one | {"path": "b.mp4"}])
     found = run_files.read(tmp_path, "a").quarantined
     assert [one.path for one in found] == ["a.mp4", "b.mp4"]
 
 
-def test_its_own_run_is_never_asked_for_its_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Closing any descriptor of the file would give the lock away."""
+def test_a_run_never_checks_its_own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing any descriptor of the file would release the lock."""
     written_run.write(tmp_path)
     monkeypatch.setattr(lock, "holder", lambda directory: "host, process 7")
-    assert run_files.read(tmp_path, "a").at_work == "host, process 7"
-    assert run_files.read(tmp_path, "a", own=True).at_work == ""
+    assert run_files.read(tmp_path, "a").active_process == "host, process 7"
+    assert run_files.read(tmp_path, "a", own=True).active_process == ""
 
 
-def test_labels_are_short_and_differ() -> None:
+def test_labels_are_short_and_unique() -> None:
     def of(*paths: str) -> list[str]:
         return run_files.labels([Path(path) for path in paths])
 
@@ -80,24 +83,24 @@ def test_labels_are_short_and_differ() -> None:
     assert of("/x/a", "/x/a") == ["/x/a", "/x/a"]
 
 
-def test_what_is_no_run_is_refused_with_a_cure(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
     run = written_run.write(tmp_path / "runs" / "one")
     (run / "samples").mkdir()
-    for given, words in (
-        (tmp_path / "nothing", "there is no such folder"),
+    for given, expected in (
+        (tmp_path / "nothing", "no such folder"),
         (run / "config.json", "this is a file"),
-        (run / "samples", f"name a run's directory, as {run}"),
-        (tmp_path / "runs", f"name a run's directory, as {run}"),
-        (tmp_path, "name a run's directory, as output/latest"),
+        (run / "samples", f"pass a run directory, such as {run}"),
+        (tmp_path / "runs", f"pass a run directory, such as {run}"),
+        (tmp_path, "pass a run directory, such as output/latest"),
     ):
         with pytest.raises(InputError) as refused:
             run_files.check(given, given)
-        assert words in str(refused.value)
+        assert expected in str(refused.value)
         assert str(given) in str(refused.value)
     run_files.check(run, run)
 
 
-def test_config_that_is_no_json(tmp_path: Path) -> None:
+def test_an_invalid_config_is_reported(tmp_path: Path) -> None:
     written_run.write(tmp_path)
     for text in ("{", json.dumps([1]), json.dumps({"loop": 3})):
         (tmp_path / "config.json").write_text(text)
@@ -106,8 +109,8 @@ def test_config_that_is_no_json(tmp_path: Path) -> None:
         assert any(line.startswith("config.json ") for line in run.missing)
 
 
-def test_values_of_another_kind_are_no_records(tmp_path: Path) -> None:
-    starts = [event for event in written_run.whole_history() if event["event"] == "start"]
+def test_lines_with_values_of_another_type_are_skipped(tmp_path: Path) -> None:
+    starts = [event for event in written_run.full_history() if event["event"] == "start"]
     written_run.write(tmp_path, history=[starts[0] | {"began": None}])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 110, "time": 1.0, "train/loss": "oops"}\n')

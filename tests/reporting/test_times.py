@@ -1,4 +1,4 @@
-"""Where the time of a run went: each second once."""
+"""Where a run's time went: each second counts once."""
 
 import math
 
@@ -9,27 +9,27 @@ from written_run import BEGAN, end, phase, start, training
 from jaxtrain.reporting import times
 
 
-def test_the_parts_add_up_to_the_whole_and_each_is_where_it_belongs() -> None:
-    found = times.account(written_run.whole_history())
+def test_the_categories_add_up_to_the_total() -> None:
+    found = times.account(written_run.full_history())
     assert found is not None
-    assert found.whole_s == pytest.approx(200)
+    assert found.total_s == pytest.approx(200)
     assert {name: seconds for name, seconds in found.seconds.items() if seconds} == pytest.approx(
         {
             times.STEPS: 2 * 18 + 60,
             times.INPUT: 4,
-            times.EVALUATION: 20,
+            times.VALIDATION: 20,
             times.SAVE: 11,
             times.COMPILE: 14,
             times.START: 3 + 2 + 6,
             times.OTHER: 2,
-            times.AGAIN: 20,
+            times.REPEATED: 20,
             times.DOWN: 22,
         }
     )
-    assert (found.updates_again, found.idle_s) == (20, 0)
+    assert (found.repeated_steps, found.idle_s) == (20, 0)
 
 
-def test_a_training_phase_that_a_resume_cuts_is_lost_in_part() -> None:
+def test_part_of_a_training_phase_is_repeated_after_a_resume() -> None:
     history = [
         start(BEGAN, began=BEGAN),
         training(BEGAN + 40, 40, 0, 40, waited_s=8),
@@ -37,43 +37,43 @@ def test_a_training_phase_that_a_resume_cuts_is_lost_in_part() -> None:
     ]
     found = times.account(history)
     assert found is not None
-    assert found.seconds[times.AGAIN] == pytest.approx(10)
+    assert found.seconds[times.REPEATED] == pytest.approx(10)
     assert found.seconds[times.INPUT] == pytest.approx(6)
     assert found.seconds[times.STEPS] == pytest.approx(24)
-    assert (found.seconds[times.DOWN], found.updates_again) == (pytest.approx(1), 10)
+    assert (found.seconds[times.DOWN], found.repeated_steps) == (pytest.approx(1), 10)
 
 
-def test_what_a_later_start_goes_behind_is_lost_too() -> None:
+def test_a_resume_from_scratch_repeats_all_starts_before_it() -> None:
     history = [
         start(BEGAN, began=BEGAN),
         training(BEGAN + 10, 10, 0, 10),
         start(BEGAN + 10, 10, began=BEGAN + 10),
         training(BEGAN + 20, 10, 10, 20),
-        start(BEGAN + 20, 0, began=BEGAN + 20),  # found no whole checkpoint
+        start(BEGAN + 20, 0, began=BEGAN + 20),  # found no complete checkpoint
     ]
     found = times.account(history)
     assert found is not None
-    assert found.seconds[times.AGAIN] == pytest.approx(20)
-    assert found.updates_again == 20
+    assert found.seconds[times.REPEATED] == pytest.approx(20)
+    assert found.repeated_steps == 20
 
 
-def test_a_rollback_loses_what_came_after_its_checkpoint() -> None:
+def test_a_rollback_repeats_the_steps_after_its_checkpoint() -> None:
     history = [
         start(BEGAN, began=BEGAN),
         training(BEGAN + 30, 30, 0, 30),
-        training(BEGAN + 35, 5, 30, 30),  # bad updates only
+        training(BEGAN + 35, 5, 30, 30),  # only skipped steps
         phase("rollback", BEGAN + 37, 2, 20),
         training(BEGAN + 47, 10, 20, 30),
     ]
     found = times.account(history)
     assert found is not None
-    assert found.seconds[times.AGAIN] == pytest.approx(10 + 5)
+    assert found.seconds[times.REPEATED] == pytest.approx(10 + 5)
     assert found.seconds[times.ROLLBACK] == pytest.approx(2)
     assert found.seconds[times.STEPS] == pytest.approx(30)
 
 
 @pytest.mark.parametrize(("code", "down", "idle"), [(75, 90, 0), (130, 90, 0), (0, 0, 90)])
-def test_time_after_a_run_that_was_over_is_not_lost(code: int, down: float, idle: float) -> None:
+def test_time_after_a_completed_run_is_idle_not_lost(code: int, down: float, idle: float) -> None:
     history = [
         start(BEGAN, began=BEGAN),
         end(BEGAN + 10, 5, code),
@@ -85,7 +85,7 @@ def test_time_after_a_run_that_was_over_is_not_lost(code: int, down: float, idle
     assert found.idle_s == pytest.approx(idle)
 
 
-def test_clocks_that_go_back_make_no_negative_time() -> None:
+def test_a_clock_that_goes_back_gives_no_negative_time() -> None:
     history = [
         start(BEGAN, began=BEGAN + 5),
         phase("compile", BEGAN + 1, 3),

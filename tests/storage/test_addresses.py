@@ -1,4 +1,4 @@
-"""What of an address is recorded, and that a complete run keeps no secret of one."""
+"""Tests how addresses are recorded, and that a complete run stores no secrets from them."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ SIGNED = "X-Amz-Credential=me&X-Amz-Security-Token={0}&X-Amz-Signature={0}"
         ("/a/b?c=d", "/a/b?c=d"),
     ],
 )
-def test_what_is_recorded(address: str, shown: str) -> None:
+def test_recorded_form_of_an_address(address: str, shown: str) -> None:
     found = addresses.public(address)
     if shown.endswith("%s"):
         assert found.startswith(shown[:-2])
@@ -52,7 +52,7 @@ def test_what_is_recorded(address: str, shown: str) -> None:
     assert addresses.scrubbed(("--data.path=" + address,)) == ("--data.path=" + found,)
 
 
-def test_a_text_without_a_space_around_an_address() -> None:
+def test_an_address_in_a_text_without_spaces() -> None:
     assert addresses.scrub("ClientError(https:/me:s@h/a?b=s)") == (
         f"ClientError({addresses.public('https:/me:s@h/a?b=s')})"
     )
@@ -63,7 +63,7 @@ def test_a_text_without_a_space_around_an_address() -> None:
 
 @pytest.mark.parametrize("unit", ["a", "a.", ":", "a:", "a://", "a://b:", "[", "/", "a=b&", "://"])
 @pytest.mark.parametrize("start", ["", "https://", "https://h?", "s3://h/"])
-def test_long_texts_take_no_longer_than_they_are(unit: str, start: str) -> None:
+def test_time_is_linear_in_the_length_of_the_text(unit: str, start: str) -> None:
     for text in (start + unit * (100_000 // len(unit)) + end for end in ("", ":/", " @", "://a")):
         began = time.process_time()
         addresses.scrub(text)
@@ -72,10 +72,10 @@ def test_long_texts_take_no_longer_than_they_are(unit: str, start: str) -> None:
             addresses.refuse_user(text, "--data.path")
         if addresses.is_address(text):
             with pytest.raises(
-                InputError, match=r"has [\d,]+ characters, and the limit|holds a user"
+                InputError, match=r"has [\d,]+ characters, and the limit|contains a user"
             ):
                 addresses.check(text, "--data.path")
-        assert time.process_time() - began < 1  # quadratic expressions took 20 s and more
+        assert time.process_time() - began < 1  # quadratic expressions took more than 20 s
 
 
 def test_long_secrets_are_removed() -> None:
@@ -84,7 +84,7 @@ def test_long_secrets_are_removed() -> None:
             text = f"no {scheme}://me:{secret}@host/a: start again"
             assert "s" * 5 not in addresses.scrub(text).replace("https", "")
             assert "s/" not in addresses.scrub(text)
-            with pytest.raises(InputError, match=r"holds a user name or a password") as caught:
+            with pytest.raises(InputError, match=r"contains a user name or password") as caught:
                 addresses.refuse_user(text, "--data.path")
             assert len(str(caught.value)) < 300
     plain = "https://h:80/a@b s3://b/a@b https://h/:a@b"
@@ -92,12 +92,12 @@ def test_long_secrets_are_removed() -> None:
     assert addresses.scrub(plain) == plain
 
 
-def test_the_order_of_parameters_is_no_difference_and_their_values_are() -> None:
+def test_identity_ignores_the_order_of_parameters_but_not_their_values() -> None:
     found = {
         addresses.public(f"https://h/a?{query}") for query in ("x=1&y=2", "y=2&x=1", "x=2&y=1")
     }
     assert len(found) == 2
-    assert addresses.identity("https://h/a") == "https://h/a"  # where older versions cached it
+    assert addresses.identity("https://h/a") == "https://h/a"  # as cached by older versions
 
 
 def test_a_config_is_saved_without_queries_and_passwords() -> None:
@@ -155,7 +155,7 @@ SMALL = (
 
 
 def _fill(server: Server, place: Path) -> None:
-    """Six videos, one that is none, and the list of them; all behind a signature."""
+    """Six videos, one invalid file, and their list; all with signed addresses."""
     names = [f"{number}.mp4" for number in range(6)]
     for number, name in enumerate(names):
         file = sample_videos.write(place / "made" / name, 20 + number)
@@ -167,7 +167,7 @@ def _fill(server: Server, place: Path) -> None:
 
 
 def _spilled(place: Path) -> list[str]:
-    """Files with a secret in their names or contents, but for the list that was fetched."""
+    """Returns files with a secret in their names or contents, except the fetched list."""
     found = []
     for path in place.rglob("*"):
         name = str(path.relative_to(place))
@@ -179,7 +179,7 @@ def _spilled(place: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_complete_run_keeps_no_secret_of_its_addresses(tmp_path: Path) -> None:
+def test_a_complete_run_stores_no_secret_of_its_addresses(tmp_path: Path) -> None:
     """Training, quarantine, checkpoint, resume with another signature, failures and a report."""
     with serving() as server:
         _fill(server, tmp_path)
@@ -188,14 +188,16 @@ def test_a_complete_run_keeps_no_secret_of_its_addresses(tmp_path: Path) -> None
         said = train(tmp_path, *SMALL, *path, "--loop.steps", 4, "--output-dir", "run")
         assert f"--data.path '{listed}?signed'" in said  # the command line to resume with
         asked = len(server.asked)
-        assert all(SECRETS[0] in one for one in server.asked)  # and the server gets all of it
+        assert all(
+            SECRETS[0] in one for one in server.asked
+        )  # the server receives the complete query
 
         newly = f"--data.path={listed}?{SIGNED.format(SECRETS[1])}"
         resume = (*SMALL, "--loop.steps", 6, "--output-dir", "run", "--resume", "latest")
         said += train(tmp_path, *resume, newly)
         assert "step 6/6" in said
         assert "differs from the checkpoint: data.path" not in said
-        # Only what is no video was removed from the cache, and is fetched again.
+        # Only the invalid file was removed from the cache, and is fetched again.
         assert [one.partition("?")[0] for one in server.asked[asked:]] == ["/none.mp4"]
 
         asked = len(server.asked)

@@ -1,4 +1,4 @@
-"""Reading files that a stranger may have made."""
+"""Tests reading untrusted files."""
 
 import os
 import time
@@ -21,27 +21,27 @@ from jaxtrain.storage import atomic
         (b"[" * 2_000_000, "its JSON is nested too deeply"),
         (b'{"a":' * 200 + b"1" + b"}" * 200, "its JSON is nested too deeply"),
         (b"[1, 2]", "it is not a JSON object"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "it holds a number of thousands of digits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "it contains a number with thousands of digits"),
     ],
 )
-def test_json_that_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
+def test_invalid_json_is_rejected(content: bytes, why: str, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=why):
         atomic.read_json(path)
 
 
-def test_json_that_is_read(tmp_path: Path) -> None:
+def test_valid_json_is_read(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     path.write_bytes('{"a": [1, {"b": "ü"}], "n": NaN}'.encode())
     (tmp_path / "link.json").symlink_to(path)
     found = atomic.read_json(tmp_path / "link.json")
     assert found["a"] == [1, {"b": "ü"}]
-    with pytest.raises(ValueError, match="more than 10"):
+    with pytest.raises(ValueError, match="the limit is 10"):
         atomic.read_json(path, limit_bytes=10)
 
 
-def test_only_regular_files_are_read_and_nothing_waits(tmp_path: Path) -> None:
+def test_only_regular_files_are_read_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "endless").symlink_to("/dev/zero")
     began = time.monotonic()
@@ -63,7 +63,7 @@ OPENERS: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("opened", OPENERS, ids=["append", "drop_torn_line", "read"])
-def test_a_file_of_a_run_is_not_reached_through_a_link(
+def test_a_file_of_a_run_directory_is_not_opened_through_a_link(
     opened: Callable[[Path], object], tmp_path: Path
 ) -> None:
     (tmp_path / "mine").write_text("first\nno line end")
@@ -77,7 +77,7 @@ def test_a_file_of_a_run_is_not_reached_through_a_link(
 
 
 @pytest.mark.parametrize("opened", OPENERS, ids=["append", "drop_torn_line", "read"])
-def test_a_pipe_in_the_place_of_a_file_of_a_run_is_not_waited_for(
+def test_a_pipe_in_a_run_directory_does_not_block(
     opened: Callable[[Path], object], tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "log.txt")
@@ -89,19 +89,19 @@ def test_a_pipe_in_the_place_of_a_file_of_a_run_is_not_waited_for(
         os.close(reader)
 
 
-def test_a_folder_of_a_run_may_be_reached_through_a_link(tmp_path: Path) -> None:
+def test_a_run_directory_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "latest").symlink_to("run")
     atomic.Appended(tmp_path / "latest" / "log.txt").append(b"one\n")
     assert (tmp_path / "run" / "log.txt").read_text() == "one\n"
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_an_output_file_that_cannot_be_written_is_rejected_early(tmp_path: Path) -> None:
     gone = tmp_path / "gone" / "o.json"
     for path, words in (
         (gone, f"--json {gone}: the folder {gone.parent} does not exist: create it"),
-        (tmp_path, f"is a folder; name a file in it, such as {tmp_path / 'found.json'}"),
-        (Path("/dev/null"), "is a device or a pipe: name a file of your own"),
+        (tmp_path, f"is a folder: give a file in it, such as {tmp_path / 'found.json'}"),
+        (Path("/dev/null"), "is a device or a pipe: give a regular file"),
     ):
         with pytest.raises(InputError) as caught:
             atomic.check_writable("--json", path)

@@ -1,4 +1,4 @@
-"""One run at a time in a directory: real processes, one of which is killed."""
+"""Tests that a directory allows one run at a time, with real processes, one of which is killed."""
 
 import errno
 import fcntl
@@ -25,7 +25,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, checkout: Path) -> None:
+def test_a_second_run_is_rejected_until_the_first_ends(tmp_path: Path, checkout: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(checkout)},
@@ -35,9 +35,9 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, checkou
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        half = tmp_path / "checkpoints" / "7" / "state"  # of a save that is under way
+        half = tmp_path / "checkpoints" / "7" / "state"  # of a save in progress
         half.mkdir(parents=True)
-        named = rf"at work in {tmp_path} \(process {holder.pid} on {socket.gethostname()}\)"
+        named = rf"is using {tmp_path} \(process {holder.pid} on {socket.gethostname()}\)"
         for resume in ("latest", "7"):
             with pytest.raises(RunAgain, match=named):
                 run_directory.start_from("demo", resume, str(tmp_path), tmp_path)
@@ -51,13 +51,13 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, checkou
     assert said == {"host": socket.gethostname(), "pid": os.getpid()}
 
 
-def test_it_is_held_twice_by_one_process(tmp_path: Path) -> None:
+def test_a_process_may_lock_twice(tmp_path: Path) -> None:
     for _ in range(2):
         lock.hold(tmp_path, print)
     assert list(lock._held).count(tmp_path) == 1
 
 
-def test_a_file_system_without_locks_is_said(
+def test_a_file_system_without_locks_causes_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(descriptor: int, command: int) -> None:
@@ -67,17 +67,17 @@ def test_a_file_system_without_locks_is_said(
     said: list[str] = []
     lock.hold(tmp_path, said.append)
     assert said == [
-        f"warning: {tmp_path / '.lock'} cannot be locked (No locks available): start no second run "
-        "in this directory, as nothing would notice it"
+        f"warning: {tmp_path / '.lock'} cannot be locked (No locks available): do not start a "
+        "second run in this directory, as it would not be detected"
     ]
 
 
-def test_where_there_is_no_directory_there_is_no_lock(tmp_path: Path) -> None:
+def test_a_missing_directory_is_not_locked(tmp_path: Path) -> None:
     lock.hold(tmp_path / "nowhere", print)
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_as_lock_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     (tmp_path / ".lock").symlink_to("mine")
     lock.hold(tmp_path, print)

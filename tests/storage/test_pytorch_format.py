@@ -1,4 +1,4 @@
-"""PyTorch's files are checked before PyTorch reads them; this needs no PyTorch."""
+"""Tests checking PyTorch's files, without PyTorch."""
 
 import io
 import struct
@@ -11,7 +11,7 @@ import pytest
 from jaxtrain.storage import pytorch_format
 
 ORDERED = b"ccollections\nOrderedDict\n"
-# What torch.save({"w": torch.zeros(3)}) writes.
+# Written by torch.save({"w": torch.zeros(3)}).
 ARRAY = (
     b"ctorch._utils\n_rebuild_tensor_v2\nq\x02((X\x07\x00\x00\x00storageq\x03ctorch\nFloatStorage\n"
     b"q\x04X\x01\x00\x00\x000q\x05X\x03\x00\x00\x00cpuq\x06K\x03tq\x07QK\x00K\x03\x85q\x08K\x01"
@@ -59,16 +59,16 @@ BOMBS = {
     ),
     "a program": (b"cos\nsystem\n" + text("touch ran") + b"\x85R", "'os.system'"),
     "a function of torch": (b"ctorch\nzeros\nK\x03\x85R", "torch.zeros"),
-    "a storage that is made": (b"ctorch.storage\nUntypedStorage\nK\x03\x85R", "not a function"),
+    "a storage that is made": (b"ctorch.storage\nUntypedStorage\nK\x03\x85R", "allowed function"),
     "a size that is copied": (b"ctorch\nSize\n)\x85R", "torch.Size"),
-    "a dict of an array's rows": (ORDERED + ARRAY + b"\x85R", "not a list of pairs"),
-    "a dict of arrays": (ORDERED + b"](" + ARRAY + b"e\x85R", "not a list of pairs"),
+    "a dict of an array's rows": (ORDERED + ARRAY + b"\x85R", "other than a list of pairs"),
+    "a dict of arrays": (ORDERED + b"](" + ARRAY + b"e\x85R", "other than a list of pairs"),
     "a dict that is copied": (
         ORDERED + b"q\1](](" + text("w") + b"K\1eeq\2\x85Rh\1h\2\x85R",
-        "refers to a list or dict twice",
+        "references a list or dict twice",
     ),
-    "a key that doubles": (b"K\1K\1\x86" + b"q\1h\1\x86" * 60, "refers to a list or dict twice"),
-    "a list of itself": (b"]q\0h\0a", "refers to a list or dict twice"),
+    "a key that doubles": (b"K\1K\1\x86" + b"q\1h\1\x86" * 60, "references a list or dict twice"),
+    "a list of itself": (b"]q\0h\0a", "references a list or dict twice"),
     "a deep key": (b"K\1" + b"\x85" * 101, "more than 100 levels deep"),
     "a deep list": (b"]" * 102 + b"a" * 101, "more than 100 levels deep"),
     "attributes of an array": (ARRAY + b"}b", "attributes of something that has none"),
@@ -81,17 +81,17 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_pytorch_saves_passes(name: str, tmp_path: Path) -> None:
+def test_files_saved_by_pytorch_are_accepted(name: str, tmp_path: Path) -> None:
     pytorch_format.check(archive(tmp_path / "x.pth", GOOD[name]))
 
 
-def test_the_older_format_passes(tmp_path: Path) -> None:
+def test_the_older_format_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "x.pth").write_bytes(LEGACY)
     pytorch_format.check(tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_could_grow_is_refused(name: str, tmp_path: Path) -> None:
+def test_pickles_that_could_expand_are_rejected(name: str, tmp_path: Path) -> None:
     inside, said = BOMBS[name]
     path = archive(tmp_path / "x.pth", b"\x80\x02" + inside + b".")
     with pytest.raises(ValueError, match=said):
@@ -101,7 +101,7 @@ def test_what_could_grow_is_refused(name: str, tmp_path: Path) -> None:
         pytorch_format.check(path)
 
 
-def test_the_size_of_pickles_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_pickles_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytorch_format, "LARGEST_PICKLE", 1000)
     large = b"\x80\x02](" + b"}" * 2000 + b"e."
     with pytest.raises(
@@ -113,42 +113,42 @@ def test_the_size_of_pickles_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
         pytorch_format.check(tmp_path / "x.pth")
 
 
-def test_an_archive_has_one_meaning(tmp_path: Path) -> None:
+def test_ambiguous_archives_are_rejected(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.pth", PLAIN)
     plain = path.read_bytes()
     for changed, said in (
-        (plain + b"\0", "something follows its directory"),
-        (plain[:-3], "cut short"),
+        (plain + b"\0", "has data after its directory"),
+        (plain[:-3], "truncated"),
         (plain[:-6] + b"\1\0\0\0\0\0", "its directory is damaged"),
-        (b"PK\x03\x04", "cut short"),
-        (b"PK\x03\x04" + LEGACY, "cut short"),
+        (b"PK\x03\x04", "truncated"),
+        (b"PK\x03\x04" + LEGACY, "truncated"),
     ):
         path.write_bytes(changed)
         with pytest.raises(ValueError, match=said):
             pytorch_format.check(path)
-    # Ends as an archive does, but PyTorch reads it as a pickle: so it is checked as one.
+    # Ends like an archive, but PyTorch reads it as a pickle, so it is checked as one.
     path.write_bytes(LEGACY.replace(PLAIN, b"\x80\x02cos\nsystem\n.") + plain)
     with pytest.raises(ValueError, match=r"os\.system"):
         pytorch_format.check(path)
     for more, said in (
-        ({"a/DATA.PKL": PLAIN}, "two of its entries have one name"),
-        ({"b/data.pkl": PLAIN}, r"2 of its entries are a data\.pkl"),
+        ({"a/DATA.PKL": PLAIN}, "two of its entries have the same name"),
+        ({"b/data.pkl": PLAIN}, r"it has 2 entries named data\.pkl"),
     ):
         with pytest.raises(ValueError, match=said):
             pytorch_format.check(archive(path, PLAIN, **more))
 
 
-def test_a_tar_is_refused_before_its_header_is_read(tmp_path: Path) -> None:
+def test_a_tar_is_rejected_before_its_header_is_read(tmp_path: Path) -> None:
     info = tarfile.TarInfo("storages")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2**30
     with (tmp_path / "x.pth").open("wb") as file:
         file.write(info.tobuf(tarfile.GNU_FORMAT))
         file.truncate(2**31)
-    with pytest.raises(ValueError, match="which PyTorch wrote before 2017: save it again"):
+    with pytest.raises(ValueError, match="tar format from before 2017: save it again"):
         pytorch_format.check(tmp_path / "x.pth")
 
 
-def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+def test_a_compressed_archive_is_rejected(tmp_path: Path) -> None:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("a/data.pkl", PLAIN)

@@ -1,4 +1,4 @@
-"""What a run reports, and the sinks that keep it; the console's line; throughput."""
+"""The event log and its sinks; the console's step line; throughput."""
 
 import errno
 import json
@@ -81,6 +81,9 @@ def test_a_step_line_fits_the_terminal() -> None:
     del values["train/psnr"]
     for columns in (40, 60, 80, 100):
         assert len(fitted(console_line(99999, 100000, values, 99.0), columns)) <= columns
+    validation = "step 20/20 | validation | val/loss 0.5 | val/psnr 9 | val/ssim 0.3"
+    long = validation.replace("9", "9 | val/psnr_std 2.636") + " | val/ssim_std 0.1904"
+    assert (fitted(long, 80), fitted(long, 120)) == (validation, long)
     for other in ("step 1/2 | validation | " + "x" * 90, "run directory " + "x" * 90):
         assert fitted(other, 80) == other
 
@@ -122,12 +125,12 @@ def test_records_keep_every_digit_and_reach_the_disk_at_once(tmp_path: Path) -> 
     log.close()
 
 
-def test_what_is_not_finite_stays_readable(tmp_path: Path) -> None:
+def test_nan_and_inf_are_strict_json_and_read_back(tmp_path: Path) -> None:
     log = event_log.attached(tmp_path, 0, 1)
     log.emit(Metrics(3, {"train/loss": math.nan, "train/grad_norm": math.inf, "train/psnr": 1.0}))
     log.close()
     line = (tmp_path / "metrics.jsonl").read_text()
-    strict = json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    strict = json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert strict["train/loss"] is None
     assert strict["nonfinite"] == {"train/loss": "nan", "train/grad_norm": "inf"}
     (record,) = line_files.read(tmp_path / "metrics.jsonl")
@@ -137,19 +140,19 @@ def test_what_is_not_finite_stays_readable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trian/loss", "loss", "train/", "val/PSNR", "train/a/b"])
-def test_a_misspelt_name_raises(tmp_path: Path, name: str) -> None:
+def test_a_misspelled_name_raises(tmp_path: Path, name: str) -> None:
     for process in (0, 1):
         with pytest.raises(ValueError, match="is not train/NAME or val/NAME"):
             event_log.attached(tmp_path, process, 2).emit(Metrics(1, {name: 1.0}))
 
 
-def test_a_resumed_run_writes_its_later_records_again(tmp_path: Path) -> None:
+def test_a_resumed_run_replaces_its_later_records(tmp_path: Path) -> None:
     log = event_log.attached(tmp_path, 0, 1)
     for step in (10, 20, 30):
         log.emit(Metrics(step, {"train/loss": step}))
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 40, "train/lo')  # killed here
+        file.write('{"step": 40, "train/lo')  # the process was killed here
 
     assert [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")] == [
         10,
@@ -170,8 +173,8 @@ def test_a_resumed_run_writes_its_later_records_again(tmp_path: Path) -> None:
     assert [(event.step, event.session_log.status) for event in starts] == [(21, SessionLog.START)]
 
 
-def test_a_foreign_metrics_file_is_named(tmp_path: Path) -> None:
-    for content, said in (
+def test_a_foreign_metrics_file_is_an_input_error(tmp_path: Path) -> None:
+    for content, message in (
         (b"hello\n", r"contains a line that jaxtrain did not write .*hello"),
         (b"[1]\n", r"contains a line that jaxtrain did not write"),
         (b'{"step": 1e999}\n', r"contains a line that jaxtrain did not write"),
@@ -179,11 +182,11 @@ def test_a_foreign_metrics_file_is_named(tmp_path: Path) -> None:
         (b"\xff\n", r"is not UTF-8 \(invalid start byte at byte 0\)"),
     ):
         (tmp_path / "metrics.jsonl").write_bytes(content)
-        with pytest.raises(InputError, match=f"metrics.jsonl {said}"):
+        with pytest.raises(InputError, match=f"metrics.jsonl {message}"):
             event_log.attached(tmp_path, 0, 1).emit(Rewound(0, 0))
 
 
-def test_a_fresh_run_purges_nothing(tmp_path: Path) -> None:
+def test_a_run_from_scratch_purges_nothing(tmp_path: Path) -> None:
     log = event_log.attached(tmp_path, 0, 1)
     log.emit(Rewound(0, 0))
     log.emit(Metrics(1, {"train/loss": 1.0}))
@@ -191,15 +194,15 @@ def test_a_fresh_run_purges_nothing(tmp_path: Path) -> None:
     assert not any(event.HasField("session_log") for event in events(tmp_path))
 
 
-def test_pictures(tmp_path: Path) -> None:
+def test_images(tmp_path: Path) -> None:
     log = event_log.attached(tmp_path, 0, 1)
-    picture = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
-    sample = Sample(40, "reconstruction", picture)
+    image = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    sample = Sample(40, "reconstruction", image)
     log.emit(sample)
     path = tmp_path / sample.file
     log.close()
     assert path == tmp_path / "samples" / "reconstruction_40.png"
-    np.testing.assert_array_equal(np.asarray(Image.open(path)), picture)
+    np.testing.assert_array_equal(np.asarray(Image.open(path)), image)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     (value,) = events(tmp_path)[-1].summary.value
     assert (value.tag, value.image.height, value.image.width) == ("reconstruction", 6, 8)
@@ -207,7 +210,7 @@ def test_pictures(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"image x is float64 \[2, 2\], not uint8 \[H, W, 3\]"):
         log.emit(Sample(1, "x", np.zeros((2, 2))))
     with pytest.raises(ValueError, match="sample name"):
-        log.emit(Sample(1, "../x", picture))
+        log.emit(Sample(1, "../x", image))
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -220,11 +223,11 @@ def test_texts(tmp_path: Path) -> None:
     assert path.read_text() == "# one\n*two* größer\n"
     (value,) = events(tmp_path)[-1].summary.value
     assert (value.tag, value.metadata.plugin_data.plugin_name) == ("text", "text")
-    (shown,) = value.tensor.string_val  # as code, or Markdown would change it
+    (shown,) = value.tensor.string_val  # as code, which Markdown does not change
     assert shown.decode() == "    # one\n    *two* größer\n    \n"
 
 
-def test_each_process_logs_and_only_the_first_speaks(
+def test_every_process_logs_and_only_the_first_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for process in (0, 2):
@@ -259,12 +262,12 @@ def test_a_full_disk_is_reported_once_and_stops_nothing(
     assert [line for line in said if line.startswith("line")] == ["line 1", "line 2", "line 3"]
     assert len(warnings) == 2
     assert all("No space left on device" in line for line in warnings)
-    assert len(scalars(tmp_path)) == 3  # what can be written is written
+    assert len(scalars(tmp_path)) == 3  # TensorBoard is unaffected
 
     log.emit(Metrics(4, {"train/loss": 4.0}))
     log.close()
     steps = [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")]
-    assert steps == [1, 2, 3, 4]  # what could not be written has waited
+    assert steps == [1, 2, 3, 4]  # the failed writes were retried
     assert "metrics.jsonl" in capsys.readouterr().out
 
 
@@ -282,11 +285,11 @@ def test_a_rewind_that_a_full_disk_prevents_is_retried(
     with monkeypatch.context() as full:
         full.setattr(line_files, "write_whole", no_space)
         log.emit(Rewound(1, 16))
-        log.emit(Metrics(2, {"train/loss": 2.0}))  # waits behind the rewind
+        log.emit(Metrics(2, {"train/loss": 2.0}))  # must wait for the rewind
     steps = [record["step"] for record in line_files.read(tmp_path / "metrics.jsonl")]
     assert steps == [1, 2, 3]
     log.emit(Metrics(3, {"train/loss": 3.0}))
-    log.close()  # retries what got no further event
+    log.close()  # retries lists that got no further event
     records = list(line_files.read(tmp_path / "metrics.jsonl"))
     assert [(record["step"], record["train/loss"]) for record in records] == [
         (1, 1.0),
@@ -301,7 +304,7 @@ def test_a_rewind_that_a_full_disk_prevents_is_retried(
     assert "metrics.jsonl in" in said.splitlines()[-1]
 
 
-def test_lines_that_wait_go_before_a_rewind(
+def test_pending_lines_are_written_before_a_rewind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = event_log.attached(tmp_path, 0, 1)
@@ -330,7 +333,7 @@ def test_a_sample_that_a_full_disk_prevents_is_retried(
     with monkeypatch.context() as full:
         full.setattr(samples, "write_whole", no_space)
         log.emit(Sample(3, "a", "a 3"))
-    log.close()  # no further event: the end of the run retries
+    log.close()  # without a further event, close() retries
     assert (tmp_path / "samples" / "a_3.txt").read_text() == "a 3"
     assert capsys.readouterr().out.count("warning: cannot write samples") == 2
 
@@ -353,13 +356,13 @@ def test_samples_of_abandoned_steps_are_removed(
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["notes.md", "text_10.txt", "text_20.txt", "x_10.png", "x_20.png", "x_25.png"]
     )
-    log.emit(Rewound(20, 160, validated=False))  # the validation after step 20 comes again
+    log.emit(Rewound(20, 160, validated=False))  # the validation after step 20 will be repeated
     assert sorted(path.name for path in folder.iterdir()) == ["notes.md", "text_10.txt", "x_10.png"]
     log.close()
 
 
 def test_a_linked_samples_folder_is_left_alone(tmp_path: Path) -> None:
-    """A run directory of someone else's may link to a folder of yours."""
+    """A run directory from someone else may link to a folder of yours."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "img_99.png").touch()
     (tmp_path / "run").mkdir()
@@ -370,7 +373,7 @@ def test_a_linked_samples_folder_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "photos" / "img_99.png").exists()
 
 
-def test_a_validation_that_comes_again_is_forgotten(tmp_path: Path) -> None:
+def test_a_validation_that_will_be_repeated_is_removed(tmp_path: Path) -> None:
     log = event_log.attached(tmp_path, 0, 1)
     for step in (4, 8):
         log.emit(Metrics(step, {"train/loss": 1.0}))
@@ -383,14 +386,14 @@ def test_a_validation_that_comes_again_is_forgotten(tmp_path: Path) -> None:
     log.close()
 
 
-def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
+def test_a_partly_written_line_is_removed(tmp_path: Path) -> None:
     import resource
 
     log = event_log.attached(tmp_path, 0, 1)
     log.emit(Metrics(1, {"train/loss": 1.0}))
     size = (tmp_path / "metrics.jsonl").stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # room for a part of a line
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # room for part of a line
     try:
         log.emit(Metrics(2, {"train/loss": 2.0}))
     finally:
@@ -415,7 +418,7 @@ def test_window() -> None:
         clock.now += 2.0
         window.step(wait_s=0.5)
     with window.paused():
-        clock.now += 1000.0  # a validation is no training
+        clock.now += 1000.0  # a validation does not count
     assert window.close() == pytest.approx(
         {
             "train/steps_per_second": 0.5,
@@ -427,11 +430,11 @@ def test_window() -> None:
     )
     clock.now += 1.0
     window.step(wait_s=0.0)
-    assert window.close()["train/steps_per_second"] == 1.0  # a window of its own
+    assert window.close()["train/steps_per_second"] == 1.0  # a new window
     assert window.close() == {}
 
 
-def test_window_leaves_out_what_it_cannot_know() -> None:
+def test_window_omits_unknown_metrics() -> None:
     clock = Clock()
     window = Window(8, None, 1e12, 4, None, clock)
     clock.now += 1.0
@@ -455,7 +458,7 @@ def test_weighted_means_divide_once() -> None:
 
 
 class Tracker:
-    """A sink of somebody else's: keeps what it gets, and fails while ``down``."""
+    """A third-party sink: keeps the events it gets, and fails while ``down``."""
 
     name = "tracker"
     takes = (Metrics, Rewound)
@@ -475,10 +478,10 @@ class Tracker:
 
 
 def test_a_tracker_is_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It gets what it takes, also what was emitted before it was attached, and may fail."""
+    """It gets its types of events, including those emitted before it was attached, and may fail."""
     log, tracker = EventLog(Console(event_log.phases(), 0)), Tracker()
     log.emit(Metrics(1, {"train/loss": 2.0}))
-    log.say("too early for the run's files")
+    log.say("before the run directory exists")
     log.attach([tracker], tmp_path)
     log.emit(Rewound(0, 0))
     assert tracker.got == [Metrics(1, {"train/loss": 2.0}), Rewound(0, 0)]
@@ -493,7 +496,7 @@ def test_a_tracker_is_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert tracker.closed
     said = capsys.readouterr().out.splitlines()
     assert said == [
-        "too early for the run's files",
+        "before the run directory exists",
         f"warning: cannot write tracker in {tmp_path} (Connection refused): training continues; "
         "unwritten data is kept in memory and retried",
         f"tracker in {tmp_path} is written again",
@@ -501,7 +504,7 @@ def test_a_tracker_is_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 class Broken(Tracker):
-    """Raises what no sink should raise."""
+    """A sink with a bug."""
 
     name = "broken"
 

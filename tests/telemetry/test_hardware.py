@@ -1,4 +1,4 @@
-"""Datasheet peaks, the driver and GPUs by a stand-in for NVML, the host's memory, and samples."""
+"""Datasheet peaks, driver and GPUs with a fake NVML, host memory, and system metrics."""
 
 import mmap
 import subprocess
@@ -41,12 +41,12 @@ def no_nvml() -> Nvml:
         ("cpu", None),
     ],
 )
-def test_the_rate_of_products(kind: str, teraflops: float | None) -> None:
+def test_matmul_peaks(kind: str, teraflops: float | None) -> None:
     expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
     assert hardware.peak_bf16_flops(kind) == expected
 
 
-def test_bandwidth_goes_by_the_name_too() -> None:
+def test_memory_bandwidth_peaks() -> None:
     assert hardware.memory_bytes_per_second("NVIDIA H100 PCIe") == 2.0e12
     assert hardware.memory_bytes_per_second("NVIDIA H100 80GB HBM3") == 3.35e12
     assert hardware.memory_bytes_per_second("cpu") is None
@@ -55,7 +55,9 @@ def test_bandwidth_goes_by_the_name_too() -> None:
 A, B, C = card("GPU-aaaa-1", 80), card("GPU-aabb-2", 90), card("GPU-cccc-3", 100)
 
 
-def shares(nvml: Any, visible: str | None, ordinals: list[int] | None = None) -> list[float | None]:
+def utilizations(
+    nvml: Any, visible: str | None, ordinals: list[int] | None = None
+) -> list[float | None]:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     return [one.utilization for one in hardware.Gpus(environment, ordinals, nvml).read()]
 
@@ -86,7 +88,7 @@ def test_the_driver_with_its_gpus_and_their_memory() -> None:
         (Nvml(), "no devices were found"),
     ],
 )
-def test_a_driver_that_does_not_work_is_present_all_the_same(nvml: Nvml, failure: str) -> None:
+def test_a_broken_driver_counts_as_present(nvml: Nvml, failure: str) -> None:
     driver = hardware.driver(nvml)
     assert failure in driver.failure
     assert driver.present
@@ -94,14 +96,14 @@ def test_a_driver_that_does_not_work_is_present_all_the_same(nvml: Nvml, failure
     assert nvml.opened == 0
 
 
-def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml, answers = Nvml(), threading.Event()
     monkeypatch.setattr(nvml, "nvmlInit", answers.wait)
-    assert hardware.driver(nvml, timeout_s=0.05).failure == "no answer within 0.05 s"
+    assert hardware.driver(nvml, timeout_s=0.05).failure == "no response within 0.05 s"
     answers.set()
 
 
-def test_the_kernel_is_asked_where_nvml_is_not_installed(tmp_path: Path) -> None:
+def test_the_version_comes_from_the_kernel_without_nvml(tmp_path: Path) -> None:
     nvml = no_nvml()
     proc = tmp_path / "version"
     assert not hardware.driver(nvml, proc).present
@@ -111,7 +113,7 @@ def test_the_kernel_is_asked_where_nvml_is_not_installed(tmp_path: Path) -> None
     assert hardware.driver(nvml, proc).failure.endswith("something else")
 
 
-def test_a_gpu_says_share_watts_and_degrees() -> None:
+def test_a_gpu_reports_utilization_power_and_temperature() -> None:
     gpus = hardware.Gpus({}, None, Nvml(card("GPU-1", 75, 650, 61)))
     assert gpus.read() == [Reading(0.75, 650.0, 61.0)]
 
@@ -122,23 +124,23 @@ def test_a_gpu_says_share_watts_and_degrees() -> None:
         (None, [0.8, 0.9, 1.0]),
         ("2,0", [1.0, 0.8]),
         ("GPU-cccc-3, 1", [1.0, 0.9]),
-        ("GPU-aab", [0.9]),  # the beginning of a name will do
-        ("GPU-aa", []),  # of two
+        ("GPU-aab", [0.9]),  # a unique prefix
+        ("GPU-aa", []),  # an ambiguous prefix
         ("0,-1,2", [0.8]),  # CUDA stops there
         ("7", []),
         ("", []),
     ],
 )
-def test_the_gpus_are_those_that_cuda_sees(visible: str | None, found: list[float]) -> None:
-    assert shares(Nvml(A, B, C), visible) == found
+def test_the_gpus_that_cuda_sees(visible: str | None, found: list[float]) -> None:
+    assert utilizations(Nvml(A, B, C), visible) == found
 
 
-def test_of_these_only_what_the_process_uses_is_asked() -> None:
-    assert shares(Nvml(A, B, C), "2,1", [1]) == [0.9]
-    assert shares(Nvml(A, B, C), "2,1", [1, 2]) == []  # not those of others
+def test_only_the_gpus_of_this_process_are_read() -> None:
+    assert utilizations(Nvml(A, B, C), "2,1", [1]) == [0.9]
+    assert utilizations(Nvml(A, B, C), "2,1", [1, 2]) == []  # never the GPUs of other processes
 
 
-def test_what_a_gpu_cannot_say_has_no_value() -> None:
+def test_a_missing_sensor_gives_none() -> None:
     nvml = Nvml(card("GPU-1", UNSUPPORTED, 70, UNSUPPORTED), card("GPU-2"))
     assert hardware.Gpus({}, None, nvml).read() == [
         Reading(None, 70.0, None),
@@ -147,14 +149,14 @@ def test_what_a_gpu_cannot_say_has_no_value() -> None:
 
 
 @pytest.mark.parametrize("name", ["MIG-2", "MIG-22-b"])
-def test_a_slice_of_a_gpu_is_found_by_its_name(name: str) -> None:
+def test_a_mig_device_is_found_by_its_name(name: str) -> None:
     slices = [card("MIG-11-a", 10), card("MIG-22-b", UNSUPPORTED, UNSUPPORTED, 55)]
     nvml = Nvml(A, card("GPU-9", slices=slices))
     gpus = hardware.Gpus({"CUDA_VISIBLE_DEVICES": name}, [0], nvml)
     assert gpus.read() == [Reading(None, None, 55.0)]
 
 
-def test_a_driver_that_is_gone_is_an_error_and_no_zero() -> None:
+def test_a_failed_driver_is_an_error_not_a_zero() -> None:
     nvml = Nvml(card("GPU-1", 50, LOST))
     gpus = hardware.Gpus({}, None, nvml)
     with pytest.raises(pynvml.NVMLError, match="lost"):
@@ -163,7 +165,7 @@ def test_a_driver_that_is_gone_is_an_error_and_no_zero() -> None:
     assert nvml.opened == 0
 
 
-def test_nothing_stays_open_where_the_gpus_cannot_be_listed(
+def test_nvml_is_closed_if_the_gpus_cannot_be_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nvml = Nvml(A)
@@ -179,7 +181,7 @@ def test_nothing_stays_open_where_the_gpus_cannot_be_listed(
     assert nvml.opened == 0
 
 
-def test_the_real_library_is_asked_with_the_names_it_has() -> None:
+def test_the_fake_has_only_functions_of_the_real_library() -> None:
     used = [name for name in vars(Nvml) if name.startswith("nvml")]
     assert len(used) > 8
     assert all(callable(getattr(pynvml, name)) for name in used)
@@ -197,7 +199,7 @@ with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
 
 
 def added_by_a_worker(file: Path, own: int) -> int:
-    """Bytes that a worker adds which holds ``own`` bytes, and a file that this process holds."""
+    """Returns the bytes that a worker adds: ``own`` bytes, and a file that both processes map."""
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as shared:
         sum(shared[::4096])
         before = hardware.host_memory()
@@ -213,7 +215,7 @@ def added_by_a_worker(file: Path, own: int) -> int:
 
 
 class Process:
-    """A process as psutil describes it; in place of its bytes may stand what psutil raises."""
+    """A fake psutil process; ``pss`` may be an error to raise."""
 
     def __init__(self, pss: int | psutil.Error | None, *descendants: "Process") -> None:
         self._pss, self._descendants = pss, descendants
@@ -229,29 +231,27 @@ class Process:
 
 
 @pytest.mark.parametrize(("shared", "own"), [(1, 40), (100, 1)])
-def test_a_worker_counts_and_what_it_shares_counts_once(
-    tmp_path: Path, shared: int, own: int
-) -> None:
+def test_workers_count_and_shared_pages_count_once(tmp_path: Path, shared: int, own: int) -> None:
     file = tmp_path / "shared"
     file.write_bytes(b"x" * shared * MIB)
     added = added_by_a_worker(file, own * MIB)
     assert own * MIB < added < (own + 30) * MIB  # an interpreter takes about ten
 
 
-def test_all_descendants_are_added_up_and_those_that_ended_are_not() -> None:
+def test_all_live_descendants_are_added() -> None:
     process: Any = Process(100, Process(20), Process(psutil.NoSuchProcess(3)), Process(3))
     assert hardware.host_memory(process) == 123
 
 
-@pytest.mark.parametrize("untold", [None, psutil.AccessDenied(2)])
-def test_a_system_that_does_not_tell_gives_no_value(untold: psutil.Error | None) -> None:
-    process: Any = Process(100, Process(untold))
+@pytest.mark.parametrize("unknown", [None, psutil.AccessDenied(2)])
+def test_unreadable_memory_gives_none(unknown: psutil.Error | None) -> None:
+    process: Any = Process(100, Process(unknown))
     assert hardware.host_memory(process) is None
     gone: Any = Process(psutil.NoSuchProcess(1))
     assert hardware.host_memory(gone) is None
 
 
-def test_shared_memory_is_what_the_file_system_says(tmp_path: Path) -> None:
+def test_shared_memory_is_read_from_the_file_system(tmp_path: Path) -> None:
     found = hardware.shared_memory(tmp_path)
     assert found is not None
     assert 0 < found.used < found.size
@@ -266,7 +266,7 @@ def on_gpus(count: int) -> list[Any]:
 
 
 class Watched:
-    """Samples of a machine that says what a test wants; ends with the test."""
+    """System metrics of a fake machine; closed at the end of the test."""
 
     def __init__(self, devices: list[Any], nvml: Any, **more: Any) -> None:
         self.said: list[str] = []
@@ -277,7 +277,7 @@ class Watched:
         )
 
     def until(self, enough: Callable[[dict[str, float]], Any]) -> dict[str, float]:
-        """The first window that is enough."""
+        """Returns the first window that satisfies the condition."""
         deadline = time.monotonic() + 20
         while not enough(found := self.metrics.window()):
             assert time.monotonic() < deadline, found
@@ -300,7 +300,7 @@ def watch() -> Any:
         assert not one.metrics._thread.is_alive()
 
 
-def test_mean_over_the_gpus_and_the_hottest_of_them(watch: Any) -> None:
+def test_means_over_the_gpus_and_the_hottest_temperature(watch: Any) -> None:
     nvml = Nvml(card("GPU-1", 80, 400, 50), card("GPU-2", 100, 500, 70), card("GPU-3", 0, 0, 99))
     watched = watch(on_gpus(2), nvml)
     assert watched.until(bool) == {
@@ -311,7 +311,7 @@ def test_mean_over_the_gpus_and_the_hottest_of_them(watch: Any) -> None:
     assert not watched.said
 
 
-def test_what_no_gpu_says_has_no_value_and_what_one_says_is_its_own(watch: Any) -> None:
+def test_metrics_come_from_the_gpus_that_have_the_sensor(watch: Any) -> None:
     nvml = Nvml(card("GPU-1", UNSUPPORTED, 400, UNSUPPORTED), card("GPU-2", 60, 600, UNSUPPORTED))
     assert watch(on_gpus(2), nvml).until(bool) == {
         "train/gpu_utilization": pytest.approx(0.6),
@@ -319,7 +319,7 @@ def test_what_no_gpu_says_has_no_value_and_what_one_says_is_its_own(watch: Any) 
     }
 
 
-def test_a_window_forgets_the_one_before(watch: Any) -> None:
+def test_windows_are_independent(watch: Any) -> None:
     hot = card("GPU-1", 100, 700, 90)
     watched = watch(on_gpus(1), Nvml(hot))
     watched.until(bool)
@@ -328,7 +328,7 @@ def test_a_window_forgets_the_one_before(watch: Any) -> None:
     assert watched.until(lambda found: found == cold) == cold
 
 
-def test_a_driver_that_dies_is_mentioned_once_and_the_host_goes_on(watch: Any) -> None:
+def test_a_failed_driver_is_reported_once_and_host_metrics_continue(watch: Any) -> None:
     gpu = card("GPU-1")
     watched = watch(on_gpus(1), Nvml(gpu), read_host=lambda: GIB)
     watched.until(lambda found: "train/gpu_power_w" in found)
@@ -339,10 +339,10 @@ def test_a_driver_that_dies_is_mentioned_once_and_the_host_goes_on(watch: Any) -
     time.sleep(0.05)
     assert watched.metrics.window() == {"train/host_memory_gib": 1.0}
     (line,) = watched.said
-    assert line == "utilization, power and temperature are no longer recorded: GPU is lost"
+    assert line == "GPU utilization, power and temperature are no longer recorded: GPU is lost"
 
 
-def test_without_a_driver_a_run_on_gpus_says_so_and_one_on_the_cpu_does_not(watch: Any) -> None:
+def test_a_missing_driver_is_reported_on_gpus_but_not_on_the_cpu(watch: Any) -> None:
     (line,) = watch(on_gpus(1), no_nvml()).said
     assert "not recorded: NVML Shared Library Not Found" in line
     on_cpu = watch(ON_CPU, no_nvml())
@@ -350,11 +350,11 @@ def test_without_a_driver_a_run_on_gpus_says_so_and_one_on_the_cpu_does_not(watc
     assert not on_cpu.said
 
 
-def test_memory_of_the_host_is_the_most_of_the_window_and_known_in_each(
+def test_host_memory_is_the_maximum_of_the_window(
     watch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "_HOST_EVERY_S", 0.0)
-    monkeypatch.setattr(hardware, "_HOST_SHARE", 1.0)
+    monkeypatch.setattr(hardware, "_HOST_FRACTION", 1.0)
     sizes = iter([2 * GIB, 5 * GIB, 3 * GIB])
     last = []
 
@@ -371,7 +371,7 @@ def test_memory_of_the_host_is_the_most_of_the_window_and_known_in_each(
     assert watched.metrics.window() == {"train/host_memory_gib": 3.0}
 
 
-def test_memory_of_the_host_is_read_seldom(watch: Any) -> None:
+def test_host_memory_is_read_rarely(watch: Any) -> None:
     asked = []
     watched = watch(
         ON_CPU,
@@ -383,7 +383,7 @@ def test_memory_of_the_host_is_read_seldom(watch: Any) -> None:
     assert len(asked) == 1
 
 
-def test_a_full_shared_memory_is_mentioned_once_with_sizes_and_cure(watch: Any) -> None:
+def test_a_full_shared_memory_is_reported_once_with_sizes_and_fixes(watch: Any) -> None:
     size = 64 * 2**20
     filled = [0.5]
     watched = watch(
@@ -398,11 +398,11 @@ def test_a_full_shared_memory_is_mentioned_once_with_sizes_and_cure(watch: Any) 
     time.sleep(0.05)
     (line,) = watched.said
     assert "/dev/shm is 95% full (measured: 61 of 64 MiB)" in line
-    for cure in ("--shm-size", "--data.prefetch", "--data.workers"):
-        assert cure in line
+    for fix in ("--shm-size", "--data.prefetch", "--data.workers"):
+        assert fix in line
 
 
-def test_gpus_that_nvml_does_not_find_are_named_once(watch: Any) -> None:
+def test_gpus_that_nvml_does_not_find_are_reported_once(watch: Any) -> None:
     watched = watch(on_gpus(2), Nvml(card("GPU-1")), read_host=lambda: GIB)
     assert watched.until(bool) == {"train/host_memory_gib": 1.0}
     (line,) = watched.said

@@ -1,4 +1,4 @@
-"""The history of a run: what each start did with its time, and how it ended."""
+"""The history of a run: how each start spent its time, and how it ended."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from jaxtrain.training.run_log import RunLog
 
 
 class Left(Heartbeat):
-    """Keeps the code with which this process left."""
+    """Records the exit code of this process."""
 
     code: int | None = None
 
@@ -34,7 +34,7 @@ class Left(Heartbeat):
 
 
 class Story:
-    """A run of which only the phases happen, on a clock that the test moves."""
+    """A run that has only phases, on a clock that the test controls."""
 
     def __init__(self, directory: Path, position: Position = Position()) -> None:  # noqa: B008
         self.now = 100.0
@@ -49,7 +49,7 @@ class Story:
         self.signals = signals
 
     def begin(self, start_from: Path | None = None) -> RunLog:
-        """The run has its directory."""
+        """Opens the run directory."""
         self.log.open(
             config.named("demo_mlm"),
             self.directory,
@@ -67,20 +67,20 @@ class Story:
         text = (self.directory / history.NAME).read_text()
         return [json.loads(line) for line in text.splitlines()]
 
-    def phases_told(self) -> list[tuple[str, float, int]]:
-        """Name, seconds and step of each phase in the file."""
+    def phases_written(self) -> list[tuple[str, float, int]]:
+        """Returns name, seconds and step of each phase in the file."""
         found = [record for record in self.records() if record["event"] == "phase"]
         return [(one["name"], round(one["seconds"], 6), one["step"]) for one in found]
 
 
 @pytest.fixture
 def story(tmp_path: Path) -> Iterator[Story]:
-    told = Story(tmp_path)
-    yield told
-    told.log.close()
+    made = Story(tmp_path)
+    yield made
+    made.log.close()
 
 
-def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
+def test_every_second_of_a_run_belongs_to_one_phase(story: Story) -> None:
     story.spend(0.25)
     with story.phases.within("start"):
         story.spend(0.5)
@@ -106,10 +106,10 @@ def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
         story.spend(128.0)
     story.phases.ending()
     story.spend(0.5)
-    written.ended(0, "done: 2 of 40 updates")
-    written.ended(1, "what comes later does not count")
+    written.ended(0, "done: 2 of 40 steps")
+    written.ended(1, "a second end is ignored")
 
-    assert story.phases_told() == [
+    assert story.phases_written() == [
         ("start", 1.0, 0),
         ("data", 2.0, 0),
         ("start", 0.25, 0),
@@ -121,9 +121,9 @@ def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
         ("evaluation", 128.0, 2),
         ("end", 0.5, 2),
     ]
-    assert sum(seconds for _, seconds, _ in story.phases_told()) == story.now - 100.0
+    assert sum(seconds for _, seconds, _ in story.phases_written()) == story.now - 100.0
     first, *_, last = story.records()
-    assert (last["event"], last["code"], last["why"]) == ("end", 0, "done: 2 of 40 updates")
+    assert (last["event"], last["code"], last["why"]) == ("end", 0, "done: 2 of 40 steps")
     training = [record for record in story.records() if record.get("name") == "training"]
     assert [(one["from_step"], one["step"], one["waited_s"]) for one in training] == [
         (0, 1, 0.5),
@@ -137,11 +137,11 @@ def test_every_second_of_a_run_is_in_one_phase(story: Story) -> None:
     assert first["platform"] == "cpu"
 
 
-def test_a_resume_goes_on_in_the_same_file_behind_a_torn_line(tmp_path: Path) -> None:
+def test_a_resume_removes_an_incomplete_line_and_appends(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.begin().started(10)
     with (tmp_path / history.NAME).open("a") as file:
-        file.write('{"event": "pha')  # killed here
+        file.write('{"event": "pha')  # the process was killed here
 
     again = Story(tmp_path, Position(4, 32))
     again.spend(1.0)
@@ -153,10 +153,10 @@ def test_a_resume_goes_on_in_the_same_file_behind_a_torn_line(tmp_path: Path) ->
     resumed = again.records()[1]
     assert (resumed["step"], resumed["seen"]) == (4, 32)
     assert resumed["from"] == str(tmp_path / "checkpoints" / "4")
-    assert again.phases_told() == [("start", 2.0, 4)]
+    assert again.phases_written() == [("start", 2.0, 4)]
 
 
-def test_a_rollback_goes_back(story: Story) -> None:
+def test_a_rollback_records_the_earlier_step(story: Story) -> None:
     story.begin().started(10)
     story.phases.training()
     story.spend(1.0)
@@ -166,7 +166,11 @@ def test_a_rollback_goes_back(story: Story) -> None:
         story.phases.at(2)
     story.spend(1.0)
     story.phases.cut()
-    assert story.phases_told() == [("training", 1.0, 5), ("rollback", 1.0, 2), ("training", 1.0, 2)]
+    assert story.phases_written() == [
+        ("training", 1.0, 5),
+        ("rollback", 1.0, 2),
+        ("training", 1.0, 2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_a_rollback_goes_back(story: Story) -> None:
         (ValueError("odd"), 1, "ValueError: odd"),
     ],
 )
-def test_what_ends_a_run_is_written_also_before_its_length_is_known(
+def test_the_end_is_written_even_before_the_length_is_known(
     story: Story, error: BaseException, code: int, why: str
 ) -> None:
     with (
@@ -195,27 +199,25 @@ def test_what_ends_a_run_is_written_also_before_its_length_is_known(
     assert (end["event"], end["code"], end["why"]) == ("end", code, why)
 
 
-def test_a_process_that_is_cut_off_writes_what_it_was_in(story: Story) -> None:
+def test_a_process_ended_by_a_signal_writes_its_phase(story: Story) -> None:
     written = story.begin()
     written.started(10)
     with story.phases.within("compile"):
         story.spend(7.0)
-        story.signals.run_exit_actions(130)  # from the thread that hears signals
+        story.signals.run_exit_actions(130)  # from the signal thread
     assert story.heartbeat.code == 130
-    assert story.phases_told() == [("compile", 7.0, 0)]
+    assert story.phases_written() == [("compile", 7.0, 0)]
     assert story.records()[-1]["code"] == 130
 
 
-def test_the_watchdogs_last_words_are_the_end(
-    story: Story, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_watchdogs_message_is_the_end(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
     story.begin().started(10)
     story.watchdog._say("hung: no step ended")
     assert capsys.readouterr().out.endswith("\nhung: no step ended\n")
     assert (story.records()[-1]["code"], story.records()[-1]["why"]) == (75, "hung: no step ended")
 
 
-def test_a_full_disk_stops_nothing(
+def test_a_full_disk_does_not_end_the_run(
     story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with full_disk.full(monkeypatch, history.NAME):
@@ -228,7 +230,7 @@ def test_a_full_disk_stops_nothing(
     assert [record["event"] for record in story.records()] == ["start", "phase", "end"]
 
 
-def test_a_sliver_between_two_phases_belongs_to_the_next(story: Story) -> None:
+def test_a_tiny_gap_between_two_phases_belongs_to_the_next(story: Story) -> None:
     pieces: list[PhaseEnded] = []
     story.phases.emit = pieces.append
     for name in ("data", "restore"):
@@ -241,7 +243,7 @@ def test_a_sliver_between_two_phases_belongs_to_the_next(story: Story) -> None:
     ]
 
 
-def test_the_start_of_a_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_time_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     began = history.began()
     assert time.time() - 24 * 3600 < began < time.time() - 0.5  # importing jax takes longer
     opened: Callable[..., Any] = lambda *_: (_ for _ in ()).throw(OSError())  # noqa: E731

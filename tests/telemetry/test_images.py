@@ -1,4 +1,4 @@
-"""Pictures and clips as files, read back."""
+"""Encoding images and clips, and reading them back."""
 
 import io
 from pathlib import Path
@@ -12,7 +12,7 @@ from jaxtrain.telemetry import images
 
 
 def moving(frames: int, height: int, width: int) -> np.ndarray:
-    """A grey ramp that gets brighter with each frame."""
+    """A gray ramp that gets brighter with each frame."""
     ramp = (
         np.linspace(0, 150, width)[None, None, :, None]
         + 20 * np.arange(frames)[:, None, None, None]
@@ -20,18 +20,18 @@ def moving(frames: int, height: int, width: int) -> np.ndarray:
     return np.broadcast_to(ramp, (frames, height, width, 3)).astype(np.uint8)
 
 
-def test_a_picture_is_a_png_to_the_last_bit() -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (6, 10, 3)).astype(np.uint8)
-    made = images.encode("x", picture)
-    assert (images.ending(picture), made.height, made.width) == (".png", 6, 10)
+def test_an_image_is_a_lossless_png() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (6, 10, 3)).astype(np.uint8)
+    made = images.encode("x", image)
+    assert (images.extension(image), made.height, made.width) == (".png", 6, 10)
     assert made.shown == made.file
-    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(made.file))), picture)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(made.file))), image)
 
 
 def test_a_clip_is_an_mp4_and_a_gif(tmp_path: Path) -> None:
     clip = moving(5, 33, 48)
     made = images.encode("x", clip)
-    assert (images.ending(clip), made.height, made.width) == (".mp4", 33, 48)
+    assert (images.extension(clip), made.height, made.width) == (".mp4", 33, 48)
     (tmp_path / "x.mp4").write_bytes(made.file)
     with av.open(str(tmp_path / "x.mp4")) as container:
         assert float(container.streams.video[0].average_rate) == images.FRAMES_PER_SECOND
@@ -45,7 +45,7 @@ def test_a_clip_is_an_mp4_and_a_gif(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 2, 4), (1, 2, 2, 2, 3)])
-def test_other_forms_are_refused(shape: tuple[int, ...]) -> None:
+def test_other_shapes_and_types_raise(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"image x is uint8 .* or, for a clip"):
         images.encode("x", np.zeros(shape, np.uint8))
     with pytest.raises(ValueError, match="float32"):

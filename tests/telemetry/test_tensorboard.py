@@ -1,4 +1,4 @@
-"""What TensorBoard is told of a run's config; its records are in test_events.py."""
+"""The config of a run in TensorBoard; test_events.py covers metrics and samples."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from jaxtrain.telemetry import tensorboard
 from jaxtrain.telemetry.events import Metrics, Rewound
 
 
-def told(directory: Path) -> dict[str, Any]:
-    """The hyper-parameters of a run, as TensorBoard takes them: the first of all events' own."""
+def hyperparameters(directory: Path) -> dict[str, Any]:
+    """Returns the hyperparameters of a run as TensorBoard reads them: from the first such event."""
     for event in tensorboard_events.events(directory):
         for value in event.summary.value:
             if value.tag == "_hparams_/session_start_info":
@@ -22,13 +22,13 @@ def told(directory: Path) -> dict[str, Any]:
                 assert data.version == 0
                 found = data.session_start_info.hparams
                 return {name: getattr(one, one.WhichOneof("kind")) for name, one in found.items()}
-    raise AssertionError("nothing is told")
+    raise AssertionError("no hyperparameters")
 
 
-def test_every_field_is_told_under_its_full_name(tmp_path: Path) -> None:
+def test_every_field_is_written_under_its_full_name(tmp_path: Path) -> None:
     values = config.flat(config.to_dict(config.named("demo_gpt")))
     tensorboard.write_config(tmp_path / "tensorboard", values)
-    found = told(tmp_path)
+    found = hyperparameters(tmp_path)
     assert found.keys() == values.keys()
     assert found["optim.peak_lr"] == values["optim.peak_lr"]
     assert found["name"] == "demo_gpt"
@@ -37,15 +37,15 @@ def test_every_field_is_told_under_its_full_name(tmp_path: Path) -> None:
     assert found["data.weights"] == "[]"
 
 
-def test_a_changed_config_is_told_in_place_of_the_older_one(tmp_path: Path) -> None:
-    """Also where records have been written meanwhile, and purge nothing of it."""
+def test_a_changed_config_replaces_the_older_one(tmp_path: Path) -> None:
+    """Even if records were written in between, which must not purge it."""
     log = event_log.attached(tmp_path, 0, 1)
     for rate in (0.5, 0.25):
         tensorboard.write_config(tmp_path / "tensorboard", {"optim.peak_lr": rate})
         log.emit(Metrics(1, {"train/loss": rate}))
         log.emit(Rewound(0, 0))
     log.close()
-    assert told(tmp_path) == {"optim.peak_lr": 0.25}
+    assert hyperparameters(tmp_path) == {"optim.peak_lr": 0.25}
     first = tensorboard_events.events(tmp_path)[0]
     assert first.file_version == "brain.Event:2"
     assert tensorboard_events.scalars(tmp_path) == [

@@ -1,4 +1,4 @@
-"""Bad updates in a real run: left out, rolled back, and the same again after a stop."""
+"""Bad steps in a real run: skipped, rolled back, and identical after a stop."""
 
 import json
 import signal
@@ -13,11 +13,11 @@ from program import TINY_MLM, command, environment, losses, run, train, write_co
 pytestmark = pytest.mark.slow
 
 STEPS = 4 * 143 // 8  # epochs, examples, batch
-# A norm of almost the usual size counts as bad, so that some updates are. With this seed 0.96 to
-# 0.98 leave out some fifteen and roll back three times; 0.95 leaves out too many in a row.
+# A norm of almost the usual size counts as bad, so that some steps are bad. With this seed, 0.96 to
+# 0.98 skip about fifteen and roll back three times; 0.95 skips too many in a row.
 ARGUMENTS = [
     *TINY_MLM,
-    # In epochs: examples that were left out must not shorten a run that is stopped.
+    # In epochs: skipped examples must not shorten a run that is stopped.
     *["--data.path", "corpus", "--loop.steps", "None", "--loop.epochs", "4"],
     *["--checkpoint.every", "10"],
     *["--optim.peak_lr", "1e-3", "--optim.bad_norm", "0.97", "--optim.bad_in_a_row", "2"],
@@ -27,7 +27,7 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a corpus and a run in which updates were left out and taken back."""
+    """A directory with a corpus, and a run with skipped steps and rollbacks."""
     directory = tmp_path_factory.mktemp("bad")
     write_corpus(directory)
     train(directory, *ARGUMENTS, "--output-dir", "straight")
@@ -38,10 +38,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_bad_updates_are_left_out_and_taken_back(place: Path) -> None:
+def test_bad_steps_are_skipped_and_rolled_back(place: Path) -> None:
     log = (place / "straight" / "log.txt").read_text()
-    assert "skipped; bad_steps.jsonl lists it" in log
-    assert "back to checkpoint" in log
+    assert "skipped; see bad_steps.jsonl" in log
+    assert "restoring checkpoint" in log
     examples, bad = (
         lines(place / "straight" / "examples.jsonl"),
         lines(place / "straight" / "bad_steps.jsonl"),
@@ -49,13 +49,13 @@ def test_bad_updates_are_left_out_and_taken_back(place: Path) -> None:
     steps = [line["step"] for line in examples]
     assert steps == list(range(1, STEPS + 1)) == [*losses(place / "straight")]
     positions = [line["position"] for line in examples]
-    assert positions == sorted(set(positions))  # examples seen only grow, also where steps do not
+    assert positions == sorted(set(positions))  # no example is repeated after a rollback
     assert not {line["position"] for line in bad} & set(positions)
     assert all(len(line["ids"]) == 8 for line in examples + bad)
 
 
 @pytest.mark.long
-def test_a_stopped_run_leaves_out_the_same(place: Path) -> None:
+def test_a_stopped_run_skips_the_same_steps(place: Path) -> None:
     arguments = [*ARGUMENTS, "--output-dir", "stopped", "--resume", "latest"]
     stops = 0
     for count in (33, 41, 52, 90):
@@ -83,7 +83,7 @@ def test_a_stopped_run_leaves_out_the_same(place: Path) -> None:
     assert losses(place / "stopped") == losses(place / "straight")
 
 
-def test_a_run_that_cannot_be_helped_says_so(place: Path) -> None:
+def test_a_run_ends_after_too_many_rollbacks(place: Path) -> None:
     ended = run(
         place,
         *ARGUMENTS,
@@ -91,16 +91,16 @@ def test_a_run_that_cannot_be_helped_says_so(place: Path) -> None:
         *["--checkpoint.every", "1"],
     )
     assert ended.returncode == 2
-    assert "2 updates in a row after update" in ended.stderr
+    assert "2 steps in a row after step" in ended.stderr
     assert "times: lower --optim.peak_lr" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
-def test_without_a_checkpoint_there_is_no_way_back(place: Path) -> None:
+def test_without_a_checkpoint_a_run_cannot_roll_back(place: Path) -> None:
     ended = run(
         place,
         *ARGUMENTS,
         *["--optim.peak_lr", "1e38", "--optim.bad_norm", "None", "--output-dir", "early"],
     )
     assert ended.returncode == 2
-    assert "there is no checkpoint to go back to" in ended.stderr
+    assert "there is no checkpoint to restore" in ended.stderr

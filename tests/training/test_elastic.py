@@ -1,4 +1,4 @@
-"""A run goes on in any shape: the same examples in the same order, and the same losses."""
+"""A run resumes with other devices or batch sizes: same examples, same order, same losses."""
 
 from pathlib import Path
 
@@ -16,18 +16,18 @@ STEPS = 6
 
 
 def on(devices: int, *more: object) -> list[object]:
-    """A shape: so many devices, and what else differs."""
+    """Returns the flags for a number of devices, and other flags."""
     return ["--mesh.fsdp", devices, "--simulate-devices", devices, *more]
 
 
-# Each goes on with what the one before has saved.
+# Each resumes the previous one.
 SHAPES = [
     on(8, "--data.workers", 1),
     on(4, "--mesh.shard", "optimizer", "--optim.accumulate", 2, "--data.workers", 2),
     on(1, "--mesh.shard", "none", "--optim.accumulate", 4),
     on(8, "--mesh.data", 2, "--mesh.fsdp", 4, "--data.workers", 1),
 ]
-TWO_PROCESSES = 3  # the shape that is run by two
+TWO_PROCESSES = 3  # index of the shape with two processes
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_devices_processes_workers_sharding_and_accumulation_may_change(place: P
 
 @pytest.mark.long
 def test_the_global_batch_may_change(place: Path) -> None:
-    """Examples seen are the position: the order goes on where the other batch ended."""
+    """The position is the number of examples seen: the order continues after the last batch."""
     done = 0
     for batch, steps in ((8, 3), (16, 2), (4, 4)):
         done += steps

@@ -1,7 +1,7 @@
-"""A disk that fills, vanishes or refuses while the real program runs: it goes on, or ends with 75.
+"""A disk that fills, disappears or rejects writes: a real run continues, or exits with 75.
 
-On a small file system of its own where one can be mounted; elsewhere a limit on the size of files
-stands in for the full disk. Neither is skipped.
+The tests mount a small file system. If that is not possible, a limit on the size of files simulates
+the full disk. Neither is skipped.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ FAILED = "could not be written"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a corpus and the first losses of an undisturbed run."""
+    """A directory with a corpus and the first losses of an uninterrupted run."""
     directory = tmp_path_factory.mktemp("full")
     write_corpus(directory)
     train(directory, *ARGUMENTS, "--loop.steps", 200, "--output-dir", "straight")
@@ -42,8 +42,8 @@ class Disk:
     """A disk that can be filled and freed.
 
     Attributes:
-        path: where it is.
-        mounted: whether it is a file system of its own.
+        path: its folder.
+        mounted: whether it is a separate file system.
     """
 
     def __init__(self, path: Path, mounted: bool) -> None:
@@ -52,7 +52,7 @@ class Disk:
         self._fill = path / "fill"
 
     def fill(self, process: subprocess.Popen[str]) -> None:
-        """Leaves no byte for the process."""
+        """Leaves no space for the process."""
         if not self.mounted:
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             return
@@ -63,7 +63,7 @@ class Disk:
         os.close(descriptor)
 
     def free(self, process: subprocess.Popen[str]) -> None:
-        """Gives it back."""
+        """Frees the space again."""
         if self.mounted:
             self._fill.unlink()
         elif process.poll() is None:
@@ -87,7 +87,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @contextlib.contextmanager
 def running(place: Path, run: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """The program, which says everything into ``out.txt``; it does not outlive the block."""
+    """Runs jaxtrain with its output in ``out.txt``; kills it at the end of the block."""
     with (place / "out.txt").open("w") as out:
         process = subprocess.Popen(
             command(*ARGUMENTS, *arguments, "--output-dir", run, "--resume", "latest"),
@@ -105,7 +105,7 @@ def running(place: Path, run: Path, *arguments: object) -> Iterator[subprocess.P
 
 
 def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    """Waits for it while the program runs."""
+    """Waits for a condition while the process runs."""
     deadline = time.monotonic() + 120
     while not condition():
         assert process.poll() is None, f"ended with {process.returncode}"
@@ -117,8 +117,8 @@ def said(place: Path) -> str:
     return (place / "out.txt").read_text()
 
 
-def whole(run: Path) -> list[int]:
-    """The steps whose checkpoints are what was saved; there is nothing else."""
+def intact_steps(run: Path) -> list[int]:
+    """Returns the steps of all checkpoints, which must be intact."""
     folder = run / layout.CHECKPOINTS
     found = layout.steps(folder)
     assert [manifest.verify(folder / str(step)) for step in found] == [""] * len(found)
@@ -126,7 +126,7 @@ def whole(run: Path) -> list[int]:
 
 
 def same_losses(place: Path, run: Path, *, lost: bool = False) -> None:
-    """As if nothing had happened; ``lost``: records that no disk would take may be missing."""
+    """Checks for the losses of the uninterrupted run; with ``lost``, records may be missing."""
     straight, found = losses(place / "straight"), losses(run)
     common = straight.keys() & found.keys()
     assert len(common) > 20
@@ -134,7 +134,7 @@ def same_losses(place: Path, run: Path, *, lost: bool = False) -> None:
     assert {step: found[step] for step in common} == {step: straight[step] for step in common}
 
 
-def test_three_failures_end_the_run_and_it_goes_on_later(place: Path, disk: Disk) -> None:
+def test_three_failures_end_the_run_and_it_resumes_later(place: Path, disk: Disk) -> None:
     run = disk.path / "run"
     with running(place, run) as process:
         until(process, lambda: bool(layout.steps(run / "checkpoints")))
@@ -144,17 +144,17 @@ def test_three_failures_end_the_run_and_it_goes_on_later(place: Path, disk: Disk
         assert re.fullmatch(rf"error: 3 saves in a row have failed: .*{FAILED} .*latest", last)
         assert said(place).count(f"warning: checkpoint {run}/checkpoints") == 3
         assert "Traceback" not in said(place)
-        kept = whole(run)
+        kept = intact_steps(run)
         assert f"the newest complete one is {run / 'checkpoints' / str(kept[-1])};" in last
         left = {path.name for path in (run / "checkpoints").iterdir()}
-        assert left == {str(step) for step in kept}  # no half ones
-        if disk.mounted:  # a launcher starts it again, and again
+        assert left == {str(step) for step in kept}  # no incomplete ones
+        if disk.mounted:  # as a launcher restarts it
             again = program.run(place, *ARGUMENTS, *resumed(run, kept[-1] + 30))
             assert again.returncode == 75, again.stderr
-            assert re.fullmatch(r"error: cannot write in .*No space left.*\n", again.stderr)
+            assert re.fullmatch(r"error: cannot write to .*No space left.*\n", again.stderr)
         disk.free(process)
     train(place, *ARGUMENTS, *resumed(run, kept[-1] + 30))
-    assert whole(run)[-1] == kept[-1] + 30
+    assert intact_steps(run)[-1] == kept[-1] + 30
     same_losses(place, run, lost=True)
 
 
@@ -170,65 +170,65 @@ def test_a_run_survives_a_failed_save(place: Path, disk: Disk) -> None:
         until(process, lambda: FAILED in said(place))
         disk.free(process)
         failed = int(re.findall(r"checkpoints/(\d+) could not", said(place))[-1])
-        until(process, lambda: whole_steps_after(run, failed))
+        until(process, lambda: complete_steps_after(run, failed))
         process.terminate()
         assert process.wait(120) == 75
-    assert whole(run)[-1] == max(losses(run))
+    assert intact_steps(run)[-1] == max(losses(run))
     assert "written again" in said(place) or "log.txt" not in said(place)
     same_losses(place, run, lost=True)
 
 
-def whole_steps_after(run: Path, step: int) -> bool:
+def complete_steps_after(run: Path, step: int) -> bool:
     return any(one > step for one in layout.steps(run / "checkpoints"))
 
 
 @pytest.mark.parametrize("freed", [True, False])
-def test_the_last_save_is_tried_again(place: Path, disk: Disk, freed: bool) -> None:
+def test_the_last_save_is_retried(place: Path, disk: Disk, freed: bool) -> None:
     run = disk.path / "run"
     with running(place, run, "--checkpoint.every", 1_000_000) as process:
         until(process, lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 2)
         disk.fill(process)
         process.terminate()
-        until(process, lambda: "the last save is tried again" in said(place))
+        until(process, lambda: "retrying the last save" in said(place))
         if freed:
             disk.free(process)
         assert process.wait(120) == 75
         text = said(place)
-        assert text.count("tried again") == 1 if freed else 2
-        assert bool(whole(run)) == freed
+        assert text.count("retrying the last save") == (1 if freed else 2)
+        assert bool(intact_steps(run)) == freed
         assert ("error: the last state is not saved" in text) != freed
-        assert "no complete one exists" in text
+        assert "none is complete" in text
 
 
 def test_a_directory_that_goes_away_and_comes_back(place: Path, tmp_path: Path) -> None:
-    """As a network disk does; nothing is written in its place meanwhile."""
+    """Like a network disk; nothing is written in its place meanwhile."""
     run, away = tmp_path / "run", tmp_path / "away"
     with running(place, run) as process:
         until(process, lambda: bool(layout.steps(run / "checkpoints")))
         run.rename(away)
         until(process, lambda: FAILED in said(place))
         assert not (run / "checkpoints").exists()
-        assert whole(away)
+        assert intact_steps(away)
         away.rename(run)
         failed = int(re.findall(r"checkpoints/(\d+) could not", said(place))[-1])
-        until(process, lambda: whole_steps_after(run, failed))
+        until(process, lambda: complete_steps_after(run, failed))
         process.terminate()
         assert process.wait(120) == 75
-    assert whole(run)[-1] == max(losses(run))
+    assert intact_steps(run)[-1] == max(losses(run))
     same_losses(place, run)
 
 
 def test_a_directory_that_stays_away_ends_the_run(place: Path, tmp_path: Path) -> None:
     run, away = tmp_path / "run", tmp_path / "away"
     with running(place, run) as process:
-        # The program knows the first of two; the second may be whole a moment before it does.
+        # The run may not have checked the second checkpoint yet, although it is complete.
         until(process, lambda: len(layout.steps(run / "checkpoints")) >= 2)
         run.rename(away)
         assert process.wait(120) == 75
     last = said(place).splitlines()[-1]
     named = re.search(rf"the newest complete one is {run / 'checkpoints'}/(\d+);", last)
     assert named is not None, last
-    assert int(named[1]) in whole(away)
+    assert int(named[1]) in intact_steps(away)
     assert "Traceback" not in said(place)
     assert not (run / "checkpoints").exists()
 
@@ -239,14 +239,14 @@ def test_a_directory_that_cannot_be_written_ends_the_run(place: Path, tmp_path: 
         until(process, lambda: bool(layout.steps(run / "checkpoints")))
         with unwritable(run / "checkpoints"):
             assert process.wait(120) == 75
-    assert whole(run)
+    assert intact_steps(run)
     assert re.search(rf"error: .*{FAILED} \((Operation not permitted|Permission)", said(place))
     assert "Traceback" not in said(place)
 
 
 @contextlib.contextmanager
 def unwritable(folder: Path) -> Iterator[None]:
-    """Nobody writes into it: not even root, whom permissions do not stop."""
+    """Makes a folder read-only, even for root, which ignores permissions."""
     if os.getuid():
         folder.chmod(0o555)
     else:

@@ -1,8 +1,8 @@
-"""What was written before the modules moved still works: configs, and a checkpoint of each model.
+"""Configs, and a checkpoint of each model, of versions before the modules moved still work.
 
-`tests/fixtures/configs` holds the configs of commit 2332174, unchanged. `older_runs.tar.gz` was
-written by commit 43566ac: of each model a run's directory with the checkpoint of update 2, the
-losses of four updates, and the data.
+``tests/fixtures/configs`` contains the unchanged configs of commit 2332174. ``older_runs.tar.gz``
+was written by commit 43566ac. For each model it contains a run directory with the checkpoint of
+step 2, the losses of four steps, and the data.
 """
 
 import tarfile
@@ -50,7 +50,7 @@ def test_all_configs_are_here() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_configs_load_and_say_what_they_said(path: Path) -> None:
+def test_older_configs_load_with_the_same_values(path: Path) -> None:
     older, now = config.load(str(path)), config.named(path.stem)
     assert config.differences(config.to_dict(older), config.to_dict(now)) == []
 

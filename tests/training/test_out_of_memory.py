@@ -1,4 +1,4 @@
-"""Out of memory: what was planned, what happened, and what fits."""
+"""Out of memory: the computed and the measured memory, and overrides that fit."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ SPEC = {
 
 
 def parts() -> tuple[Any, Any, Any]:
-    """A run on eight devices with 3 GiB of parameters in four shards and 1/2 GiB everywhere."""
+    """A run on 8 devices; 3 GiB of its parameters are in 4 shards, and 0.5 GiB is replicated."""
     mesh = toy.mesh_of(2, 4)
 
     def stored(shape: tuple[int, ...], *spec: str) -> Any:
@@ -47,7 +47,7 @@ def parts() -> tuple[Any, Any, Any]:
 
 
 def told(relief: out_of_memory.Relief | None = None) -> tuple[str, list[str]]:
-    """What an allocation that no machine can make leads to: the error, and what was said."""
+    """Makes an impossible allocation; returns the error and the printed lines."""
     said: list[str] = []
     with (
         pytest.raises(InputError) as error,
@@ -60,25 +60,25 @@ def told(relief: out_of_memory.Relief | None = None) -> tuple[str, list[str]]:
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 71 GiB, 70 were in use."""
+    """A GPU with 70 of 71 GiB in use."""
     monkeypatch.setattr(out_of_memory, "_measured", lambda: (70 * GIB, 71 * GIB))
 
 
-def test_what_was_held_is_printed() -> None:
+def test_the_memory_of_state_and_batch_is_printed() -> None:
     message, said = told()
     assert "\n" not in message
     first, second = said
     assert first.startswith("RESOURCE_EXHAUSTED: Out of memory allocating 1125899906842624 bytes")
     assert second == (
-        "each device holds 1.250 GiB of state and 0.188 GiB of batch (computed), and the "
-        "activations of 4 examples at a time"
+        "computed: per device 1.250 GiB of state and 0.188 GiB of batch, plus the "
+        "activations of 4 examples"
     )
 
 
 def test_without_a_gpu_no_override_is_suggested() -> None:
     """None was verified."""
     message, _ = told(lambda *_: pytest.fail("there is no GPU to plan for"))
-    assert f"`{COMMAND}` finds ways that fit" in message
+    assert f"`{COMMAND}` finds overrides that fit" in message
     assert "--optim" not in message
 
 
@@ -94,7 +94,7 @@ def test_overrides_that_were_compiled_are_suggested() -> None:
     message, said = told(relief)
     assert asked == [("cpu", 71 * GIB)]
     assert said[2:] == [
-        "what happened (measured): a device held 70.0 GiB at most, and jax may take 71.0 GiB of it",
+        "measured: at most 70.0 GiB in use on a device, of 71.0 GiB available to jax",
         "the plan",
     ]
     assert message.endswith(
@@ -103,9 +103,9 @@ def test_overrides_that_were_compiled_are_suggested() -> None:
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_where_nothing_fits_that_is_said() -> None:
+def test_the_message_says_if_nothing_fits() -> None:
     message, _ = told(lambda *_: [])
-    assert "no way to run the same global batch is known to fit" in message
+    assert "no overrides with the same global batch are known to fit" in message
 
 
 def test_the_measurement_is_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_other_errors_pass_untouched(error: BaseException) -> None:
     assert caught.value.__cause__ is None
 
 
-def test_where_memory_suffices_nothing_is_said() -> None:
+def test_nothing_is_printed_if_the_memory_suffices() -> None:
     with out_of_memory.explained(*parts(), None, COMMAND, pytest.fail):
         pass
 
@@ -173,13 +173,13 @@ def test_a_run_whose_step_does_not_fit_prints_its_own_command(tmp_path: Path) ->
         check=False,
     )
     assert ended.returncode == 2, ended.stdout + ended.stderr
-    (command,) = re.findall(r"`(.*? plan --config .*?)` finds ways that fit", ended.stderr)
+    (command,) = re.findall(r"`(.*? plan --config .*?)` finds overrides that fit", ended.stderr)
     assert "--data.path corpus" in command
     assert "--output-dir" not in command
     assert command.endswith(" --fit")
 
 
-def test_the_command_line_has_ways_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_looks_for_overrides_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def start(run: config.Run, flags: Flags, signals: Any, relief: Any) -> int:

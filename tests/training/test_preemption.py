@@ -1,6 +1,4 @@
-"""SIGTERM at any moment: exit code 75, all finished updates saved, and the run goes on as if
-nothing had been.
-"""
+"""SIGTERM at any moment: exit code 75, no completed step is lost, and the run resumes exactly."""
 
 import os
 import re
@@ -23,22 +21,22 @@ ARGUMENTS = [
     *["--data.path", "corpus", "--loop.steps", STEPS, "--checkpoint.every", "4"],
     *["--loop.eval_every", "4", "--loop.eval_examples", "64"],
 ]
-# An idle machine takes two seconds; the program promises a step, a batch of an evaluation, a save,
-# and where it compiles before the first update five seconds.
+# It takes two seconds on an idle machine. A run may need a step, a batch of a validation and a
+# save, and five seconds if it compiles before the first step.
 ENDS_WITHIN_S = 60
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a corpus and an undisturbed run."""
+    """A directory with a corpus and an uninterrupted run."""
     directory = tmp_path_factory.mktemp("preemption")
     write_corpus(directory, files=12, words=1500)
-    train(directory, *ARGUMENTS, "--output-dir", "undisturbed")
+    train(directory, *ARGUMENTS, "--output-dir", "uninterrupted")
     return directory
 
 
 class Start:
-    """A run that starts or goes on in a directory, and how far it has come since."""
+    """A run that starts or resumes in a directory, and its progress since then."""
 
     def __init__(self, place: Path, name: str, cache: dict[str, str]) -> None:
         self._directory = place / name
@@ -55,17 +53,17 @@ class Start:
         )
 
     def listens(self) -> bool:
-        """Whether the process has a handler for SIGTERM: it still imports most of the program."""
+        """Returns whether the process handles SIGTERM; it is still importing most modules then."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         caught = int(re.findall(r"SigCgt:\s*(\w+)", status)[0], 16)
         return bool(caught >> (signal.SIGTERM - 1) & 1)
 
     def says(self, text: str) -> bool:
-        """Whether it has logged a line with this text."""
+        """Returns whether it has logged this text."""
         return text in self._log()[self._logged :]
 
     def saves(self) -> bool:
-        """Whether it has begun to write a checkpoint."""
+        """Returns whether it has begun to write a checkpoint."""
         return self._checkpoints() != self._saved
 
     def _log(self) -> str:
@@ -77,11 +75,11 @@ class Start:
 
 
 def done(directory: Path) -> int:
-    """The newest update on record."""
+    """Returns the last recorded step."""
     return max(losses(directory)) if (directory / "metrics.jsonl").exists() else 0
 
 
-# In the order in which one run is stopped, again and again.
+# One run is stopped at each of these moments, in this order.
 MOMENTS: dict[str, Callable[[Start], bool]] = {
     "imports": Start.listens,
     "data": lambda run: run.says("run directory"),
@@ -92,11 +90,11 @@ MOMENTS: dict[str, Callable[[Start], bool]] = {
     "a save": Start.saves,
     "the last steps": lambda run: run.says(f"step {STEPS - 1}/"),
 }
-# An empty cache of programs where one is to be compiled: what was before would take no time.
+# These moments use an empty compilation cache; otherwise compilation would take no time.
 COLD = ("compilation", "evaluation")
 
 
-def test_sigterm_saves_what_is_done_and_the_run_goes_on(place: Path) -> None:
+def test_sigterm_saves_all_completed_steps_and_the_run_resumes(place: Path) -> None:
     for moment, reached in MOMENTS.items():
         cache = {"JAX_COMPILATION_CACHE_DIR": str(place / f"{moment}-compiled")}
         started = Start(place, "stopped", cache if moment in COLD else {})
@@ -105,12 +103,12 @@ def test_sigterm_saves_what_is_done_and_the_run_goes_on(place: Path) -> None:
         assert layout.steps(folder)[-1:] == ([last] if last else []), moment
         assert not [path for path in folder.glob("*") if not path.name.isdigit()], moment
     train(place, *ARGUMENTS, "--output-dir", "stopped", "--resume", "latest")
-    assert losses(place / "stopped") == losses(place / "undisturbed")
-    assert validations(place / "stopped") == validations(place / "undisturbed")
+    assert losses(place / "stopped") == losses(place / "uninterrupted")
+    assert validations(place / "stopped") == validations(place / "uninterrupted")
 
 
 def stop_when(started: Start, reached: Callable[[Start], bool], moment: str) -> None:
-    """Sends SIGTERM at the moment, and holds that it ends as it should."""
+    """Sends SIGTERM at a moment, and checks the end of the run."""
     process = started.process
     deadline = time.monotonic() + 200
     while process.poll() is None and not reached(started):
@@ -134,11 +132,11 @@ def validations(directory: Path) -> dict[int, float]:
     }
 
 
-def test_the_validations_are_those_of_the_cadence(place: Path) -> None:
-    assert sorted(validations(place / "undisturbed")) == [4, 8, 12, 16, 20, 24]
+def test_validations_take_place_every_eval_every_steps(place: Path) -> None:
+    assert sorted(validations(place / "uninterrupted")) == [4, 8, 12, 16, 20, 24]
 
 
-def test_ctrl_c_before_the_first_update_leaves_nothing_behind(place: Path) -> None:
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(place: Path) -> None:
     process = subprocess.Popen(
         command(*ARGUMENTS, "--output-dir", "interrupted"),
         cwd=place,
@@ -159,8 +157,8 @@ def test_ctrl_c_before_the_first_update_leaves_nothing_behind(place: Path) -> No
     assert again.returncode == 0, again.stderr
 
 
-def test_a_compilation_that_is_broken_off_is_not_torn_down(place: Path, tmp_path: Path) -> None:
-    """XLA goes on with it in threads of its own, and would crash in an ordinary exit."""
+def test_an_abandoned_compilation_does_not_crash_the_exit(place: Path, tmp_path: Path) -> None:
+    """It continues in XLA's threads, and XLA would crash in an ordinary exit."""
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     process = subprocess.Popen(
         command("--config", "demo", "--data.workers", "0", "--output-dir", tmp_path / "run"),
@@ -174,7 +172,7 @@ def test_a_compilation_that_is_broken_off_is_not_torn_down(place: Path, tmp_path
     while not (log.exists() and " parameters; " in log.read_text()):
         assert process.poll() is None
         time.sleep(0.1)
-    time.sleep(4)  # the first parameters are traced for a second or two, then compiled
+    time.sleep(4)  # the initialization is traced for a second or two, then compiled
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=ENDS_WITHIN_S)
     assert process.returncode == 75, said

@@ -1,4 +1,4 @@
-"""A trace of some steps, and what is said of it."""
+"""A trace of some steps, and its summary."""
 
 import contextlib
 import gzip
@@ -31,7 +31,7 @@ def step() -> Any:
 
 
 @contextlib.contextmanager
-def apart(phase: str) -> Iterator[None]:
+def during(phase: str) -> Iterator[None]:
     assert phase == "profile"
     yield
 
@@ -48,9 +48,12 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
 
 
-def test_a_trace_holds_its_steps_and_says_where_the_time_went(tmp_path: Path, step: Any) -> None:
+def test_a_trace_has_its_steps_and_a_summary_of_the_time(tmp_path: Path, step: Any) -> None:
     said: list[str] = []
-    with profiler.profiled((2, 5), tmp_path, step, said.append, apart) as (traced, before_step):
+    with profiler.profiled((2, 5), tmp_path, step, said.append, during) as (
+        traced,
+        before_step,
+    ):
         run(traced, before_step, 8)
     found = events(tmp_path)
     ops = [one for one in found if "hlo_op" in one.get("args", {})]
@@ -68,10 +71,13 @@ def test_a_trace_holds_its_steps_and_says_where_the_time_went(tmp_path: Path, st
     assert any("tensorboard --logdir" in line for line in said)
 
 
-def test_what_follows_the_last_step_is_not_part_of_it(tmp_path: Path, step: Any) -> None:
-    """A validation and a save come between a step and the next one."""
+def test_a_trace_ends_with_its_last_step(tmp_path: Path, step: Any) -> None:
+    """A validation or a save may follow before the next step."""
     said: list[str] = []
-    with profiler.profiled((2, 4), tmp_path, step, said.append, apart) as (traced, before_step):
+    with profiler.profiled((2, 4), tmp_path, step, said.append, during) as (
+        traced,
+        before_step,
+    ):
         state = batch = jnp.ones((600, 600))
         for done in range(5):
             before_step(done, state)
@@ -83,13 +89,13 @@ def test_what_follows_the_last_step_is_not_part_of_it(tmp_path: Path, step: Any)
     assert float(each_ms) < 900.0
 
 
-def test_a_run_that_ends_inside_has_its_trace_too(tmp_path: Path, step: Any) -> None:
-    with profiler.profiled((1, 9), tmp_path, step, print, apart) as (traced, before_step):
+def test_a_run_that_ends_during_a_trace_writes_it(tmp_path: Path, step: Any) -> None:
+    with profiler.profiled((1, 9), tmp_path, step, print, during) as (traced, before_step):
         run(traced, before_step, 3)
     assert (tmp_path / "summary.txt").read_text().startswith("steps 1 to 3 took ")
 
 
-def test_a_trace_that_nobody_can_read_ends_no_run(
+def test_an_unreadable_trace_does_not_end_the_run(
     tmp_path: Path, step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -103,13 +109,15 @@ def test_a_trace_that_nobody_can_read_ends_no_run(
     said: list[str] = []
     with profiler.profiled((0, 1), tmp_path, step, said.append, counted) as (traced, before_step):
         run(traced, before_step, 2)
-    assert said == ["no summary.txt of the trace: ZeroDivisionError: division by zero"]
-    assert opened == ["profile"]  # its time is no step's
+    assert said == [
+        "warning: no summary.txt of the trace was written: ZeroDivisionError: division by zero"
+    ]
+    assert opened == ["profile"]  # its time does not count as training
 
 
-def test_whoever_stops_a_run_waits_for_no_summary(tmp_path: Path, step: Any) -> None:
+def test_a_stop_does_not_wait_for_the_summary(tmp_path: Path, step: Any) -> None:
     def interrupted() -> None:
-        with profiler.profiled((0, 9), tmp_path, step, print, apart) as (traced, before_step):
+        with profiler.profiled((0, 9), tmp_path, step, print, during) as (traced, before_step):
             run(traced, before_step, 1)
             raise KeyboardInterrupt
 
@@ -119,32 +127,38 @@ def test_whoever_stops_a_run_waits_for_no_summary(tmp_path: Path, step: Any) -> 
     assert not (tmp_path / "summary.txt").exists()
 
 
-def test_without_a_profile_the_step_is_the_step(tmp_path: Path) -> None:
+def test_without_a_profile_the_step_is_unchanged(tmp_path: Path) -> None:
     def plain(state: Any, batch: Any) -> Any:
         return state, batch
 
-    with profiler.profiled(None, tmp_path / "profile", plain, print, apart) as (step, before_step):
+    with profiler.profiled(None, tmp_path / "profile", plain, print, during) as (
+        step,
+        before_step,
+    ):
         assert step is plain
         before_step(0, None)  # type: ignore[arg-type]
     assert not (tmp_path / "profile").exists()
 
 
-def test_a_checked_step_still_shows_its_program(step: Any) -> None:
+def test_a_checked_step_can_be_unwrapped(step: Any) -> None:
     assert inspect.unwrap(debugging.checked(step)) is step
 
 
 @pytest.mark.parametrize(("done", "says"), [(0, 0), (9, 0), (10, 1)])
-def test_a_resumed_run_says_where_no_trace_will_be(done: int, says: int) -> None:
+def test_a_resumed_run_past_the_trace_prints_a_note(done: int, says: int) -> None:
     said: list[str] = []
     profiler.check((9, 12), done, 20, said.append)
     assert len(said) == says
 
 
-def test_the_second_process_writes_elsewhere_and_nothing_of_its_own(
+def test_the_second_process_writes_a_separate_trace_and_no_summary(
     tmp_path: Path, step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiler.jax, "process_index", lambda: 1)
-    with profiler.profiled((0, 1), tmp_path, step, pytest.fail, apart) as (traced, before_step):
+    with profiler.profiled((0, 1), tmp_path, step, pytest.fail, during) as (
+        traced,
+        before_step,
+    ):
         run(traced, before_step, 2)
     assert events(tmp_path / "process-1")
     assert not (tmp_path / "summary.txt").exists()
@@ -164,14 +178,14 @@ ENTRY %main {
 """
 
 
-def test_instructions_are_read_from_the_program() -> None:
+def test_instructions_are_read_from_the_compiled_step() -> None:
     found = profiler._described(PROGRAM)
     assert found["dot.3"] == ("dot", "jit(f)/while/body/dot_general", "dot_general")
     assert found["fusion.1"] == ("fusion", "jit(f)/add", "add")
-    assert found["while.2"] == ("while", "", "the compiler's own")
+    assert found["while.2"] == ("while", "", "(added by the compiler)")
 
 
-def test_a_name_is_the_model_s_own_words() -> None:
+def test_a_name_contains_only_names_of_the_model() -> None:
     made_by = (
         "jit(train_step)/transpose(jvp(transpose(transpose(jvp(bsnk,btnk->bnst)))))/dot_general"
     )
@@ -183,7 +197,7 @@ def test_a_name_is_the_model_s_own_words() -> None:
 
 
 def test_on_a_gpu_only_its_streams_count() -> None:
-    """Not the sums over them that are made for the viewer, nor what the host says."""
+    """Neither the sums over them, which are for the viewer, nor the host's events."""
 
     def line(name: str, *events: tuple[str, float]) -> Any:
         made = [SimpleNamespace(stats=[("hlo_op", op)], duration_ns=time) for op, time in events]
@@ -205,7 +219,7 @@ def test_on_a_gpu_only_its_streams_count() -> None:
     assert found == {"dot.3": 10, "fusion.1": 2}
 
 
-def test_a_large_product_takes_longer_than_a_small_one(tmp_path: Path) -> None:
+def test_a_large_matmul_takes_longer_than_a_small_one(tmp_path: Path) -> None:
     def f(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         with jax.named_scope("large"):
             x = x @ x

@@ -1,4 +1,4 @@
-"""What a run says while it runs: of which steps, when, and what stands in a record."""
+"""Progress: which steps are recorded, when, and with which values."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ TYPED = "python -m jaxtrain.main --config demo_mlm"
 
 
 class Told(Watchdog):
-    """Ends nothing; remembers what it was told."""
+    """Ends nothing; records its calls."""
 
     def __init__(self) -> None:
         super().__init__(None, Heartbeat(KeyValueStore(), StopSignals()))
@@ -52,7 +52,7 @@ class Told(Watchdog):
 
 
 class Computing:
-    """A number that the device still computes: whoever reads it waits for it."""
+    """A number that the device is still computing: reading it waits."""
 
     def __init__(self, number: float, wait: Any) -> None:
         self._number, self._wait = np.float32(number), wait
@@ -63,7 +63,7 @@ class Computing:
 
 
 class Story:
-    """A run in which nothing happens but what the test says; the device takes 1 s for a step."""
+    """A run controlled by the test; the device takes 1 s per step."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory, self.now, self.done = directory, 100.0, 0
@@ -77,7 +77,7 @@ class Story:
         self.progress = self.begin()
 
     def begin(self, *, waits: bool = False, faster: str = "", **optim: Any) -> Progress:
-        """From the start, with another optimizer config."""
+        """Starts from scratch, with another optimizer config."""
         self.run = dataclasses.replace(self.run, optim=dataclasses.replace(self.run.optim, **optim))
         self.progress = Progress(
             self.run,
@@ -95,7 +95,7 @@ class Story:
     def step(
         self, loss: float | None = None, *, wait_s: float = 0.0, gradient: float = 2.0
     ) -> None:
-        """One more step, whose loss is its number unless told."""
+        """Runs one more step; its loss defaults to its number."""
         self.spend(wait_s)
         self.batches.wait_s += wait_s
         bad = not (math.isfinite(gradient) and (loss is None or math.isfinite(loss)))
@@ -114,7 +114,7 @@ class Story:
         self.now += seconds
 
     def records(self) -> dict[int, dict[str, Any]]:
-        """Step -> what stands in the file now."""
+        """Returns step -> its record in the file."""
         path = self.directory / "metrics.jsonl"
         return {record["step"]: record for record in line_files.read(path)} if path.exists() else {}
 
@@ -129,11 +129,11 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Lines on the console since the last call."""
+    """Returns the console lines since the last call."""
     return lambda: capsys.readouterr().out.splitlines()
 
 
-def test_a_step_is_recorded_once_the_next_one_is_handed_over(story: Story, said: Any) -> None:
+def test_a_step_is_recorded_when_the_next_one_is_pushed(story: Story, said: Any) -> None:
     story.step()
     assert (story.records(), said(), story.watchdog.heard) == ({}, [], [])
     story.step()
@@ -142,7 +142,7 @@ def test_a_step_is_recorded_once_the_next_one_is_handed_over(story: Story, said:
     assert story.watchdog.heard == [1]
 
 
-def test_the_first_step_the_last_and_those_at_cadence_are_recorded(story: Story, said: Any) -> None:
+def test_the_first_the_last_and_every_nth_step_are_recorded(story: Story, said: Any) -> None:
     for _ in range(TOTAL):
         story.step()
     story.progress.flush()
@@ -150,29 +150,29 @@ def test_the_first_step_the_last_and_those_at_cadence_are_recorded(story: Story,
     assert [record["train/loss"] for record in story.records().values()] == [1, 4, 8, 11]
     assert list(story.records()) == [1, 4, 8, 11]
     assert len(said()) == 4
-    assert story.watchdog.heard == list(range(1, TOTAL + 1))  # it is told of each
+    assert story.watchdog.heard == list(range(1, TOTAL + 1))  # each step
 
 
-def test_a_validation_before_the_first_step_takes_nothing_from_it(story: Story, said: Any) -> None:
+def test_a_validation_before_the_first_step_keeps_its_record(story: Story, said: Any) -> None:
     story.progress.validated(0, Validation({"val/loss": 3.0}, {}))
     story.step(wait_s=60.0)  # workers start
     story.step()
     assert story.records()[1]["train/loss"] == 1
-    assert not [line for line in said() if "waits for input" in line]
+    assert not [line for line in said() if "waits for data" in line]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_bad_update_stops_the_run_where_the_config_says_so(story: Story, loss: float) -> None:
+def test_a_bad_step_stops_the_run_if_the_config_says_so(story: Story, loss: float) -> None:
     story.begin(bad_updates="off")
     for _ in range(5):
         story.step()
-    story.step(loss)  # the sixth, which is not at cadence
-    with pytest.raises(InputError, match=rf"update 6 is bad: its loss is {loss} .*norm 2 "):
+    story.step(loss)  # the sixth, which is not logged
+    with pytest.raises(InputError, match=rf"step 6 is bad: loss {loss}, gradient norm 2 "):
         story.step()
 
 
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_a_bad_update_is_left_out_and_its_examples_named(
+def test_a_bad_step_is_skipped_and_its_examples_are_reported(
     story: Story, said: Any, policy: str
 ) -> None:
     story.begin(bad_updates=policy, bad_in_a_row=2)
@@ -191,42 +191,42 @@ def test_a_bad_update_is_left_out_and_its_examples_named(
         "ids": list(range(16, 24)),
     }
     (spoken,) = [line for line in said() if "is bad" in line]
-    assert "update 2 is bad: its loss is 2 and its gradient's norm inf" in spoken
-    assert f"examples {rows} to {2 * rows - 1} of the order" in spoken
+    assert "step 2 is bad: loss 2, gradient norm inf" in spoken
+    assert f"examples {rows} to {2 * rows - 1})" in spoken
     assert not story.progress.finished()
 
 
-def test_a_row_of_bad_updates_is_two_lines(story: Story, said: Any) -> None:
+def test_bad_steps_in_a_row_are_two_lines(story: Story, said: Any) -> None:
     story.begin(bad_updates="skip", bad_in_a_row=20)
     for gradient in (2.0, *[math.inf] * 10, 2.0, math.inf, 2.0, *[math.inf] * 2, 2.0, 2.0):
         story.step(gradient=gradient)
     found = [line for line in said() if "bad" in line]
     assert [line.partition(":")[0] for line in found] == [
-        "update 2 is bad",
-        "9 more updates in a row skipped as bad; bad_steps.jsonl lists them",
-        "update 3 is bad",
-        "update 4 is bad",
-        "one more update in a row skipped as bad; bad_steps.jsonl lists them",
+        "step 2 is bad",
+        "9 more steps in a row skipped; see bad_steps.jsonl",
+        "step 3 is bad",
+        "step 4 is bad",
+        "1 more step in a row skipped; see bad_steps.jsonl",
     ]
     assert len((story.directory / "bad_steps.jsonl").read_text().splitlines()) == 13
 
 
-def test_too_many_bad_updates_in_a_row_stop_a_run_that_skips(story: Story) -> None:
+def test_too_many_bad_steps_in_a_row_stop_a_run_that_skips(story: Story) -> None:
     story.begin(bad_updates="skip", bad_in_a_row=3)
     story.step(gradient=math.nan)
     story.step(gradient=math.nan)
     story.step()
     for _ in range(3):
         story.step(gradient=math.nan)
-    with pytest.raises(InputError, match="update 2 is bad"):
+    with pytest.raises(InputError, match="step 2 is bad"):
         story.progress.flush()
 
 
-def test_the_last_update_may_be_a_bad_one(story: Story) -> None:
+def test_the_last_step_may_be_bad(story: Story) -> None:
     for _ in range(TOTAL - 1):
         story.step()
     story.step(gradient=math.nan)
-    assert story.progress.done == TOTAL  # as it looks until its metrics are there
+    assert story.progress.done == TOTAL  # until its metrics are fetched
     assert not story.progress.finished()
     story.step()
     assert story.progress.finished()
@@ -235,7 +235,7 @@ def test_the_last_update_may_be_a_bad_one(story: Story) -> None:
     assert list(story.records()) == [1, 4, 8, 11]
 
 
-def test_going_back_forgets_records_but_not_the_examples_seen(story: Story) -> None:
+def test_a_rollback_removes_records_but_not_the_examples_seen(story: Story) -> None:
     loop = dataclasses.replace(story.run.loop, record_examples=True, log_every=1)
     story.run = dataclasses.replace(story.run, loop=loop)
     story.begin()
@@ -256,19 +256,19 @@ def test_going_back_forgets_records_but_not_the_examples_seen(story: Story) -> N
     ]
 
 
-def test_nothing_is_saved_where_a_bad_update_ends_the_run(story: Story) -> None:
+def test_nothing_is_saved_if_a_bad_step_ends_the_run(story: Story) -> None:
     story.begin(bad_updates="off")
     story.step(math.nan)
-    with pytest.raises(InputError, match="update 1"), story.progress.interrupted("save"):
+    with pytest.raises(InputError, match="step 1"), story.progress.interrupted("save"):
         pytest.fail("a broken state would be saved")
 
 
-def test_time_that_is_no_training_counts_for_no_rate(story: Story) -> None:
+def test_pauses_do_not_count_in_the_rate(story: Story) -> None:
     for number in range(1, TOTAL + 1):
         story.step()
-        if number in (4, 6):  # where a window has just begun, and in its middle
+        if number in (4, 6):  # at the beginning and in the middle of a window
             with story.progress.interrupted("evaluation"):
-                assert max(story.records()) == 4  # what was pending is recorded before
+                assert max(story.records()) == 4  # the pending step is recorded first
                 story.spend(1000.0)
     story.progress.flush()
     rates = [record["train/steps_per_second"] for record in story.records().values()]
@@ -277,8 +277,8 @@ def test_time_that_is_no_training_counts_for_no_rate(story: Story) -> None:
     assert heard[:9] == [1, 2, 3, 4, "evaluation", "evaluation over", 5, 6, "evaluation"]
 
 
-def test_the_rate_of_steps_that_are_waited_for(story: Story) -> None:
-    """With --debug a step is complete when it is handed over; nothing is left for the next."""
+def test_the_rate_of_steps_that_are_complete_when_pushed(story: Story) -> None:
+    """With --debug, a step is complete when it is pushed."""
     story.begin(waits=True)
     for number in range(1, TOTAL + 1):
         story.spend(1.0)
@@ -294,31 +294,31 @@ def test_the_rate_of_steps_that_are_waited_for(story: Story) -> None:
     assert rates == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_a_long_wait_for_input_is_mentioned_once_with_the_cure(story: Story, said: Any) -> None:
+def test_a_long_wait_for_data_is_reported_once_with_the_fix(story: Story, said: Any) -> None:
     for number in range(1, TOTAL + 1):
-        # Long while the workers start, short for a window, then as long as the step itself.
+        # Long while the workers start, short for a window, then as long as the step.
         story.step(wait_s=9.0 if number <= 2 else 0.01 if number <= 5 else 1.0)
     story.progress.flush()
     shares = [record["train/data_wait_fraction"] for record in story.records().values()]
     assert shares == pytest.approx([18 / 19, 0.03 / 3.03, 4 / 8, 2 / 5])
     lines = said()
-    (mentioned,) = [line for line in lines if "waits for input" in line]
+    (mentioned,) = [line for line in lines if "waits for data" in line]
     assert lines[lines.index(mentioned) - 1].startswith("step 8/11")
     assert "50% of the time" in mentioned
     assert f"--data.workers (now {story.run.data.workers})" in mentioned
     assert f"--data.prefetch (now {story.run.data.prefetch})" in mentioned
 
 
-def test_a_long_wait_names_what_makes_the_data_cheaper(story: Story, said: Any) -> None:
+def test_a_long_wait_prints_advice_on_the_data(story: Story, said: Any) -> None:
     story.begin(faster="prepare the clips once")
     for number in range(1, TOTAL + 1):
         story.step(wait_s=0.01 if number <= 5 else 1.0)
     story.progress.flush()
-    (mentioned,) = [line for line in said() if "waits for input" in line]
+    (mentioned,) = [line for line in said() if "waits for data" in line]
     assert "(measured): prepare the clips once; or raise --data.workers" in mentioned
 
 
-def test_a_validation_is_recorded_and_its_pictures_kept(story: Story, said: Any) -> None:
+def test_a_validation_is_recorded_and_its_images_are_kept(story: Story, said: Any) -> None:
     pictures = {"reconstruction": np.full((4, 6, 3), 7, np.uint8)}
     story.progress.validated(2, Validation({"val/psnr": 20.0, "val/loss": 0.5}, pictures))
     story.progress.validated(4, Validation({"val/psnr": 22.0, "val/loss": 0.25}, pictures))
@@ -326,8 +326,7 @@ def test_a_validation_is_recorded_and_its_pictures_kept(story: Story, said: Any)
     assert "step 2/11 | validation | val/loss 0.5 | val/psnr 20" in said()
     kept = [story.directory / "samples" / f"reconstruction_{step}.png" for step in (2, 4)]
     assert all(path.is_file() for path in kept)
-    assert [story.directory / sample.file for sample in story.progress.samples] == kept
+    assert sorted((story.directory / "samples").iterdir()) == kept
     story.progress.validated(6, Validation({"val/psnr": 22.0}, {"text": "a\n"}))
-    assert (story.directory / story.progress.samples[-1].file).read_text() == "a\n"
-    assert story.progress.first == {"val/psnr": 20.0, "val/loss": 0.5}
-    assert story.progress.last == {"val/psnr": 22.0, "val/loss": 0.25}
+    assert (story.directory / "samples/text_6.txt").read_text() == "a\n"
+    assert story.progress.results.lines() == ["val/loss 0.5 -> 0.25, val/psnr 20 -> 22"]

@@ -1,4 +1,4 @@
-"""Nothing is lost: a run that was stopped goes on as if it had not been."""
+"""A stopped run resumes exactly, without losing anything."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a corpus, one run of twenty steps on eight devices, and one of eight."""
+    """A directory with a corpus and two runs on eight devices, of twenty and of eight steps."""
     directory = tmp_path_factory.mktemp("resume")
     write_corpus(directory)
     train(directory, *EIGHT, "--loop.steps", 20, "--output-dir", "straight")
@@ -41,12 +41,12 @@ EIGHT = [
 ]
 
 
-def test_twenty_steps_straight_equal_eight_and_twelve(place: Path) -> None:
+def test_twenty_steps_equal_eight_and_twelve(place: Path) -> None:
     """Bit for bit, in every loss and every array of the state."""
     shutil.copytree(place / "eight", place / "halves")
     text = train(place, *EIGHT, "--loop.steps", 20, "--output-dir", "halves", "--resume", "latest")
     assert "64 examples seen" in text
-    assert "loop.steps" in text  # the difference to the saved config is said
+    assert "loop.steps" in text  # the difference from the saved config is printed
     straight, halves = losses(place / "straight"), losses(place / "halves")
     assert sorted(halves) == list(range(1, 21))
     assert straight == halves
@@ -56,8 +56,8 @@ def test_twenty_steps_straight_equal_eight_and_twelve(place: Path) -> None:
         np.testing.assert_array_equal(array, right[name], err_msg=name)
 
 
-def test_a_damaged_checkpoint_costs_its_steps_and_no_more(place: Path) -> None:
-    """The one before it gives the same run."""
+def test_a_damaged_checkpoint_loses_only_its_own_steps(place: Path) -> None:
+    """Resuming from the previous one gives the same run."""
     arguments = [*EIGHT, "--output-dir", "spoilt"]
     shutil.copytree(place / "eight", place / "spoilt")
     newest = place / "spoilt" / "checkpoints" / "8"
@@ -67,11 +67,11 @@ def test_a_damaged_checkpoint_costs_its_steps_and_no_more(place: Path) -> None:
     data.write_bytes(content)
     refused = run(place, *arguments, "--loop.steps", 20, "--resume", 8)
     assert refused.returncode == 2
-    assert "its checksum is wrong): complete ones are 4" in refused.stderr
+    assert "its checksum is wrong); complete checkpoints: 4" in refused.stderr
     found = run(place, *arguments, "--loop.steps", 20, "--resume", "latest")
     assert found.returncode == 0, found.stderr
     name = data.relative_to(newest).as_posix()
-    moved = f"warning: checkpoint {newest} is damaged ({name} has other bytes"
+    moved = f"warning: checkpoint {newest} is damaged ({name} was changed after"
     assert (found.stderr + found.stdout).count(moved) == 1
     assert moved in (place / "spoilt" / "log.txt").read_text()
     assert "32 examples seen" in found.stdout
@@ -79,8 +79,8 @@ def test_a_damaged_checkpoint_costs_its_steps_and_no_more(place: Path) -> None:
     assert (place / "spoilt" / "damaged" / "checkpoints" / "8" / "reason.txt").exists()
 
 
-def test_ctrl_c_saves_once_and_the_run_goes_on(place: Path) -> None:
-    """It reaches the workers too, as in a terminal; test_preemption.py sends SIGTERM."""
+def test_ctrl_c_saves_once_and_the_run_resumes(place: Path) -> None:
+    """The workers receive it, too, as in a terminal; test_preemption.py sends SIGTERM."""
     arguments = [*EIGHT, "--loop.steps", 20, "--output-dir", "stopped"]
     endless = ["--loop.steps", 1_000_000, "--checkpoint.every", 1_000_000, "--data.workers", 2]
     process = subprocess.Popen(
@@ -107,7 +107,7 @@ def test_ctrl_c_saves_once_and_the_run_goes_on(place: Path) -> None:
     assert len(steps) == 1
     done = int(steps[0])
     assert done == max(losses(place / "stopped"))
-    if done < 20:  # a fast machine may have gone past the reference's end
+    if done < 20:  # a fast machine may be past the end of the reference run
         train(place, *arguments, "--resume", "latest")
     common = losses(place / "straight").keys() & losses(place / "stopped").keys()
     assert common
@@ -116,7 +116,7 @@ def test_ctrl_c_saves_once_and_the_run_goes_on(place: Path) -> None:
 
 
 def test_ctrl_c_while_the_workers_start_is_one_line(place: Path) -> None:
-    """A terminal sends it to them too, in the middle of their imports."""
+    """A terminal sends it to them, too, during their imports."""
     process = subprocess.Popen(
         command(*EIGHT, "--data.workers", 2, "--loop.steps", 99, "--output-dir", "early"),
         cwd=place,
@@ -138,7 +138,7 @@ def test_ctrl_c_while_the_workers_start_is_one_line(place: Path) -> None:
 
 
 def _command_lines(group: int) -> str:
-    """Of all processes of a group."""
+    """Returns the command lines of all processes in a group."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ def _command_lines(group: int) -> str:
     return "\n".join(found)
 
 
-def test_what_cannot_be_gone_on_with_is_refused(place: Path) -> None:
+def test_a_run_that_cannot_be_resumed_is_rejected(place: Path) -> None:
     again = run(place, *EIGHT, "--loop.steps", 20, "--output-dir", "straight")
     assert again.returncode == 2
     assert "--resume" in again.stderr
@@ -168,7 +168,7 @@ def test_what_cannot_be_gone_on_with_is_refused(place: Path) -> None:
 FRESH = ["--output-dir", "fresh", "--resume", "latest", "--profile", "1:2"]
 
 
-def test_resume_latest_starts_anew_where_there_is_nothing(place: Path) -> None:
+def test_resume_latest_starts_from_scratch_without_a_checkpoint(place: Path) -> None:
     text = train(place, *EIGHT, "--loop.steps", 2, *FRESH)
     assert "no checkpoint" in text
     assert list((place / "fresh" / "profile").rglob("*.xplane.pb"))

@@ -1,4 +1,4 @@
-"""The run's directory: chosen, made, refused, linked."""
+"""The run directory: how it is chosen, created, checked and linked."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def fake_checkpoint(run: Path, step: int) -> Path:
-    """The files by which a checkpoint counts as complete."""
+    """Writes the files that make a checkpoint complete."""
     path = run / "checkpoints" / str(step)
     for name in ("state/_METADATA", "state/manifest.ocdbt"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def fake_checkpoint(run: Path, step: int) -> Path:
     return path
 
 
-def test_a_new_run_is_named_by_the_time_and_linked(root: Path) -> None:
+def test_a_new_run_is_named_after_the_time_and_linked(root: Path) -> None:
     first = run_directory.prepare("demo", None, None, None, root)
     second = run_directory.prepare("demo", None, None, None, root)
     assert first != second
@@ -45,11 +45,11 @@ def test_a_new_run_is_named_by_the_time_and_linked(root: Path) -> None:
     run_directory.link_latest(second, root)
     link = root / "latest"
     assert link.resolve() == second.resolve()
-    assert not os.path.isabs(link.readlink())  # the tree may be moved
+    assert not os.path.isabs(link.readlink())  # the folder can be moved
     assert sorted(path.name for path in root.iterdir()) == ["demo", "latest"]
 
 
-def test_a_given_directory_is_taken_and_not_linked(root: Path, tmp_path: Path) -> None:
+def test_a_given_directory_is_linked_only_below_the_root(root: Path, tmp_path: Path) -> None:
     given = tmp_path / "elsewhere" / "run"
     assert run_directory.prepare("demo", str(given), None, None, root) == given
     run_directory.link_latest(given, root)
@@ -60,7 +60,7 @@ def test_a_given_directory_is_taken_and_not_linked(root: Path, tmp_path: Path) -
     assert (root / "latest").resolve() == inside.resolve()
 
 
-def test_a_link_that_already_points_there_is_not_written_again(root: Path) -> None:
+def test_a_link_that_is_up_to_date_is_not_written_again(root: Path) -> None:
     run = run_directory.prepare("demo", None, None, None, root)
     run_directory.link_latest(run, root)
     first = (root / "latest").lstat()
@@ -68,15 +68,15 @@ def test_a_link_that_already_points_there_is_not_written_again(root: Path) -> No
     assert os.path.samestat(first, (root / "latest").lstat())
 
 
-def test_a_directory_is_tried_without_a_trace(root: Path, tmp_path: Path) -> None:
+def test_checking_a_directory_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     given = tmp_path / "new" / "deep"
     assert not list(run_directory.problems(str(given), None))
     assert not given.parent.exists()
     (found,) = run_directory.problems("/proc/jaxtrain/deep", None)
-    assert "cannot write in the run's directory /proc/jaxtrain/deep" in found
+    assert "cannot write to the run directory /proc/jaxtrain/deep" in found
     fake_checkpoint(given, 7)
     (found,) = run_directory.problems(str(given), None)
-    assert "already holds checkpoints (newest: 7)" in found
+    assert "already contains checkpoints (newest: 7)" in found
     assert not list(run_directory.problems(str(given), "latest"))
     assert given.exists()
 
@@ -84,14 +84,14 @@ def test_a_directory_is_tried_without_a_trace(root: Path, tmp_path: Path) -> Non
 def test_a_directory_with_checkpoints_needs_a_resume(root: Path, tmp_path: Path) -> None:
     given = tmp_path / "run"
     newest = fake_checkpoint(given, 7)
-    with pytest.raises(InputError, match=r"already holds checkpoints \(newest: 7\).*--resume late"):
+    with pytest.raises(InputError, match=r"contains checkpoints \(newest: 7\).*--resume late"):
         run_directory.prepare("demo", str(given), None, None, root)
     found = run_directory.start_from("demo", "latest", str(given), root)
     assert found == newest
     assert run_directory.prepare("demo", str(given), "latest", found, root) == given
 
 
-def test_two_histories_do_not_mix(root: Path, tmp_path: Path) -> None:
+def test_two_runs_do_not_mix_in_one_directory(root: Path, tmp_path: Path) -> None:
     fake_checkpoint(tmp_path / "mine", 7)
     other = fake_checkpoint(tmp_path / "other", 9)
     found = run_directory.start_from("demo", str(other), str(tmp_path / "mine"), root)
@@ -102,7 +102,7 @@ def test_two_histories_do_not_mix(root: Path, tmp_path: Path) -> None:
     assert fresh == tmp_path / "fresh"
 
 
-def test_latest_without_a_directory_goes_on_in_that_run(root: Path) -> None:
+def test_resume_latest_without_a_directory_uses_that_of_the_run(root: Path) -> None:
     fake_checkpoint(root / "demo" / "2026-01-01T00-00-00Z", 3)
     newest = fake_checkpoint(root / "demo" / "2026-01-02T00-00-00Z", 5)
     found = run_directory.start_from("demo", "latest", None, root)
@@ -111,16 +111,16 @@ def test_latest_without_a_directory_goes_on_in_that_run(root: Path) -> None:
     assert directory == root / "demo" / "2026-01-02T00-00-00Z"
 
 
-def test_latest_of_nothing_starts_anew(root: Path) -> None:
+def test_resume_latest_without_a_run_starts_from_scratch(root: Path) -> None:
     assert run_directory.start_from("demo", None, None, root) is None
     assert run_directory.start_from("demo", "latest", None, root) is None
     assert run_directory.prepare("demo", None, "latest", None, root).parent == root / "demo"
 
 
-def test_an_unwritable_directory_is_named(root: Path, tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_reported(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for given in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/jaxtrain")):
-        with pytest.raises(InputError, match=r"cannot write in the run's directory .*--output-dir"):
+        with pytest.raises(InputError, match=r"cannot write to the run directory .*--output-dir"):
             run_directory.prepare("demo", str(given), None, None, root)
 
 
@@ -134,7 +134,7 @@ def test_a_folder_named_latest_is_not_replaced(root: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
-def test_a_disk_that_takes_no_link_stops_nobody(
+def test_a_disk_that_rejects_links_does_not_end_the_run(
     root: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     run, said = run_directory.prepare("demo", None, None, None, root), list[str]()
@@ -147,7 +147,7 @@ def test_a_disk_that_takes_no_link_stops_nobody(
     assert said == [f"warning: cannot link {root / 'latest'} to {run} ({os.strerror(number)})"]
 
 
-def test_a_new_run_on_a_full_disk_is_worth_another_start(
+def test_a_new_run_on_a_full_disk_is_a_temporary_failure(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.mkdir
@@ -158,11 +158,11 @@ def test_a_new_run_on_a_full_disk_is_worth_another_start(
         real(path, *arguments, **more)
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(RunAgain, match=r"cannot make .*\(No space left on device\): free space"):
+    with pytest.raises(RunAgain, match=r"cannot create .*\(No space left on device\): free space"):
         run_directory.prepare("demo", None, None, None, root)
 
 
-def test_a_directory_that_does_not_answer_is_worth_another_start(
+def test_an_unresponsive_directory_is_a_temporary_failure(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stale(folder: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_directory_that_does_not_answer_is_worth_another_start(
         run_directory.prepare("demo", str(tmp_path / "run"), None, None, root)
 
 
-def test_config_is_written_whole(tmp_path: Path) -> None:
+def test_the_config_is_written_atomically(tmp_path: Path) -> None:
     run_directory.write_config(tmp_path, {"seed": 1})
     run_directory.write_config(tmp_path, {"seed": 2})
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 2}
@@ -184,7 +184,7 @@ def test_config_is_written_whole(tmp_path: Path) -> None:
     assert re.fullmatch(r"warning: cannot write .*config.json \(No such file.*", said[0])
 
 
-def test_a_full_disk_is_worth_another_start(
+def test_a_full_disk_is_a_temporary_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(dir: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_full_disk_is_worth_another_start(
         run_directory.prepare("demo", str(tmp_path / "run"), "latest", None, tmp_path)
 
 
-def test_damage_is_said_at_once_and_for_the_log(
+def test_damage_is_printed_at_once_and_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_checkpoint(tmp_path / "run", 3)
@@ -219,10 +219,10 @@ def test_a_disk_that_cannot_be_read_is_one_line(
 
 
 def shared_by_two(monkeypatch: pytest.MonkeyPatch, folder: Path, other_says: str = "") -> None:
-    """``check_shared`` in process 0 of two; the other one is played here."""
+    """Calls ``check_shared`` as process 0 of two, and simulates the other one."""
 
     def gather(what: str, value: str) -> list[str]:
-        if len(value) != 16:  # what this process has to say, or nothing
+        if len(value) != 16:  # the message of this process, or none
             return [value, other_says]
         (folder / ".shared-other").touch()
         return [value, "other"]
@@ -234,13 +234,13 @@ def shared_by_two(monkeypatch: pytest.MonkeyPatch, folder: Path, other_says: str
     run_directory.check_shared(folder)
 
 
-def test_a_folder_of_its_own_in_each_process_is_wrong_input(
+def test_a_different_folder_in_each_process_is_wrong_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared_by_two(monkeypatch, tmp_path)
     says = "(on b) does not see what process 0 wrote"
     with pytest.raises(
-        InputError, match=r"is not one folder for all processes: process 1 \(on b\) does"
+        InputError, match=r"is not the same folder for all processes: process 1 \(on b\) does"
     ):
         shared_by_two(monkeypatch, tmp_path, says)
     says = "(on b) cannot write there (Permission denied)"
@@ -249,7 +249,7 @@ def test_a_folder_of_its_own_in_each_process_is_wrong_input(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENOSPC])
-def test_a_disk_that_fails_on_one_host_is_worth_another_start(
+def test_a_disk_that_fails_on_one_host_is_a_temporary_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     words = os.strerror(number)
@@ -271,7 +271,7 @@ def test_a_disk_that_fails_on_one_host_is_worth_another_start(
             shared_by_two(patch, tmp_path)
 
 
-def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
+def test_a_run_with_nothing_to_keep_leaves_no_directory(tmp_path: Path) -> None:
     """Not even output/NAME, if this was its first run."""
     for names, stays in (
         (["log.txt", "history.jsonl", ".lock"], []),
@@ -287,7 +287,7 @@ def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
         assert [path.relative_to(tmp_path).as_posix() for path in found] == stays
 
 
-def test_another_run_keeps_the_directory_of_its_config(tmp_path: Path) -> None:
+def test_the_directory_of_a_config_stays_if_it_has_other_runs(tmp_path: Path) -> None:
     before = run_directory.before("demo", None, tmp_path / "output")
     for name in ("a", "b"):
         (tmp_path / "output" / "demo" / name).mkdir(parents=True)
@@ -302,7 +302,7 @@ def test_folders_made_above_a_run_are_reported(
     assert capsys.readouterr().err == ""
     run_directory.prepare("demo", str(tmp_path / "mnt" / "shared" / "run"), None, None, root)
     said = capsys.readouterr().err
-    assert f"{tmp_path}/mnt/shared did not exist and was made" in said
+    assert f"{tmp_path}/mnt/shared did not exist and was created" in said
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_folders_made_above_a_run_are_reported(
         *("checkpoints/9", "best/9", "damaged/checkpoints", "superseded/best", "profile/plugins"),
     ],
 )
-def test_a_directory_with_links_is_refused(name: str, root: Path, tmp_path: Path) -> None:
+def test_a_directory_with_links_is_rejected(name: str, root: Path, tmp_path: Path) -> None:
     run, mine = root / "demo" / "run", tmp_path / "mine"
     saved = fake_checkpoint(run, 7)
     mine.mkdir()
@@ -324,7 +324,7 @@ def test_a_directory_with_links_is_refused(name: str, root: Path, tmp_path: Path
         mine = link.rename(mine / name)
     link.symlink_to(mine)
     there = sorted(tmp_path.rglob("*"))
-    named = rf"{run} contains a symbolic link, {name}, .*: remove the link, or .* an --output-dir"
+    named = rf"{run} contains a symbolic link, {name}, .*: remove the link; .* set --output-dir"
     for given in (str(run), None):
         with pytest.raises(InputError, match=named):
             run_directory.start_from("demo", "latest", given, root)
@@ -333,7 +333,7 @@ def test_a_directory_with_links_is_refused(name: str, root: Path, tmp_path: Path
     assert sorted(tmp_path.rglob("*")) == there
 
 
-def test_links_of_your_own_do_no_harm(root: Path, tmp_path: Path) -> None:
+def test_other_links_are_allowed(root: Path, tmp_path: Path) -> None:
     run = root / "demo" / "run"
     saved = fake_checkpoint(run, 7)
     (run / "notes").symlink_to(tmp_path)

@@ -1,4 +1,4 @@
-"""All that a run tells hears how it ends: by an error, or by a signal in the midst of a call."""
+"""The end of a run is logged, whether by an error or by a signal during a long call."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from jaxtrain.training.run_log import RunLog
 
 
 class Left(Heartbeat):
-    """Keeps the code with which this process left."""
+    """Records the exit code of this process."""
 
     left: int | None = None
 
@@ -65,7 +65,7 @@ def test_an_error_is_in_the_log_and_in_the_history(tmp_path: Path) -> None:
     ("error", "keeps_named"),
     [(InputError("wrong"), False), (RuntimeError("a crash, whose log is of use"), True)],
 )
-def test_a_directory_that_the_run_made_goes_if_nothing_came_of_it(
+def test_a_new_directory_is_removed_if_it_has_nothing_to_keep(
     tmp_path: Path, named: bool, error: Exception, keeps_named: bool
 ) -> None:
     directory = tmp_path / "deep" / "run"
@@ -78,10 +78,8 @@ def test_a_directory_that_the_run_made_goes_if_nothing_came_of_it(
 
 
 @pytest.mark.parametrize("notes", [False, True])
-def test_a_named_directory_that_was_there_stays_with_what_was_in_it(
-    tmp_path: Path, notes: bool
-) -> None:
-    """Of an empty one only what the run wrote is removed, such as below a launcher."""
+def test_an_existing_directory_stays_with_its_files(tmp_path: Path, notes: bool) -> None:
+    """If it was empty, as with a launcher, only the files of the run are removed."""
     directory = tmp_path / "run"
     directory.mkdir()
     if notes:
@@ -102,8 +100,8 @@ def test_a_signal_that_ends_the_process_at_once_is_in_the_history(tmp_path: Path
     log.__exit__(None, None, None)
 
 
-def test_a_signal_before_there_is_anything_to_save_is_in_the_log(tmp_path: Path) -> None:
-    """Also where a library has wrapped it into an error of its own."""
+def test_a_signal_before_the_first_step_is_in_the_log(tmp_path: Path) -> None:
+    """Even if a library has wrapped it in another error."""
     log, _, _ = begin(tmp_path)
     wrapped = RuntimeError("reading failed")
     wrapped.__cause__ = Stopped("SIGTERM")
@@ -114,7 +112,7 @@ def test_a_signal_before_there_is_anything_to_save_is_in_the_log(tmp_path: Path)
     assert end(tmp_path) == (75, "stopped by SIGTERM; there was nothing to save")
 
 
-def test_the_watchdogs_last_words_are_in_the_log_and_in_the_history(
+def test_the_watchdogs_last_message_is_in_the_log_and_in_the_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
@@ -125,13 +123,13 @@ def test_the_watchdogs_last_words_are_in_the_log_and_in_the_history(
     monkeypatch.setattr(Console, "close", close)
     log, _, _ = begin(tmp_path)
     log._watchdog._say("no step ended within 5 s")
-    assert json.loads(closed[0])["why"] == "no step ended within 5 s"  # the history came first
+    assert json.loads(closed[0])["why"] == "no step ended within 5 s"  # before the close
     assert (tmp_path / "log.txt").read_text().endswith("no step ended within 5 s\n")
     assert end(tmp_path) == (75, "no step ended within 5 s")
     log.__exit__(None, None, None)
 
 
-def test_what_ended_the_run_is_told_where_the_history_fails(
+def test_the_reason_is_logged_if_the_history_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

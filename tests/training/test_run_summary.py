@@ -1,14 +1,17 @@
-"""What a run says at its end."""
+"""The end-of-run summary."""
 
 import dataclasses
 import errno
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import program
 import pytest
+import sample_videos
 import written_run
 
 from jaxtrain import config, main
@@ -25,46 +28,84 @@ DIRECTORY = Path("/runs/my run")
 
 def said(run: config.Run = RUN, arguments: Any = TYPED, **how: Any) -> list[str]:
     lines: list[str] = []
-    values: dict[str, Any] = {"first": {}, "last": {}, "samples": [], "stopped_early": False}
-    values |= {"processes": 1, "since": 0}
+    values: dict[str, Any] = {"results": run_summary.Results(0), "example_file": ""}
+    values |= {"processes": 1, "stopped_early": False}
     run_summary.print_summary(run, PYTHON, arguments, DIRECTORY, **(values | how), say=lines.append)
     return lines
 
 
-SAMPLES = [Path(f"samples/{name}") for name in ("a_2.png", "b_2.mp4", "a_20.png", "b_20.mp4")]
+def results(train: Sequence[float], val: Sequence[float] = (), since: int = 0) -> list[str]:
+    found = run_summary.Results(since)
+    for loss in train:
+        found.add({"train/loss": loss, "train/mfu": 0.1})
+    for loss in val:
+        found.add({"val/loss": loss})
+    return found.lines()
 
 
-def test_it_says_what_was_reached() -> None:
-    first = {"val/loss": 2.0, "train/loss": 8.0, "train/mfu": 0.1}
-    lines = said(first=first, last=first | {"train/loss": 0.5}, samples=SAMPLES)
-    assert lines[:3] == ["train/loss: 8 -> 0.5", "val/loss: 2", lines[2]]
-    assert lines[2] == "samples: samples/a_20.png, samples/b_20.mp4"  # those of the end
-    assert lines[3:5] == [
-        "checkpoints: /runs/my run/checkpoints",
-        "curves (after pip install tensorboard): tensorboard --logdir '/runs/my run/tensorboard'",
+def test_the_summary_prints_results_and_the_run_directory() -> None:
+    found = run_summary.Results(0)
+    for loss in (9.0, 8.0, 7.0, 0.75, 0.5, 0.25):
+        found.add({"train/loss": loss, "train/psnr": 20.0, "train/mfu": 0.1})
+    for loss in (2.0, 1.5):
+        found.add({"val/loss": loss, "val/ssim": 0.5})
+    lines = said(results=found)
+    assert lines[:3] == [
+        "train/loss 8 -> 0.5, train/psnr 20 (means of 3 logged steps)",
+        "val/loss 2 -> 1.5, val/ssim 0.5",
+        "run directory: /runs/my run",
+    ]
+    assert len(lines) <= 6
+
+
+def test_the_summary_compares_means_of_the_first_and_last_tenth() -> None:
+    noisy = [4.0 + step % 2 for step in range(100)]
+    assert results(noisy) == ["train/loss 4.5 (means of 10 logged steps)"]
+    # The first and the last batch alone would be "4 -> 5".
+    assert (noisy[0], noisy[-1]) == (4.0, 5.0)
+
+
+@pytest.mark.parametrize("logged", [1, 2, 5])
+def test_the_summary_claims_no_trend_over_a_few_batches(logged: int) -> None:
+    losses = [0.17, 0.2, 0.3, 0.31, 0.35][-logged:]
+    assert results(losses, [2.0]) == ["train/loss 0.35", "val/loss 2"]
+    assert results([]) == []
+
+
+def test_the_summary_of_a_resumed_run_names_the_step_it_began_at() -> None:
+    assert results([8.0] * 3 + [0.5] * 3, [2.0, 1.0], since=240) == [
+        "train/loss 8 -> 0.5 (means of 3 logged steps since step 240)",
+        "val/loss 2 -> 1 (first and last since step 240)",
     ]
 
 
-def test_it_says_since_when_it_compares() -> None:
-    first = {"val/loss": 2.0, "train/loss": 8.0}
-    lines = said(first=first, last=first | {"train/loss": 0.5}, since=240)
-    assert lines[:2] == ["train/loss: 8 -> 0.5 (first and last since update 240)", "val/loss: 2"]
-
-
 @pytest.mark.parametrize("name", ["demo", "demo_mlm", "demo_gpt", "a6000_medium"])
-def test_it_says_how_to_use_the_model(name: str) -> None:
-    (line,) = (line for line in said(config.named(name)) if line.startswith("use it: "))
-    command, run = line.removeprefix(f"use it: {PYTHON} ").split(" ", 1)
+def test_the_summary_prints_a_command_that_uses_the_model(name: str) -> None:
+    lines = said(config.named(name), example_file="/cache/my scenes/a.mp4")
+    (line,) = (line for line in lines if line.startswith("try it: "))
+    command, *words = shlex.split(line.removeprefix(f"try it: {PYTHON} "))
     assert command in main.COMMANDS
-    assert run.startswith("'/runs/my run' ")
+    assert words[0] == "/runs/my run"
+    if command == "reconstruct":
+        assert words[1] == "/cache/my scenes/a.mp4"
 
 
-def test_what_to_type_next_names_each_flag_once() -> None:
+def test_video_data_names_a_file_to_try(tmp_path: Path) -> None:
+    for number in range(4):
+        sample_videos.write(tmp_path / f"videos/{number}.mp4")
+    given = ("--data.path", str(tmp_path / "videos"), "--data.cache_dir", str(tmp_path / "cache"))
+    run = config.load("demo", given)
+    found = run.data.open(run.model, seed=0, say=lambda line: None).example_file
+    assert Path(found).parent == tmp_path / "videos"
+    assert Path(found).is_file()
+
+
+def test_each_command_has_each_flag_once() -> None:
     on, own = said()[-2:]
     again = "--output-dir '/runs/my run' --resume latest"
     kept = f"{PYTHON} --config demo"
     blur = "--data.blur_sigma 0.1 1.0"
-    assert on == f"train on: {kept} {blur} {again} --loop.steps 320"
+    assert on == f"resume for longer: {kept} {blur} {again} --loop.steps 320"
     assert own == f"train on your own data: {kept} --loop.steps 8 {blur} --data.path DIR"
     typed_again = [*TYPED, "--output-dir", "x", "--resume", "5", "--loop.steps", "9"]
     assert said(arguments=typed_again)[-2] == on
@@ -73,7 +114,7 @@ def test_what_to_type_next_names_each_flag_once() -> None:
     )
 
 
-def test_the_command_that_looks_for_ways_to_fit_is_accepted_by_plan() -> None:
+def test_plan_accepts_the_command_that_finds_overrides_that_fit() -> None:
     typed = ["--config", "my/own.py", "--simulate-devices", "8", "--debug", "--output-dir", "x"]
     found = run_summary.fit_command("jaxtrain", [*typed, "--loop.steps=9", "--resume", "latest"])
     assert found == "jaxtrain plan --config my/own.py --loop.steps 9 --fit"
@@ -81,21 +122,22 @@ def test_the_command_that_looks_for_ways_to_fit_is_accepted_by_plan() -> None:
     assert (flags.config, flags.fit, rest) == ("my/own.py", True, ["--loop.steps", "9"])
 
 
-def test_each_of_several_processes_wants_the_command() -> None:
+def test_each_of_several_processes_needs_the_command() -> None:
     alone, several = said()[-2:], said(processes=2)[-2:]
     words = " (in each of 2 processes, or with the launcher): "
     assert several == [line.replace(": ", words, 1) for line in alone]
 
 
-def test_whoever_has_data_needs_no_hint_and_an_early_stop_asks_for_patience() -> None:
+def test_with_your_own_data_the_summary_suggests_export_and_more_patience() -> None:
     run = dataclasses.replace(
         RUN,
         data=dataclasses.replace(RUN.data, path="clips"),
         loop=dataclasses.replace(RUN.loop, early_stop_patience=3),
     )
-    *_, last = said(run, stopped_early=True)
-    assert last.startswith("train on: ")
-    assert last.endswith("--loop.early_stop_patience 6")
+    *_, longer, last = said(run, stopped_early=True)
+    assert longer.startswith("resume for longer: ")
+    assert longer.endswith("--loop.early_stop_patience 6")
+    assert last == f"export the weights: {PYTHON} export '/runs/my run' model.safetensors"
 
 
 def reported(directory: Path) -> list[str]:
@@ -104,9 +146,9 @@ def reported(directory: Path) -> list[str]:
     return lines
 
 
-def test_a_run_that_ends_writes_its_report_and_says_where(tmp_path: Path) -> None:
+def test_a_run_writes_its_report_at_the_end_and_prints_its_path(tmp_path: Path) -> None:
     assert reported(tmp_path) == []  # nothing to report
-    written_run.write(tmp_path, history=written_run.whole_history())
+    written_run.write(tmp_path, history=written_run.full_history())
     assert reported(tmp_path) == [f"report: {tmp_path / 'report.html'}"]
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
@@ -142,7 +184,7 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_a_slow_report_is_no_hang(tmp_path: Path) -> None:
+def test_a_slow_report_is_not_a_hang(tmp_path: Path) -> None:
     corpus = program.write_corpus(tmp_path)
     given = [*program.TINY_MLM, "--data.path", corpus, "--output-dir", "run", "--loop.steps", 2]
     ended = subprocess.run(
@@ -157,7 +199,7 @@ def test_a_slow_report_is_no_hang(tmp_path: Path) -> None:
     assert ended.stdout.splitlines()[-1] == f"report: {tmp_path / 'run/report.html'}"
 
 
-def test_a_run_built_in_python_is_resumed_by_its_program_and_no_command() -> None:
+def test_a_run_built_in_python_is_resumed_in_python_and_by_no_command() -> None:
     lines = said(arguments=())
     assert not any("--resume" in line or "--data.path" in line for line in lines)
     (found,) = [line for line in lines if "built in Python" in line]

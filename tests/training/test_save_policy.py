@@ -1,4 +1,4 @@
-"""Which state counts as the best, and when a run has waited long enough for a better one."""
+"""Best checkpoints, early stopping, and retries of failed saves."""
 
 import dataclasses
 import math
@@ -19,11 +19,11 @@ RUN = config.named("demo_mlm")
 SETTINGS = config.Checkpoint(every=1, keep=1, best_metric="val/psnr", best_mode="max")
 
 
-STATE: Any = None  # nothing of it is read
+STATE: Any = None  # never read
 
 
 class Checkpoints:
-    """Keeps which steps were saved. Some saves fail at once, and some in the background.
+    """Records which steps were saved. Some saves fail at once, and some in the background.
 
     Args:
         at_once: numbers of the saves, from 1.
@@ -72,7 +72,7 @@ def at(step: int) -> Position:
 def failing(
     at_once: Container[int] = (), later: Container[int] = ()
 ) -> tuple[save_policy.Saver, Checkpoints, list[str], save_policy.RunMeta]:
-    """A saver some of whose saves fail, what it says, and its meta."""
+    """Returns a saver with failing saves, its checkpoints, the printed lines, and its metadata."""
     run = dataclasses.replace(RUN, checkpoint=SETTINGS)
     checkpoints, said, meta = (
         Checkpoints(at_once, later),
@@ -91,7 +91,7 @@ def saver_with(**settings: Any) -> tuple[save_policy.Saver, Checkpoints]:
 
 
 def best_of(values: list[float], **settings: Any) -> list[int]:
-    """The steps that were kept as best, of validations at steps 1, 2, ...; 2 and 4 are saved."""
+    """Returns the steps kept as best, with validations at 1, 2, ... and saves at 2 and 4."""
     one, checkpoints = saver_with(**settings)
     for step, value in enumerate(values, 1):
         best = one.judge(at(step), {"val/psnr": value})
@@ -101,14 +101,14 @@ def best_of(values: list[float], **settings: Any) -> list[int]:
 
 
 def test_each_complete_save_is_reported() -> None:
-    """So that output/latest is the run that saved last, also of two that run at once."""
+    """Then output/latest is the run that saved last, even if two run at the same time."""
     one, _, said, _ = failing(at_once={1}, later={2})
     one = save_policy.Saver(
         one._run, one._checkpoints, one.meta, said.append, lambda: said.append("!")
     )
     for step in (10, 20, 30):
         one.save(at(step), STATE)
-        assert "!" not in said  # 10 and 20 fail; nobody has waited for 30
+        assert "!" not in said  # 10 and 20 fail; 30 was not waited for
     one.save(at(40), STATE)
     assert said.count("!") == 1
     one.save(at(50), STATE)
@@ -117,21 +117,21 @@ def test_each_complete_save_is_reported() -> None:
     assert said.count("!") == 4
 
 
-def test_the_best_is_the_largest_or_the_smallest() -> None:
+def test_the_best_value_is_the_largest_or_the_smallest() -> None:
     assert best_of([20, 19, 21, 21, 22]) == [1, 3, 5]
     assert best_of([20, 19, 21, 18, 18], best_mode="min") == [1, 2, 4]
 
 
-def test_what_is_not_finite_is_never_best() -> None:
+def test_nan_and_inf_are_never_best() -> None:
     assert best_of([math.nan, 20, math.nan, 10, math.inf, 21]) == [2, 6]
     assert best_of([-math.inf, 20], best_mode="min") == [2]
 
 
-def test_without_a_metric_nothing_is_best() -> None:
+def test_without_a_metric_no_state_is_best() -> None:
     assert best_of([20, 21], best_metric=None) == []
 
 
-def test_patience_counts_validations_without_a_better_one() -> None:
+def test_patience_counts_validations_without_improvement() -> None:
     run = dataclasses.replace(RUN, checkpoint=dataclasses.replace(SETTINGS))
     loop = dataclasses.replace(RUN.loop, early_stop_patience=2)
     meta = save_policy.describe(run, "fingerprint")
@@ -144,12 +144,12 @@ def test_patience_counts_validations_without_a_better_one() -> None:
     assert over == [False, False, False, False, True]
 
 
-def test_a_failed_save_is_said_once_and_the_next_one_is_tried() -> None:
+def test_a_failed_save_is_reported_once_and_the_next_one_is_tried() -> None:
     one, checkpoints, said, _ = failing(at_once={1, 4}, later={2, 5})
-    for step in (10, 20, 30, 40, 50, 60):  # 30 works between them
+    for step in (10, 20, 30, 40, 50, 60):  # 30 succeeds
         one.save(at(step), STATE)
     assert [meta["step"] for meta in checkpoints.metas] == [10, 20, 30, 40, 50, 60]
-    # A failure in the background was said by the thread that met it.
+    # The background thread has already reported its failure.
     assert said == ["warning: save 1 failed", "warning: save 4 failed"]
 
 
@@ -165,7 +165,7 @@ def test_three_failures_in_a_row_end_the_run(
         one.save(at(step), STATE)
     with pytest.raises(RunAgain, match=r"^3 saves in a row have failed: save 3 failed; .*latest"):
         one.save(at(raised_by), STATE)
-    assert len(checkpoints.metas) == saves  # no further one begins
+    assert len(checkpoints.metas) == saves  # no other save begins
 
 
 @pytest.mark.parametrize(("at_once", "later"), [({1, 2}, ()), ((), {1, 2}), ({2}, {1})])
@@ -178,10 +178,10 @@ def test_the_last_save_is_tried_three_times(
     one.finish(at(10), STATE)
     assert [meta["step"] for meta in checkpoints.metas] == [10, 10, 10]
     assert slept == [5.0, 5.0]
-    assert said.count("the last save is tried again in 5 s") == 2
+    assert said.count("retrying the last save in 5 s") == 2
 
 
-def test_a_last_save_that_never_works_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_save_that_always_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     one, checkpoints, _, _ = failing(later={2, 3, 4})
     one.save(at(5), STATE)
@@ -190,7 +190,7 @@ def test_a_last_save_that_never_works_ends_the_run(monkeypatch: pytest.MonkeyPat
     assert len(checkpoints.metas) == 4
 
 
-def test_a_failure_before_the_last_save_takes_none_of_its_tries(
+def test_an_earlier_failure_does_not_count_for_the_last_save(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
@@ -200,18 +200,20 @@ def test_a_failure_before_the_last_save_takes_none_of_its_tries(
     assert [meta["step"] for meta in checkpoints.metas] == [5, 10, 10, 10]
 
 
-def test_a_best_one_that_was_not_saved_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_best_state_that_was_not_saved_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     one, _, _, meta = failing(later={2})
     for step, value in ((1, 20.0), (2, 25.0)):
         one.save(at(step), STATE, best=one.judge(at(step), {"val/psnr": value}))
     assert meta.best is not None
     assert meta.best.step == 2
     one.save(at(3), STATE)
-    assert meta.best.step == 1  # the one that is on the disk
+    assert meta.best.step == 1  # the one on the disk
     assert one.judge(at(4), {"val/psnr": 22.0})
 
 
-def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_best_state_that_was_not_kept_fails_no_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(saver, "SaveFailed", saver.BestNotKept)
     one, _, said, meta = failing(later={2, 3, 4})
     for step in (1, 2, 3, 4):
@@ -222,7 +224,7 @@ def test_a_best_one_that_was_not_kept_costs_no_save(monkeypatch: pytest.MonkeyPa
     assert said == []
 
 
-def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_of_the_best_state_saves_it_as_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     one, checkpoints, _, meta = failing(later={1, 2})
     one.save(at(7), STATE, best=one.judge(at(7), {"val/psnr": 20.0}))
@@ -232,8 +234,8 @@ def test_the_best_one_is_retried_as_such(monkeypatch: pytest.MonkeyPatch) -> Non
     assert meta.best.step == checkpoints.metas[-1]["best"]["step"] == 7
 
 
-def test_another_state_of_as_many_updates_is_not_the_best() -> None:
-    """After a rollback the same step comes again, with a worse validation."""
+def test_another_state_of_the_same_step_is_not_the_best() -> None:
+    """After a rollback, the same step is reached again with a worse validation."""
     one, checkpoints = saver_with()
     one.save(at(20), STATE, regular=False, best=one.judge(at(20), {"val/psnr": 25.0}))
     again = Position(20, seen=8 * 27, left_out=8 * 7)

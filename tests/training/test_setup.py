@@ -1,4 +1,4 @@
-"""From a config to what a step is made of."""
+"""Building the parts of a step from a config."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jaxtrain.training import setup, skip_step
 
 
 def test_norms_are_compared_only_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step gets the run's own warm-up; test_skip_step holds what is done with it."""
+    """The step receives the run's warm-up; test_skip_step checks its effect."""
     asked: list[Any] = []
     detector = skip_step.detector
 

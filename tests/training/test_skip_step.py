@@ -1,4 +1,4 @@
-"""Bad updates: what counts as one, and that it leaves the model as it was, on all devices."""
+"""Bad steps: their detection, and that they do not change the model on any device."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from jaxtrain.training import skip_step
 
 
 def norms(*values: float, **settings: Any) -> list[bool]:
-    """Whether each of these norms, one after the other, is that of a bad update."""
+    """Returns for each of these consecutive norms whether its step is bad."""
     detect = jax.jit(skip_step.detector(dataclasses.replace(toy.OPTIM, **settings)))
     state, found = skip_step.init(), []
     for value in values:
@@ -23,13 +23,13 @@ def norms(*values: float, **settings: Any) -> list[bool]:
     return found
 
 
-def test_what_is_not_finite_is_bad_from_the_first_update_on() -> None:
+def test_nan_and_inf_are_bad_from_the_first_step_on() -> None:
     assert norms(math.nan, 1.0, math.inf, 1.0) == [True, False, True, False]
     detect = skip_step.detector(toy.OPTIM)
     assert bool(detect(skip_step.init(), jnp.float32(math.nan), {"w": jnp.float32(1)}).bad)
 
 
-def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
+def test_norms_are_compared_with_the_median_after_enough_steps() -> None:
     calm = [1.0 + 0.01 * number for number in range(skip_step.LEAST)]
     assert not any(norms(*calm[:-1], 100.0))
     assert norms(*calm, 19.0, 24.0)[-2:] == [False, True]
@@ -37,8 +37,8 @@ def test_a_norm_is_compared_with_the_median_once_that_means_something() -> None:
     assert not any(norms(*calm, 1e6, bad_updates="off"))
 
 
-def test_norms_are_compared_when_the_warmup_is_over() -> None:
-    """Whatever they are before, only those that are not finite are bad."""
+def test_norms_are_compared_only_after_the_warmup() -> None:
+    """During the warm-up, only NaN/Inf is bad."""
     detect, state = jax.jit(skip_step.detector(toy.OPTIM, warmup=100)), skip_step.init()
     found = []
     for number in range(120):
@@ -55,14 +55,14 @@ def test_a_bad_norm_does_not_move_the_median() -> None:
     assert all(found[skip_step.LEAST :])
 
 
-def test_the_median_is_of_the_last_updates() -> None:
+def test_the_median_is_of_the_last_steps() -> None:
     found = norms(*[1.0] * skip_step.WINDOW, *[15.0] * skip_step.WINDOW, 250.0, 310.0)
     assert found[-2:] == [False, True]
     assert not any(found[:-2])
 
 
-def test_a_group_apart_has_a_norm_of_its_own() -> None:
-    """It hides no spike of the others, and its own leaves no update out, unless it is no number."""
+def test_a_separate_group_has_a_separate_norm() -> None:
+    """It hides no spike in the others; its own spikes skip no step unless they are NaN/Inf."""
     detect = jax.jit(skip_step.detector(toy.OPTIM, {"critic": "critic."}))
     state = skip_step.init()
     for own, other, wanted in (
@@ -77,7 +77,7 @@ def test_a_group_apart_has_a_norm_of_its_own() -> None:
         assert (float(norms["grad_norm"]), float(norms["critic_grad_norm"])) == (own, other)
 
 
-def test_bad_updates_are_counted_until_a_good_one() -> None:
+def test_bad_steps_are_counted_until_a_good_one() -> None:
     detect, state, counts = skip_step.detector(toy.OPTIM), skip_step.init(), []
     for value in (math.nan, math.nan, 1.0, math.nan):
         state = detect(state, jnp.float32(1), {"w": jnp.float32(value)}).guard
@@ -86,7 +86,7 @@ def test_bad_updates_are_counted_until_a_good_one() -> None:
 
 
 @pytest.mark.parametrize(("data", "fsdp"), [(1, 1), (2, 4)])
-def test_a_bad_update_leaves_all_but_the_examples_seen_as_it_was(data: int, fsdp: int) -> None:
+def test_a_bad_step_changes_only_the_examples_seen(data: int, fsdp: int) -> None:
     model = toy.Config()
     stepper = toy.stepper(model, data=data, fsdp=fsdp)
     good = toy.random_batch(stepper.spec)
@@ -106,7 +106,7 @@ def test_a_bad_update_leaves_all_but_the_examples_seen_as_it_was(data: int, fsdp
 
 
 @pytest.mark.parametrize("good", [*range(6), 127, 128, 129, 1000])
-def test_the_median_is_that_of_the_norms_there_are(good: int) -> None:
+def test_the_median_ignores_unused_places(good: int) -> None:
     rng = np.random.default_rng(good)
     norms = np.full(skip_step.WINDOW, np.nan, np.float32)
     norms[:good] = rng.lognormal(size=min(good, skip_step.WINDOW))

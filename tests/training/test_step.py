@@ -1,4 +1,4 @@
-"""The step: the same numbers on any mesh, in any sharding mode, with any accumulation."""
+"""The step computes the same on any mesh, in any sharding mode, with any accumulation."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from jaxtrain.training.state import bytes_per_device
 
 
 def recording() -> optax.GradientTransformation:
-    """Changes nothing and keeps the gradients in its state, for a test to look at."""
+    """Changes nothing, and keeps the gradients in its state for the test."""
     return optax.GradientTransformation(
         lambda params: jax.tree.map(jnp.zeros_like, params),
         lambda grads, _, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
@@ -27,12 +27,12 @@ def recording() -> optax.GradientTransformation:
 
 @functools.cache
 def recorder(model: Any, batch_size: int, **how: Any) -> toy.Stepper:
-    """A step of ``model`` that records gradients; compiled once for all tests."""
+    """Returns a step of ``model`` that records gradients; compiled once for all tests."""
     return toy.stepper(model, optimizer=recording(), batch_size=batch_size, **how)
 
 
 def gradients(model: Any, batch: dict[str, np.ndarray], **how: Any) -> tuple[float, Any]:
-    """Loss and gradients of one step, computed as ``how`` says."""
+    """Returns the loss and gradients of one step with the options ``how``."""
     stepper = recorder(model, len(batch["weight"]), **how)
     loss = stepper(batch)["loss"]
     return loss, {name: np.asarray(grad) for name, grad in stepper.state.opt.items()}
@@ -40,8 +40,8 @@ def gradients(model: Any, batch: dict[str, np.ndarray], **how: Any) -> tuple[flo
 
 def assert_same_gradients(left: Any, right: Any) -> None:
     assert left[0] == pytest.approx(right[0], rel=1e-5)
-    # A gradient that is zero but for rounding (a key's bias, say) has no digits to compare: the
-    # floor is what rounding leaves of the largest gradient.
+    # A gradient that is zero except for rounding (such as a key's bias) has no digits to compare:
+    # the tolerance is the rounding error of the largest gradient.
     largest = max(np.linalg.norm(grad) for grad in right[1].values())
     for name, grad in right[1].items():
         distance = np.linalg.norm(left[1][name] - grad)
@@ -64,7 +64,7 @@ def mlm_batch(spec: Any) -> dict[str, np.ndarray]:
     slots = spec["positions"].shape[1]
     tokens = rng.integers(5, 50, (rows, length)).astype(np.int32)
     weights = (rng.random((rows, slots)) < 0.7).astype(np.float32)
-    weights[: rows // 2] = 1  # rows, and so microbatches and devices, weigh differently
+    weights[: rows // 2] = 1  # examples, and so microbatches and devices, have different weights
     return {
         "tokens": tokens,
         "positions": np.stack([rng.permutation(length)[:slots] for _ in range(rows)]).astype(
@@ -77,9 +77,9 @@ def mlm_batch(spec: Any) -> dict[str, np.ndarray]:
 
 
 def tiny(name: str) -> Any:
-    """The model of a shipped config, small enough for a test and without dropout."""
+    """Returns the model of a shipped config, reduced to a small size and without dropout."""
     small = config.named(name).model.tiny()
-    # One layer: a second doubles what XLA compiles and shows nothing more here.
+    # One layer: a second one doubles the compilation and tests nothing more.
     return dataclasses.replace(small, layers=1, dropout=0.0) if name.startswith("mlm") else small
 
 
@@ -92,12 +92,12 @@ MODELS = {
 
 @functools.cache
 def reference(name: str, rows: int) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss and gradients of the whole batch on one device."""
+    """Returns the loss and gradients of the full batch on one device."""
     return gradients(*example_of(name, rows))
 
 
 def example_of(name: str, rows: int = 16) -> tuple[Any, dict[str, np.ndarray]]:
-    """A small model and a batch for it."""
+    """Returns a small model and a batch for it."""
     model, batch = MODELS[name]
     return model, batch(model.batch_spec(rows))
 
@@ -114,7 +114,7 @@ def test_eight_devices_give_the_gradients_of_one(name: str) -> None:
 
 
 def test_eight_devices_give_the_parameters_of_one() -> None:
-    """After one update, to a hundredth of the learning rate (AdamW divides by tiny gradients)."""
+    """After one step, to 1/100 of the learning rate (AdamW divides by tiny gradients)."""
     model, batch = example_of("toy")
     one, eight = toy.stepper(model), toy.stepper(model, fsdp=8)
     one(batch)
@@ -138,13 +138,13 @@ def test_every_mode_gives_the_same_gradients(
 
 @pytest.mark.parametrize("name", ["toy", "mlm"])
 def test_four_microbatches_give_the_gradients_of_one_batch(name: str) -> None:
-    """Also where microbatches weigh differently, as those of both models' batches do."""
+    """The microbatches of both models have different weights."""
     model, batch = example_of(name)
     assert_same_gradients(gradients(model, batch, accumulate=4), reference(name, 16))
 
 
-def test_a_microbatch_takes_every_ath_row_of_each_device() -> None:
-    """Rows m::A of a device's part; so no row travels."""
+def test_a_microbatch_has_every_nth_example_of_each_device() -> None:
+    """Microbatch m has examples m::A of each device's part, so none is communicated."""
     from jaxtrain.training.step import _microbatches
 
     mesh = toy.mesh_of(1, 4)
@@ -159,7 +159,7 @@ def test_a_microbatch_takes_every_ath_row_of_each_device() -> None:
 
 
 def collectives(text: str) -> list[tuple[str, str]]:
-    """(kind, result types) of each collective of a compiled program."""
+    """Returns (result types, kind) of each collective of a compiled step."""
     kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     return re.findall(rf"= (.+?) ({kinds})(?:-start)?\(", text)
 
@@ -169,13 +169,13 @@ def collectives(text: str) -> list[tuple[str, str]]:
     [
         ("toy", "params"),
         ("mlm", "params"),
-        # The golden plan of h100_16 (tests/gpu_programs) counts what that model gathers.
+        # The golden plan of h100_16 (tests/gpu_programs) counts the all-gathers of that model.
         pytest.param("video_ae", "params", marks=LONG),
         pytest.param("mlm", "optimizer", marks=pytest.mark.slow),
     ],
 )
 def test_only_parameters_are_gathered(name: str, shard: str) -> None:
-    """No activation travels: what is gathered has a parameter's shape, whole."""
+    """No activation is communicated: each gathered array has the full shape of a parameter."""
     stepper = recorder(example_of(name)[0], 16, fsdp=8, shard=shard)
     shapes = {tuple(array.shape) for array in stepper.definition.params.values()}
     found = collectives(stepper.compiled.as_text())
@@ -189,13 +189,13 @@ def test_only_parameters_are_gathered(name: str, shard: str) -> None:
 
 
 @pytest.mark.parametrize("shard", ["params", "optimizer", "none"])
-def test_the_whole_state_is_donated(shard: str) -> None:
+def test_the_entire_state_is_donated(shard: str) -> None:
     stepper = toy.stepper(toy.Config(), fsdp=8, shard=shard)
     memory = stepper.compiled.memory_analysis()
     assert memory.alias_size_in_bytes == bytes_per_device(stepper.target)
 
 
-def test_sharded_state_is_an_eighth_on_each_device() -> None:
+def test_each_device_has_an_eighth_of_a_sharded_state() -> None:
     stepper = toy.stepper(toy.Config(), fsdp=8)
     for array in stepper.state.params.values():
         assert array.addressable_shards[0].data.size * 8 == array.size
@@ -204,7 +204,7 @@ def test_sharded_state_is_an_eighth_on_each_device() -> None:
     assert all(leaf.addressable_shards[0].data.size * 8 == leaf.size for leaf in moments)
 
 
-def test_bfloat16_computes_close_and_keeps_float32_state() -> None:
+def test_bfloat16_is_close_and_keeps_the_state_in_float32() -> None:
     model, batch = example_of("toy")
     exact, rough = toy.stepper(model), toy.stepper(model, fsdp=8, precision="bfloat16")
     assert rough(batch)["loss"] == pytest.approx(exact(batch)["loss"], rel=0.02)
@@ -212,7 +212,7 @@ def test_bfloat16_computes_close_and_keeps_float32_state() -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(rough.state.params)} == {jnp.dtype("float32")}
 
 
-def test_a_step_counts_updates_and_examples() -> None:
+def test_a_step_counts_steps_and_examples() -> None:
     model, batch = example_of("toy")
     stepper = toy.stepper(model)
     stepper(batch)
@@ -221,10 +221,10 @@ def test_a_step_counts_updates_and_examples() -> None:
 
 
 def test_randomness_is_a_function_of_the_examples_seen() -> None:
-    """Dropout differs from step to step, and comes again where the same examples come again."""
+    """Dropout differs between steps, and repeats if the same examples repeat."""
     model = dataclasses.replace(tiny("mlm_h200_8"), dropout=0.5)
     batch = mlm_batch(model.batch_spec(16))
-    stepper = toy.stepper(model, optimizer=recording())  # which leaves the parameters alone
+    stepper = toy.stepper(model, optimizer=recording())  # does not change the parameters
     first, second = stepper(batch)["loss"], stepper(batch)["loss"]
     assert first != second
     back = dataclasses.replace(stepper.state, examples_seen=jnp.uint32(0))
@@ -233,15 +233,15 @@ def test_randomness_is_a_function_of_the_examples_seen() -> None:
 
 
 @pytest.mark.slow
-def test_microbatches_draw_the_numbers_of_the_whole_batch() -> None:
-    """Chance belongs to an example, not to how many are computed at once."""
+def test_microbatches_have_the_random_numbers_of_the_full_batch() -> None:
+    """Randomness depends on the example, not on the size of the microbatch."""
     model = dataclasses.replace(tiny("mlm_h200_8"), dropout=0.5)
     batch = mlm_batch(model.batch_spec(16))
     whole, parts = gradients(model, batch), gradients(model, batch, accumulate=4, fsdp=4)
     assert_same_gradients(parts, whole)
 
 
-def test_clipping_limits_the_norm_and_the_record_shows_it_unclipped() -> None:
+def test_the_recorded_gradient_norm_is_that_before_clipping() -> None:
     model, batch = example_of("toy")
     batch = batch | {"y": 1000 * batch["y"]}
     found = toy.stepper(model)(batch)

@@ -1,4 +1,4 @@
-"""A run ends early by the metric that its config names, on all devices at once."""
+"""Early stopping by the metric that the config names, on all devices."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from program import TINY_MLM, losses, train, write_corpus
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_ends_early_by_the_metric_that_was_named(tmp_path: Path) -> None:
-    """Nothing gets better at no learning rate: after two more validations it ends.
+def test_early_stopping_uses_the_named_metric(tmp_path: Path) -> None:
+    """Without a learning rate nothing improves: the run ends after two more validations.
 
-    The best state is that of the first validation, though later ones were as good.
+    The best state is that of the first validation, although later ones were equally good.
     """
     write_corpus(tmp_path)
     still = ("--optim.peak_lr", 1e-12, "--simulate-devices", 2, "--mesh.fsdp", 2)

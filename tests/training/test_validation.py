@@ -1,4 +1,4 @@
-"""Validation over eight devices is what numpy makes of exactly the validation examples."""
+"""Validation on eight devices equals a numpy computation over exactly the validation examples."""
 
 import dataclasses
 import threading
@@ -27,7 +27,7 @@ BATCH, BROKEN = 8, 12
 
 
 class Never:
-    """A run that nobody stops."""
+    """A run that is never stopped."""
 
     def wanted(self) -> bool:
         return False
@@ -37,7 +37,7 @@ class Never:
 
 
 class After(Never):
-    """A run that is stopped when it has been asked so often."""
+    """A run that stops at the call after ``times`` calls."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -48,7 +48,7 @@ class After(Never):
 
 
 class _Judge(nnx.Module):
-    """An affine map of x, judged by its squared distance from y."""
+    """An affine map of x, evaluated by its squared distance from y."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.kernel = nnx.Param(0.1 * rngs.normal((toy.WIDTH, toy.WIDTH)))
@@ -59,7 +59,7 @@ class _Judge(nnx.Module):
         error = jnp.square(moved - batch["y"]).mean(-1)
         weight = batch["weight"]
         total, squares = (error * weight).sum(), (jnp.square(error) * weight).sum()
-        half = 0.5 * weight  # a metric may weigh rows in its own way
+        half = 0.5 * weight  # a metric may have other weights
         return {
             "loss": (total, weight.sum()),
             "error": (total, weight.sum(), squares),
@@ -72,7 +72,7 @@ class _Judge(nnx.Module):
 
 
 class _Painter(_Judge):
-    """Paints the first number of each row."""
+    """Draws the first number of each example."""
 
     def samples(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         row = jnp.clip(100 + 10 * batch["x"][:, 0], 0, 255).astype(jnp.uint8)
@@ -81,7 +81,7 @@ class _Painter(_Judge):
 
 @dataclasses.dataclass
 class Rows:
-    """Random rows, always the same. Row BROKEN cannot be read."""
+    """Random examples, always the same. Example BROKEN cannot be read."""
 
     examples: int
     fingerprint: str = "rows"
@@ -104,7 +104,7 @@ def row(index: int) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass
 class Trained:
-    """A model on eight devices, its parameters in shards."""
+    """A model on eight devices, with sharded parameters."""
 
     definition: ModelDefinition
     rule: ShardingRule
@@ -136,12 +136,12 @@ def trained(model: Any) -> Trained:
 
 
 def spread(examples: int, present: int) -> list[int]:
-    """The examples that stand for the split, evenly spaced over it."""
+    """Returns the validation examples, evenly spaced over the split."""
     return [place * present // examples for place in range(examples)]
 
 
 def by_hand(state: State, indices: list[int]) -> dict[str, float]:
-    """What numpy gives, one example after the other, in float64."""
+    """Computes the expected values with numpy, one example at a time, in float64."""
     kernel, bias = (np.asarray(state.params[name], np.float64) for name in ("kernel", "bias"))
     rows = [row(index) for index in indices if index != BROKEN]
     errors = [np.square(one["x"] @ kernel + bias - one["y"]).mean() for one in rows]
@@ -163,9 +163,9 @@ def judge() -> Trained:
 @pytest.mark.parametrize(
     ("wanted", "present"),
     [(16, 40), (13, 40), (40, 13), (5, 40)],
-    ids=["whole batches", "a ragged batch", "a small split", "less than a batch"],
+    ids=["full batches", "a partial batch", "a small split", "less than a batch"],
 )
-def test_values_are_those_of_numpy(
+def test_values_equal_those_of_numpy(
     wanted: int, present: int, judge: Trained, tmp_path: Path
 ) -> None:
     found = judge.evaluator(Rows(present), wanted, tmp_path)(judge.state, Never()).values
@@ -174,7 +174,7 @@ def test_values_are_those_of_numpy(
     )
 
 
-def test_the_same_examples_each_time(judge: Trained, tmp_path: Path) -> None:
+def test_each_validation_uses_the_same_examples(judge: Trained, tmp_path: Path) -> None:
     rows = Rows(40)
     evaluator = judge.evaluator(rows, 13, tmp_path)
     first = evaluator(judge.state, Never()).values
@@ -185,29 +185,29 @@ def test_the_same_examples_each_time(judge: Trained, tmp_path: Path) -> None:
     )
     beats: list[int] = []
     again = evaluator(judge.state, Never(), lambda: beats.append(1))
-    assert again.values == first  # to the last digit
+    assert again.values == first  # bit for bit
     assert len(beats) == len(evaluator._batches)
-    assert sorted(rows.read) == spread(13, 40)  # and read only once
+    assert sorted(rows.read) == spread(13, 40)  # each read only once
 
 
-def test_it_computes_in_the_precision_of_the_run(judge: Trained, tmp_path: Path) -> None:
+def test_validation_uses_the_precision_of_the_run(judge: Trained, tmp_path: Path) -> None:
     found = judge.evaluator(Rows(40), 13, tmp_path, "bfloat16")(judge.state, Never()).values
     exact = by_hand(judge.state, spread(13, 40))
     assert found == pytest.approx(exact, rel=0.02)
     assert found != pytest.approx(exact, rel=1e-5)
 
 
-def test_samples_are_pictures_of_the_first_batch(tmp_path: Path) -> None:
+def test_samples_are_images_of_the_first_batch(tmp_path: Path) -> None:
     painter = trained(_Painter)
-    pictures = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, Never()).samples
+    images = painter.evaluator(Rows(40), 16, tmp_path)(painter.state, Never()).samples
     painted = [0.0 if index == BROKEN else row(index)["x"][0] for index in spread(16, 40)[:BATCH]]
     expected = np.clip(100 + 10 * np.asarray(painted), 0, 255).astype(np.uint8)
-    assert {name: picture.dtype for name, picture in pictures.items()} == {"rows": np.uint8}
-    np.testing.assert_array_equal(pictures["rows"], np.tile(expected[None, :, None], (2, 1, 3)))
+    assert {name: image.dtype for name, image in images.items()} == {"rows": np.uint8}
+    np.testing.assert_array_equal(images["rows"], np.tile(expected[None, :, None], (2, 1, 3)))
 
 
 class _Speller(_Judge):
-    """Gives two texts as ids; the second row is no example."""
+    """Returns two texts as ids; the second one is padding."""
 
     def samples(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         first = jnp.full((1, 1), batch["weight"].sum().astype(jnp.int32))
@@ -218,29 +218,29 @@ class _Speller(_Judge):
 def test_samples_of_ids_become_texts(tmp_path: Path) -> None:
     speller = trained(_Speller)
     plain = speller.evaluator(Rows(40), 16, tmp_path)(speller.state, Never()).samples
-    page = "===== 1: the text begins\n{}\n===== 1: the model goes on\n{}\n"
+    page = "===== prompt 1\n{}\n===== completion 1\n{}\n"
     assert plain == {"text": page.format("7 7", "9")}  # one of eight rows is broken
     said = speller.evaluator(Rows(40), 16, tmp_path, decode=lambda ids: f"{len(ids)} words")
     assert said(speller.state, Never()).samples == {"text": page.format("2 words", "1 words")}
 
 
-def test_a_model_without_samples_shows_nothing(judge: Trained, tmp_path: Path) -> None:
+def test_a_model_without_samples_returns_none(judge: Trained, tmp_path: Path) -> None:
     assert judge.evaluator(Rows(40), 16, tmp_path)(judge.state, Never()).samples == {}
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
-def test_it_can_be_broken_off_before_each_batch(times: int, judge: Trained, tmp_path: Path) -> None:
+def test_it_can_be_stopped_before_each_batch(times: int, judge: Trained, tmp_path: Path) -> None:
     rows = Rows(40)
     evaluator = judge.evaluator(rows, 16, tmp_path)
     found = evaluator(judge.state, After(times))
-    assert (found is None) == (times < 3)  # once when it is compiled, and for each of two batches
+    assert (found is None) == (times < 3)  # once after compiling, and before each of two batches
     assert len(rows.read) <= BATCH * max(times, 1)
     whole = evaluator(judge.state, Never())
     assert whole is not None
     assert whole.values == pytest.approx(by_hand(judge.state, spread(16, 40)), rel=1e-5)
 
 
-def test_nobody_waits_for_its_compilation_who_wants_to_stop(
+def test_a_stop_does_not_wait_for_the_compilation(
     judge: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Now(Never):

@@ -1,4 +1,4 @@
-"""All losses of the video autoencoder at once: a run is stopped, goes on, and is the same run."""
+"""A video run with all losses: it is killed, resumes, and gives the same result."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ LOSSES = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos, a teacher's latents, weights of LPIPS, and a run that nothing disturbed."""
+    """Videos, a teacher's latents, LPIPS weights, and an uninterrupted run."""
     directory = tmp_path_factory.mktemp("losses")
     for number in range(6):
         sample_videos.write(directory / f"videos/{number}.mp4", 20 + number)
@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_loss_is_the_weighted_sum_of_its_terms(place: Path) -> None:
-    """The discriminator's own loss rides along; it has parameters of its own."""
+    """It includes the discriminator's loss, which affects only the discriminator's parameters."""
     weights_of = {
         "reconstruction_loss": 20.0,
         "encoder_loss": 0.1,
@@ -65,8 +65,8 @@ def test_the_loss_is_the_weighted_sum_of_its_terms(place: Path) -> None:
         assert found[step]["train/loss"] == pytest.approx(total, rel=1e-5), step
 
 
-def test_losses_begin_where_they_did_and_fall(place: Path) -> None:
-    """The first step's values are recorded: no term may change unnoticed."""
+def test_losses_begin_at_known_values_and_fall(place: Path) -> None:
+    """The values of the first step are fixed, so that no term changes unnoticed."""
     found = records(place / "straight")
     recorded = {
         "reconstruction_loss": 0.23954,
@@ -77,7 +77,7 @@ def test_losses_begin_where_they_did_and_fall(place: Path) -> None:
     }
     for name, value in recorded.items():
         assert found[1][f"train/{name}"] == pytest.approx(value, rel=0.005), name
-    # Clips differ from step to step: the mean of three on both sides.
+    # Clips differ between steps: compare means of three.
     for name, at_most in (("reconstruction_loss", 0.85), ("perceptual_loss", 0.6)):
         first, last = (
             sum(found[step][f"train/{name}"] for step in steps) / 3
@@ -88,8 +88,8 @@ def test_losses_begin_where_they_did_and_fall(place: Path) -> None:
         assert np.isfinite(found[12][name]), name
 
 
-def test_a_run_that_is_killed_goes_on_bit_by_bit(place: Path) -> None:
-    """Replay, batch norms, averages, the discriminator's optimizer: none of it shows a seam."""
+def test_a_killed_run_resumes_bit_for_bit(place: Path) -> None:
+    """This includes replay, batch norms, the EMA and the discriminator's optimizer."""
     arguments = command(*LOSSES, "--output-dir", "killed", "--resume", "latest")
     process = subprocess.Popen(
         arguments,
@@ -117,8 +117,8 @@ def test_a_run_that_is_killed_goes_on_bit_by_bit(place: Path) -> None:
         np.testing.assert_array_equal(array, killed[name], err_msg=name)
 
 
-def test_tools_take_its_checkpoints(place: Path) -> None:
-    """What is exported is the average, without the discriminator."""
+def test_export_and_evaluate_read_its_checkpoints(place: Path) -> None:
+    """The exported weights are the EMA, without the discriminator."""
     said = train(place, "export", "straight", "out.safetensors")
     found = weights.load(place / "out.safetensors")
     assert f"{sum(array.size for array in found.params.values()):,} parameters" in said

@@ -1,4 +1,4 @@
-"""Compares a wheel and an sdist with the files they were built from: none is missing.
+"""Checks that a wheel and an sdist contain all files that they were built from.
 
     python tests/wheel/archives.py SOURCE DIST
 
@@ -16,7 +16,7 @@ BESIDE = {"LICENSE", "README.md", "pyproject.toml", "setup.py"}
 
 
 def main(source: Path, dist: Path) -> list[str]:
-    """One line for each problem."""
+    """Returns one line per problem."""
     (wheel,) = dist.glob("*.whl")
     (sdist,) = dist.glob("*.tar.gz")
     ours = {

@@ -1,4 +1,4 @@
-"""Uses an installed wheel from an empty folder, as someone does who has no checkout.
+"""Uses an installed wheel from an empty folder, without a checkout.
 
     cd "$(mktemp -d)" && VENV/bin/python -I PATH/tests/wheel/installed.py
 
@@ -33,7 +33,7 @@ def check(what: bool, problem: str) -> None:
 
 
 def jaxtrain(*arguments: str) -> str:
-    """What the installed program prints; it must succeed."""
+    """Runs the installed program, which must succeed; returns its output."""
     found = subprocess.run(
         [str(PROGRAM), *arguments], capture_output=True, text=True, timeout=1500, check=False
     )

@@ -1,4 +1,4 @@
-"""The text of a compiled program: collectives, how often they run, what moves, who wrote it."""
+"""Parsing compiled HLO text: collectives, how often they run, bytes moved, source lines."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from jaxtrain.xla import hlo
 TEXT = (Path(__file__).parents[1] / "fixtures" / "program.hlo").read_text()
 
 
-def test_collectives_their_groups_and_how_often() -> None:
+def test_collectives_have_groups_and_counts() -> None:
     gather, scatter, reduce = hlo.collectives(TEXT, 8)
     assert (gather.kind, gather.times, gather.overlapped, gather.stack) == (
         "all-gather",
@@ -28,12 +28,12 @@ def test_collectives_their_groups_and_how_often() -> None:
     assert (reduce.times, reduce.overlapped, reduce.wire_bytes) == (1, False, 2 * 40 / 2)
 
 
-def test_bytes_moved_count_loops_and_leave_the_inside_of_fusions_out() -> None:
+def test_bytes_moved_include_loops_but_not_the_inside_of_fusions() -> None:
     body = (16 + 64 + 16) + 16 + 8  # the gather with its operand, the fusion, the scatter
     assert hlo.moved_bytes(TEXT) == 3 * body + (40 + 40) + (40 + 40)
 
 
-def test_the_line_of_the_model_is_found_below_that_of_the_seam() -> None:
+def test_the_line_of_the_model_is_preferred() -> None:
     stacks = hlo.Stacks(TEXT)
     assert stacks.line(3, "/models/") == "models/mlm.py:166"
     assert stacks.line(3, "step.py") == "step.py:63"
@@ -54,7 +54,7 @@ def test_sizes_of_types(shape: str, size: int) -> None:
     assert sum(array.size for array in hlo.arrays(shape)) == size
 
 
-def test_a_real_program_of_eight_devices() -> None:
+def test_a_real_step_on_eight_devices() -> None:
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -84,11 +84,11 @@ def test_a_real_program_of_eight_devices() -> None:
         ("replica_groups=mesh['a'=1,'b'=4], device_ids=([4]) {'b'}", ((0, 1, 2, 3),)),
     ],
 )
-def test_groups_in_all_of_xlas_ways(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
+def test_groups_in_all_notations_of_xla(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
     assert hlo._groups(text, 4) == groups
 
 
-def test_groups_that_cannot_be_read_are_not_taken_for_all() -> None:
+def test_an_unknown_notation_of_groups_is_an_error() -> None:
     with pytest.raises(ValueError, match="cannot read the groups"):
         hlo._groups("replica_groups=<=[tiled]4", 4)
 
@@ -98,14 +98,14 @@ def test_groups_that_cannot_be_read_are_not_taken_for_all() -> None:
     ["bf16[8]{0}", "((bf16[8]{0}), bf16[8]{0})", "((bf16[4]{0}, bf16[4]), (bf16[4], bf16[4]))"],
 )
 def test_a_started_all_reduce_sends_its_operands_once(shape: str) -> None:
-    """jax 0.10 writes what comes out, 0.12 what goes in as well."""
+    """The type has the outputs in jax 0.10, and also the inputs in 0.12."""
     line = f"  %sum = {shape} all-reduce-start(%x), replica_groups={{{{0,1,2,3}}}}, to_apply=%add"
     found = hlo._collective(line, 4, times=1)
     assert found is not None
     assert found.wire_bytes == 2 * 16 * 3 / 4
 
 
-def test_calls_of_attention_count_their_loops() -> None:
+def test_calls_of_attention_are_counted_in_loops() -> None:
     text = """HloModule m
 
 body (p: f32[2]) -> f32[2] {

@@ -1,4 +1,4 @@
-"""Where compiled programs are kept, and what the compiler is told."""
+"""The compilation cache, GPU memory, and compiler options."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,18 +24,18 @@ def _settings() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("environment", [{}, {"JAX_COMPILATION_CACHE_DIR": ""}])
-def test_programs_are_kept_in_the_folder(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_folder_becomes_the_cache(environment: dict[str, str], tmp_path: Path) -> None:
     options.use_cache(environment, tmp_path)
     assert jax.config.jax_compilation_cache_dir == str(tmp_path)
 
 
-def test_the_environment_chooses_another_place(tmp_path: Path) -> None:
+def test_the_environment_may_set_another_folder(tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", "chosen")  # jax reads the variable by itself
     options.use_cache({"JAX_COMPILATION_CACHE_DIR": "chosen"}, tmp_path)
     assert jax.config.jax_compilation_cache_dir == "chosen"
 
 
-def test_what_compiles_at_once_is_not_kept(tmp_path: Path) -> None:
+def test_short_compilations_are_not_cached(tmp_path: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     options.use_cache({}, tmp_path)
     assert 0.1 <= jax.config.jax_persistent_cache_min_compile_time_secs <= 1.0
@@ -73,11 +73,11 @@ def test_jax_takes_the_memory_fraction_of_the_user_or_else_ours(
     assert (f"{OLD}=0.4" in capsys.readouterr().err) == both_differ
 
 
-def test_gpus_compile_as_xla_would() -> None:
+def test_gpus_have_no_options_by_default() -> None:
     assert options.options("gpu") == options.options("cuda") == {}
 
 
-def test_on_cpus_eigen_has_the_convolutions_and_ynnpack_the_sums() -> None:
+def test_on_cpus_eigen_runs_convolutions_and_ynnpack_runs_sums() -> None:
     def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
         numbers = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
@@ -91,7 +91,7 @@ def test_on_cpus_eigen_has_the_convolutions_and_ynnpack_the_sums() -> None:
     assert "__ynn_fusion" in program(lambda x: x.sum((0, 1, 2)), x)
 
 
-def test_the_compiler_knows_the_options() -> None:
+def test_the_compiler_accepts_the_options() -> None:
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
     compiled = lowered.compile(compiler_options=options.options(jax.devices()[0].platform))
     assert compiled(1.0) == 2.0

@@ -1,4 +1,4 @@
-"""A function in a process of its own: its messages, its errors and its end, all for real."""
+"""Functions in real worker processes: their messages, their errors and their end."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def alive(process: int) -> bool:
     return state != "Z"
 
 
-def test_messages_come_in_their_order() -> None:
+def test_messages_arrive_in_order() -> None:
     with worker("count", to=3) as running:
         received = list(running.messages(60))
     assert [one["number"] for one in received] == [0, 1, 2]
@@ -43,7 +43,7 @@ def test_messages_come_in_their_order() -> None:
     ("again", "kind", "args"),
     [(True, RunAgain, ("the disk is full",)), (False, InputError, ("a is 1", "b is 2"))],
 )
-def test_an_error_for_the_user_is_raised_here(
+def test_an_error_for_the_user_is_raised_in_the_parent(
     again: bool, kind: type[Exception], args: tuple[str, ...]
 ) -> None:
     with worker("refuse", again=again) as running:
@@ -63,7 +63,7 @@ def test_an_error_for_the_user_is_raised_here(
         ("nowhere", "ended with exit code 1: AttributeError: module 'worker_functions' has no "),
     ],
 )
-def test_another_end_is_described(name: str, said: str) -> None:
+def test_another_failure_is_described(name: str, said: str) -> None:
     with worker(name) as running, pytest.raises(WorkerFailed) as caught:
         list(running.messages(60))
     assert str(caught.value).startswith(said)
@@ -73,15 +73,15 @@ def test_another_end_is_described(name: str, said: str) -> None:
         assert caught.value.last_lines == [f"line {number}" for number in range(4, 9)]
 
 
-def test_a_program_that_does_not_start_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_does_not_start_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with worker("count", to=1) as running, pytest.raises(WorkerFailed, match=r"^ended with exit"):
         running.receive(60)
 
 
 @pytest.mark.parametrize("grace_s", [30.0, 0.0])
-def test_one_that_takes_too_long_is_ended(grace_s: float, tmp_path: Path) -> None:
-    """With time to tidy up, or at once."""
+def test_a_slow_worker_is_terminated(grace_s: float, tmp_path: Path) -> None:
+    """It has time to clean up, or is killed at once."""
     tidied = tmp_path / "tidied"
     with worker("sleep", grace_s=grace_s, tidied=str(tidied)) as running:
         assert running.receive(60) == {"pid": running.pid, "ignores": True}
@@ -93,7 +93,7 @@ def test_one_that_takes_too_long_is_ended(grace_s: float, tmp_path: Path) -> Non
     assert tidied.exists() is (grace_s > 0)
 
 
-def test_what_was_not_received_can_still_be_read() -> None:
+def test_unread_messages_can_be_read_afterwards() -> None:
     with worker("count", to=3) as running:
         running.receive(60)
         deadline = time.monotonic() + 60
@@ -102,8 +102,8 @@ def test_what_was_not_received_can_still_be_read() -> None:
     assert [one["number"] for one in running.unread()] == [1, 2]
 
 
-def test_it_ends_with_its_parent(tmp_path: Path) -> None:
-    """Even a killed one, which can end nobody."""
+def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    """Even if the parent was killed."""
     starter = (
         "import time\n"
         "from xla.test_subprocess_worker import worker\n"
@@ -129,7 +129,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     assert not alive(process)
 
 
-def test_the_environment_is_that_of_the_parent_with_changes() -> None:
+def test_the_environment_is_that_of_the_parent_plus_changes() -> None:
     outside = {"A": "1", "B": "2", "PYTHONPATH": "/x", invocation.PROGRAM: "jaxtrain"}
     inside = environment(outside, without=("A",), C="3")
     assert inside["PYTHONPATH"].endswith(f"{os.pathsep}/x")

@@ -1,10 +1,10 @@
-r"""Byte-level byte-pair encoding that loses nothing: what a causal language model writes with.
+r"""Lossless byte-level byte-pair encoding, for causal language models.
 
-``decode(encode(text)) == text`` for every text: nothing is normalised, white space and line ends
-are tokens like all else, and every byte of UTF-8 has a token of its own, so that none is unknown.
-A text is cut into words by GPT-4's rule with at most two digits together (nanochat's), and the
-bytes of a word are merged. So a token stands for a known number of bytes, also where it is part of
-a character, and bits per byte compare models with different tokenizers.
+``decode(encode(text)) == text`` for every text: nothing is normalized, white space and line ends
+are tokenized like any other text, and each of the 256 bytes has its own token, so none is unknown.
+Text is split into words by GPT-4's rule with at most two digits per word (nanochat's variant), and
+the bytes of a word are merged. Each token therefore stands for a known number of bytes, even if it
+is part of a character, so bits per byte are comparable across tokenizers.
 """
 
 import itertools
@@ -26,13 +26,14 @@ WORDS = (
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
 _BYTES = 256
-# No word goes on over a space that follows something else, and what follows decides nothing in
-# it. Python's white space is a superset of the rule's, so a cut here is a cut there.
+# No word continues across a space that follows a non-space, and the text after that space does not
+# affect the words before it. Python's white space is a superset of the rule's, so every cut here is
+# also a cut there.
 _SURE_CUT = re.compile(r"(?<=\S)(?= )")
-_LONGEST = 100  # characters of a word that is learned from, and of a stretch that is remembered
+_LONGEST = 100  # characters of a word used for training, and of a cached stretch
 _MOST_KNOWN = 1 << 18  # stretches between sure cuts; some 60 MB
 
-# What a text that is not given back as it was betrays itself by.
+# Text that reveals most kinds of loss: a lossy tokenizer does not return it unchanged.
 _PROBE = (
     " \n\tTwo  spaces and UPPER case,\r\n\r\n e\u0301 \u00e9 \ufb01 \u216b \u4e2d\u6587 "
     "\U0001f642\u200d\u0000\u007f [SEP] </s> 12345  \n "
@@ -53,11 +54,11 @@ _AS_CHARACTERS = dict(enumerate(CHARACTERS))
 
 
 def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """The special tokens, all 256 bytes, and the most frequent neighbours merged, one by one.
+    """Trains a tokenizer: special tokens and all 256 bytes, then the most frequent pairs merged.
 
     Args:
         documents: texts, in order.
-        vocab_size: entries, with :data:`jaxtrain.data.text.specials.CAUSAL`, which come first.
+        vocab_size: entries, including :data:`jaxtrain.data.text.specials.CAUSAL`, which come first.
 
     Raises:
         InputError: the vocabulary has no room for the bytes.
@@ -66,7 +67,7 @@ def train(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     if vocab_size < least:
         raise InputError(
             f"model.vocab_size is {vocab_size}: data.tokenizer_kind=byte_bpe needs {least} for the "
-            "bytes and the special tokens alone; enlarge it"
+            f"bytes and the special tokens alone; set --model.vocab_size to {least} or more"
         )
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -110,7 +111,7 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
 
 
 def _count_words(documents: Iterable[str]) -> Counter[str]:
-    """How often each word occurs; each distinct stretch between two sure cuts is cut only once."""
+    """Counts words; each distinct stretch between two sure cuts is split only once."""
     splitter = _splitter()
     stretches: Counter[str] = Counter()
     words: Counter[str] = Counter()
@@ -124,7 +125,7 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
         for stretch in _SURE_CUT.split(document):
             if len(stretch) <= _LONGEST:
                 stretches[stretch] += 1
-            else:  # a text without spaces: it would be held whole
+            else:  # text without spaces, too long to keep
                 count(stretch, 1)
         word_counts.forget_rare(stretches)
         word_counts.forget_rare(words)
@@ -134,11 +135,11 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
 
 
 class Encoder:
-    """Gives the ids of texts, remembering those of frequent stretches: most of a text is known.
+    """Encodes texts, with a cache of stretches: most of a text consists of repeated ones.
 
     Args:
-        tokenizer: a plain one (:func:`jaxtrain.data.text.specials.plain`). Where it cuts words by
-            another rule than ours, or changes text, nothing is remembered.
+        tokenizer: as returned by :func:`jaxtrain.data.text.specials.plain`. If it splits words by
+            another rule than ours, or changes text, nothing is cached.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -153,7 +154,7 @@ class Encoder:
         self._known: dict[str, list[int]] = {}
 
     def __call__(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens."""
+        """Returns the ids of each text, without special tokens."""
         if not self._cuts:
             return self._encode(texts)
         cut = [_SURE_CUT.split(text) for text in texts]
@@ -177,26 +178,26 @@ class Encoder:
 
 
 def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
-    """Raise unless every text can be written and comes back as it was.
+    """Raises unless every text can be encoded and is decoded unchanged.
 
     Args:
         tokenizer: as read from a ``tokenizer.json``.
-        name: what it is called in messages.
+        name: its name in messages.
 
     Raises:
-        InputError: says of which kind the tokenizer is, what it loses, and the cure.
+        InputError: the tokenizer is lossy; the message gives its kind, the loss and the fix.
     """
-    with tokenizer_file.explained(name, quiet=True):  # what it writes it may refuse to read
+    with tokenizer_file.explained(name, quiet=True):  # the library may reject its own output
         plain = specials.plain(tokenizers.Tokenizer.from_str(tokenizer.to_str()))
     cure = (
-        "a causal language model is trained and measured on every byte: name a byte-level one, or "
-        "leave --data.tokenizer out to learn one (--data.tokenizer_kind byte_bpe)"
+        "causal models need a lossless byte-level tokenizer: pass one with --data.tokenizer, or "
+        "omit it to train one (--data.tokenizer_kind byte_bpe)"
     )
-    kind = f"{name}: its kind, {type(plain.model).__name__},"
+    kind = f"{name}: a {type(plain.model).__name__} tokenizer that"
     absent = [hex(byte) for byte, one in enumerate(CHARACTERS) if plain.token_to_id(one) is None]
     if absent:
         raise InputError(
-            f"{kind} has no token for {len(absent)} of 256 bytes, such as {absent[0]}; {cure}"
+            f"{kind} has no token for {len(absent)} of 256 bytes, for example {absent[0]}; {cure}"
         )
     for part in [_PROBE, *_PROBE.split(" ")]:
         with tokenizer_file.explained(f"{name} fails on {part!r}", quiet=True):
@@ -206,14 +207,14 @@ def check(tokenizer: tokenizers.Tokenizer, name: str) -> None:
 
 
 def as_bytes(tokenizer: tokenizers.Tokenizer) -> list[bytes | None]:
-    """The bytes of UTF-8 text that each id stands for; None for special and for absent ids.
+    """Returns the UTF-8 bytes that each id stands for; None for special and for unused ids.
 
     A token may begin or end inside a character.
     """
     byte_of = {character: byte for byte, character in enumerate(CHARACTERS)}
     found: list[bytes | None] = [None] * (1 + max(tokenizer.get_vocab().values()))
     for entry, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
-        # As the library decodes: what is not written in these characters stands for itself.
+        # As the library decodes: an entry with any other character stands for itself.
         known = all(character in byte_of for character in entry)
         found[token_id] = bytes(map(byte_of.__getitem__, entry)) if known else entry.encode()
     for token_id, token in tokenizer.get_added_tokens_decoder().items():
@@ -222,13 +223,13 @@ def as_bytes(tokenizer: tokenizers.Tokenizer) -> list[bytes | None]:
 
 
 def lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
-    """Bytes of UTF-8 text that each id stands for, int32 [ids]; 0 for special tokens."""
+    """Returns the number of UTF-8 bytes that each id stands for, int32 [ids]; 0 if special."""
     vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
     added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
     ours = frozenset(CHARACTERS)
     lengths_V = np.zeros(1 + max([*vocab.values(), *added]), np.int32)
     for entry, token_id in vocab.items():
-        # A character of the vocabulary is a byte of the text; others stand for themselves.
+        # Each of these characters is one byte; an entry with any other stands for itself.
         known = ours.issuperset(entry)
         lengths_V[token_id] = len(entry) if known else len(entry.encode())
     for token_id, token in added.items():

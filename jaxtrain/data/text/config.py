@@ -1,8 +1,8 @@
-"""Text data sets: the configs that a run names, and the sources that they open.
+"""Configs of text data sets, and the sources of examples that they open.
 
-Where text comes from is the same for all (:mod:`jaxtrain.data.text.sources`); an example is then
-one look-up in memory maps. ``Masked`` gives packed sequences with hidden tokens for masked language
-models, ``Causal`` windows of an unbroken stream for models that write.
+Both kinds find and tokenize text in the same way (:mod:`jaxtrain.data.text.sources`); reading an
+example is then one look-up in memory maps. ``Masked`` gives packed sequences with masked tokens,
+for masked language models; ``Causal`` gives windows of a continuous token stream, for causal ones.
 """
 
 import dataclasses
@@ -21,37 +21,37 @@ from jaxtrain.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Masked(Text):
-    """Packed sequences for masked language modelling."""
+    """Packed sequences for masked language modeling."""
 
     random_share: float = 0.1
-    """Share of the chosen tokens that become a random token, 0 to 1."""
+    """Fraction of the chosen tokens that become a random token, 0 to 1."""
     keep_share: float = 0.1
-    """Share of the chosen tokens that stay as they are, 0 to 1; all others become [MASK]."""
+    """Fraction of the chosen tokens that stay unchanged, 0 to 1; all others become [MASK]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.random_share, self.keep_share) < 0 or self.random_share + self.keep_share > 1:
             raise InputError(
                 f"data.random_share={self.random_share} and data.keep_share={self.keep_share} "
-                "are shares: neither below 0, together at most 1",
+                "are fractions: use values of 0 or more that add up to at most 1",
                 about=("data.random_share", "data.keep_share"),
             )
         if self.tokenizer_kind == "byte_bpe":
             raise InputError(
-                "data.tokenizer_kind=byte_bpe is for causal models, it has no [MASK]: use "
+                "data.tokenizer_kind=byte_bpe is for causal models and has no [MASK]: use "
                 "--data.tokenizer_kind bpe, which is byte-level too",
                 about="data.tokenizer_kind",
             )
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
-        """Open both splits, building the token cache and the packing index where there is none.
+        """Opens both splits; builds the token cache and the packing index if missing.
 
         Args:
-            model: its ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id``,
-                ``attend`` and ``init_from`` are read.
-            seed: of the run; the split does not depend on it, so that runs that differ in the seed
-                share a cache and are validated on the same text.
-            say: takes messages for the console.
+            model: provides ``sequence_length``, ``vocab_size``, ``mask_fraction``, ``pad_id``,
+                ``attend`` and ``init_from``.
+            seed: the run's seed. The split does not depend on it, so runs that differ only in the
+                seed share a cache and validate on the same text.
+            say: prints a line on the console.
 
         Raises:
             InputError: see :meth:`Text.prepare`.
@@ -59,7 +59,8 @@ class Masked(Text):
         del seed
         if model.sequence_length < 3:
             raise InputError(
-                f"model.sequence_length is {model.sequence_length}: [CLS], a token and [SEP] need 3"
+                f"model.sequence_length is {model.sequence_length}: use at least 3, for [CLS], a "
+                "token and [SEP]"
             )
         prepared = self.with_tokenizer_of(model, say).prepare(model.vocab_size, "sentences", say)
         special = Specials.from_json(prepared.caches[0][1]["specials"])
@@ -103,38 +104,38 @@ class Masked(Text):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Causal(Text):
-    """Windows of a token stream for causal language modelling.
+    """Windows of a token stream for causal language modeling.
 
-    Each document begins with <|bos|>, and nothing in it is changed: of a .txt or .md file the line
-    ends are read as one line feed each, a .jsonl or .parquet document is taken as it is. A .txt or
-    .md file of more than 32,000 characters is several documents, cut at blank lines after 16,000
-    characters, which the split shares out: a book has passages on both sides.
+    Each document begins with <|bos|> and is otherwise unchanged, except that each line end of a
+    .txt or .md file becomes one line feed. A .txt or .md file of more than 32,000 characters is
+    read as several documents, cut at blank lines after 16,000 characters; they are split between
+    training and validation, so a book has passages in both.
     """
 
     tokenizer_kind: TokenizerKind = "byte_bpe"
-    """What is learned: byte_bpe (byte-level, loses nothing); the other kinds lose text."""
+    """Kind of tokenizer to train: byte_bpe (byte-level, lossless); the other kinds lose text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokenizer_kind != "byte_bpe":
             raise InputError(
                 f"data.tokenizer_kind={self.tokenizer_kind} loses text (white space, or case and "
-                "rare words), and a causal language model is trained and measured on every byte: "
-                "use --data.tokenizer_kind byte_bpe",
+                "rare words), but causal models need a lossless tokenizer: use "
+                "--data.tokenizer_kind byte_bpe",
                 about="data.tokenizer_kind",
             )
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
-        """Open both splits, building the token cache where there is none.
+        """Opens both splits; builds the token cache if missing.
 
         An example is ``tokens``, ``targets`` and ``target_bytes``, int32 [sequence_length]: see
         :meth:`jaxtrain.data.text.windows.WindowSource.example`.
 
         Args:
-            model: its ``sequence_length``, ``vocab_size`` and ``init_from`` are read.
-            seed: of the run; the split does not depend on it, so that runs that differ in the seed
-                share a cache and are validated on the same text.
-            say: takes messages for the console.
+            model: provides ``sequence_length``, ``vocab_size`` and ``init_from``.
+            seed: the run's seed. The split does not depend on it, so runs that differ only in the
+                seed share a cache and validate on the same text.
+            say: prints a line on the console.
 
         Raises:
             InputError: see :meth:`Text.prepare`.
@@ -155,13 +156,13 @@ class Causal(Text):
             prepared,
             splits,
             f"{_facts(prepared, counts, length)}; "
-            f"{prepared.total('train', 'bytes') / prepared.total('train', 'tokens'):.2f} bytes a "
+            f"{prepared.total('train', 'bytes') / prepared.total('train', 'tokens'):.2f} bytes per "
             f"token (measured), vocabulary {prepared.vocabulary:,}",
         )
 
 
 def _facts(prepared: Prepared, examples: Mapping[str, int], sequence_length: int) -> str:
-    """Files, documents, tokens and sequences, of each split."""
+    """Describes each split: documents, tokens and sequences; and the number of files."""
     parts = [
         f"{name}: {prepared.total(name, 'documents'):,} documents, "
         f"{prepared.total(name, 'tokens'):,} tokens, {examples[name]:,} sequences of "
@@ -169,12 +170,12 @@ def _facts(prepared: Prepared, examples: Mapping[str, int], sequence_length: int
         for name in splitting.SPLITS
     ]
     total = sum(prepared.total(name, "documents") for name in splitting.SPLITS)
-    cut = ", long ones as several documents" if total > prepared.files else ""
+    cut = ", long files count as several documents" if total > prepared.files else ""
     return f"{prepared.files} text files ({len(prepared.bad)} bad){cut}; {'; '.join(parts)}"
 
 
 def _summary(prepared: Prepared, indexes: list[dict[str, Any]]) -> str:
-    """One line for the console; every number is counted, none estimated."""
+    """Returns one line for the console; every number is counted, none is estimated."""
     length = indexes[0]["sequence_length"]
 
     def of_indexes(name: str, fact: str) -> int:

@@ -1,18 +1,18 @@
-"""Finding text files and reading documents out of them.
+"""Finds text files and reads documents from them.
 
-A document is a text that belongs together; what follows a document's end says nothing about it.
+A document is a coherent text, independent of the documents around it.
 
-* ``.jsonl``: a document a line, a JSON object with the text in one field.
-* ``.parquet``: a document a row, the text in one column.
+* ``.jsonl``: one document per line, a JSON object with the text in one field.
+* ``.parquet``: one document per row, the text in one column.
 * ``.txt`` and ``.md``: the file is one document. A long file (a book) is cut into documents of
   16,000 characters or a little more, at blank lines, else at line ends, so that memory stays
   bounded and a single file can be split into training and validation. For masked models a line
-  end inside a paragraph counts as a space, as in hard-wrapped books; causal ones keep it. A corpus
-  with a document a line is better given as ``.jsonl``: as ``.txt`` it is read, but without
-  separators between the lines.
+  end inside a paragraph counts as a space, as in hard-wrapped books; causal models keep it. A
+  corpus with one document per line should be ``.jsonl``: a ``.txt`` file has no separators between
+  its lines.
 
-Text is UTF-8. A file that is broken anywhere is bad as a whole: it is recorded with the reason and
-none of it is trained on.
+Text is UTF-8. A file with any error is bad: it is recorded with the reason, and nothing in it is
+used for training.
 """
 
 import codecs
@@ -56,16 +56,16 @@ TEXT_FIELDS = (
 )
 SECTION_CHARACTERS = 16_000
 LONGEST_BYTES = 2**26
-"""Of a document, and of a line of ``.jsonl``: several times the longest books. Parsing a line and
-tokenizing a text take up to a hundred times its size in memory."""
-_DECODED_BYTES = 2**25  # of parquet, at once
-_ROWS_AT_ONCE = 256
-_LARGE_BYTES = 2**27  # a row group below may be compressed as it likes
-_LARGEST_PAGE = 2**28  # bytes, unpacked; most programs write 1 MiB, DuckDB up to 100 MB
-_MOST_COMPRESSED = 1000  # times; text by 3 to 20, equal lines by zstd up to some hundred
-_VERSION = 2  # of the record of what was found, and of how files are read
+"""Limit for a document and for a line of ``.jsonl``: several times the longest books. Parsing a
+line or tokenizing a text takes up to a hundred times its size in memory."""
+_DECODED_BYTES = 2**25  # of parquet, decoded together
+_MOST_ROWS = 256  # decoded together
+_LARGE_BYTES = 2**27  # row groups below this may have any compression ratio
+_LARGEST_PAGE = 2**28  # bytes, unpacked; most writers use 1 MiB, DuckDB up to 100 MB
+_MOST_COMPRESSED = 1000  # ratio; text has 3 to 20, equal lines with zstd up to a few hundred
+_VERSION = 2  # of the scan record and of how files are read
 _CHUNK_BYTES = 1 << 20
-_MB_WORTH_A_PROCESS = 64.0  # below, starting it takes longer than what it saves
+_MIN_MB_PER_PROCESS = 64.0  # for less text, starting a process costs more time than it saves
 _KEEP_EVERY_S = 10.0
 _LISTED = 5
 
@@ -74,19 +74,19 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scanned:
-    """One input file as it was found.
+    """The result of scanning one input file.
 
     Attributes:
-        path: where it lies.
-        name: its path relative to the folder that was asked for, with ``/``.
-        size: bytes.
-        mtime_ns: time of the last change.
-        sha256: digest of its bytes.
-        documents: documents in it; 0 for a bad file.
-        characters: characters in these documents.
-        text_bytes: bytes of them, as UTF-8.
-        reason: why it is bad, or None.
-        unread: the system did not let it be read, which may be over another time.
+        path: absolute path.
+        name: path relative to the given folder, with ``/``.
+        size: file size in bytes.
+        mtime_ns: modification time.
+        sha256: digest of the file's bytes.
+        documents: number of documents; 0 for a bad file.
+        characters: number of characters in the documents.
+        text_bytes: size of the documents in bytes of UTF-8.
+        reason: why the file is bad; None for a good one.
+        unread: the system could not read the file, which may be temporary.
     """
 
     path: str
@@ -101,24 +101,24 @@ class Scanned:
     unread: bool = False
 
     def unchanged(self) -> bool:
-        """Whether the file still has the size and time that it was scanned with.
+        """Returns whether size and modification time are the same as when it was scanned.
 
         Raises:
-            OSError: it is gone, or its disk.
+            OSError: the file or its disk is gone.
         """
         stat = Path(self.path).stat()
         return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
 def is_absent(pattern: str) -> bool:
-    """Whether there is no such file or folder, and no file matches the glob."""
+    """Returns whether ``pattern`` is neither a file nor a folder nor a glob with matches."""
     given = expanded(pattern).absolute()
     there = os.path.isfile(given) or os.path.isdir(given)
     return not there and next(glob.iglob(str(given), recursive=True), None) is None
 
 
 def absent(flag: str, pattern: str) -> str:
-    """The message for a path that :func:`is_absent`."""
+    """Returns the error message for a path for which :func:`is_absent` holds."""
     return (
         f"{flag} {pattern}: no such file or folder, and no file matches it; give {flag} a text "
         f"file ({', '.join(SUFFIXES)}), a folder or a glob of them, or hf:NAME for a Hugging Face "
@@ -127,21 +127,21 @@ def absent(flag: str, pattern: str) -> str:
 
 
 def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:
-    """Text files under a folder (recursive, hidden ones left out), of a glob, or one file.
+    """Finds the text files of a folder (recursively, without hidden files) or a glob, or one file.
 
     Args:
-        pattern: a file, a folder, or a glob (``**`` goes through folders).
+        pattern: a file, a folder, or a glob (``**`` matches nested folders).
         flag: the command-line flag that gave the pattern, for messages.
-        say: takes a line on files of other kinds, which are left out.
+        say: prints a line about skipped files of other kinds.
 
     Returns:
         (absolute path, relative name) of each file, sorted by name.
 
     Raises:
-        InputError: nothing there, or nothing of a known kind.
+        InputError: nothing matches, or no file has a known suffix.
     """
     given = expanded(pattern).absolute()
-    if os.path.isfile(given):  # not pathlib's, which raise where a name is too long
+    if os.path.isfile(given):  # not pathlib, which raises if a name is too long
         base, paths = given.parent, [given]
     elif os.path.isdir(given):
         base, paths = given, list(folders.files(given))
@@ -154,18 +154,18 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
     known = [(p, name) for p, name in found.items() if p.suffix.lower() in SUFFIXES]
     if not known:
         raise InputError(
-            f"{flag} {pattern}: none of the {len(found)} files there is text; "
-            f"it reads {', '.join(SUFFIXES)}"
+            f"{flag} {pattern}: none of its {len(found)} files is a text file; "
+            f"give {', '.join(SUFFIXES)} files"
         )
-    others = Counter(p.suffix.lower() or "without an ending" for p in found) - Counter(
+    others = Counter(p.suffix.lower() or "without a suffix" for p in found) - Counter(
         p.suffix.lower() for p, _ in known
     )
     if others:
         kinds = [f"{count} {ending}" for ending, count in others.most_common(_LISTED)]
         more = ", ..." if len(others) > _LISTED else ""
         say(
-            f"{flag} {pattern}: left out {others.total()} of {len(found)} files, which are of "
-            f"other kinds: {', '.join(kinds)}{more}; it reads {', '.join(SUFFIXES)}"
+            f"{flag} {pattern}: skipped {others.total()} of {len(found)} files, which are of "
+            f"other kinds: {', '.join(kinds)}{more}; supported: {', '.join(SUFFIXES)}"
         )
     return sorted(known, key=lambda item: item[1])
 
@@ -173,10 +173,10 @@ def find(pattern: str, flag: str, say: Callable[[str], None]) -> list[tuple[Path
 def scan(
     pattern: str, text_field: str | None, folder: Path, flag: str, say: Callable[[str], None]
 ) -> list[Scanned]:
-    """Find the files, read each through once, and note what it holds or why it is bad.
+    """Finds the files, reads each once, and records its contents or why it is bad.
 
-    What was found is kept in ``folder``; a file with the same size and time as last time is not
-    read again, unless the system did not let it be read.
+    The record is kept in ``folder``. A file with the same size and modification time as before is
+    not read again, unless the system could not read it.
 
     Raises:
         InputError: see :func:`find`.
@@ -188,7 +188,7 @@ def scan(
         rows = json.loads(record.read_text(encoding="utf-8"))
         known = {(row["path"], row["size"], row["mtime_ns"]): Scanned(**row) for row in rows}
     except (OSError, ValueError, TypeError, KeyError):
-        known = {}  # no record, or one of another version: it only saves time
+        known = {}  # no record, or one of another version: read all files
     result: list[Scanned | None] = []
     fresh = []
     for at, (path, name) in enumerate(files):
@@ -198,7 +198,7 @@ def scan(
         if old is None:
             fresh.append((at, path, name, size, mtime_ns))
     if fresh:
-        say(f"reading through {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
+        say(f"scanning {len(fresh)} text files, {sum(f[3] for f in fresh) / 1e6:.1f} MB")
         _scan_fresh(fresh, result, record, text_field, say)
     return [file for file in result if file]
 
@@ -210,17 +210,17 @@ def _scan_fresh(
     text_field: str | None,
     say: Callable[[str], None],
 ) -> None:
-    """Fills ``result`` in, and keeps it now and then: what a killed process has read stays."""
-    for path in _ending(
+    """Fills in ``result`` and saves it periodically, so that a kill loses little of the work."""
+    for path in _crashing(
         one[1] for one in fresh if one[1].suffix.lower() == ".parquet" and one[1].is_file()
     ):
-        (ends,) = (one for one in fresh if one[1] == path)
-        result[ends[0]] = _bad(ends[1:], "broken parquet: it ends the process that reads it")
-        fresh = [one for one in fresh if one is not ends]
+        (crashing,) = (one for one in fresh if one[1] == path)
+        result[crashing[0]] = _bad(crashing[1:], "broken parquet: it crashes the reader")
+        fresh = [one for one in fresh if one is not crashing]
     total_mb = sum(size for *_, size, _ in fresh) / 1e6
-    processes = min(worker_pool.cores(), len(fresh), int(total_mb / _MB_WORTH_A_PROCESS))
+    processes = min(worker_pool.cores(), len(fresh), int(total_mb / _MIN_MB_PER_PROCESS))
     done_mb, kept = 0.0, time.monotonic()
-    with progress_bar.metered("reading through", total_mb, 0.0, say) as tell:
+    with progress_bar.metered("scanning", total_mb, 0.0, say) as tell:
         scanned = worker_pool.in_order(
             _scan_file, [one[1:] for one in fresh], text_field, processes=processes
         )
@@ -234,12 +234,12 @@ def _scan_fresh(
                 cache.write_file(record, json.dumps(rows))
 
 
-def _ending(paths: Iterable[Path]) -> Iterator[Path]:
-    """Parquet files on whose footer Arrow ends the process.
+def _crashing(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yields the parquet files whose footer crashes Arrow.
 
-    What a damaged footer says of a column is read where no exception passes (pyarrow 26: "terminate
-    called after throwing an instance of 'parquet::ParquetException'"). So a process apart does that
-    first.
+    Arrow reads a column's metadata in code that no exception can leave, so a damaged footer ends
+    the process (pyarrow 26: "terminate called after throwing an instance of
+    'parquet::ParquetException'"). A separate process therefore reads each footer first.
     """
     waiting = collections.deque(paths)
     while waiting:
@@ -257,7 +257,7 @@ def _ending(paths: Iterable[Path]) -> Iterator[Path]:
 def _read_footer(path: Path) -> None:
     import pyarrow.parquet
 
-    _say_nothing()
+    _silence_stderr()
     with contextlib.suppress(Exception), pyarrow.parquet.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             columns = file.metadata.row_group(group)
@@ -265,8 +265,8 @@ def _read_footer(path: Path) -> None:
                 columns.column(number)
 
 
-def _say_nothing() -> None:
-    """What C++ prints as it ends the process is no concern of the user, who gets one line."""
+def _silence_stderr() -> None:
+    """Hides what C++ prints as it ends the process: the user gets one line instead."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stderr.fileno())
     os.close(nowhere)
@@ -290,7 +290,7 @@ def _bad(found: tuple[Path, str, int, int], reason: str) -> Scanned:
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    """Bytes and time of the last change; zeros for a link that leads nowhere."""
+    """Returns size and modification time; zeros for a broken link."""
     try:
         stat = path.stat()
     except OSError:
@@ -304,7 +304,7 @@ def _scan_file(found: tuple[Path, str, int, int], text_field: str | None) -> Sca
     documents = characters = text_bytes = 0
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
-            raise BadExample(str(path), "is not a file")
+            raise BadExample(str(path), "not a regular file")
         with open(path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         for document in read(path, text_field):
@@ -334,11 +334,11 @@ def _scan_file(found: tuple[Path, str, int, int], text_field: str | None) -> Sca
 
 
 def read(path: Path, text_field: str | None) -> Iterator[str]:
-    """The documents of one file, in order; blank ones are left out.
+    """Yields the documents of one file in order, without blank ones.
 
     Raises:
-        BadExample: the file is broken; some documents may have come before.
-        OSError: it cannot be read at all.
+        BadExample: the file is broken; some documents may have been yielded before.
+        OSError: the system cannot read the file.
     """
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
@@ -351,12 +351,12 @@ def read(path: Path, text_field: str | None) -> Iterator[str]:
 
 
 def _read_sections(path: Path) -> Iterator[str]:
-    """Documents of a plain text file; holds a few sections in memory, never the file."""
+    """Yields the documents of a plain text file; keeps only a few sections in memory."""
     text = ""
     for chunk in decoded(path):
         text += chunk
         start = 0
-        while len(text) - start >= 3 * SECTION_CHARACTERS:  # so the cuts do not depend on chunks
+        while len(text) - start >= 3 * SECTION_CHARACTERS:  # so that cuts do not depend on chunks
             end = _section_end(text, start)
             yield text[start:end]
             start = end
@@ -369,7 +369,7 @@ def _read_sections(path: Path) -> Iterator[str]:
 
 
 def _section_end(text: str, start: int) -> int:
-    """The first blank line after a section's length, else line end, else space, else anywhere."""
+    """Returns where to cut: after a blank line, else a line end, else a space, else anywhere."""
     least, most = start + SECTION_CHARACTERS, start + 2 * SECTION_CHARACTERS
     match = _BLANK_LINE.search(text, least, most)
     if match:
@@ -382,10 +382,10 @@ def _section_end(text: str, start: int) -> int:
 
 
 def decoded(path: Path) -> Iterator[str]:
-    """UTF-8 text of a file in chunks, with ``\\n`` line ends.
+    """Yields the UTF-8 text of a file in chunks, with ``\\n`` line ends.
 
     Raises:
-        BadExample: a byte that is not UTF-8, with its offset, or a NUL.
+        BadExample: a byte that is not UTF-8 (with its offset), or a NUL character.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")("strict")
     offset, held = 0, ""
@@ -399,7 +399,7 @@ def decoded(path: Path) -> Iterator[str]:
                 at = offset - pending + error.start
                 raise BadExample(str(path), f"not UTF-8: {error.reason} at byte {at}") from error
             if "\0" in text:
-                raise BadExample(str(path), "a NUL character in it: not a text file")
+                raise BadExample(str(path), "it contains a NUL character: not a text file")
             offset += len(data)
             text = held + text
             held = "\r" if data and text.endswith("\r") else ""  # \r\n may straddle two chunks
@@ -432,19 +432,19 @@ def _read_jsonl(path: Path, text_field: str | None) -> Iterator[str]:
                 raise BadExample(
                     str(path),
                     f"line {number}: no field {field!r}, only {_names(list(row))}: "
-                    "name the one with the text with --data.text_field",
+                    "set --data.text_field to the one with the text",
                 )
             value = row[field]
             if value is None:
                 continue
             if not isinstance(value, str):
                 raise BadExample(
-                    str(path), f"line {number}: field {field!r} is no text: {type(value).__name__}"
+                    str(path), f"line {number}: field {field!r} is not text: {type(value).__name__}"
                 )
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise BadExample(str(path), f"line {number}: half a surrogate pair") from error
+                raise BadExample(str(path), f"line {number}: an unpaired surrogate") from error
             yield value
 
 
@@ -460,33 +460,33 @@ def _read_parquet(path: Path, text_field: str | None) -> Iterator[str]:
                 raise BadExample(
                     str(path),
                     f"no column {field!r}, only {_names(names)}: "
-                    "name the one with the text with --data.text_field",
+                    "set --data.text_field to the one with the text",
                 )
             kind = file.schema_arrow.field(field).type
             if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                raise BadExample(str(path), f"column {field!r} is no text: {kind}")
+                raise BadExample(str(path), f"column {field!r} is not text: {kind}")
             for group in range(file.num_row_groups):
-                rows = _rows_at_once(path, file, group, field)
+                rows = _rows_per_batch(path, file, group, field)
                 for batch in file.iter_batches(rows, row_groups=[group], columns=[field]):
                     yield from _texts(path, batch.column(0))
     except BadExample:
         raise
-    except Exception as error:  # of pyarrow, by a dozen classes, and Python's own
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
+    except Exception as error:  # a dozen classes of pyarrow, and Python's own
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise
         raise BadExample(str(path), f"broken parquet: {first_line(error)}") from error
 
 
-def _rows_at_once(path: Path, file: Any, group: int, field: str) -> int:
-    """How many rows of a row group to decode together, so that memory stays bounded.
+def _rows_per_batch(path: Path, file: Any, group: int, field: str) -> int:
+    """Returns how many rows of a row group to decode together, so that memory stays bounded.
 
-    A few hundred bytes of parquet can hold gigabytes of text: a long value of a dictionary (or of
-    the row before, with ``DELTA_BYTE_ARRAY``) costs nothing to repeat, and zeros compress well.
-    Sizes and encodings are those that pages say of themselves; the footer may say anything.
+    A few hundred bytes of parquet can hold gigabytes of text: repeating a long value of a
+    dictionary (or of the previous row, with ``DELTA_BYTE_ARRAY``) costs nothing, and zeros compress
+    well. Sizes and encodings come from the page headers; the footer is not checked by anything.
 
     Raises:
-        BadExample: the row group is compressed more than text ever is, or has too large a page.
-        ValueError: the header of a page is damaged.
+        BadExample: the compression ratio is higher than that of any text, or a page is too large.
+        ValueError: a page header is damaged.
     """
     import pyarrow.compute
     import pyarrow.parquet
@@ -498,37 +498,37 @@ def _rows_at_once(path: Path, file: Any, group: int, field: str) -> int:
     if size > _LARGE_BYTES and size > _MOST_COMPRESSED * packed:
         raise BadExample(
             str(path),
-            f"row group {group} unpacks from {packed:,} bytes to {size:,}: more than "
-            f"{_MOST_COMPRESSED} times, which no text does",
+            f"row group {group} unpacks from {packed:,} bytes to {size:,}, more than "
+            f"{_MOST_COMPRESSED} times: not text",
         )
     largest = max((page.size for page in pages), default=0)
     if largest > _LARGEST_PAGE:
         raise BadExample(
             str(path),
             f"a page of row group {group} unpacks to {largest:,} bytes, and the limit is "
-            f"{_LARGEST_PAGE:,}: write it with smaller pages",
+            f"{_LARGEST_PAGE:,}: write the file with smaller pages",
         )
     encodings = {page.encoding for page in pages}
     if parquet_pages.DELTA_BYTE_ARRAY in encodings:
         return 1
-    most = parquet_pages.most_rows(pages, _ROWS_AT_ONCE, _DECODED_BYTES)
+    most = parquet_pages.most_rows(pages, _MOST_ROWS, _DECODED_BYTES)
     if not any(page.dictionary for page in pages) or not columns.num_rows:
         return most
-    # The first row brings the whole dictionary. To read all rows in this way would take 20 times
-    # as long as to decode them (measured, distinct documents of 2 kB).
+    # Reading the first row also reads the entire dictionary. Reading all rows in this way would
+    # take 20 times as long as decoding them (measured, distinct documents of 2 kB).
     with pyarrow.parquet.ParquetFile(
         path, buffer_size=_CHUNK_BYTES, read_dictionary=[field]
     ) as again:
         first = next(again.iter_batches(1, row_groups=[group], columns=[field])).column(0)
         values = first.dictionary
-        if len(values) < 2:  # that row by itself, perhaps, and the dictionary comes into use later
+        if len(values) < 2:  # perhaps that row alone, with the dictionary used later
             return 1
         longest = pyarrow.compute.max(pyarrow.compute.binary_length(values)).as_py()
     return max(1, min(most, _DECODED_BYTES // max(1, longest)))
 
 
 def _pages(path: Path, column: Any) -> list[parquet_pages.Page]:
-    """The pages of a column in a row group, from their own headers."""
+    """Reads the page headers of a column in a row group."""
     start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
         start = column.dictionary_page_offset
@@ -537,11 +537,11 @@ def _pages(path: Path, column: Any) -> list[parquet_pages.Page]:
 
 
 def _texts(path: Path, column: Any) -> Iterator[str]:
-    """The values of a column, but for nulls."""
+    """Yields the values of a column, without nulls."""
     if column.nbytes <= _DECODED_BYTES:
         yield from (value for value in column.to_pylist() if value is not None)
         return
-    for value in column:  # one after the other: as Python's text they may take four times as much
+    for value in column:  # one at a time: as Python strings they may take four times the memory
         if not value.is_valid:
             continue
         if len(value.as_buffer()) > LONGEST_BYTES:
@@ -560,7 +560,7 @@ def _choose_field(names: list[str], path: Path, place: str) -> str:
     raise BadExample(
         str(path),
         f"{place}: none of the usual text fields among {_names(names)}: "
-        "name the one with the text with --data.text_field",
+        "set --data.text_field to the one with the text",
     )
 
 

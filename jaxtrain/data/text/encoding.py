@@ -1,4 +1,4 @@
-"""From documents to sentences and token ids: which white space stays, what stands between them.
+"""Turns documents into token ids, either by sentence or without any loss.
 
 See :data:`jaxtrain.data.text.specials.Form`.
 """
@@ -17,7 +17,7 @@ from jaxtrain.data.text.specials import Form
 from jaxtrain.data.text.splitting import SPLITS
 from jaxtrain.errors import InputError
 
-# A sentence ends at a blank line, at a mark of the end with its closing quotes and white space (not
+# A sentence ends at a blank line, at end punctuation with its closing quotes and white space (not
 # after common English titles and initials, not before a lower-case letter), or at a CJK full stop.
 _SENTENCE_END = re.compile(
     r"\n[^\S\n]*\n\s*"
@@ -33,8 +33,8 @@ class Chunk:
     """Documents to tokenize together.
 
     Attributes:
-        texts: (split, document) in order.
-        after: number of the first document behind them.
+        texts: (split, document) pairs in order.
+        after: number of the first document after the chunk.
     """
 
     texts: list[tuple[int, str]]
@@ -43,14 +43,14 @@ class Chunk:
 
 @dataclasses.dataclass
 class Part:
-    """What a chunk adds to one split.
+    """The tokens of a chunk that belong to one split.
 
     Attributes:
-        ids: tokens, as bytes of the stream's dtype.
-        ends: uint64 positions after each sentence, or after each document of the exact form, from
-            the part's begin.
-        documents: with text in them.
-        text_bytes: of the documents, as UTF-8.
+        ids: token ids as bytes, in the stream's dtype.
+        ends: uint64 positions after each sentence (each document in the exact form), relative to
+            the start of the part.
+        documents: number of documents with text.
+        text_bytes: size of the documents in bytes of UTF-8.
     """
 
     ids: bytes
@@ -60,28 +60,31 @@ class Part:
 
 
 @functools.lru_cache(maxsize=1)
-def _words(path: str) -> tokenizers.Tokenizer:
-    # So that a literal "[SEP]" in the text becomes ordinary pieces, not a special token.
+def _tokenizer(path: str) -> tokenizers.Tokenizer:
+    # Plain, so that a literal "[SEP]" in the text becomes ordinary tokens, not the special one.
     return specials.plain(tokenizer_file.read(Path(path)))
 
 
 @functools.lru_cache(maxsize=1)
 def _exact(path: str) -> tuple[byte_level.Encoder, np.ndarray]:
-    return byte_level.Encoder(_words(path)), byte_level.lengths(_words(path))
+    return byte_level.Encoder(_tokenizer(path)), byte_level.lengths(_tokenizer(path))
 
 
 def encode(chunk: Chunk, path: str, dtype: str, form: Form, mark: int) -> tuple[int, list[Part]]:
-    """Tokenise a chunk: the number of the document behind it, and what each split gets.
+    """Tokenizes a chunk.
 
     Args:
         chunk: the documents.
-        path: of a ``tokenizer.json``.
-        dtype: of the ids.
-        form: what is kept of the documents.
-        mark: the special token between them: after each one, or before each of the exact form.
+        path: path of a ``tokenizer.json``.
+        dtype: dtype of the ids.
+        form: which parts of the documents to keep.
+        mark: special token after each document, or before each one in the exact form.
+
+    Returns:
+        The chunk's ``after``, and one part for each split.
 
     Raises:
-        InputError: the form is exact, and the tokenizer loses some of the text.
+        InputError: the form is exact, but the tokenizer loses some of the text.
     """
     parts = []
     for side in range(len(SPLITS)):
@@ -89,7 +92,7 @@ def encode(chunk: Chunk, path: str, dtype: str, form: Form, mark: int) -> tuple[
         ids, ends, count = array.array("I"), array.array("Q"), 0
         with tokenizer_file.explained(f"{path} fails on a document"):
             if form == "exact":
-                _add_whole(texts, path, mark, ids, ends)
+                _add_exact(texts, path, mark, ids, ends)
                 count = len(texts)
             else:
                 count = _add_sentences(texts, path, mark, ids, ends)
@@ -105,10 +108,11 @@ def encode(chunk: Chunk, path: str, dtype: str, form: Form, mark: int) -> tuple[
 
 
 def sentences(document: str) -> list[str]:
-    """The sentences of a document.
+    """Splits a document into sentences.
 
-    A rule of thumb: an example of a packed sequence preferably begins and ends at these places,
-    nothing else depends on them. Their join is the document without the white space between them.
+    This is a rule of thumb: packed sequences preferably begin and end at these places, and nothing
+    else depends on them. Joined, the sentences are the document without the white space between
+    them.
     """
     parts, start = [], 0
     for match in _SENTENCE_END.finditer(document):
@@ -121,11 +125,11 @@ def sentences(document: str) -> list[str]:
 def _add_sentences(
     texts: list[str], path: str, sep: int, ids: "array.array[int]", ends: "array.array[int]"
 ) -> int:
-    """Returns how many of the documents give a token."""
+    """Appends the documents' tokens; returns how many documents have any."""
     count = 0
     cut = [sentences(text) for text in texts]
     encoded = iter(
-        _words(path).encode_batch_fast(
+        _tokenizer(path).encode_batch_fast(
             [sentence for of_document in cut for sentence in of_document], add_special_tokens=False
         )
     )
@@ -133,7 +137,7 @@ def _add_sentences(
         before = len(ids)
         for _ in of_document:
             sentence = next(encoded).ids
-            if sentence:  # control characters alone give no token
+            if sentence:  # a sentence of control characters has no tokens
                 ids.extend(sentence)
                 ends.append(len(ids))
         if len(ids) > before:
@@ -142,17 +146,17 @@ def _add_sentences(
     return count
 
 
-def _add_whole(
+def _add_exact(
     texts: list[str], path: str, begin: int, ids: "array.array[int]", ends: "array.array[int]"
 ) -> None:
     encoder, lengths_V = _exact(path)
     for text, of_text in zip(texts, encoder(texts), strict=True):
-        found, wanted = int(lengths_V[of_text].sum()), len(text.encode())
-        if found != wanted:
+        found, expected = int(lengths_V[of_text].sum()), len(text.encode())
+        if found != expected:
             raise InputError(
-                f"the tokenizer loses text: of the {wanted:,} bytes of the document that begins "
-                f"with {text[:40]!r} its tokens stand for {found:,}; name another one with "
-                "--data.tokenizer, or leave it out to learn one"
+                f"the tokenizer loses text: the document that begins with {text[:40]!r} has "
+                f"{expected:,} bytes, but its tokens stand for {found:,}; pass another tokenizer "
+                "with --data.tokenizer, or omit it to train one"
             )
         ids.append(begin)
         ids.extend(of_text)

@@ -1,14 +1,13 @@
-"""Hugging Face datasets by name: fetched once into the cache, part by part, in bounded memory.
+"""Fetches Hugging Face datasets into the cache, once, part by part, in bounded memory.
 
-``hf:NAME[@REVISION][:CONFIG[:SPLIT]]`` names a dataset of the hub, or a folder: one that
-``save_to_disk`` has written, or one with the files of a dataset (.parquet, .jsonl) as the hub lays
-them out. A folder needs no network.
+``hf:NAME[@REVISION][:CONFIG[:SPLIT]]`` names a dataset on the Hub, or a folder: one written by
+``save_to_disk``, or one with the files of a dataset (.parquet, .jsonl) in the Hub's layout. A
+folder needs no network.
 
-The text column of the rows is written to ``<cache>/hf/<dataset>/part-<number>.parquet``, 10,000
-documents each, and is then read like any other files: the same dataset with another vocabulary or
-sequence length needs no second download, and a dataset that has changed on the hub stays as it was
-fetched until another revision is named. A part appears whole; a fetch that was killed goes on
-behind the last one.
+The text column is written to ``<cache>/hf/<dataset>/part-<number>.parquet``, 10,000 documents each,
+and is then read like any other files. Another vocabulary or sequence length does not fetch it
+again, and a dataset that has changed on the Hub stays as it was fetched until you pass another
+revision. Parts are written atomically; after a kill, fetching resumes after the last complete part.
 """
 
 import dataclasses
@@ -30,30 +29,30 @@ from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
 
-FIELD = "text"  # the column of the parts
+FIELD = "text"  # the parts' only column
 PARTS = "part-*.parquet"
 _PREFIX = "hf:"
 _PART_DOCUMENTS = 10_000
 _PROGRESS = "progress.json"
 _NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "socket", "ssl")
-_LATER, _SERVERS_FAULT = (408, 429), 500  # answers to try again after: slow, too often, the server
+_LATER, _SERVERS_FAULT = (408, 429), 500  # retry after: timeout, too many requests, server errors
 
 
 def is_named(path: str) -> bool:
-    """Whether this names a dataset rather than files."""
+    """Returns whether the path names a Hugging Face dataset rather than files."""
     return path.startswith(_PREFIX)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Named:
-    """What ``hf:NAME[@REVISION][:CONFIG[:SPLIT]]`` says.
+    """A parsed ``hf:NAME[@REVISION][:CONFIG[:SPLIT]]``.
 
     Attributes:
-        name: of a dataset, or a folder.
-        revision: a commit, branch or tag of the hub; "" is the newest commit.
-        config: one of its configurations; "" is its default.
-        split: one of its splits; "" is train.
-        flag: that gave it, with the value, for messages.
+        name: name of a dataset, or a folder.
+        revision: a commit, branch or tag on the Hub; "" is the newest commit.
+        config: a configuration of the dataset; "" is its default.
+        split: a split of the dataset; "" is train.
+        flag: the flag and its value, for messages.
     """
 
     name: str
@@ -64,7 +63,7 @@ class _Named:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that the name means, if there is one."""
+        """The folder with this name; None if there is none."""
         path = expanded(self.name)
         return path.absolute() if os.path.isdir(path) else None
 
@@ -72,22 +71,22 @@ class _Named:
 def fetch(
     path: str, flag: str, root: Path, text_field: str | None, most: int | None, say: Say
 ) -> tuple[Path, int]:
-    """Bring a dataset's text into the cache, as far as it is not there.
+    """Fetches the missing parts of a dataset's text into the cache.
 
     Args:
         path: ``hf:NAME[@REVISION][:CONFIG[:SPLIT]]``.
-        flag: that gave it, for messages.
-        root: where fetched datasets lie.
-        text_field: the column with the text; None takes the first of the usual names.
-        most: documents that are wanted, the first ones; None is all.
-        say: takes messages for the console.
+        flag: the flag that gave the path, for messages.
+        root: folder of fetched datasets.
+        text_field: the column with the text; None uses the first of the usual names.
+        most: how many documents to fetch, from the start; None fetches all.
+        say: prints a line on the console.
 
     Returns:
-        The folder of the parts, and how many of them, by name, hold what is wanted.
+        The folder of the parts, and how many of them to read, in order of name.
 
     Raises:
         InputError: no such dataset, split or column, or the extra ``hf`` is not installed.
-        RunAgain: the hub cannot be reached now, or the disk of the cache is full.
+        RunAgain: the Hub cannot be reached now, or the cache's disk is full.
     """
     name, config, split, *more = [*path.removeprefix(_PREFIX).split(":"), "", ""]
     if not name or any(more):
@@ -100,8 +99,8 @@ def fetch(
     if before is not None:
         progress = _read_progress(before)
         say(
-            f"{flag} {path}: takes what was fetched before, revision {progress['revision']} in "
-            f"{before}; name another one as hf:{named.name}@REVISION"
+            f"{flag} {path}: uses revision {progress['revision']}, already fetched to {before}; "
+            f"for another one, write hf:{named.name}@REVISION"
         )
         return before, _parts(progress, wanted)
     revision = _revision(named)
@@ -134,7 +133,7 @@ def _enough(progress: dict[str, Any], wanted: int | None) -> bool:
 
 
 def _fetched_before(root: Path, about: list[str | None], wanted: int | None) -> Path | None:
-    """The folder fetched last that holds what is wanted, of whatever revision."""
+    """Returns the newest fetched folder that has enough parts, of any revision."""
     if not root.is_dir():
         return None
     found = []
@@ -146,7 +145,7 @@ def _fetched_before(root: Path, about: list[str | None], wanted: int | None) -> 
 
 
 def _revision(named: _Named) -> str:
-    """What the dataset holds now: a folder's files, or the hub's commit."""
+    """Identifies the dataset's current contents: a digest of the folder, or the Hub's commit."""
     if named.folder is not None:
         files = [path for path in folders.files(named.folder) if path.is_file()]
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -157,7 +156,7 @@ def _revision(named: _Named) -> str:
     try:
         found = huggingface_hub.HfApi().dataset_info(named.name, revision=named.revision or None)
         return str(found.sha)
-    except Exception as error:  # of several libraries
+    except Exception as error:  # from several libraries
         _fail(named, error)
 
 
@@ -174,49 +173,53 @@ def _datasets(named: _Named) -> Any:
 
 
 def _fail(named: _Named, error: Exception) -> NoReturn:
-    """Raises what fails on the hub's side in one line; or the error itself, where it is another."""
-    import huggingface_hub.errors as refusals
+    """Raises errors of the Hub and the network as one line, and any other error unchanged."""
+    import huggingface_hub.errors as hub_errors
 
-    said = " ".join(str(error).split())[:200]
-    if isinstance(error, refusals.GatedRepoError):
+    reason = " ".join(str(error).split())[:200]
+    if isinstance(error, hub_errors.GatedRepoError):
         raise InputError(
-            f"{named.flag}: the hub lets only some read it: run hf auth login ({said})"
+            f"{named.flag}: access to this dataset is restricted: request it on its page on the "
+            f"Hub, then run hf auth login ({reason})"
         ) from error
-    if isinstance(error, refusals.RevisionNotFoundError):
-        raise InputError(f"{named.flag}: the dataset has no such revision") from error
-    absent = (refusals.RepositoryNotFoundError, refusals.HFValidationError)
+    if isinstance(error, hub_errors.RevisionNotFoundError):
+        raise InputError(
+            f"{named.flag}: no such revision; pass a commit, branch or tag of the dataset"
+        ) from error
+    absent = (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError)
     if isinstance(error, absent) or type(error).__name__ == "DatasetNotFoundError":
         raise InputError(
-            f"{named.flag}: no such folder, and no such dataset on the hub (or a private one: run "
-            "hf auth login)"
+            f"{named.flag}: no such folder, and no such dataset on the Hub; if it is private, run "
+            "hf auth login"
         ) from error
-    if _is_of_network(error):
+    if _is_network_error(error):
         raise RunAgain(
-            f"{named.flag}: no such folder, and the hub cannot be reached ({type(error).__name__}: "
-            f"{said}): connect this machine, or fetch it on one that is ("
-            f"{invocation.program()} prepare tokens, and this run's --config and overrides) "
-            "and bring its cache folder here ($JAXTRAIN_CACHE), or name a folder of the dataset as "
-            "hf:FOLDER"
+            f"{named.flag}: no such folder, and the Hub cannot be reached ({type(error).__name__}: "
+            f"{reason}): connect this machine; or run {invocation.program()} prepare tokens with "
+            "this run's --config and overrides on a connected one and copy its cache folder here "
+            "($JAXTRAIN_CACHE); or pass a folder with the dataset as hf:FOLDER"
         ) from error
-    if isinstance(error, refusals.HfHubHTTPError):
-        raise InputError(f"{named.flag}: the hub refuses it ({said})") from error
+    if isinstance(error, hub_errors.HfHubHTTPError):
+        raise InputError(f"{named.flag}: the Hub refuses the request ({reason})") from error
     if isinstance(error, OSError) and error.errno is not None:
         raise disk_trouble(
-            error, f"{named.flag}: {error.filename or 'a file'} fails", "let it be read and written"
+            error,
+            f"{named.flag}: cannot read or write {error.filename or 'a file'}",
+            "make it readable and writable",
         ) from error
     if isinstance(error, ValueError | KeyError):
-        raise InputError(f"{named.flag}: {said}") from error
+        raise InputError(f"{named.flag}: {reason}") from error
     raise error
 
 
-def _is_of_network(error: BaseException | None) -> bool:
-    """Whether an error, or what led to it, is of a connection, a time limit or a server at fault.
+def _is_network_error(error: BaseException | None) -> bool:
+    """Returns whether an error, or one of its causes, is of the network or a failing server.
 
-    Each library has classes of its own for them, which need not derive from Python's.
+    Each library has its own classes for these, which need not derive from Python's.
     """
     while error is not None:
         answer = getattr(error, "response", None)
-        if answer is not None:  # the hub has been reached
+        if answer is not None:  # the Hub was reached
             return bool(answer.status_code in _LATER or answer.status_code >= _SERVERS_FAULT)
         of_library = any(kind.__module__.startswith(_NETWORK) for kind in type(error).__mro__)
         if of_library or isinstance(error, ConnectionError | TimeoutError):
@@ -226,7 +229,7 @@ def _is_of_network(error: BaseException | None) -> bool:
 
 
 def _opened(named: _Named, revision: str) -> Any:
-    """The rows as an iterable dataset, which tells its state and goes on from one."""
+    """Opens the rows as an iterable dataset, whose state can be saved and restored."""
     datasets = _datasets(named)
     folder = named.folder
     try:
@@ -244,7 +247,7 @@ def _opened(named: _Named, revision: str) -> Any:
         return _chosen(named, loaded)
     except (InputError, RunAgain):
         raise
-    except Exception as error:  # of several libraries
+    except Exception as error:  # from several libraries
         _fail(named, error)
 
 
@@ -256,7 +259,7 @@ def _chosen(named: _Named, splits: Any) -> Any:
     split = named.split or "train"
     if split not in splits:
         raise InputError(
-            f"{named.flag}: it has no split {split}, only {', '.join(splits)}: name one as "
+            f"{named.flag}: no split {split}, only {', '.join(splits)}: write "
             f"hf:{named.name}:{named.config}:SPLIT"
         )
     return splits[split]
@@ -270,15 +273,15 @@ def _fetch_parts(
     wanted: int | None,
     say: Say,
 ) -> None:
-    """Writes the parts that are missing, and after each how far it is."""
+    """Writes the missing parts, and the progress after each."""
     progress = _read_progress(target) | {"about": about, "revision": revision}
     rows = _opened(named, revision)
     if progress["state"] is not None:
         rows.load_state_dict(progress["state"])
-        say(f"going on with {named.flag}: {progress['documents']:,} documents are here already")
+        say(f"{named.flag}: {progress['documents']:,} documents are already fetched; resuming")
     else:
         say(f"fetching the text of {named.flag} into {target}")
-    told = time.monotonic()
+    reported = time.monotonic()
     texts: list[str] = []
 
     def keep(*, complete: bool) -> None:
@@ -289,7 +292,7 @@ def _fetch_parts(
             raise disk_trouble(
                 error,
                 f"cannot write {path}",
-                "name a writable folder with --data.cache_dir or $JAXTRAIN_CACHE",
+                "set --data.cache_dir or $JAXTRAIN_CACHE to a writable folder",
             ) from error
         progress["parts"] += 1
         progress["documents"] += len(texts)
@@ -303,13 +306,13 @@ def _fetch_parts(
             keep(complete=False)
             if _enough(progress, wanted):
                 return
-        if time.monotonic() - told > progress_bar.SAY_EVERY_S:
-            told = time.monotonic()
+        if time.monotonic() - reported > progress_bar.SAY_EVERY_S:
+            reported = time.monotonic()
             say(f"fetched {progress['documents'] + len(texts):,} documents")
     if texts:
         keep(complete=True)
     elif not progress["documents"]:
-        raise InputError(f"{named.flag}: no text in it")
+        raise InputError(f"{named.flag}: the dataset has no text")
     else:
         cache.write_file(target / _PROGRESS, json.dumps(progress | {"complete": True}))
 
@@ -321,25 +324,25 @@ def _texts(named: _Named, rows: Any, text_field: str | None) -> Iterator[str]:
             field = next((name for name in documents.TEXT_FIELDS if name in row), None)
         if field not in row:
             raise InputError(
-                f"{named.flag}: its columns are {', '.join(map(repr, row))}: name the one with the "
-                "text with --data.text_field"
+                f"{named.flag}: its columns are {', '.join(map(repr, row))}: set --data.text_field "
+                "to the one with the text"
             )
         value = row[field]
         if value is not None and not isinstance(value, str):
-            raise InputError(f"{named.flag}: column {field!r} is no text: {type(value).__name__}")
+            raise InputError(f"{named.flag}: column {field!r} is not text: {type(value).__name__}")
         if value and value.strip():
             yield value
 
 
 def _rows(named: _Named, rows: Any) -> Iterator[dict[str, Any]]:
-    """The rows; what fails on the way to one is the hub's, what is done with it is not."""
+    """Yields the rows; only errors of fetching one are reported as the Hub's."""
     coming = iter(rows)
     while True:
         try:
             row = next(coming)
         except StopIteration:
             return
-        except Exception as error:  # of several libraries
+        except Exception as error:  # from several libraries
             _fail(named, error)
         yield row
 

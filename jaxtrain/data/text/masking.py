@@ -1,10 +1,10 @@
-"""Masking for masked language modeling, in NumPy, and a token cache's split as masked sequences.
+"""Masking for masked language modeling, in NumPy, and the source of masked examples.
 
-Of the candidates (every token that is not special) a fixed share is chosen. Most of the chosen
-become [MASK], some a random ordinary token, some stay as they are; the model predicts the original
-at every chosen position and at no other (BERT, https://arxiv.org/abs/1810.04805, section 3.1).
+A fixed fraction of the candidates (all tokens that are not special) is chosen. Most chosen tokens
+become [MASK], some become a random ordinary token, and some stay unchanged; the model predicts the
+original token at each chosen position only (BERT, https://arxiv.org/abs/1810.04805, section 3.1).
 
-Shapes: S tokens of a sequence, M slots for predictions.
+Shapes: S is the sequence length, M the number of prediction slots.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from jaxtrain.data.text.specials import Specials
 
 
 def masked_count(candidates: int, mask_fraction: float) -> int:
-    """Positions to choose among ``candidates``: their share rounded to nearest, halves up."""
+    """Returns how many of ``candidates`` to choose, rounded to nearest, halves up."""
     return math.floor(mask_fraction * candidates + 0.5)
 
 
@@ -31,15 +31,15 @@ def mask(
     vocab_size: int,
     specials: Specials,
 ) -> dict[str, np.ndarray]:
-    """Choose positions and hide them.
+    """Chooses positions and masks them.
 
     Args:
-        tokens_S: int32 [S], unmasked, with special tokens in place.
-        rng: the only source of chance.
-        mask_fraction: share of the candidates that is chosen.
-        random_share: chance that a chosen token becomes a random ordinary token.
-        keep_share: chance that a chosen token stays; with what is left it becomes [MASK].
-        vocab_size: ids that exist; random tokens are drawn from them, without the special ones.
+        tokens_S: int32 [S], unmasked, including special tokens.
+        rng: the only source of randomness.
+        mask_fraction: fraction of the candidates to choose.
+        random_share: probability that a chosen token becomes a random ordinary token.
+        keep_share: probability that a chosen token stays unchanged; otherwise it becomes [MASK].
+        vocab_size: number of ids; random tokens are drawn from all but the special ones.
         specials: ids that are neither chosen nor drawn.
 
     Returns:
@@ -81,17 +81,18 @@ class MaskedSource:
 
     Attributes:
         packed: reads the sequences.
-        examples: their number.
-        sequence_length: tokens of an example, padding included.
-        vocab_size: ids that the tokenizer has; no other one is ever given.
-        specials: its special tokens.
-        mask_fraction: share of the ordinary tokens that is chosen.
-        random_share: share of the chosen that become a random token.
-        keep_share: share of the chosen that stay.
-        with_segments: examples say which tokens are of one document.
-        fingerprint: digest of the token stream, the tokenizer and the packing. Masking is not in
-            it: it changes no example's text, order or number, so a run may resume with another.
-        tokenizer_path: the ``tokenizer.json`` of the ids.
+        examples: number of examples.
+        sequence_length: tokens per example, including padding.
+        vocab_size: number of ids of the tokenizer; all ids in examples are below it.
+        specials: the tokenizer's special tokens.
+        mask_fraction: fraction of the ordinary tokens to choose.
+        random_share: fraction of the chosen tokens that become a random token.
+        keep_share: fraction of the chosen tokens that stay unchanged.
+        with_segments: add ``segments`` to examples: the document that each token belongs to.
+        fingerprint: digest of the token stream, the tokenizer and the packing. It excludes masking,
+            which does not change any example's text, order or number, so a run may resume with
+            other masking.
+        tokenizer_path: path of the tokenizer's ``tokenizer.json``.
     """
 
     packed: packing.Packed
@@ -110,7 +111,7 @@ class MaskedSource:
         return self.examples
 
     def sequence(self, index: int) -> np.ndarray:
-        """Example ``index`` without masking: [CLS] tokens [SEP] and padding, int32 [S]."""
+        """Returns example ``index`` unmasked: [CLS], tokens, [SEP] and padding, int32 [S]."""
         text = self.packed[index]
         sequence_S = np.full(self.sequence_length, self.specials.pad, np.int32)
         sequence_S[0] = self.specials.cls
@@ -119,7 +120,7 @@ class MaskedSource:
         return sequence_S
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Example ``index``, masked by ``rng``: see :func:`mask`."""
+        """Returns example ``index``, masked with ``rng``: see :func:`mask`."""
         sequence_S = self.sequence(index)
         masked = mask(
             sequence_S,
@@ -136,9 +137,9 @@ class MaskedSource:
 
 
 def segments(sequence_S: np.ndarray, specials: Specials) -> np.ndarray:
-    """Which document of a sequence each token belongs to, int32 [S]: 1, 2, ...; 0 is padding.
+    """Numbers the document that each token belongs to, int32 [S]: 1, 2, ...; 0 is padding.
 
-    A document ends with its [SEP]; [CLS] belongs to the first one.
+    A document ends with its [SEP]; [CLS] belongs to the first document.
     """
     ends_S = sequence_S == specials.sep
     segments_S = 1 + np.cumsum(ends_S, dtype=np.int32) - ends_S.astype(np.int32)

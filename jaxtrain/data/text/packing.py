@@ -1,7 +1,6 @@
-"""Packing: where the examples of a sequence length lie in the token streams of a cache.
+"""Packing: finds the span of each example of a given sequence length in a token stream.
 
-An example is a span of a stream, found once and kept as two uint64 an example, so that any example
-is one look-up.
+Spans are found once and stored as two uint64 per example, so reading any example is one look-up.
 """
 
 import array
@@ -14,18 +13,21 @@ import numpy as np
 from jaxtrain.data import cache
 from jaxtrain.data.text.splitting import SPLITS
 
-_VERSION = 2  # of the rule and of the files
-_BLOCK = 1 << 18  # examples that are found before they are written
+_VERSION = 2  # of the packing rule and of the files
+_BLOCK = 1 << 18  # examples to collect before writing
 
 
 def pack(
     folder: Path, manifest: dict[str, Any], sequence_length: int, say: Callable[[str], None]
 ) -> tuple[Path, dict[str, Any]]:
-    """The packing index of a token cache for one sequence length: (its folder, its manifest).
+    """Builds the packing index of a token cache for one sequence length, if it is missing.
 
-    ``<split>.spans`` holds uint64 [examples, 2]: start and end of each example's span. The manifest
-    gives for each split ``examples``, ``padding`` (positions that are padding) and ``cut``
-    (examples that end inside a sentence). A split without text has none.
+    ``<split>.spans`` holds uint64 [examples, 2]: start and end of each example's span. For each
+    split the manifest has ``examples``, ``padding`` (number of padding positions) and ``cut``
+    (number of examples that end inside a sentence); all are 0 for a split without text.
+
+    Returns:
+        The index's folder and its manifest.
     """
     streams = [manifest["splits"][name]["sha256"] for name in SPLITS]
     sep = manifest["specials"]["sep"]
@@ -46,8 +48,8 @@ def pack(
                         lengths = spans[:, 1] - spans[:, 0]
                         examples += len(spans)
                         padding += len(spans) * (sequence_length - 2) - int(lengths.sum())
-                        whole = ends[np.searchsorted(ends, spans[:, 1])] == spans[:, 1]
-                        cut += len(spans) - int(np.count_nonzero(whole))
+                        complete = ends[np.searchsorted(ends, spans[:, 1])] == spans[:, 1]
+                        cut += len(spans) - int(np.count_nonzero(complete))
             facts[name] = {"examples": examples, "padding": padding, "cut": cut}
         return facts
 
@@ -58,14 +60,14 @@ def pack(
 def span_blocks(
     tokens: np.ndarray, ends: np.ndarray, sequence_length: int, sep: int
 ) -> Iterator[np.ndarray]:
-    """Pack sentences into sequences: RoBERTa's FULL-SENTENCES, with a bound on the padding.
+    """Packs sentences into sequences: RoBERTa's FULL-SENTENCES, with a bound on the padding.
 
-    Sentences follow one another, across documents, with the [SEP] that ends each document between
-    them (https://arxiv.org/abs/1907.11692, section 4.2). A sequence holds two tokens less, for
-    [CLS] before and [SEP] after. A sentence that does not fit begins the next sequence; but where
-    that would leave more than 1/50 of the sequence empty, it is cut and goes on in the next one.
-    So padding stays below 1% on average, whatever the text; whole sentences alone would leave 9%
-    empty at length 256 (measured on English novels).
+    Sentences follow one another, across documents, with a [SEP] after each document
+    (https://arxiv.org/abs/1907.11692, section 4.2). Two positions of a sequence are reserved, for
+    [CLS] at the start and [SEP] at the end. A sentence that does not fit begins the next sequence;
+    but if that would leave more than 1/50 of the sequence empty, it is cut and continues in the
+    next one. So padding stays below 1% on average for any text; packing only complete sentences
+    would leave 9% empty at length 256 (measured on English novels).
 
     Args:
         tokens: the stream [tokens].
@@ -74,14 +76,14 @@ def span_blocks(
         sep: id of [SEP].
 
     Yields:
-        uint64 [examples, 2], ascending. The spans cover every token once, save separators between
+        uint64 [examples, 2], ascending. The spans cover every token once, except separators between
         two examples.
     """
     room, slack = sequence_length - 2, max(1, sequence_length // 50)
     spans = array.array("Q")
     start, first, total = 0, 0, len(tokens)
     while start < total:
-        if tokens[start] == sep:  # the one after an example's last document
+        if tokens[start] == sep:  # after an example's last document
             start += 1
             continue
         limit = start + room
@@ -101,11 +103,11 @@ def span_blocks(
 
 
 class Packed:
-    """Reads packed examples by number. Picklable and light: maps the files at first use.
+    """Reads packed examples by number. Cheap to pickle: maps the files at first use.
 
     Args:
-        tokens: path of a stream.
-        dtype: of its ids.
+        tokens: path of a token stream.
+        dtype: dtype of its ids.
         spans: path of its packing index.
     """
 
@@ -114,10 +116,10 @@ class Packed:
         self._maps: tuple[np.ndarray, np.ndarray] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_paths": self._paths, "_maps": None}  # a memory map would be copied whole
+        return {"_paths": self._paths, "_maps": None}  # pickle would copy a memory map's contents
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Tokens of example ``index``, without [CLS] before and [SEP] after."""
+        """Returns the tokens of example ``index``, without [CLS] and [SEP] around them."""
         if self._maps is None:
             tokens, dtype, spans = self._paths
             self._maps = (

@@ -1,8 +1,8 @@
-"""The pages of a column of a Parquet file: how large they are once they are unpacked.
+"""Reads page headers of a Parquet column, to know the unpacked sizes before decoding.
 
-What a file's footer says of sizes and encodings is a claim that nothing checks. Each page has a
-header of its own, and what it says is what a reader goes by: a page that unpacks to something else
-is an error. Headers are in Thrift's compact protocol:
+Sizes and encodings in a file's footer are not checked by anything. Each page has its own header,
+which readers rely on: a page that does not unpack to the stated size is an error. Headers are in
+Thrift's compact protocol:
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md and
 https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
 """
@@ -10,22 +10,22 @@ https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thr
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # kinds of pages
+_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # page types
 DELTA_BYTE_ARRAY = 7
-"""The encoding of a value as its difference from the one before."""
-_HEADER_BYTES = 2**16  # more than any; statistics in it hold the first bytes of values
+"""Encodes each value as its difference from the previous one."""
+_HEADER_BYTES = 2**16  # more than any header; its statistics hold the first bytes of values
 _DEEPEST = 8
 
 
 class Page(NamedTuple):
-    """What the header of a page says.
+    """The header of a page.
 
     Attributes:
-        rows: values in it; 0 for a dictionary.
-        size: bytes of them, unpacked.
-        packed: bytes of the page in the file, with its header.
-        encoding: of the values, a number of Parquet's.
-        dictionary: whether it is one.
+        rows: number of values; 0 for a dictionary.
+        size: unpacked size in bytes.
+        packed: size in the file in bytes, including the header.
+        encoding: Parquet's number for the encoding of the values.
+        dictionary: whether the page is a dictionary.
     """
 
     rows: int
@@ -36,19 +36,19 @@ class Page(NamedTuple):
 
 
 def read(file: BinaryIO, start: int, length: int, values: int) -> list[Page]:
-    """The headers of a column's pages in a row group; reads nothing else of the file.
+    """Reads the page headers of a column in a row group, and nothing else.
 
     Args:
         file: the Parquet file.
-        start: where the first page is.
-        length: bytes of all pages.
-        values: how many values are to be read; pages behind them count no longer.
+        start: offset of the first page.
+        length: size of all pages in bytes.
+        values: number of values in the column; pages after them are ignored.
 
     Raises:
         ValueError: a header is damaged.
     """
-    if start < 4:  # where the first page of a file begins
-        raise ValueError(f"its pages begin at byte {start:,}")
+    if start < 4:  # the file's first page begins after the magic number
+        raise ValueError(f"its pages begin at byte {start:,}, before the first possible page")
     pages = []
     at, seen = start, 0
     while at < start + length and seen < values:
@@ -69,17 +69,17 @@ def read(file: BinaryIO, start: int, length: int, values: int) -> list[Page]:
 
 
 def most_rows(pages: Sequence[Page], most: int, limit: int) -> int:
-    """How many rows can be decoded together: all of them may be in as few pages as hold them.
+    """Returns how many rows to decode together so that their pages stay within a limit.
 
-    Two pages may always be decoded together, since each is unpacked as a whole anyway.
+    Two pages are always within it, because a page is unpacked completely anyway.
 
     Args:
-        pages: of a column.
-        most: rows, at most.
-        limit: bytes of more than two pages.
+        pages: the pages of a column.
+        most: upper limit of rows.
+        limit: upper limit of the unpacked bytes of three or more pages.
 
     Returns:
-        1 to ``most``: a power of two times smaller.
+        ``most``, halved until the pages of any so many consecutive rows fit; at least 1.
     """
     data = [page for page in pages if not page.dictionary]
     rows = most
@@ -89,8 +89,8 @@ def most_rows(pages: Sequence[Page], most: int, limit: int) -> int:
 
 
 def _fits(pages: Sequence[Page], rows: int, limit: int) -> bool:
-    """Whether all pages that any so many consecutive rows touch are within the limit."""
-    first = size = inside = 0  # pages first to last, and the rows of those between them
+    """Returns whether any ``rows`` consecutive rows are in pages within the limit."""
+    first = size = inside = 0  # size of pages first to last; rows of the pages between them
     for last, page in enumerate(pages):
         size += page.size
         while inside > rows - 2 and first < last:
@@ -106,15 +106,15 @@ def _fits(pages: Sequence[Page], rows: int, limit: int) -> bool:
 def _number(fields: Any, number: int) -> int:
     value = fields.get(number) if isinstance(fields, dict) else None
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"a page's header lacks field {number}, or it is below 0")
+        raise ValueError(f"field {number} of a page header is missing or negative")
     return value
 
 
 class _Compact:
-    """A reader of Thrift's compact protocol.
+    """Reads Thrift's compact protocol.
 
     Args:
-        data: that begins with a struct.
+        data: bytes that begin with a struct.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -122,13 +122,13 @@ class _Compact:
         self.at = 0
 
     def struct(self, depth: int) -> dict[int, Any]:
-        """The fields of a struct by number; strings and lists are passed over.
+        """Returns the fields of a struct by number; skips strings and lists.
 
         Raises:
-            ValueError: it is damaged or too long.
+            ValueError: the struct is damaged or too long.
         """
         if depth > _DEEPEST:
-            raise ValueError("a page's header is nested too deeply")
+            raise ValueError("a page header is nested too deeply")
         fields: dict[int, Any] = {}
         number = 0
         while kind := self._byte():
@@ -137,7 +137,7 @@ class _Compact:
         return fields
 
     def _value(self, kind: int, depth: int) -> Any:
-        if kind in (1, 2):  # a flag, which its kind holds
+        if kind in (1, 2):  # a boolean: the kind is its value
             return kind == 1
         if kind in (4, 5, 6):
             return self._zigzag()
@@ -158,13 +158,13 @@ class _Compact:
                 else:
                     self._value(inner, depth + 1)
         else:
-            raise ValueError(f"a page's header has a field of the unknown kind {kind}")
+            raise ValueError(f"a page header has a field of the unknown kind {kind}")
         return None
 
     def _skip(self, count: int) -> None:
         self.at += count
         if self.at > len(self._data):
-            raise ValueError("a page's header is cut short, or too long")
+            raise ValueError("a page header is truncated or too long")
 
     def _byte(self) -> int:
         self._skip(1)
@@ -179,7 +179,7 @@ class _Compact:
                 return value
             shift += 7
             if shift > 63:
-                raise ValueError("a page's header has a number of more than 64 bits")
+                raise ValueError("a page header has a number of more than 64 bits")
 
     def _zigzag(self) -> int:
         value = self._varint()

@@ -1,8 +1,8 @@
-"""Where text comes from: what every text data set has, down to its token caches.
+"""The code that all text data sets share: from files to token caches.
 
-Files of documents become a token cache once (:mod:`jaxtrain.data.text.tokens`). What a file may be
-is told in :mod:`jaxtrain.data.text.documents`; what examples are made of the tokens, in
-:mod:`jaxtrain.data.text`.
+Files are tokenized once (:mod:`jaxtrain.data.text.tokens`). The supported files are described in
+:mod:`jaxtrain.data.text.documents`, the examples made of the tokens in
+:mod:`jaxtrain.data.text.config`.
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ from jaxtrain.data.text.tokenizer import Kind as TokenizerKind
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.storage.atomic import expanded
 
-_NO_DATA = "no data given: name a text file, a folder or a glob with --data.path"
+_NO_DATA = "no data given: pass a text file, a folder or a glob with --data.path"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Token caches and what was found on the way to them.
+    """Token caches, and the files they were made from.
 
     Attributes:
         caches: folder and manifest for each source of text.
-        tokenizer: the ``tokenizer.json`` of all of them.
-        vocabulary: ids that it has.
-        files: input files found, good and bad.
-        bad: the bad ones.
+        tokenizer: path of their common ``tokenizer.json``.
+        vocabulary: number of ids in the tokenizer.
+        files: number of input files, good and bad.
+        bad: the bad files.
     """
 
     caches: tuple[tuple[Path, dict[str, Any]], ...]
@@ -52,54 +52,56 @@ class Prepared:
     bad: tuple[BadExample, ...]
 
     def total(self, split: str, fact: str) -> int:
-        """Of a split, over all caches: ``documents``, ``tokens`` or ``bytes``."""
+        """Sums ``documents``, ``tokens`` or ``bytes`` of a split over all caches."""
         return sum(manifest["splits"][split][fact] for _, manifest in self.caches)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Text:
-    """Where text comes from and how it is fed."""
+    """Where text comes from and how it is loaded."""
 
     path: str | None = None
     """A text file, a folder (read recursively) or a glob: .txt, .md, .jsonl, .parquet. Or
-    hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (takes the extra
-    hf)."""
+    hf:NAME[@REVISION][:CONFIG[:SPLIT]], a Hugging Face dataset by name or folder (requires the
+    extra hf)."""
     more_paths: tuple[str, ...] = ()
-    """Further sources beside path, of the same kinds."""
+    """Further sources in addition to path, of the same kinds."""
     weights: tuple[float, ...] = ()
-    """Shares of the training sequences that path and each of more_paths get, any positive numbers;
-    none: each as many as it has. An epoch is as long as all sources together."""
+    """Relative weights of path and each of more_paths in training, any positive numbers. If empty,
+    each source is weighted by its number of sequences. An epoch is as long as all sources
+    together."""
     val_path: str | None = None
-    """The same for validation; None splits path."""
+    """The same as path, for validation; None splits path."""
     batch_size: int
-    """Sequences in a batch, over all devices and accumulation."""
+    """Global batch size: sequences per step, over all devices and microbatches."""
     workers: int = 2
-    """Processes that make examples; 0 makes them in the main process."""
+    """Worker processes that load examples; 0 loads them in the main process."""
     prefetch: int = 2
-    """Parts of batches that each worker makes in advance. A process's rows of a batch have as many
-    parts as divide the workers and its devices evenly (of one device: the workers and the rows)."""
+    """Batch parts that each worker loads in advance. A process divides its sequences of a batch
+    into gcd(workers, devices) parts; with one device, into gcd(workers, sequences)."""
     cache_dir: str | None = None
-    """Folder for token caches; None is $JAXTRAIN_CACHE, else ~/.cache/jaxtrain."""
+    """Folder for token caches and fetched data; None is $JAXTRAIN_CACHE, or else
+    ~/.cache/jaxtrain."""
     demo: bool = False
-    """With path None: train on the documentation of Python's standard library."""
+    """If path is None, train on the documentation of Python's standard library."""
     max_bad_share: float = 0.1
-    """Stop if more than this share of the files cannot be read, 0 to 1."""
+    """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
     max_examples: int | None = None
-    """Documents to use, spread evenly over the corpus; None is all. Several sources share them in
-    proportion to what they have, two each at least. Of a Hugging Face dataset so many are fetched,
-    the first ones, rounded up to 10,000, and these are what it has. With val_path: documents to
-    train on. Takes 500k, 2.5M, 1B."""
+    """Documents to use, spread evenly over the corpus; None uses all. Several sources share them in
+    proportion to their size, with at least two each. From a Hugging Face dataset only the first
+    documents are fetched, this number rounded up to a multiple of 10,000. If val_path is set, this
+    limits the training documents only. Accepts 500k, 2.5M, 1B."""
     train_split: float = 0.9
-    """Share of the files (of the documents, where there is one file) that trains; the rest
-    validates, at least one each. Without meaning where val_path is given."""
+    """Fraction of the files (or of the documents, if there is only one file) used for training; the
+    rest is for validation, with at least one in each. Ignored if val_path is set."""
     tokenizer: str | None = None
-    """A tokenizer.json to use; None takes that of model.init_from, and without one learns one from
-    the training split."""
+    """Path of a tokenizer.json; None uses that of model.init_from if set, or else trains one on the
+    training split."""
     tokenizer_kind: TokenizerKind = "wordpiece"
-    """What is learned: wordpiece (lower-cased), bpe (byte-level, with case), word (whole words,
-    lower-cased) or byte_bpe (byte-level, loses nothing; for causal models)."""
+    """Kind of tokenizer to train: wordpiece (lowercase), bpe (byte-level, keeps case), word (entire
+    words, lowercase) or byte_bpe (byte-level, lossless; for causal models)."""
     text_field: str | None = None
-    """The field of .jsonl objects or the column of .parquet files that holds the text; None takes
+    """The field of .jsonl objects or the column of .parquet files that holds the text; None uses
     the first of the usual names (text, content, body, ...)."""
 
     def __post_init__(self) -> None:
@@ -107,17 +109,17 @@ class Text:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise InputError(
-                    f"data.{name} is a share from 0 to 1, not {value}", about=f"data.{name}"
+                    f"data.{name} is {value}: use a fraction from 0 to 1", about=f"data.{name}"
                 )
         least = 1 if self.val_path else 2
         if self.max_examples is not None and self.max_examples < least:
             raise InputError(
-                f"data.max_examples is {self.max_examples}, it must be >= {least}",
+                f"data.max_examples is {self.max_examples}: use at least {least}",
                 about="data.max_examples",
             )
         if self.more_paths and self.path is None:
             raise InputError(
-                "data.more_paths are beside data.path: name the first one there",
+                "data.more_paths requires data.path: pass the first source with --data.path",
                 about=("data.more_paths", "data.path"),
             )
         if self.weights and len(self.weights) != 1 + len(self.more_paths):
@@ -128,12 +130,12 @@ class Text:
             )
         if any(weight <= 0 for weight in self.weights):
             raise InputError(
-                f"data.weights {self.weights}: use numbers above 0, or drop the source",
+                f"data.weights is {self.weights}: use numbers above 0, or remove the source",
                 about="data.weights",
             )
 
     def problems(self, model: Any) -> list[str]:
-        """What is wrong beside the fields' own values; no file is opened and nothing is fetched.
+        """Lists problems that depend on the file system, without opening or fetching any file.
 
         Args:
             model: as for ``open``.
@@ -149,18 +151,18 @@ class Text:
         if self.tokenizer is not None and not os.path.exists(expanded(self.tokenizer)):
             found.append(
                 Problem(
-                    f"--data.tokenizer {self.tokenizer}: no such file; name a tokenizer.json, or "
-                    "leave it None to train one",
+                    f"--data.tokenizer {self.tokenizer}: no such file; pass a tokenizer.json, or "
+                    "omit it to train one",
                     "data.tokenizer",
                 )
             )
         return found
 
     def prepare(self, vocab_size: int, form: Form, say: Callable[[str], None]) -> Prepared:
-        """Find the files, check them, and bring the token caches of a form up to date.
+        """Finds and checks the files, and builds their token caches if missing.
 
         Raises:
-            InputError: no path, no text, too many bad files, a tokenizer that does not fit.
+            InputError: no path, no text, too many bad files, or a tokenizer that does not fit.
         """
         if self.path is None and not self.demo:
             raise InputError(_NO_DATA)
@@ -185,7 +187,7 @@ class Text:
             corpora.append(
                 tokens.Corpus(files=files, split=split, text_field=self._field(self.val_path))
             )
-        words = vocabulary.prepare(
+        tokenizer_path = vocabulary.prepare(
             corpora,
             vocab_size=vocab_size,
             kind=self.tokenizer_kind,
@@ -195,14 +197,14 @@ class Text:
             say=say,
         )
         caches = tuple(
-            tokens.prepare(corpus, tokenizer_path=words, form=form, folder=folder, say=say)
+            tokens.prepare(corpus, tokenizer_path=tokenizer_path, form=form, folder=folder, say=say)
             for corpus in corpora
         )
         manifest = caches[0][1]
         if manifest["vocabulary"] < vocab_size:
             say(
-                f"the text gives a vocabulary of {manifest['vocabulary']}, the model has "
-                f"{vocab_size}: the other {vocab_size - manifest['vocabulary']} ids stay unused"
+                f"the tokenizer has {manifest['vocabulary']} ids and model.vocab_size is "
+                f"{vocab_size}: {vocab_size - manifest['vocabulary']} ids of the model stay unused"
             )
         everything = [file for files in found for file in files]
         return Prepared(
@@ -216,11 +218,11 @@ class Text:
     def sources(
         self, prepared: Prepared, parts: Mapping[str, list[Source]], summary: str
     ) -> Sources:
-        """What a data config opens.
+        """Combines the sources of examples into the result of ``open``.
 
         Args:
-            prepared: what :meth:`prepare` gave.
-            parts: for each split one source of examples for each cache that has text for it.
+            prepared: the result of :meth:`prepare`.
+            parts: for each split, one source of examples per cache with text for it.
             summary: one line for the console.
         """
         return Sources(
@@ -234,23 +236,23 @@ class Text:
         )
 
     def with_tokenizer_of(self, model: Any, say: Callable[[str], None]) -> "Text":
-        """With the tokenizer of ``model.init_from``: its word vectors mean nothing with another."""
+        """Returns the config with the tokenizer that ``model.init_from`` was trained with."""
         if self.tokenizer is not None or model.init_from is None:
             return self
         source = expanded(model.init_from)
         if not source.is_dir():
             raise InputError(
-                f"model.init_from {source} has no tokenizer beside it: name the one that its words "
-                "come from with --data.tokenizer"
+                f"model.init_from {source} is not a folder with a {tokenizer.NAME}: pass the "
+                "model's tokenizer with --data.tokenizer"
             )
         path = tokenizer.beside(source)
         say(f"tokenizer of model.init_from: {path}")
         return dataclasses.replace(self, tokenizer=str(path))
 
-    def going_on(self, checkpoint: Path) -> "Text":
-        """As a resume opens it: with the checkpoint's tokenizer, unless another one is named.
+    def for_resume(self, checkpoint: Path) -> "Text":
+        """Returns the config for a resume: with the checkpoint's tokenizer unless another is set.
 
-        So where the tokenizer came from, as ``model.init_from``, need not be there any more.
+        So the tokenizer's origin, such as ``model.init_from``, need not exist any more.
         """
         path = checkpoint / tokenizer.NAME
         if self.tokenizer is not None or not path.is_file():
@@ -271,14 +273,14 @@ class Text:
         return hub.FIELD if hub.is_named(path) else self.text_field
 
     def _quotas(self, counts: list[int], say: Callable[[str], None]) -> Sequence[int | None]:
-        """Documents to use of each source, in proportion to what they have."""
+        """Returns how many documents to use of each source, in proportion to their size."""
         if self.max_examples is None:
             return [None] * len(counts)
         most = min(self.max_examples, sum(counts))
         least = 1 if self.val_path else 2
         quotas = [max(least, share) for share in mixture.shared_out(most, counts)]
         say(
-            f"data.max_examples {overrides.readable(self.max_examples)}: uses "
+            f"data.max_examples is {overrides.readable(self.max_examples)}: using "
             f"{sum(map(min, quotas, counts)):,} of {sum(counts):,} documents"
         )
         return list(quotas)
@@ -287,7 +289,7 @@ class Text:
         self, files: list[documents.Scanned], path: str, quota: int | None
     ) -> tokens.Corpus:
         counts = [file.documents for file in files]
-        # The parts of a fetched dataset are one file: each of its documents has a side of its own.
+        # The parts of a fetched dataset count as one file: it is split by document.
         names = [path] if hub.is_named(path) else [file.name for file in files]
         if self.val_path is None:
             split = splitting.assign(
@@ -307,10 +309,10 @@ class Text:
         good = [file for file in found if file.reason is None]
         bad = [file for file in found if file.reason is not None]
         for file in bad[:5]:
-            say(f"left out {file.path}: {file.reason}")
+            say(f"skipped {file.path}: {file.reason}")
         if not good:
             raise InputError(
-                f"{flag} {path}: none of {len(found)} files can be read; the first is "
+                f"{flag} {path}: none of the {len(found)} files can be read; the first is "
                 f"{bad[0].path}: {bad[0].reason}"
             )
         return good

@@ -1,7 +1,7 @@
-"""Special tokens: what they are called, and which ids they have in a tokenizer.
+"""Special tokens: their names, and their ids in a tokenizer.
 
-A tokenizer that is trained here has BERT's names at the ids 0 to 4, or nanochat's at 0 to 8. One
-that is given may have them anywhere, or RoBERTa's or GPT-2's names; they are found by name.
+A tokenizer trained here has BERT's names at ids 0 to 4, or nanochat's at 0 to 8. One given by the
+user may use RoBERTa's or GPT-2's names, at any id; special tokens are found by name.
 """
 
 import dataclasses
@@ -10,11 +10,11 @@ from typing import Any, Literal
 from jaxtrain.errors import InputError
 
 NAMES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-PAD, UNK, CLS, SEP, MASK = range(5)  # where a tokenizer that is trained here has them
+PAD, UNK, CLS, SEP, MASK = range(5)  # their ids in a tokenizer trained here
 _ALSO = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
-# Of a causal language model. The first begins each document, and so ends the one before; the others
-# never occur in text: they keep their places for conversations that a model is fine-tuned on.
+# For causal language models. The first begins each document, and so ends the previous one; the
+# others never occur in text: they are reserved for fine-tuning on conversations.
 CAUSAL = (
     "<|bos|>",
     "<|user_start|>",
@@ -28,7 +28,7 @@ CAUSAL = (
 )
 _BEGINS = (CAUSAL[0], "<|begin_of_text|>", "<|endoftext|>", "<s>")
 
-# What a stream of tokens keeps of documents. "sentences": sentences without the white space between
+# How a token stream represents documents. "sentences": sentences without the white space between
 # them, [SEP] after each document, for masked language models. "exact": every byte, <|bos|> before
 # each document, for causal ones.
 Form = Literal["sentences", "exact"]
@@ -36,14 +36,14 @@ Form = Literal["sentences", "exact"]
 
 @dataclasses.dataclass(frozen=True)
 class Specials:
-    """Ids of the special tokens; the defaults are those of tokenizers that are trained here.
+    """Ids of the special tokens; the defaults are those of tokenizers trained here.
 
     Attributes:
-        pad: fills a sequence up.
-        unk: stands for what the vocabulary cannot write.
-        cls: begins a sequence.
-        sep: ends a document, and a sequence.
-        mask: hides a token.
+        pad: padding.
+        unk: text that the vocabulary cannot represent.
+        cls: start of a sequence.
+        sep: end of a document, and of a sequence.
+        mask: a masked token.
         others: further special ids of the tokenizer.
     """
 
@@ -55,28 +55,28 @@ class Specials:
     others: tuple[int, ...] = ()
 
     def ids(self) -> tuple[int, ...]:
-        """All of them, ascending: never chosen for prediction, never drawn in place of a word."""
+        """Returns all special ids, ascending; masking neither chooses nor draws them."""
         return tuple(sorted({self.pad, self.unk, self.cls, self.sep, self.mask, *self.others}))
 
     def to_json(self) -> dict[str, Any]:
-        """For a manifest."""
+        """Returns the fields as JSON values, for a manifest."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Specials":
-        """What :meth:`to_json` gave, after a manifest."""
+        """Restores the result of :meth:`to_json` from a manifest."""
         return cls(**{**content, "others": tuple(content["others"])})
 
 
 def find(tokenizer: Any, name: str) -> Specials:
-    """The special tokens of a tokenizer, by name.
+    """Finds the special tokens of a tokenizer by name.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
-        name: what it is called in messages.
+        name: its name in messages.
 
     Raises:
-        InputError: it lacks one; says which, and the cure.
+        InputError: special tokens are missing; the message lists them and the fix.
     """
     found = []
     for one, also in zip(NAMES, _ALSO, strict=True):
@@ -89,8 +89,8 @@ def find(tokenizer: Any, name: str) -> Specials:
     ]
     if lacking:
         raise InputError(
-            f"{name}: it has no {', '.join(lacking)}: add them as special tokens "
-            "(tokenizers: Tokenizer.add_special_tokens), or leave --data.tokenizer out to train one"
+            f"{name} has no {', '.join(lacking)}: add them as special tokens "
+            "(tokenizers: Tokenizer.add_special_tokens), or omit --data.tokenizer to train one"
         )
     special = marked(tokenizer)
     pad, unk, cls, sep, mask = found
@@ -99,32 +99,32 @@ def find(tokenizer: Any, name: str) -> Specials:
 
 
 def check_padding(special: Specials, pad_id: int, name: str) -> None:
-    """Holds that a model leaves out what a tokenizer fills up with.
+    """Raises unless model and tokenizer have the same padding id.
 
     Args:
-        special: of the tokenizer.
-        pad_id: of the model.
-        name: what the tokenizer is called in messages.
+        special: the tokenizer's special tokens.
+        pad_id: the model's padding id.
+        name: the tokenizer's name in messages.
 
     Raises:
-        InputError: with both numbers.
+        InputError: the ids differ; the message gives both.
     """
     if special.pad != pad_id:
         raise InputError(
-            f"{name}: its padding has id {special.pad}, and model.pad_id is {pad_id}: set "
-            f"--model.pad_id {special.pad}, or take the tokenizer that the model was trained with"
+            f"{name} has padding id {special.pad}, but model.pad_id is {pad_id}: set "
+            f"--model.pad_id {special.pad}, or use the tokenizer that the model was trained with"
         )
 
 
 def begin(tokenizer: Any, name: str) -> int:
-    """The id of the special token that begins a document: <|bos|>, or what stands for it.
+    """Returns the id of the special token that begins a document: <|bos|> or its equivalent.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
-        name: what it is called in messages.
+        name: its name in messages.
 
     Raises:
-        InputError: it has none; says the cure.
+        InputError: there is none; the message gives the fix.
     """
     special = marked(tokenizer)
     for one in _BEGINS:
@@ -132,18 +132,18 @@ def begin(tokenizer: Any, name: str) -> int:
         if token_id in special:
             return int(token_id)
     raise InputError(
-        f"{name}: it has no special token that begins a document, {' or '.join(_BEGINS)}: add one "
-        "(tokenizers: Tokenizer.add_special_tokens), or leave --data.tokenizer out to learn one"
+        f"{name} has no special token that begins a document, {' or '.join(_BEGINS)}: add one "
+        "(tokenizers: Tokenizer.add_special_tokens), or omit --data.tokenizer to train one"
     )
 
 
 def marked(tokenizer: Any) -> set[int]:
-    """Ids that a tokenizer marks as special."""
+    """Returns the ids that a tokenizer marks as special."""
     return {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 def plain(tokenizer: Any) -> Any:
-    """The same one, set so that text stays text: a literal "<|bos|>" in it is ordinary pieces."""
+    """Configures a tokenizer to read a literal "<|bos|>" in text as ordinary tokens; returns it."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True

@@ -1,7 +1,7 @@
-"""Which documents train, which validate, and which are left out.
+"""Splits documents into training, validation and skipped ones.
 
-The side of a document is a function of its number, worked out when it is asked for: a corpus of a
-billion documents needs no table of them.
+A document's side is computed from its number when needed, so a corpus of a billion documents needs
+no table.
 """
 
 import dataclasses
@@ -14,22 +14,22 @@ import numpy as np
 
 from jaxtrain.errors import InputError
 
-TRAIN, VAL, LEFT_OUT = 0, 1, 2
+TRAIN, VAL, SKIPPED = 0, 1, 2
 SPLITS = ("train", "val")
 _BLOCK = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """The side of each document of a list of files.
+    """The side of each document in a list of files.
 
     Attributes:
-        counts: documents of each file.
-        sides: TRAIN or VAL for each file; None gives each document its own, by its number over all
+        counts: number of documents in each file.
+        sides: TRAIN or VAL for each file; None splits by document, by a hash of its number over all
             files.
-        train_split: where ``sides`` is None: a document whose hash is below trains.
-        exception: where that would leave a side empty: (document, its side).
-        totals: documents of (TRAIN, VAL).
+        train_split: if ``sides`` is None, documents with a hash below this are for training.
+        exception: (document, its side), if a side would be empty otherwise.
+        totals: number of documents in (TRAIN, VAL).
         kept: how many of them are used, spread evenly over the corpus.
     """
 
@@ -41,11 +41,11 @@ class Split:
     kept: tuple[int, int]
 
     def key(self) -> list[Any]:
-        """JSON-able; the same for the same sides."""
+        """Returns JSON values that are equal for equal splits."""
         return list(dataclasses.astuple(self))
 
     def thinned(self, most: int) -> "Split":
-        """At most so many documents, of both sides in proportion, at least one each."""
+        """Limits the split to ``most`` documents, in proportion, with at least one on each side."""
         if most >= sum(self.totals):
             return self
         train, val = self.totals
@@ -57,20 +57,20 @@ class Split:
         return dataclasses.replace(self, kept=(keep_train, most - keep_train))
 
     def of_file(self, file: int) -> Iterator[np.ndarray]:
-        """uint8 blocks of TRAIN, VAL or LEFT_OUT for the documents of one file, in order."""
+        """Yields uint8 blocks of TRAIN, VAL or SKIPPED for a file's documents, in order."""
         ranks = [0, 0] if self.kept == self.totals else self._before[file].tolist()
-        for block in self._whole(file):
+        for block in self._unthinned(file):
             for side in (TRAIN, VAL):
                 at = np.flatnonzero(block == side)
                 rank = ranks[side] + np.arange(len(at))
                 ranks[side] += len(at)
                 total, keep = self.totals[side], self.kept[side]
                 if keep < total:
-                    block[at[(rank + 1) * keep // total == rank * keep // total]] = LEFT_OUT
+                    block[at[(rank + 1) * keep // total == rank * keep // total]] = SKIPPED
             yield block
 
-    def _whole(self, file: int) -> Iterator[np.ndarray]:
-        """The same blocks with nothing left out."""
+    def _unthinned(self, file: int) -> Iterator[np.ndarray]:
+        """Yields the same blocks without skipping any document."""
         first = int(self._first[file])
         for start in range(first, first + self.counts[file], _BLOCK):
             stop = min(start + _BLOCK, first + self.counts[file])
@@ -96,7 +96,7 @@ class Split:
             own[np.arange(len(own)), self.sides] = self.counts
         else:
             for file in range(len(own) - 1):
-                for block in self._whole(file):
+                for block in self._unthinned(file):
                     own[file] += np.bincount(block, minlength=2)
         return np.cumsum(own, axis=0) - own
 
@@ -104,15 +104,15 @@ class Split:
 def assign(
     counts: list[int], names: list[str], *, train_split: float, max_examples: int | None
 ) -> Split:
-    """Share documents out to training and validation.
+    """Splits documents into training and validation.
 
-    Several files are split by a hash of their names, one file by a hash of the document's number;
-    each split gets at least one file or document. So a file that is added moves no other one.
+    Several files are split by a hash of their names, one file by a hash of each document's number,
+    so adding a file does not move any other. Each split gets at least one file or document.
 
     Args:
-        counts: documents of each file.
-        names: relative names of the files; a single one where all files are parts of one.
-        train_split: share that trains, in expectation.
+        counts: number of documents in each file.
+        names: relative names of the files; a single name if all files are parts of one.
+        train_split: expected fraction for training.
         max_examples: documents to keep over both splits, spread evenly over the corpus.
 
     Raises:
@@ -120,8 +120,8 @@ def assign(
     """
     if sum(counts) < 2:
         raise InputError(
-            f"{', '.join(names[:3])} has {sum(counts)} document, training and validation need one "
-            "each: give more text, or --data.val_path"
+            f"{', '.join(names[:3])} has {sum(counts)} document, but training and validation need "
+            "one each: give more text, or set --data.val_path"
         )
     if len(names) > 1:
         to_val = _choose_val(np.array([_name_hash(name) for name in names]), train_split)
@@ -138,14 +138,14 @@ def assign(
 
 
 def assign_all(counts: list[int], side: int, max_examples: int | None) -> Split:
-    """Give every document to one split, or ``max_examples`` of them spread evenly."""
+    """Assigns all documents to one split, or ``max_examples`` of them, spread evenly."""
     totals = (sum(counts), 0) if side == TRAIN else (0, sum(counts))
     split = Split(counts=tuple(counts), sides=(side,) * len(counts), totals=totals, kept=totals)
     return split if max_examples is None else split.thinned(max_examples)
 
 
 def _by_number(counts: list[int], train_split: float) -> Split:
-    """Documents of one file, each by the hash of its number."""
+    """Splits the documents of one file, each by the hash of its number."""
     count = sum(counts)
     in_val, most, least = 0, (-1.0, 0), (2.0, 0)
     for start in range(0, count, _BLOCK):
@@ -184,7 +184,7 @@ def _name_hash(name: str) -> float:
 
 
 def number_hash(start: int, stop: int) -> np.ndarray:
-    """A number in [0, 1) for each of start..stop-1: SplitMix64's output (Steele et al. 2014)."""
+    """Hashes start..stop-1 to numbers in [0, 1): SplitMix64's output (Steele et al. 2014)."""
     x = (np.arange(start, stop, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""The demonstration corpus: the documentation that every Python carries.
+"""The demonstration corpus: the documentation that comes with Python.
 
-The language reference's topics (what ``help("if")`` shows) and the docstrings of the standard
-library's modules, classes and functions, taken from the syntax trees of the sources: no module is
-imported or run. One .txt file a module or topic.
+It consists of the language reference's topics (what ``help("if")`` shows) and the docstrings of the
+standard library's modules, classes and functions. These are read from syntax trees: no module is
+imported or run. There is one .txt file per module or topic.
 """
 
 import ast
@@ -18,9 +18,9 @@ from typing import Any
 from jaxtrain.data import cache
 from jaxtrain.errors import InputError
 
-_VERSION = 1  # of what is taken and how it is written
-# Tests, generated tables, installed packages and whole programs: little documentation for its size.
-_LEFT_OUT = {
+_VERSION = 1  # of the selection and of the files
+# Tests, generated tables, installed packages and applications: little documentation for their size.
+_EXCLUDED = {
     "__phello__",
     "__pycache__",
     "_pyrepl",
@@ -40,10 +40,10 @@ _LEAST_CHARACTERS = 200
 
 
 def prepare(root: Path, say: Callable[[str], None]) -> Path:
-    """Write the corpus once under ``root``; returns its folder.
+    """Writes the corpus under ``root`` if it is missing; returns its folder.
 
     Raises:
-        InputError: this Python came without the sources of its standard library.
+        InputError: this Python has no sources of its standard library.
     """
     folder = root / f"stdlib_docs-{platform.python_version()}-{_VERSION}"
 
@@ -58,7 +58,7 @@ def prepare(root: Path, say: Callable[[str], None]) -> Path:
         if count == 0:
             raise InputError(
                 f"this Python has no sources of its standard library in {sources}: "
-                "name your own text with --data.path"
+                "pass your own text with --data.path"
             )
         return {"version": _VERSION, "python": platform.python_version(), "documents": count}
 
@@ -67,27 +67,27 @@ def prepare(root: Path, say: Callable[[str], None]) -> Path:
 
 
 def _texts(sources: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of every topic of the language reference and every module."""
+    """Yields (name, text) of each topic of the language reference and each module."""
     try:
         reference = importlib.import_module("pydoc_data.topics").topics
     except ImportError:
-        reference = {}  # some systems pack it apart; the docstrings are the larger part
+        reference = {}  # a separate package on some systems; docstrings are the larger part
     for name, text in sorted(reference.items()):
         yield f"topics.{name}", text
     for folder, inner, names in os.walk(sources):
-        inner[:] = sorted(set(inner) - _LEFT_OUT)
+        inner[:] = sorted(set(inner) - _EXCLUDED)
         for path in sorted(Path(folder, name) for name in names if name.endswith(".py")):
             module = ".".join(path.relative_to(sources).with_suffix("").parts)
             yield module, "\n\n".join(docstrings(path)) + "\n"
 
 
 def docstrings(path: Path) -> list[str]:
-    """Docstrings of a source file's module, classes and functions, in the order of the file.
+    """Returns the docstrings of a file's module, classes and functions, in the order of the file.
 
     A file that this Python cannot parse (a template, an old syntax) has none.
     """
     try:
-        with tokenize.open(path) as file:  # minds the coding line
+        with tokenize.open(path) as file:  # respects the encoding declaration
             tree = ast.parse(file.read())
     except (SyntaxError, ValueError):
         return []
@@ -95,7 +95,7 @@ def docstrings(path: Path) -> list[str]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
-    """Docstrings of a node and of the statements in it; expressions hold none, and are the bulk."""
+    """Yields the docstrings of a node and its statements; skips expressions, which have none."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node)
         if text:

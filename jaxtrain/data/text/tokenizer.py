@@ -1,21 +1,20 @@
 """Tokenizers: trained on a corpus, or read from a ``tokenizer.json``.
 
-Four kinds are trained here; their ids have no gaps. Three are for masked language models and begin
+Four kinds can be trained; their ids have no gaps. Three are for masked language models and begin
 with [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4:
 
 * ``wordpiece``: text is lower-cased and stripped of accents, split at white space and punctuation,
-  and each word is cut into the longest pieces of the vocabulary (BERT's uncased tokenizer). The
-  saved file loads in transformers as ``BertTokenizerFast(tokenizer_file=...)``.
-* ``bpe``: byte-level byte-pair encoding (GPT-2's, RoBERTa's). Case stays, every text can be
-  written, and a run of white space counts as one space: a line end inside a paragraph is one.
-* ``word``: whole words, normalised and split as for ``wordpiece``; all but the most frequent ones
-  are [UNK].
+  and each word is split into the longest matching pieces of the vocabulary (BERT's uncased
+  tokenizer). The saved file loads in transformers as ``BertTokenizerFast(tokenizer_file=...)``.
+* ``bpe``: byte-level byte-pair encoding (GPT-2's, RoBERTa's). It keeps case and can encode any
+  text, but reduces each run of white space, including line ends, to one space.
+* ``word``: entire words, normalized and split as for ``wordpiece``; all but the most frequent
+  words become [UNK].
 
-One is for causal language models and begins with <|bos|> 0 and the others of
-:data:`jaxtrain.data.text.specials.CAUSAL`:
+One is for causal language models and begins with the special tokens of
+:data:`jaxtrain.data.text.specials.CAUSAL`, from <|bos|> 0:
 
-* ``byte_bpe``: byte-level byte-pair encoding that gives every text back as it was
-  (:mod:`jaxtrain.data.text.byte_level`).
+* ``byte_bpe``: lossless byte-level byte-pair encoding (:mod:`jaxtrain.data.text.byte_level`).
 """
 
 import functools
@@ -32,16 +31,16 @@ from jaxtrain.data.text.specials import CLS, SEP, Form
 from jaxtrain.data.text.specials import NAMES as SPECIALS
 from jaxtrain.errors import InputError
 
-NAME = "tokenizer.json"  # of the file, in a token cache, a checkpoint and an export
+NAME = "tokenizer.json"  # the file's name in a token cache, a checkpoint and an export
 Kind = Literal["wordpiece", "bpe", "word", "byte_bpe"]
 _CONTINUES = "##"
-_LONGEST_WORD = 100  # characters; WordPiece makes [UNK] of a longer one
+_LONGEST_WORD = 100  # characters; WordPiece encodes a longer one as [UNK]
 _BYTES = 256
-_RARE_CHARACTER = 1e-6  # a character with a smaller share of the text is cut and becomes [UNK]
+_RARE_CHARACTER = 1e-6  # characters with a smaller fraction of the text become [UNK]
 
 
 def wordpiece(vocab: dict[str, int]) -> tokenizers.Tokenizer:
-    """The tokenizer of a vocabulary that holds the special tokens at their ids."""
+    """Builds the tokenizer of a vocabulary that has the special tokens at their ids."""
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece(
             vocab,
@@ -59,7 +58,7 @@ def wordpiece(vocab: dict[str, int]) -> tokenizers.Tokenizer:
 def _with_specials(
     tokenizer: tokenizers.Tokenizer, mask: str | tokenizers.AddedToken = "[MASK]"
 ) -> tokenizers.Tokenizer:
-    """Marks the special tokens as such, and puts [CLS] and [SEP] around a text."""
+    """Registers the special tokens, and adds [CLS] and [SEP] around each text."""
     tokenizer.add_special_tokens([*SPECIALS[:-1], mask])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -72,16 +71,16 @@ def _with_specials(
 def train(
     documents: Iterable[str], vocab_size: int, kind: Kind = "wordpiece"
 ) -> tokenizers.Tokenizer:
-    """Learn a vocabulary of ``vocab_size`` entries, or of fewer where the text gives no more.
+    """Trains a tokenizer with ``vocab_size`` entries, or fewer if the text has no more.
 
-    The result depends on the text alone, not on the process or its threads. Memory is bounded:
-    of more than a million distinct words those seen once so far are forgotten, and the half a
-    million most frequent ones are learned from.
+    The result depends only on the text, not on the process or its threads. Memory is bounded: above
+    a million distinct words, the rarest so far are dropped, and training uses the half a million
+    most frequent ones.
 
     Args:
         documents: texts, in order.
-        vocab_size: entries, with the special ones.
-        kind: see the top of this file.
+        vocab_size: entries, including special tokens.
+        kind: see the module's docstring.
 
     Raises:
         InputError: the vocabulary is too small for this kind.
@@ -96,7 +95,7 @@ def train(
 
 
 def _train_words(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """The most frequent words that were seen twice or more; of equals the alphabet's first."""
+    """Keeps the most frequent words that occur at least twice; ties are sorted alphabetically."""
     ranked = [
         word for word, count in word_counts.most_frequent(_count_words(documents)) if count > 1
     ]
@@ -110,12 +109,13 @@ def _train_words(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
 
 
 def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """All 256 bytes, and the most frequent neighbours merged until the vocabulary is full."""
+    """Starts from all 256 bytes and merges the most frequent pair until the vocabulary is full."""
     least = len(SPECIALS) + _BYTES
     if vocab_size < least:
         raise InputError(
             f"model.vocab_size is {vocab_size}: data.tokenizer_kind=bpe needs {least} for the "
-            "bytes and the special tokens alone; enlarge it, or take wordpiece"
+            f"bytes and the special tokens alone; set --model.vocab_size to {least} or more, or "
+            "use --data.tokenizer_kind wordpiece"
         )
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
@@ -135,21 +135,21 @@ def _train_bytes(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
     tokenizer.train_from_iterator(
         word_counts.repeat(dict(word_counts.most_frequent(words))), trainer=trainer
     )
-    # As RoBERTa's: the space before [MASK] belongs to the word that it stands for.
+    # As in RoBERTa: the space before [MASK] belongs to the masked word.
     return _with_specials(tokenizer, tokenizers.AddedToken("[MASK]", lstrip=True, special=True))
 
 
 def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """WordPiece by merging.
+    """Trains WordPiece by merging.
 
-    The most frequent characters come first, at most two thirds of the vocabulary; those with less
-    than a millionth of the text, or seen once, are left out, so that [UNK] occurs in training. Then
-    the most frequent neighbours are merged until the vocabulary is full.
+    The vocabulary begins with the most frequent characters, at most two thirds of it. Characters
+    that occur once, or make up less than a millionth of the text, are excluded, so that [UNK]
+    occurs in training. Then the most frequent pair is merged until the vocabulary is full.
 
-    The library's trainer by itself breaks ties by the order of a hash map, so two runs differ;
-    giving it the alphabet as ready-made entries in sorted order leaves nothing to that order.
+    The library's trainer breaks ties by the order of a hash map, so two runs would differ; passing
+    it the alphabet as sorted, ready-made entries avoids that.
 
-    One core for counting, all cores for merging.
+    Counting uses one core, merging all cores.
     """
     words = _count_words(documents)
     alphabet = _alphabet(words, vocab_size)
@@ -157,7 +157,7 @@ def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Token
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        # The library ranks the initial alphabet above every count, so the limit cuts all the rest.
+        # The library ranks the initial alphabet above all counts, so this limit excludes the rest.
         limit_alphabet=len(characters),
         initial_alphabet=characters,
         special_tokens=[*SPECIALS, *alphabet],
@@ -174,7 +174,7 @@ def _train_pieces(documents: Iterable[str], vocab_size: int) -> tokenizers.Token
 
 
 def _count_words(documents: Iterable[str]) -> Counter[str]:
-    """How often each word occurs, after normalizing and cutting at punctuation."""
+    """Counts words after normalizing and splitting at punctuation."""
     normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     chunks: Counter[str] = Counter()
     for document in documents:
@@ -182,7 +182,7 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
         word_counts.forget_rare(chunks)
     words: Counter[str] = Counter()
     for chunk, count in chunks.items():
-        if chunk.isalpha():  # nothing to cut, and far quicker
+        if chunk.isalpha():  # nothing to split: a much faster path
             words[chunk] += count
         else:
             for word, _ in splitter.pre_tokenize_str(chunk):
@@ -191,7 +191,7 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
 
 
 def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:
-    """Characters as they begin a word and, with ``##``, as they continue one; sorted."""
+    """Returns characters that begin a word and, with ``##``, those that continue one; sorted."""
     counts: Counter[str] = Counter()
     continuing: set[str] = set()
     for word, count in words.items():
@@ -211,16 +211,16 @@ def _alphabet(words: Counter[str], vocab_size: int) -> list[str]:
 
 
 def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.Tokenizer:
-    """Read a ``tokenizer.json`` and check that it fits the model and what it is to write.
+    """Reads a ``tokenizer.json`` and checks that it fits the model and the form.
 
     Raises:
-        InputError: no such file, no tokenizer, too many entries, no special tokens, or one that
-            loses text where ``form`` is ``exact``.
+        InputError: no such file, not a tokenizer, too many entries, missing special tokens, or a
+            lossy tokenizer if ``form`` is ``exact``.
     """
     if not path.is_file():
-        raise InputError(f"--data.tokenizer {path}: no such file")
+        raise InputError(f"--data.tokenizer {path}: no such file; pass a tokenizer.json")
     tokenizer = tokenizer_file.read(path)
-    # Only the path is named: the file may be that of model.init_from or of a checkpoint.
+    # Messages have only the path: the file may be from model.init_from or a checkpoint.
     if form == "exact":
         byte_level.check(tokenizer, str(path))
         specials.begin(tokenizer, str(path))
@@ -231,36 +231,36 @@ def load(path: Path, vocab_size: int, form: Form = "sentences") -> tokenizers.To
 
 
 def check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int, name: str) -> None:
-    """Raise unless every id lies below ``vocab_size`` and an ordinary token exists.
+    """Raises unless every id is below ``vocab_size`` and there is an ordinary token.
 
     Raises:
-        InputError: with both numbers.
+        InputError: the vocabulary does not fit; the message gives both sizes.
     """
     size = 1 + max(tokenizer.get_vocab().values())
     if size > vocab_size:
         raise InputError(
-            f"{name}: its vocabulary has {size} ids, the model {vocab_size}: "
+            f"{name}: its vocabulary has {size} ids, but model.vocab_size is {vocab_size}: "
             f"set --model.vocab_size {size}"
         )
     if size <= len(specials.marked(tokenizer)):
-        raise InputError(f"{name}: its vocabulary has special tokens only")
+        raise InputError(f"{name}: its vocabulary has only special tokens")
 
 
 def check_travels(source: Path) -> None:
-    """Refuses a weights file, before anything is read.
+    """Rejects a weights file, before anything is read.
 
     Raises:
-        InputError: no tokenizer travels with one.
+        InputError: the source is a file, which comes without a tokenizer.
     """
     if source.is_file():
         raise InputError(
-            f"{source} is a file of weights, which has no tokenizer: name the checkpoint, the run "
-            "or the folder that it comes from"
+            f"{source} is a weights file, which has no tokenizer: pass the checkpoint, the run "
+            "directory or the folder that it comes from"
         )
 
 
 def decode(path: Path, ids: Sequence[int]) -> str:
-    """The text that ids of a ``tokenizer.json`` stand for, with the special tokens written out."""
+    """Decodes ids with a ``tokenizer.json``; special tokens are written out."""
     with tokenizer_file.explained(str(path), quiet=True):
         return str(_read(path).decode(list(ids), skip_special_tokens=False))
 
@@ -271,11 +271,11 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
 
 def of_source(source: Path) -> tokenizers.Tokenizer:
-    """The tokenizer that travels with a model.
+    """Reads the tokenizer that belongs to a model.
 
     Args:
-        source: a checkpoint, a run's directory (its best checkpoint, or else its newest), an
-            exported folder, or a ``tokenizer.json``.
+        source: a checkpoint, a run directory (its best checkpoint, or else its newest), an exported
+            folder, or a ``tokenizer.json``.
 
     Raises:
         InputError: there is none, or it is damaged.
@@ -284,17 +284,17 @@ def of_source(source: Path) -> tokenizers.Tokenizer:
 
 
 def beside(source: Path) -> Path:
-    """The ``tokenizer.json`` of a folder that :func:`of_source` takes.
+    """Returns the path of the ``tokenizer.json`` in a folder that :func:`of_source` accepts.
 
     Raises:
         InputError: there is none.
     """
-    from jaxtrain.checkpoint import resume  # here: worker processes need none of it
+    from jaxtrain.checkpoint import resume  # here, so that worker processes do not load it
 
     for folder in (source, *resume.complete_of_source(source)):
         if (folder / NAME).is_file():
             return folder / NAME
     raise InputError(
-        f"{source}: no {NAME} in it: name a checkpoint or a run of a text model, a folder that "
-        f"export has written, or a {NAME}"
+        f"no {NAME} found in {source}: pass a checkpoint or run directory of a text model, a "
+        f"folder written by export, or a {NAME}"
     )

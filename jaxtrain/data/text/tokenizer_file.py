@@ -1,8 +1,8 @@
-"""Reading a ``tokenizer.json`` that a stranger may have made.
+"""Reads a ``tokenizer.json`` from an untrusted source.
 
-The library that reads it is written in Rust. What it does not expect ends in a panic, which is no
-Python ``Exception``, or in an allocation that fails, which ends the process. So the file is parsed
-and checked here first, and the library gets what was checked, not the file.
+The library that reads it is written in Rust. Unexpected content causes a panic, which is not a
+Python ``Exception``, or a failed allocation, which ends the process. So the file is parsed and
+checked here first, and the library gets the checked content, not the file.
 """
 
 import base64
@@ -22,12 +22,12 @@ from jaxtrain.errors import InputError, first_line
 from jaxtrain.storage import atomic
 
 _PANIC = "PanicException"  # of pyo3_runtime, which cannot be imported
-_MOST_IDS = 2**24  # many times the largest vocabulary; tables of so many entries are made
-_MOST_GROWTH = 64  # times; no replacement that is in use makes a text longer by more than a few
-_LONGEST_ENTRY = 1000  # characters; those of GPT-4 and Llama 3 have up to 128
-# What normalizing makes of a character at most: the ligature U+FDFA has 18 letters.
+_MOST_IDS = 2**24  # many times the largest vocabulary; bounds the tables with one entry per id
+_MOST_GROWTH = 64  # length factor; replacements in real tokenizers stay far below
+_LONGEST_ENTRY = 1000  # characters; entries of GPT-4 and Llama 3 have up to 128
+# Largest number of characters that one character is normalized to: ligature U+FDFA has 18 letters.
 _UNICODE_GROWTH = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Lowercase": 2, "BertNormalizer": 24}
-# Text of several kinds, on which what is wrong with a tokenizer shows.
+# Varied text that reveals a broken tokenizer.
 _PROBE = "The quick  brown fox,\tjumps over\n\nthe 2 lazy dogs. Ünïcode ☃ 日本語 🙂 ﷺ x́ [MASK]"
 
 
@@ -35,13 +35,13 @@ def read(path: Path) -> tokenizers.Tokenizer:
     """Reads a tokenizer, without its padding and truncation.
 
     Raises:
-        InputError: it cannot be read, is no tokenizer, or would take unbounded memory.
+        InputError: the file cannot be read, is not a tokenizer, or would take unbounded memory.
     """
     try:
         content = atomic.read_json(path)
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read: {error.strerror}; give a tokenizer.json"
+            f"{path} cannot be read: {error.strerror}; pass a tokenizer.json"
         ) from error
     except ValueError as error:
         raise InputError(f"{path}: not a tokenizer.json: {error}") from error
@@ -57,19 +57,19 @@ def read(path: Path) -> tokenizers.Tokenizer:
     longest = max(vocabulary, key=len)
     if len(longest) > _LONGEST_ENTRY:
         raise InputError(
-            f"{path}: the entry {longest[:20]!a}... of its vocabulary has {len(longest):,} "
+            f"{path}: the vocabulary entry {longest[:20]!a}... has {len(longest):,} "
             f"characters, and the limit is {_LONGEST_ENTRY:,}: remove it"
         )
     with explained(f"{path}: a damaged tokenizer.json", quiet=True):
         try:
             tokenizer.decode(tokenizer.encode(_PROBE).ids)
-        except Exception:  # it may have no way to write these characters, and never need one
+        except Exception:  # it may not support these characters, and never need to
             return tokenizer
     return tokenizer
 
 
 def ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, without special ones around it.
+    """Returns the ids of a text, without special tokens around it.
 
     Raises:
         InputError: the text is not UTF-8, or the tokenizer fails on it.
@@ -85,15 +85,15 @@ def ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 
 @contextlib.contextmanager
 def explained(name: str, *, quiet: bool = False) -> Iterator[None]:
-    """Turns what the library raises in the block into one line.
+    """Turns errors and panics of the library inside the block into one line.
 
     Args:
-        name: what it is of, for the message.
-        quiet: keeps back what Rust itself prints of a panic. Anything else that is printed on
-            standard error meanwhile comes after the block, so it must be a short one.
+        name: start of the message.
+        quiet: hide what Rust prints about a panic. Other output to standard error is held back
+            until the block ends, so the block should be short.
 
     Raises:
-        InputError: with the library's words.
+        InputError: with the library's message.
     """
     with contextlib.ExitStack() as stack:
         if quiet:
@@ -108,11 +108,11 @@ def explained(name: str, *, quiet: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_panics() -> Iterator[None]:
-    """Drops what is written to standard error where the block ends with InputError."""
+    """Drops output to standard error if the block ends with InputError."""
     sys.stderr.flush()
     try:
         own = os.dup(2)
-    except OSError:  # there is none
+    except OSError:  # there is no standard error
         yield
         return
     with tempfile.TemporaryFile() as held:
@@ -128,12 +128,12 @@ def _without_panics() -> Iterator[None]:
             os.dup2(own, 2)
             os.close(own)
             held.seek(0)
-            if not dropped and (said := held.read()):
-                os.write(2, said)
+            if not dropped and (output := held.read()):
+                os.write(2, output)
 
 
 def _check(content: dict[str, Any], path: Path) -> None:
-    """Refuses what would take memory without bound."""
+    """Rejects content that could take unbounded memory."""
     before = list(_nodes([content.get("normalizer"), content.get("pre_tokenizer")]))
     for part in (before, list(_nodes(content.get("decoder")))):
         seen: set[Any] = set()
@@ -141,18 +141,18 @@ def _check(content: dict[str, Any], path: Path) -> None:
         for node in part:
             kind = str(node.get("type"))
             growth *= _growth(node, path)
-            # Once they are bounded by Unicode; between replacements they grow without bound.
+            # One pass is bounded by Unicode; repeated between replacements it is not.
             growth *= _UNICODE_GROWTH.get(kind, 1) if kind in seen else 1
             seen.add(kind)
         if growth > _MOST_GROWTH:
             raise InputError(
-                f"{path}: its replacements may make a text {growth:,} times as long, and the limit "
+                f"{path}: its replacements can make a text {growth:,} times as long, and the limit "
                 f"is {_MOST_GROWTH}: remove them"
             )
 
 
 def _nodes(content: Any) -> Iterator[dict[str, Any]]:
-    """All objects inside, of any depth (:func:`jaxtrain.storage.atomic.parse_json` has a limit)."""
+    """Yields all objects at any depth (:func:`jaxtrain.storage.atomic.parse_json` limits it)."""
     if isinstance(content, dict):
         yield content
         content = list(content.values())
@@ -162,25 +162,26 @@ def _nodes(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(node: dict[str, Any], path: Path) -> int:
-    """How many times as long a step may make a text."""
+    """Returns the factor by which a processing step can lengthen a text."""
     kind = node.get("type")
     if kind == "Replace":
         length = len(str(node.get("content", "")))
         pattern = node.get("pattern")
         fixed = pattern.get("String") if isinstance(pattern, dict) else None
-        return max(1, length) if fixed else 1 + length  # an expression may match between characters
+        return max(1, length) if fixed else 1 + length  # a regex may match between characters
     if kind == "Prepend":
-        return 1 + len(str(node.get("prepend", "")))  # before each piece between special tokens
+        return 1 + len(str(node.get("prepend", "")))  # before each part between special tokens
     if kind == "Precompiled":
         return _longest_precompiled(node.get("precompiled_charsmap"), path)
-    return 2 if kind == "ByteLevel" else 1  # a byte becomes a character of up to two
+    return 2 if kind == "ByteLevel" else 1  # a byte becomes a character of up to two bytes
 
 
 def _longest_precompiled(charsmap: Any, path: Path) -> int:
-    """Characters of the longest text that a map of SentencePiece's puts in a character's place.
+    """Returns the length in characters of the longest replacement in a SentencePiece map.
 
-    It begins with the size of a trie in bytes, uint32, little-endian; memory for so much is
-    allocated before anything is read. The texts follow the trie, each with a NUL at its end.
+    The map begins with the size of a trie in bytes, uint32, little-endian; the library allocates
+    that much memory before it reads anything. The replacements follow the trie, each ending with
+    a NUL.
     """
     try:
         data = base64.b64decode(charsmap, validate=True)
@@ -189,8 +190,8 @@ def _longest_precompiled(charsmap: Any, path: Path) -> int:
     size = int.from_bytes(data[:4], "little")
     if len(data) < 4 or size > len(data) - 4 or size % 4 or not size:
         raise InputError(
-            f"{path}: a damaged tokenizer.json: its precompiled_charsmap has {len(data):,} bytes "
-            f"and says that {size:,} of them are a trie"
+            f"{path}: a damaged tokenizer.json: its precompiled_charsmap has {len(data):,} bytes, "
+            f"but its trie should have {size:,}"
         )
     texts = data[4 + size :].split(b"\0")
     return max(1, *(len(text.decode(errors="replace")) for text in texts))

@@ -1,18 +1,18 @@
 """The token cache: a corpus as flat files of token ids.
 
 Each split is one stream, ``<split>.tokens``: the tokens of its documents in order, as uint16 (or
-uint32 for more than 65,536 ids). What it keeps of them depends on the form that is asked for
+uint32 for more than 65,536 ids). Its contents depend on the form
 (:data:`jaxtrain.data.text.specials.Form`): sentences, with a [SEP] after each document, or every
 byte, with a <|bos|> before each document. ``<split>.ends`` holds the positions after each sentence
-(each document of the exact form) as uint64. Both are read through memory maps, so memory does not
-grow with the corpus. ``tokenizer.json`` lies beside them, and for the exact form ``token_bytes``:
-how many bytes of text each id stands for, int32. Where examples lie in a stream is the matter of
-:mod:`jaxtrain.data.text.packing` and :mod:`jaxtrain.data.text.windows`.
+(each document in the exact form) as uint64. Both are read through memory maps, so memory does not
+grow with the corpus. The folder also has ``tokenizer.json`` and, for the exact form,
+``token_bytes``: the number of bytes of text that each id stands for, int32. The examples in a
+stream are found by :mod:`jaxtrain.data.text.packing` and :mod:`jaxtrain.data.text.windows`.
 
-The corpus is tokenised in chunks of about a megabyte, on all cores, and what they give is appended
-to the streams in the order of the text. ``progress.json`` says how far the streams are complete:
-what a killed process had finished up to there is not done again, and the tokens are the same
-whatever is killed and however many processes work.
+The corpus is tokenized in chunks of about a megabyte on all cores, and the results are appended to
+the streams in the order of the text. ``progress.json`` records how much of the streams is complete:
+after a kill, tokenizing resumes there. The tokens do not depend on kills or on the number of
+processes.
 """
 
 import dataclasses
@@ -31,28 +31,28 @@ from jaxtrain.data import cache, worker_pool
 from jaxtrain.data.text import byte_level, documents, encoding, specials, tokenizer, tokenizer_file
 from jaxtrain.data.text.encoding import Chunk, Part
 from jaxtrain.data.text.specials import Form
-from jaxtrain.data.text.splitting import LEFT_OUT, SPLITS, Split
+from jaxtrain.data.text.splitting import SKIPPED, SPLITS, Split
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage.atomic import write_whole
 from jaxtrain.storage.disks import disk_trouble
 from jaxtrain.telemetry import progress_bar
 from jaxtrain.telemetry.progress_bar import Say
 
-_VERSION = 2  # of the files and of every rule that decides what is in them: change it with those
+_VERSION = 2  # of the files and all rules that determine their contents: change it with those
 _PIECE_CHARACTERS = 1 << 20
-_MB_WORTH_A_PROCESS = 8.0  # below, starting it takes longer than what it saves
-_KEEP_EVERY_S = 2.0  # what a kill costs, at most
+_MIN_MB_PER_PROCESS = 8.0  # for less text, starting a process costs more time than it saves
+_KEEP_EVERY_S = 2.0  # the most work that a kill can lose
 _PROGRESS = "progress.json"
 TOKEN_BYTES = "token_bytes"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Good files and where each of their documents goes.
+    """Good files, and the side of each of their documents.
 
     Attributes:
-        files: the files, in the order in which they are read.
-        split: the side of each of their documents.
+        files: the files, in reading order.
+        split: the side of each document.
         text_field: see :func:`jaxtrain.data.text.documents.read`.
     """
 
@@ -61,33 +61,33 @@ class Corpus:
     text_field: str | None
 
     def key(self) -> str:
-        """Digest of the content: file contents, order and split; not of names and places."""
+        """Returns a digest of file contents, order and split, but not of names and paths."""
         rows = [(file.sha256, Path(file.name).suffix.lower()) for file in self.files]
         return cache.digest(_VERSION, rows, self.split.key(), self.text_field)
 
     def characters(self) -> float:
-        """Of the documents that are used, about."""
+        """Estimates the number of characters in the documents used."""
         return sum(file.characters for file in self.files) * self._used()
 
     def megabytes(self) -> float:
-        """Of UTF-8 text that is used, about."""
+        """Estimates the size of the documents used, in MB of UTF-8."""
         return sum(file.text_bytes for file in self.files) / 1e6 * self._used()
 
     def _used(self) -> float:
-        """Share of the documents that are not left out."""
+        """Returns the fraction of documents used."""
         return sum(self.split.kept) / sum(self.split.totals)
 
     def read(self, start: int = 0) -> Iterator[tuple[int, int, str]]:
-        """(number, split, document) of every document that is not left out, in order.
+        """Yields (number, split, document) of each document that is not skipped, in order.
 
         Args:
-            start: number of the first document to give; files before it are not opened.
+            start: number of the first document to yield; earlier files are not opened.
 
         Raises:
-            InputError: a file is no longer what it was when it was scanned, or may not be read.
-            RunAgain: its disk does not answer now.
+            InputError: a file has changed since it was scanned, or reading it is not permitted.
+            RunAgain: its disk does not respond now.
         """
-        first = 0  # of the file, over all files
+        first = 0  # number of the file's first document, over all files
         for at, file in enumerate(self.files):
             if first + file.documents > start:
                 yield from self._read_file(at, first, start)
@@ -98,8 +98,8 @@ class Corpus:
         sides = (int(side) for block in self.split.of_file(at) for side in block)
         try:
             for document in documents.read(Path(file.path), self.text_field):
-                side = next(sides, LEFT_OUT)
-                if side != LEFT_OUT and number >= start:
+                side = next(sides, SKIPPED)
+                if side != SKIPPED and number >= start:
                     yield number, side, document
                 number += 1
             same = number == first + file.documents and file.unchanged()
@@ -107,7 +107,7 @@ class Corpus:
             same = False
         except OSError as error:
             raise disk_trouble(
-                error, f"{file.path} cannot be read any more", "let it be read, and start again"
+                error, f"{file.path} can no longer be read", "make it readable, and start again"
             ) from error
         if not same:
             raise InputError(f"{file.path} changed while it was being read: start again")
@@ -122,27 +122,30 @@ def prepare(
     say: Say,
     processes: int | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """The token cache of a corpus, built where there is none: (its folder, its manifest).
+    """Builds the token cache of a corpus if it is missing.
 
     Args:
-        corpus: what to read.
+        corpus: the files to tokenize.
         tokenizer_path: a ``tokenizer.json`` that fits the model.
-        form: what to keep of the documents.
-        folder: where caches lie.
-        say: takes messages for the console.
-        processes: that tokenise; None is one for each core, if there is work for it.
+        form: which parts of the documents to keep.
+        folder: folder of all token caches.
+        say: prints a line on the console.
+        processes: number of tokenizing processes; None uses one per core, if there is enough text.
+
+    Returns:
+        The cache's folder and its manifest.
 
     Raises:
-        InputError: a split without text, a file that changes meanwhile, or a tokenizer that loses
-            text where the form is exact.
-        RunAgain: a full disk, one that cannot be read now, or too little memory; what is done
-            stays.
+        InputError: a split without text, a file that changes meanwhile, or a lossy tokenizer if the
+            form is exact.
+        RunAgain: the disk is full or cannot be read now, or memory is too small; finished work is
+            kept.
     """
     content = tokenizer_path.read_bytes()
     key = cache.digest(
         corpus.key(),
         hashlib.sha256(content).hexdigest(),
-        # Caches of sentences are older than the other form: they stay valid.
+        # Without the form for "sentences": caches from before there were two forms stay valid.
         *(() if form == "sentences" else (form,)),
     )
 
@@ -175,30 +178,30 @@ def _chunks(corpus: Corpus, start: int) -> Iterator[Chunk]:
 def _write(
     corpus: Corpus, work: Path, form: Form, say: Say, processes: int | None
 ) -> dict[str, Any]:
-    """Tokenise every document into the streams of both splits; returns the manifest's facts."""
+    """Tokenizes all documents into the streams of both splits; returns the manifest's facts."""
     path = work / tokenizer.NAME
-    words = tokenizer_file.read(path)
+    read = tokenizer_file.read(path)
     if form == "exact":
-        mark = specials.begin(words, str(path))
+        mark = specials.begin(read, str(path))
         special: dict[str, Any] = {"begin": mark}
-        write_whole(work / TOKEN_BYTES, byte_level.lengths(words).tobytes())
+        write_whole(work / TOKEN_BYTES, byte_level.lengths(read).tobytes())
     else:
-        found = specials.find(words, str(path))
+        found = specials.find(read, str(path))
         mark, special = found.sep, found.to_json()
-    size = 1 + max(words.get_vocab().values())
+    size = 1 + max(read.get_vocab().values())
     dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
     total_mb = corpus.megabytes()
     if processes is None:
-        processes = min(worker_pool.cores(), int(total_mb / _MB_WORTH_A_PROCESS))
+        processes = min(worker_pool.cores(), int(total_mb / _MIN_MB_PER_PROCESS))
     streams = _Streams(work, dtype)
     before_mb = streams.megabytes()
     if streams.documents:
-        say(f"going on with tokenising: {before_mb:,.1f} MB of text are done already")
+        say(f"resuming: {before_mb:,.1f} MB of text are already tokenized")
     those = "one process" if processes <= 1 else f"{processes} processes"
-    say(f"tokenising {total_mb:,.1f} MB of text in {those}")
+    say(f"tokenizing {total_mb:,.1f} MB of text in {those}")
     start = time.monotonic()
     try:
-        with progress_bar.metered("tokenising", total_mb, before_mb, say) as tell:
+        with progress_bar.metered("tokenizing", total_mb, before_mb, say) as tell:
             for after, parts in worker_pool.in_order(
                 encoding.encode,
                 _chunks(corpus, streams.documents),
@@ -215,10 +218,10 @@ def _write(
         streams.close()
     seconds = time.monotonic() - start
     done = streams.megabytes() - before_mb
-    say(f"tokenised {done:.1f} MB of text in {seconds:.1f} s, {done / seconds:.1f} MB/s (measured)")
+    say(f"tokenized {done:.1f} MB of text in {seconds:.1f} s, {done / seconds:.1f} MB/s (measured)")
     for side, name in enumerate(SPLITS):
         if corpus.split.kept[side] and not streams.facts[side]["tokens"]:
-            raise InputError(f"no text to tokenise in the {name} split: give more text")
+            raise InputError(f"no text to tokenize in the {name} split: give more text")
     return {
         "dtype": dtype.name,
         "vocabulary": size,
@@ -238,15 +241,15 @@ def _digest(path: Path) -> str:
 
 
 class _Streams:
-    """The streams of both splits while they are written; goes on where a killed process was.
+    """Writes the streams of both splits; resumes the work of a killed process.
 
     Args:
-        work: their folder.
-        dtype: of the ids.
+        work: folder of the streams.
+        dtype: dtype of the ids.
 
     Attributes:
-        documents: number of the first document that is not in them.
-        facts: of each split.
+        documents: number of the first document that is not in the streams.
+        facts: counts for each split.
     """
 
     def __init__(self, work: Path, dtype: np.dtype) -> None:
@@ -261,14 +264,14 @@ class _Streams:
         for name, facts in zip(SPLITS, self.facts, strict=True):
             tokens = _opened(work / f"{name}.tokens", facts["tokens"] * self._width)
             self._files.append((tokens, _opened(work / f"{name}.ends", facts["sentences"] * 8)))
-        self._kept = -math.inf  # the first chunk is kept at once
+        self._kept = -math.inf  # record the first chunk at once
 
     def megabytes(self) -> float:
-        """Of text that is in them."""
+        """Returns the size of the text in the streams, in MB."""
         return sum(facts["bytes"] for facts in self.facts) / 1e6
 
     def append(self, after: int, parts: list[Part]) -> None:
-        """Adds what a chunk gave; the documents before number ``after`` are in then."""
+        """Appends a chunk's tokens; all documents before number ``after`` are then in."""
         for (tokens, ends), facts, part in zip(self._files, self.facts, parts, strict=True):
             tokens.write(part.ids)
             ends.write((part.ends + np.uint64(facts["tokens"])).tobytes())
@@ -281,7 +284,7 @@ class _Streams:
             self.keep()
 
     def keep(self) -> None:
-        """What is in them until now outlives a kill."""
+        """Makes the streams durable up to here, so that they survive a kill."""
         for pair in self._files:
             for file in pair:
                 file.flush()
@@ -296,7 +299,7 @@ class _Streams:
 
 
 def _opened(path: Path, size: int) -> BinaryIO:
-    """A file cut to ``size``, to append to."""
+    """Truncates a file to ``size`` and opens it for appending."""
     file = open(path, "ab")  # noqa: SIM115 - _Streams.close
     file.truncate(size)
     return file

@@ -1,4 +1,4 @@
-"""The tokenizer of a data set: the one that is given, or one learned from its text, once."""
+"""Provides a data set's tokenizer: a given one, or one trained on its text and cached."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ from jaxtrain.data.text.splitting import TRAIN
 from jaxtrain.data.text.tokens import Corpus
 from jaxtrain.telemetry.progress_bar import Say
 
-# Of every rule that decides what is learned; 2 is [MASK] with the space before it.
+# Change with any rule that affects training. Since 2, [MASK] includes the space before it.
 _VERSIONS = {"wordpiece": 1, "bpe": 2, "word": 1, "byte_bpe": 1}
-_CHARACTERS = 256_000_000  # text to learn a vocabulary from; more changes little
+_CHARACTERS = 256_000_000  # text to train on; more changes little
 
 
 def prepare(
@@ -26,20 +26,20 @@ def prepare(
     folder: Path,
     say: Say,
 ) -> Path:
-    """The path of the ``tokenizer.json`` to use; one that is learned stays in the cache.
+    """Returns the path of the ``tokenizer.json`` to use; trains and caches one if none is given.
 
     Args:
-        corpora: all sources; the training documents of all of them are learned from, in proportion
-            to their sizes, evenly spread, 256 million characters at most.
-        vocab_size: entries to learn, or the most that a given one may have.
-        kind: of tokenizer to learn.
-        form: what the tokens are to keep of the text; a given one must be able to.
-        given: a ``tokenizer.json``; None learns one.
-        folder: where caches lie.
-        say: takes messages for the console.
+        corpora: all sources. Training uses their training documents, evenly spread, in proportion
+            to their sizes, at most 256 million characters.
+        vocab_size: entries to train, or the limit for a given tokenizer.
+        kind: kind of tokenizer to train.
+        form: which parts of the text tokens must represent; a given tokenizer is checked for it.
+        given: a ``tokenizer.json``; None trains one.
+        folder: folder of the caches.
+        say: prints a line on the console.
 
     Raises:
-        InputError: the given one does not fit.
+        InputError: the given tokenizer does not fit.
     """
     if given is not None:
         tokenizer.load(given, vocab_size, form)
@@ -48,9 +48,9 @@ def prepare(
     key = cache.digest(version, [corpus.key() for corpus in corpora], vocab_size, kind)
 
     def build(work: Path) -> dict[str, Any]:
-        say(f"learning a vocabulary of {vocab_size:,}")
-        words = tokenizer.train(_sample(corpora), vocab_size, kind)
-        words.save(str(work / tokenizer.NAME))
+        say(f"training a tokenizer with a vocabulary of {vocab_size:,}")
+        trained = tokenizer.train(_sample(corpora), vocab_size, kind)
+        trained.save(str(work / tokenizer.NAME))
         return {"version": version}
 
     target = folder / f"vocabulary-{key[:20]}"
@@ -59,12 +59,12 @@ def prepare(
 
 
 def _sample(corpora: Sequence[Corpus]) -> Iterator[str]:
-    """Training documents, evenly spread, up to the text that a vocabulary is learned from."""
+    """Yields training documents, evenly spread, up to the limit of characters."""
     total = sum(corpus.characters() for corpus in corpora)
-    share, rank = min(1.0, _CHARACTERS / total), 0
+    fraction, rank = min(1.0, _CHARACTERS / total), 0
     for corpus in corpora:
         for _, side, document in corpus.read():
             if side == TRAIN:
-                if int((rank + 1) * share) > int(rank * share):
+                if int((rank + 1) * fraction) > int(rank * fraction):
                     yield document
                 rank += 1

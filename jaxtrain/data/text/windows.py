@@ -1,10 +1,10 @@
-"""Windows: a token stream cut into examples of one length, for causal language models.
+"""Windows: cuts a token stream into examples of one length, for causal language models.
 
-Example i predicts the tokens ``[i*S + 1, i*S + S]`` of the stream, each from those before it in
-``[i*S, i*S + S - 1]``: neighbours overlap by one token, so that each token but the stream's first
-(a <|bos|>) is predicted once. The last window may be short.
+Example i predicts the tokens ``[i*S + 1, i*S + S]`` of the stream, each from the earlier tokens in
+``[i*S, i*S + S - 1]``. Consecutive windows overlap by one token, so each token but the stream's
+first (a <|bos|>) is predicted exactly once. The last window may be short.
 
-Shapes: S tokens of a sequence, V ids of the tokenizer.
+Shapes: S is the sequence length, V the number of ids of the tokenizer.
 """
 
 import dataclasses
@@ -17,24 +17,24 @@ import numpy as np
 from jaxtrain.data import cache
 from jaxtrain.data.text import tokenizer, tokens
 
-IGNORED = -1  # as a target: nothing is predicted here
-_VERSION = 1  # of the rule
+IGNORED = -1  # target of positions without a prediction
+_VERSION = 1  # of the cutting rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowSource:
     """One split as windows; see :class:`jaxtrain.data.source.Source`.
 
-    Picklable and light: maps the files at first use.
+    Cheap to pickle: maps the files at first use.
 
     Attributes:
-        stream: path of the split's tokens.
-        dtype: of its ids.
-        length: tokens in it.
-        token_bytes: path of the table of bytes that each id stands for, int32.
+        stream: path of the split's token stream.
+        dtype: dtype of its ids.
+        length: number of tokens in the stream.
+        token_bytes: path of the table of byte counts per id, int32.
         sequence_length: S.
-        fingerprint: digest of the token stream, the tokenizer, S and the rule.
-        tokenizer_path: the ``tokenizer.json`` of the ids.
+        fingerprint: digest of the token stream, the tokenizer, S and the cutting rule.
+        tokenizer_path: path of the tokenizer's ``tokenizer.json``.
     """
 
     stream: str
@@ -49,12 +49,12 @@ class WindowSource:
         return count(self.length, self.sequence_length)
 
     def example(self, index: int, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
-        """Example ``index``; nothing in it is left to chance.
+        """Returns example ``index``; ``rng`` is not used.
 
         Returns:
-            ``tokens``, ``targets`` and ``target_bytes`` int32 [S]. A target is the token after the
-            one in its place, and ``target_bytes`` the bytes of UTF-8 text that it stands for, 0 for
-            a special token. What is past the stream's end is 0, its target -1 and its bytes 0.
+            ``tokens``, ``targets`` and ``target_bytes``, int32 [S]. Each target is the next token
+            of the stream, and ``target_bytes`` the number of UTF-8 bytes it stands for, 0 for a
+            special token. Past the stream's end the token is 0, the target -1 and the bytes 0.
 
         Raises:
             IndexError: there is no such example.
@@ -81,7 +81,7 @@ class WindowSource:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the memory maps, which would be copied whole."""
+        """Returns the fields without the memory maps, whose contents pickle would copy."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -89,12 +89,12 @@ class WindowSource:
 
 
 def count(length: int, sequence_length: int) -> int:
-    """Windows of a stream of ``length`` tokens: each but its first is a target once."""
+    """Returns how many windows a stream has: each token but the first is a target once."""
     return -(-max(length - 1, 0) // sequence_length)
 
 
 def of(folder: Path, manifest: dict[str, Any], split: str, sequence_length: int) -> WindowSource:
-    """A split of an exact token cache (:mod:`jaxtrain.data.text.tokens`) as windows."""
+    """Returns a split of an exact token cache (:mod:`jaxtrain.data.text.tokens`) as windows."""
     facts = manifest["splits"][split]
     return WindowSource(
         stream=str(folder / f"{split}.tokens"),

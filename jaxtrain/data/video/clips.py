@@ -1,7 +1,7 @@
-"""Clips of one split of a video data set: which frames, which crop, and how they are varied.
+"""Chooses, decodes and augments the clips of one split of a video data set.
 
 The host chooses frames and crop, decodes, crops and resizes to the model's size, mirrors, and draws
-the numbers of the colour jitter and the blur; the device applies those.
+the parameters of the color jitter and the blur, which the device applies.
 
 Shapes: T frames, H height, W width. ``video_THWC`` is uint8, RGB, full range.
 """
@@ -31,24 +31,25 @@ if TYPE_CHECKING:
 
 # Brightness, contrast and saturation factors, hue shift (turns), blur sigma (pixels).
 IDENTITY = (1.0, 1.0, 1.0, 0.0, 0.0)
-# Keyframes are far apart where there are more than this many times a clip's frames from one to the
-# next: then most of what is decoded for a clip alone is on the way to it.
+# Keyframes are far apart if their mean distance is more than this many clip lengths. Then most
+# frames decoded for a single clip come before it.
 _FAR = 2
-_DRAWS = 12  # uniform numbers that a training example takes from its generator, always all of them
+_DRAWS = 12  # uniform numbers that every training example draws, whether it needs them or not
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clips:
-    """Clips of one split, as :class:`jaxtrain.data.source.Source`.
+    """The clips of one split, a :class:`jaxtrain.data.source.Source`.
 
     Attributes:
-        config: of the data.
-        frames, height, width: of a clip. The model's config does not come along, as a worker that
-            unpickled it would import jax.
+        config: the data config.
+        frames, height, width: size of a clip. The model's config is not stored, because a worker
+            that unpickles it would import jax.
         entries: the files.
-        folder: of the input in the cache.
-        train: cut and vary at random; otherwise cut the middle and vary nothing.
-        latents: of a teacher, that go with fixed windows; None is without.
+        folder: the input's folder in the cache.
+        train: whether to cut and augment at random; otherwise clips are cut from the middle and are
+            not augmented.
+        latents: a teacher's latents of fixed windows, or None.
     """
 
     config: "Config"
@@ -62,9 +63,9 @@ class Clips:
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of names, sizes and frame counts of the files, and of clips a file.
+        """Returns a hex digest of file names, sizes and frame counts, and of clips per file.
 
-        Where clips are grouped, the groups are in it too, as they decide the order.
+        It includes the grouping of clips, which determines the order.
         """
         if self.config.windows == "fixed":
             taught = None if self.latents is None else self.latents.teacher
@@ -74,7 +75,7 @@ class Clips:
 
     @functools.cached_property
     def group(self) -> int:
-        """Clips that are decoded together: see :class:`jaxtrain.data.source.Grouped`."""
+        """Returns the number of clips decoded together: see `jaxtrain.data.source.Grouped`."""
         if not self.train or self.config.windows == "fixed":
             return 1
         if self.config.clips_per_group is not None:
@@ -83,15 +84,17 @@ class Clips:
 
     @property
     def keyframes_are_far(self) -> bool:
-        """Whether most frames that are decoded for a clip lie before it: not so in pieces that
-        ``prepare clips`` has written."""
+        """Returns whether most frames decoded for a clip come before it.
+
+        This is false for the output of ``prepare clips``.
+        """
         frames = sum(entry.scanned.frames for entry in self.entries)
         groups = sum(max(1, len(entry.scanned.keyframes)) for entry in self.entries)
         return frames > _FAR * self.frames * groups
 
     @property
     def spread(self) -> int:
-        """Positions from one clip of a group to the next."""
+        """Returns the number of positions from one clip of a group to the next."""
         return self.config.group_spread or self.config.batch_size
 
     @property
@@ -104,24 +107,24 @@ class Clips:
         return len(self.entries) * self._clips
 
     def windows(self, entry: Entry) -> int:
-        """Fixed windows of a file: consecutive ones, and the last frames may be in none."""
+        """Returns a file's number of fixed, consecutive windows; the last frames may be unused."""
         return entry.scanned.frames // self.frames
 
     @functools.cached_property
     def _ends(self) -> list[int]:
-        """For each file the windows of it and of all before it."""
+        """Returns the cumulative number of windows, one for each file."""
         return list(itertools.accumulate(map(self.windows, self.entries)))
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """One clip.
+        """Loads one clip.
 
         Returns:
             ``video``: uint8 [T, H, W, 3]; ``augment``: float32 [5], the factors of brightness,
-            contrast and saturation, the hue shift in turns, and the blur's sigma in pixels; with a
-            teacher ``latents``: float32 [L, h, w, C].
+            contrast and saturation, the hue shift in turns, and the blur's sigma in pixels. With a
+            teacher also ``latents``: float32 [L, h, w, C].
 
         Raises:
-            BadExample: the file is broken, or no longer what it was when it was indexed.
+            BadExample: the file is broken, or has changed since it was indexed.
         """
         if self.config.windows == "fixed":
             return self._fixed(index)
@@ -129,21 +132,21 @@ class Clips:
         entry = self.entries[index // self._clips]
         present = self._present(entry)
         numbers = present[self._choose(len(present), draws[:2], entry)]
-        return _whole(self._read(entry, [numbers], [draws])[0])
+        return _or_raise(self._read(entry, [numbers], [draws])[0])
 
     def together(
         self, indices: Sequence[int], rngs: Sequence[np.random.Generator], shared: Generator
     ) -> list[dict[str, np.ndarray] | BadExample]:
-        """Clips of one group, at the cost of little more than one decoding.
+        """Loads clips of one group, at the cost of little more than one decoding.
 
-        Each clip by itself is spread over its file as :meth:`example`'s are: the group falls into
-        a stretch of the file with the share of clips that begin there, and each clip has its own
-        of as many even parts of that stretch, by lot.
+        A single clip is distributed over its file as in :meth:`example`. A group is put into a
+        stretch of the file with the probability that a clip begins in it. The stretch is divided
+        into as many equal parts as the group has clips, and each clip gets one part at random.
 
         Args:
             indices: examples of one group, all or some of them.
-            rngs: of each of them.
-            shared: what the group has in common.
+            rngs: one generator per example.
+            shared: the generator that the group shares.
         """
         entry = self.entries[indices[0] // self._clips]
         try:
@@ -164,7 +167,7 @@ class Clips:
     def _read(
         self, entry: Entry, numbers: Sequence[np.ndarray], draws: Sequence[np.ndarray]
     ) -> list[dict[str, np.ndarray] | BadExample]:
-        """Clips of these frames of a file, each varied by its draws."""
+        """Decodes clips with these frame numbers, each augmented by its draws."""
         cuts = [self._cut(entry, drawn) for drawn in draws]
 
         def take(clip: int, place: int, frame: VideoFrame) -> None:
@@ -208,15 +211,15 @@ class Clips:
         return example
 
     def pixels(self, entry: Entry, window: int) -> np.ndarray:
-        """A fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
+        """Returns a fixed window, uint8 [T, H, W, 3]; raises BadExample as :meth:`example` does."""
         numbers = window * self.frames + np.arange(self.frames)
         lost = np.setdiff1d(numbers, self._present(entry), assume_unique=True)
         if lost.size:
             raise BadExample(entry.path, f"frame {lost[0]} cannot be decoded")
-        return unvaried(entry, numbers.tolist(), self.height, self.width)
+        return unaugmented(entry, numbers.tolist(), self.height, self.width)
 
     def _present(self, entry: Entry) -> np.ndarray:
-        """Numbers of the frames that come out of the decoder, ascending."""
+        """Returns the numbers of the frames that can be decoded, ascending."""
         everything = np.arange(entry.scanned.frames)
         if self.config.verify == "never":
             video_index.check_unchanged(entry)
@@ -234,20 +237,22 @@ class Clips:
         begins: np.ndarray | None = None,
         own: float = 0.0,
     ) -> np.ndarray:
-        """Places of a clip's frames among ``there`` frames.
+        """Returns the places of a clip's frames among ``there`` frames.
 
-        Where the file is too short for the frame delta drawn, the largest that fits is taken.
+        If the file is too short for the frame delta drawn, the largest delta that fits is used.
 
         Args:
-            there: frames of the file.
-            draws: two uniform numbers, of the delta and of the first frame.
-            entry: of the file.
-            begins: of stretches; the first frame's draw chooses one of them only.
-            own: uniform; where in the stretch.
+            there: number of decodable frames.
+            draws: two uniform numbers, for the delta and the first frame.
+            entry: the file.
+            begins: starts of the stretches. If given, the second draw only selects a stretch.
+            own: a uniform number, the place in the stretch.
         """
         count = self.frames
         if there < count:
-            raise BadExample(entry.path, f"is too short: {there} frames, a clip needs {count}")
+            raise BadExample(
+                entry.path, f"is too short: it has {there} frames, a clip needs {count}"
+            )
         least, largest = self.config.min_frame_delta, self.config.max_frame_delta
         delta = _pick(least, largest, draws[0]) if self.train else least
         delta = min(delta, (there - 1) // max(count - 1, 1))
@@ -260,7 +265,7 @@ class Clips:
         return start + delta * np.arange(count)
 
     def _augment(self, draws: np.ndarray) -> tuple[float, ...]:
-        """The numbers of jitter and blur, from six uniform ones."""
+        """Returns the parameters of jitter and blur, from six uniform numbers."""
         config = self.config
         amounts = (config.brightness, config.contrast, config.saturation, config.hue)
         jitter = IDENTITY[:4]
@@ -269,7 +274,7 @@ class Clips:
                 middle + amount * (2 * draw - 1)
                 for middle, amount, draw in zip(IDENTITY[:4], amounts, draws[1:5], strict=True)
             )
-        # One number both says whether to blur and, stretched, how much.
+        # One number decides whether to blur and, rescaled, how much.
         sigma = 0.0
         if config.blur_sigma is not None and draws[5] < config.blur_probability:
             low, high = config.blur_sigma
@@ -277,11 +282,11 @@ class Clips:
         return (*jitter, sigma)
 
 
-def unvaried(entry: Entry, numbers: Sequence[int], height: int, width: int) -> np.ndarray:
-    """The frames with these numbers, the largest crop of the middle, uint8 [T, height, width, 3].
+def unaugmented(entry: Entry, numbers: Sequence[int], height: int, width: int) -> np.ndarray:
+    """Returns these frames without augmentation: the largest center crop, uint8 [T, H, W, 3].
 
     Raises:
-        BadExample: a frame does not come out whole.
+        BadExample: a frame cannot be decoded intact.
     """
     clip = video_frames.Cut(
         entry.scanned,
@@ -298,11 +303,11 @@ def unvaried(entry: Entry, numbers: Sequence[int], height: int, width: int) -> n
 
 
 def _stretches(entry: Entry, present: np.ndarray, least: int, most: int) -> np.ndarray:
-    """Where the stretches of a file begin, as places among its frames; the first is 0.
+    """Returns where the stretches of a file begin, as places among its frames; the first is 0.
 
-    A stretch is a group of pictures; several in a row where one is shorter than ``least`` frames,
-    so that the clips of a group do not show nearly the same; even parts where it is longer than
-    about ``most``, as all that is before a clip has to be decoded.
+    A stretch is a group of pictures (GOP). GOPs shorter than ``least`` frames are joined, so that
+    the clips of a group are not nearly identical. GOPs longer than about ``most`` are divided into
+    equal parts, because all frames before a clip must be decoded.
     """
     begins = [0]
     for key in entry.scanned.keyframes:
@@ -316,12 +321,12 @@ def _stretches(entry: Entry, present: np.ndarray, least: int, most: int) -> np.n
     return np.asarray(cut)
 
 
-def _whole(made: dict[str, np.ndarray] | BadExample) -> dict[str, np.ndarray]:
+def _or_raise(made: dict[str, np.ndarray] | BadExample) -> dict[str, np.ndarray]:
     if isinstance(made, BadExample):
         raise made
     return made
 
 
 def _pick(least: int, largest: int, draw: float) -> int:
-    """A whole number from ``least`` to ``largest`` for a uniform draw from [0, 1)."""
+    """Maps a uniform draw from [0, 1) to an integer from ``least`` to ``largest``."""
     return least + min(math.floor((largest - least + 1) * draw), largest - least)

@@ -1,10 +1,11 @@
-"""Video data sets: random clips of a folder or list of video files.
+"""Configures video data sets: clips from a folder or list of video files.
 
-An example is one clip of one file (:mod:`jaxtrain.data.video.clips`), cut at random or, for a
-teacher's latents, fixed.
+An example is one clip of one file (:mod:`jaxtrain.data.video.clips`), at a random position or, for
+a teacher's latents, at a fixed one.
 """
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -20,98 +21,100 @@ from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError, Problem
 from jaxtrain.storage import addresses
 
-# The device's kernel reaches three of it (LARGEST_SIGMA in models/video_ae/augment.py).
+# The blur kernel on the device spans three sigma (LARGEST_SIGMA in models/video_ae/augment.py).
 LARGEST_SIGMA = 2.0
 
-# Clips in a group of pictures of ordinary length: 3.4 times as fast as one by one.
+# Clips decoded together from one group of pictures of ordinary length: 3.4 times as fast as one by
+# one.
 _LARGEST_GROUP = 6
 
-_NAMED = 5  # broken files that the console names; quarantine.jsonl names all
+_NAMED = 5  # skipped files that the console lists; quarantine.jsonl lists all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Where video comes from, how clips are cut, and how they are varied."""
+    """Where video comes from, how clips are cut, and how they are augmented."""
 
     path: str | None = None
-    """A folder (read recursively), a video, a .tar of videos, shards-{000..127}.tar, or a .json,
-    .jsonl, .csv or .txt list of videos and tars; also at https://, s3:// and gs://, from where
-    files are fetched into the cache once."""
+    """Video data: a folder (read recursively), a video, a .tar of videos, a pattern such as
+    shards-{000..127}.tar, or a .json, .jsonl, .csv or .txt list of videos and tars. Files at
+    https://, s3:// and gs:// are fetched into the cache once."""
     val_path: str | None = None
-    """The same for validation; None splits the files of path."""
+    """Video data for validation, given like path; None splits the files of path."""
     batch_size: int
-    """Clips in a batch, over all devices and accumulation."""
+    """Global batch size: clips per step, over all devices and microbatches."""
     workers: int = 2
-    """Processes that make examples; 0 makes them in the main process."""
+    """Worker processes that load examples; 0 loads them in the main process."""
     prefetch: int = 2
-    """Parts of batches that each worker makes in advance. A process's rows of a batch have as many
-    parts as divide the workers and its devices evenly (of one device: the workers and the rows)."""
+    """Batch parts that each worker loads in advance. A process divides its clips of a batch into
+    gcd(workers, devices) parts; with one device, into gcd(workers, clips)."""
     cache_dir: str | None = None
-    """Folder for indexes and demonstration data; None is $JAXTRAIN_CACHE, else
+    """Folder for indexes, fetched files and demo data; None is $JAXTRAIN_CACHE, or else
     ~/.cache/jaxtrain."""
     demo: bool = False
-    """With path None: train on moving scenes that are rendered once."""
+    """If path is None, train on synthetic moving scenes, which are rendered once."""
     max_bad_share: float = 0.1
-    """Stop if more than this share of the files cannot be used, 0 to 1."""
+    """Largest fraction of unusable files, 0 to 1; with more, the run stops."""
     train_split: float = 0.95
-    """Share of the files that trains, 0 to 1; the rest validates. Without meaning where val_path is
-    given."""
+    """Fraction of the files for training, 0 to 1; the others are for validation. It has no effect
+    if val_path is set."""
     verify: Literal["first_use", "index", "never"] = "first_use"
-    """When to decode a file whole, to find one that is broken inside: when a process first uses it,
-    all of them while indexing, or never."""
+    """When to decode each file completely, to find damage inside it: when a process first uses the
+    file, while indexing, or never."""
     windows: Literal["random", "fixed"] = "random"
-    """random: clips are cut and varied at random; fixed: an epoch has each of the consecutive,
-    centred, unvaried clips of each file once, for both splits: what a teacher's latents need."""
+    """random: training clips are cut and augmented at random. fixed: an epoch has each of a file's
+    consecutive clips once, center-cropped and not augmented, in both splits; model.teacher requires
+    it."""
     teacher: str | None = None
-    """With model.teacher: the name of the teacher whose latents are taken, as prepare latents
-    prints it; None is the only one that the cache has for these sizes."""
+    """With model.teacher: the name of the teacher whose latents are used, as printed by prepare
+    latents; None selects the only teacher in the cache for this clip size."""
     clips_per_video: int = 1
-    """Training clips that an epoch takes from each file."""
+    """Training clips per file and epoch."""
     clips_per_group: int | None = None
-    """Training clips of a file that are cut from one stretch of it and decoded together; it divides
-    clips_per_video. They fall into as many batches in a row, which a worker makes at once. 1
-    decodes each by itself; None is 1 where keyframes are close, as prepare clips writes them, else
+    """Training clips cut from one stretch of a file and decoded together; must divide
+    clips_per_video. They are spread over as many consecutive batches, which a worker loads at once.
+    1 decodes each clip separately. None is 1 if keyframes are close, as in prepared clips, or else
     the largest divisor up to 6."""
     group_spread: int | None = None
-    """Examples from one clip of a group to the next; None is batch_size, so that no two are in
-    one batch. To resume with another batch_size, give the first one here."""
+    """Distance between clips of a group, in examples; None is batch_size, so that no two are in
+    one batch. To resume with another batch_size, set this to the original batch_size."""
     min_frame_delta: int = 1
-    """Least distance of two frames of a clip, in frames of the file."""
+    """Smallest distance between consecutive frames of a clip, in frames of the file."""
     max_frame_delta: int = 2
-    """Largest distance of two frames of a clip, in frames of the file."""
+    """Largest distance between consecutive frames of a clip, in frames of the file."""
     flip: bool = True
-    """Mirror one half of the training clips left to right."""
+    """Mirror half of the training clips left to right."""
     min_crop_scale: float = 0.8
-    """Least side of a training crop, as a share of the largest crop that fits."""
+    """Smallest side length of a training crop, as a fraction of the largest crop that fits."""
     jitter_probability: float = 0.7
-    """Share of training clips whose colours are varied."""
+    """Fraction of training clips with color jitter."""
     brightness: float = 0.15
-    """Brightness is multiplied by 1 - this to 1 + this."""
+    """Brightness jitter: the factor is between 1 - brightness and 1 + brightness."""
     contrast: float = 0.15
-    """Contrast is multiplied by 1 - this to 1 + this."""
+    """Contrast jitter: the factor is between 1 - contrast and 1 + contrast."""
     saturation: float = 0.15
-    """Saturation is multiplied by 1 - this to 1 + this."""
+    """Saturation jitter: the factor is between 1 - saturation and 1 + saturation."""
     hue: float = 0.08
-    """Hue is turned by - this to + this, in full turns."""
+    """Hue jitter: the shift is between -hue and +hue, in full turns."""
     blur_probability: float = 0.2
-    """Share of training clips that are blurred."""
+    """Fraction of training clips that are blurred."""
     blur_sigma: tuple[float, float] | None = (0.1, 2.0)
-    """Least and largest sigma of the Gaussian blur, in pixels; None blurs nothing."""
+    """Smallest and largest sigma of the Gaussian blur, in pixels; None disables the blur."""
 
     def __post_init__(self) -> None:
-        shares = ("max_bad_share", "train_split", "jitter_probability", "blur_probability")
-        for name in (*shares, "brightness", "contrast", "saturation"):
+        fractions = ("max_bad_share", "train_split", "jitter_probability", "blur_probability")
+        for name in (*fractions, "brightness", "contrast", "saturation"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise InputError(
-                    f"data.{name} is a number from 0 to 1, not {value}", about=f"data.{name}"
+                    f"data.{name} must be from 0 to 1, not {value}", about=f"data.{name}"
                 )
         if not 0 <= self.hue <= 0.5:
             raise InputError(
-                f"data.hue is a number of turns from 0 to 0.5, not {self.hue}", about="data.hue"
+                f"data.hue must be from 0 to 0.5 turns, not {self.hue}", about="data.hue"
             )
         if not 0 < self.min_crop_scale <= 1:
-            text = f"data.min_crop_scale is above 0 and at most 1, not {self.min_crop_scale}"
+            text = f"data.min_crop_scale must be above 0 and at most 1, not {self.min_crop_scale}"
             raise InputError(text, about="data.min_crop_scale")
         if not 1 <= self.min_frame_delta <= self.max_frame_delta:
             raise InputError(
@@ -128,8 +131,8 @@ class Config:
             self.clips_per_group < 1 or self.clips_per_video % self.clips_per_group
         ):
             raise InputError(
-                f"data.clips_per_group={self.clips_per_group} does not divide "
-                f"data.clips_per_video={self.clips_per_video}: all groups of a file have one size",
+                f"data.clips_per_group={self.clips_per_group} must divide "
+                f"data.clips_per_video={self.clips_per_video}: all groups have the same size",
                 about=("data.clips_per_group", "data.clips_per_video"),
             )
         if self.group_spread is not None and self.group_spread < 1:
@@ -139,29 +142,29 @@ class Config:
             )
         if self.windows == "fixed" and self.clips_per_video != 1:
             raise InputError(
-                f"data.clips_per_video={self.clips_per_video}: with data.windows=fixed an epoch "
-                "has each clip of a file once; set --data.clips_per_video 1",
+                f"data.clips_per_video={self.clips_per_video} must be 1 with data.windows=fixed, "
+                "because an epoch has each fixed clip once: set --data.clips_per_video 1",
                 about=("data.clips_per_video", "data.windows"),
             )
         if self.blur_sigma is not None and not (
             0 < self.blur_sigma[0] <= self.blur_sigma[1] <= LARGEST_SIGMA
         ):
             raise InputError(
-                "data.blur_sigma is the least and the largest sigma in pixels, above 0 and at most "
-                f"{LARGEST_SIGMA}, not {self.blur_sigma}",
+                "data.blur_sigma must be the smallest and the largest sigma in pixels, above 0 and "
+                f"at most {LARGEST_SIGMA}, not {self.blur_sigma}",
                 about="data.blur_sigma",
             )
 
     @property
     def largest_group(self) -> int:
-        """Clips of a group where keyframes are far apart, or as many as the config says."""
+        """Returns ``clips_per_group``, or its value for files whose keyframes are far apart."""
         if self.clips_per_group is not None:
             return self.clips_per_group
         sizes = range(1, _LARGEST_GROUP + 1)
         return max(size for size in sizes if self.clips_per_video % size == 0)
 
     def problems(self, model: Any) -> list[str]:
-        """What is wrong beside the fields' own values; no file is opened and nothing is fetched.
+        """Returns problems beyond single field values, without opening or fetching files.
 
         Args:
             model: as for :meth:`open`.
@@ -171,8 +174,8 @@ class Config:
         if taught and self.windows != "fixed":
             found.append(
                 Problem(
-                    "model.teacher is set, and a teacher's latents exist for fixed clips only: set "
-                    "--data.windows fixed, or --model.teacher None",
+                    "model.teacher requires data.windows=fixed, because only fixed clips have a "
+                    "teacher's latents: set --data.windows fixed, or --model.teacher None",
                     "model.teacher",
                     "data.windows",
                 )
@@ -180,8 +183,8 @@ class Config:
         if self.teacher is not None and not taught:
             found.append(
                 Problem(
-                    f"data.teacher={self.teacher}: nothing learns from it while model.teacher is "
-                    "None",
+                    f"data.teacher={self.teacher} has no effect while model.teacher is None: set "
+                    "model.teacher, or remove data.teacher",
                     "data.teacher",
                     "model.teacher",
                 )
@@ -189,7 +192,7 @@ class Config:
         if self.path is None and not self.demo:
             found.append(
                 Problem(
-                    "no data given: name a folder or a list of videos with --data.path", "data.path"
+                    "no data given: pass a folder or a list of videos with --data.path", "data.path"
                 )
             )
         for flag, path in (("--data.path", self.path), ("--data.val_path", self.val_path)):
@@ -198,15 +201,15 @@ class Config:
         return found
 
     def open(self, model: Any, *, seed: int, say: Callable[[str], None]) -> Sources:
-        """Index the files and split them.
+        """Indexes the files and splits them.
 
         Args:
-            model: its ``frames``, ``height`` and ``width`` (pixels) are those of a clip.
-            seed: of the run; the split does not depend on it, only on names.
-            say: takes messages for the console.
+            model: its ``frames``, ``height`` and ``width`` (pixels) are the size of a clip.
+            seed: unused; the split depends only on file names.
+            say: prints a message.
 
         Raises:
-            InputError: no path, no such path, or not enough files to train and validate.
+            InputError: the path is missing or not found, or has too few files for both splits.
         """
         del seed
         if wrong := self.problems(model):
@@ -224,23 +227,23 @@ class Config:
             bad, files = bad + val_bad, files + len(val) + len(val_bad)
         else:
             if len({video_files.video_of(entry.name) for entry in train}) < 2:
-                _say_left_out(bad, say)
+                _report_skipped(bad, say)
                 raise InputError(
-                    f"only one video of {addresses.public(path)} can be used ({train[0].name}), "
-                    "and it cannot both train and validate: give more videos, or others with "
-                    "--data.val_path"
+                    f"{addresses.public(path)} has only one usable video ({train[0].name}), but "
+                    "training and validation need different videos: add videos, or pass others "
+                    "with --data.val_path"
                 )
             sides = video_files.split([entry.name for entry in train], self.train_split)
             val = [entry for entry, trains in zip(train, sides, strict=True) if not trains]
             train = [entry for entry, trains in zip(train, sides, strict=True) if trains]
-        # Those that first use found broken stay in the order, so that it does not change between
-        # two runs; they are named all the same, and the order's substitutes replace them.
+        # Files found broken at their first use stay in the order, so that it is the same in every
+        # run. They are reported here, and replaced by substitutes.
         known = [
             BadExample(entry.path, entry.verdict.broken)
             for entry in (*train, *val)
             if entry.verdict is not None and entry.verdict.broken and self.verify == "first_use"
         ]
-        _say_left_out(bad + known, say)
+        _report_skipped(bad + known, say)
         frames = sum(entry.scanned.frames for entry in (*train, *val))
         good = files - len(bad) - len(known)
         train_clips = self._clips(model, train, folder, train=True)
@@ -254,6 +257,7 @@ class Config:
             train=train_clips,
             val=val_clips,
             files=files,
+            example_file=next((e.path for e in val[:1] if os.path.isfile(e.path)), ""),
             bad=tuple(bad + known),
             faster=self._faster(path, model) if train_clips.keyframes_are_far else "",
             summary=f"{files:,} videos ({good:,} good), {frames:,} frames, "
@@ -261,11 +265,11 @@ class Config:
         )
 
     def _faster(self, path: str, model: Any) -> str:
-        # From videos of 1280x720 with distant keyframes (benchmarks/RESULTS.md, "after prepare
-        # clips"): 4.6 clips/s a core one by one, 22.7 from prepared pieces.
+        # Measured on 1280x720 videos with distant keyframes (benchmarks/LOG.md, "after prepare
+        # clips"): 4.6 clips/s per core one by one, 22.7 from prepared clips.
         source = shlex.quote(addresses.public(path))
         return (
-            f"prepare the clips once, which makes them about five times as cheap to read: "
+            f"prepare the clips once, which makes reading them about five times as fast: "
             f"{invocation.program()} prepare clips {source} OUT --height {model.height} --width "
             f"{model.width}; then --data.path OUT"
         )
@@ -284,7 +288,7 @@ class Config:
     def _index(
         self, path: str, flag: str, model: Any, root: Path, say: Callable[[str], None]
     ) -> tuple[list[Entry], list[BadExample], Path]:
-        """The usable files of one input, the others, and the input's folder in the cache."""
+        """Returns the usable and the broken files of one input, and its folder in the cache."""
         found = video_files.find(path, flag, root, say)
         folder = index.folder_of(path, root)
         entries = index.build(found, folder, decode_all=self.verify == "index", say=say)
@@ -296,7 +300,7 @@ class Config:
             else:
                 bad.append(BadExample(entry.path, reason))
         if not usable:
-            _say_left_out(bad[1:], say)
+            _report_skipped(bad[1:], say)
             raise InputError(
                 f"{flag} {addresses.public(path)}: none of {len(entries):,} videos can be used; "
                 f"the first is {bad[0]}"
@@ -304,19 +308,21 @@ class Config:
         return usable, bad, folder
 
     def _unusable(self, entry: Entry, frames: int) -> str | None:
-        """Why no clip can be cut from a file; None where one can."""
+        """Returns why no clip can be cut from a file, or None."""
         if entry.info is None:
             return entry.reason
         if self.verify == "index" and entry.verdict is not None and entry.verdict.broken:
             return entry.verdict.broken
         missing = len(entry.verdict.missing) if entry.verdict and self.verify == "index" else 0
         if entry.info.frames - missing < frames:
-            return f"is too short: {entry.info.frames - missing} frames, a clip needs {frames}"
+            return (
+                f"is too short: it has {entry.info.frames - missing} frames, a clip needs {frames}"
+            )
         return None
 
 
-def _say_left_out(bad: list[BadExample], say: Callable[[str], None]) -> None:
+def _report_skipped(bad: list[BadExample], say: Callable[[str], None]) -> None:
     for one in bad[:_NAMED]:
-        say(f"left out: {one}")
+        say(f"skipped: {one}")
     if len(bad) > _NAMED:
-        say(f"left out: {len(bad) - _NAMED:,} more")
+        say(f"skipped: {len(bad) - _NAMED:,} more")

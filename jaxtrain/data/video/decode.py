@@ -1,7 +1,7 @@
-"""Decoding a whole video file to see whether it is sound, and decoding a few of its frames.
+"""Decodes a complete video file to verify it, or a few of its frames.
 
-Decoders do not always raise on broken files. The rule here: a file is broken if a frame carries
-FFmpeg's corrupt flag, if decoding raises, or if too few frames come out.
+Decoders do not always raise on broken files. Here, a file is broken if a frame carries FFmpeg's
+corrupt flag, if decoding raises, or if too few frames are decoded.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from jaxtrain.data.video.packets import (
 )
 from jaxtrain.errors import BadExample
 
-_LOOKAHEAD = 32  # packets; H.264 and HEVC reorder over 16 frames at most
-_MOST_HELD = 2**28  # bytes of packets; ten seconds of 8K at 200 Mbit/s
-_PACKET_BYTES = 512  # that a packet takes beside its content
+_LOOKAHEAD = 32  # packets; H.264 and HEVC reorder at most 16 frames
+_MAX_HELD_BYTES = 2**28  # of packets; ten seconds of 8K at 200 Mbit/s
+_PACKET_BYTES = 512  # memory that a packet takes besides its data
 
 
 class FrameCheck(NamedTuple):
-    """What decoding a whole file showed.
+    """The result of decoding a complete file.
 
     Attributes:
-        missing: numbers of the frames that have a packet but do not come out of the decoder.
-        broken: why the file is broken; None for a good one.
+        missing: numbers of the frames that have a packet but are not decoded.
+        broken: why the file is broken; None if it is intact.
     """
 
     missing: tuple[int, ...]
@@ -45,7 +45,7 @@ class FrameCheck(NamedTuple):
 
 
 def verify(path: str, info: Scan, span: Span | None = None) -> FrameCheck:
-    """Decode a whole file and say whether it is sound."""
+    """Decodes a complete file to find out whether it is intact."""
     delivered: list[int | None] = []
     stamps: list[int | None] = []
     try:
@@ -70,7 +70,7 @@ def verify(path: str, info: Scan, span: Span | None = None) -> FrameCheck:
 
 
 def _missing(delivered: list[int | None], stamps: list[int | None], info: Scan) -> tuple[int, ...]:
-    if not info.keyframes:  # frames are numbered as they come
+    if not info.keyframes:  # frames are numbered as the decoder outputs them
         return tuple(range(len(delivered), info.frames))
     came = set(delivered)
     ordered = sorted(pts for pts in stamps if pts is not None)
@@ -84,21 +84,21 @@ def read(
     take: Callable[[int, VideoFrame], None],
     span: Span | None = None,
 ) -> None:
-    """Decode the frames with these numbers, ascending, and as few others as can be.
+    """Decodes the frames with these numbers, and as few others as possible.
 
-    Decoding starts at the keyframe before. Frames on the way that no other frame refers to are
-    not decoded; that changes nothing in the others.
+    Decoding starts at the keyframe before the first one. Frames in between that no other frame
+    references are not decoded, which does not change the others.
 
     Args:
-        path: of the file.
-        info: of the file.
-        numbers: of the frames, ascending.
-        take: is given a frame's place in ``numbers`` and the frame. No frame is held here, so it
-            decides what memory is needed. A frame can be given again.
-        span: where in a tar the file lies.
+        path: the file.
+        info: the scan of the file.
+        numbers: frame numbers, ascending.
+        take: called with a frame's place in ``numbers`` and the frame, possibly more than once per
+            frame. No frame is kept here, so the callback determines the memory needed.
+        span: the file's place in a tar.
 
     Raises:
-        BadExample: a frame does not come out whole.
+        BadExample: a frame cannot be decoded intact.
     """
     places = {number: place for place, number in enumerate(numbers)}
     found: set[int] = set()
@@ -129,21 +129,22 @@ def read_each(
     take: Callable[[int, int, VideoFrame], None],
     span: Span | None = None,
 ) -> list[BadExample | None]:
-    """Decode several clips of a file; those behind the same keyframe cost one decoding together.
+    """Decodes several clips of a file; clips after the same keyframe share one decoding.
 
-    A clip's frames, and whether they can be decoded, do not depend on which other clips are asked
-    for: one that does not come out whole beside others is read once more by itself.
+    A clip's frames, and whether they can be decoded, do not depend on which other clips are
+    requested: a clip that is incomplete when decoded with others is read again by itself.
 
     Args:
-        path: of the file.
-        info: of the file.
-        clips: the numbers of each one's frames, ascending.
-        take: is given a clip's place among ``clips``, a frame's place in the clip, and the frame.
-            No frame is held here, so it decides what memory is needed. A frame can be given again.
-        span: where in a tar the file lies.
+        path: the file.
+        info: the scan of the file.
+        clips: frame numbers of each clip, ascending.
+        take: called with a clip's place in ``clips``, a frame's place in the clip, and the frame,
+            possibly more than once per frame. No frame is kept here, so the callback determines
+            the memory needed.
+        span: the file's place in a tar.
 
     Returns:
-        For each clip None, or why it is not whole.
+        For each clip the error, or None if it was decoded completely.
     """
     failures: list[BadExample | None] = [None] * len(clips)
     by_start: dict[Keyframe | None, list[int]] = {}
@@ -152,8 +153,8 @@ def read_each(
     for start, members in by_start.items():
         left = members
         if len(members) > 1:
-            whole = _read_together(path, info, {i: clips[i] for i in members}, start, take, span)
-            left = [clip for clip in members if clip not in whole]
+            complete = _read_together(path, info, {i: clips[i] for i in members}, start, take, span)
+            left = [clip for clip in members if clip not in complete]
         for clip in left:
             try:
                 read(path, info, clips[clip], functools.partial(take, clip), span)
@@ -170,7 +171,7 @@ def _read_together(
     take: Callable[[int, int, VideoFrame], None],
     span: Span | None,
 ) -> set[int]:
-    """Clips that came out whole in one decoding from ``start``."""
+    """Returns the clips that were decoded completely in one decoding from ``start``."""
     takers: dict[int, list[tuple[int, int]]] = {}
     for clip, numbers in clips.items():
         for place, number in enumerate(numbers):
@@ -182,18 +183,18 @@ def _read_together(
         for clip, place in takers[number]:
             take(clip, place, frame)
 
-    # What is wrong is found out, and told, where a clip is read by itself.
-    wrong = (av.FFmpegError, OSError, BadExample)
-    with contextlib.suppress(*wrong), open_input(path, span) as container:
+    # Errors are ignored here: they are found and reported when a clip is read by itself.
+    errors = (av.FFmpegError, OSError, BadExample)
+    with contextlib.suppress(*errors), open_input(path, span) as container:
         _read_from(path, container, info, sorted(takers), start, give)
     return {clip for clip, numbers in clips.items() if came.issuperset(numbers)}
 
 
 def _starts(info: Scan, number: int) -> list[Keyframe | None]:
-    """Where to begin decoding for a frame, in the order of trying; None is the file's start.
+    """Returns where to try to begin decoding for a frame, in order; None is the file's start.
 
-    After a seek some decoders need more than the keyframe (open groups of pictures, gradual
-    refresh): then the keyframe before is tried, then the start of the file.
+    After a seek, some decoders need more than the keyframe (open groups of pictures, gradual
+    refresh). Then the previous keyframe is tried, and after it the start of the file.
     """
     before = [key for key in info.keyframes if key.frame <= number]
     return [*(key for key in reversed(before[-2:]) if key.frame > 0), None]
@@ -207,14 +208,13 @@ def _read_from(
     start: Keyframe | None,
     give: Callable[[int, VideoFrame], None],
 ) -> None:
-    """Gives the frames with these numbers, ascending, as far as they come out whole.
+    """Calls ``give`` with each of the frames that can be decoded intact; ``numbers`` ascend.
 
     Raises:
-        BadExample: so many bytes are between the keyframe and the last frame that they are not
-            held in memory.
+        BadExample: the packets between the keyframe and the last frame take too much memory.
     """
     stream = _open_stream(container, info)
-    stream.codec_context.open(strict=False)  # AV1's decoder takes skip_frame for good when it opens
+    stream.codec_context.open(strict=False)  # AV1's decoder fixes skip_frame when it opens
     if not info.keyframes:
         _read_in_order(container, stream, numbers, give)
         return
@@ -232,11 +232,11 @@ def _read_from(
             continue  # seeking is inexact in some containers
         packets.append(packet)
         held += packet.size + _PACKET_BYTES
-        if held > _MOST_HELD:
+        if held > _MAX_HELD_BYTES:
             raise BadExample(
                 path,
                 f"the packets between its keyframe at frame {first} and frame {numbers[-1]} take "
-                f"more than {_MOST_HELD:,} bytes: encode it with a keyframe every few seconds",
+                f"more than {_MAX_HELD_BYTES:,} bytes: encode it with a keyframe every few seconds",
             )
         if shows_frame(packet, stream) and (start is None or packet.pts >= start.pts):
             stamps.append(packet.pts)
@@ -246,8 +246,8 @@ def _read_from(
     wanted = {stamps[n - first]: n for n in numbers if n - first < len(stamps)}
     last = max((i for i, p in enumerate(packets) if p.pts in wanted), default=-1)
     found: set[int] = set()
-    fed: list[av.Packet | None] = [*packets[: last + 1], None]
-    for one in fed:
+    to_decode: list[av.Packet | None] = [*packets[: last + 1], None]
+    for one in to_decode:
         skip = one is not None and one.pts not in wanted
         stream.codec_context.skip_frame = "NONREF" if skip else "DEFAULT"
         for frame in stream.codec_context.decode(one):

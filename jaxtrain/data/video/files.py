@@ -1,23 +1,22 @@
-"""Which video files a path names, and which of them validate.
+"""Finds the video files at a path, and divides them into training and validation files.
 
-A path is a folder (read recursively), one video file, one uncompressed ``.tar`` with videos in it,
-a pattern of such (``shards-{000..127}.tar``), or a list of files and tars:
+A path is a folder (read recursively), one video file, one uncompressed ``.tar`` of videos, a
+pattern of tars (``shards-{000..127}.tar``), or a list of files and tars:
 
 * ``.json``: a list, or ``{"list": [...]}``
-* ``.jsonl``: one item a line
+* ``.jsonl``: one item per line
 * ``.csv``: with a column ``path`` or ``full_path``
-* ``.txt``: one path a line; empty lines and lines that start with # do not count
+* ``.txt``: one path per line; empty lines and lines that start with # are ignored
 
-An item is a path, or an object with ``path`` or ``full_path``. Relative paths count from the folder
-of the list. An item with both keys is looked for at ``path`` first, then at ``full_path``. Videos
-in a tar are read in place and are named ``shard.tar/member.mp4``. Each path may be an address
-(``https://``, ``s3://``, ``gs://``; in the last two a folder too), see
-:mod:`jaxtrain.data.remote`.
+An item is a path, or an object with ``path`` or ``full_path``. Relative paths start at the list's
+folder. For an item with both keys, ``path`` is tried first, then ``full_path``. Videos in a tar are
+read in place and are named ``shard.tar/member.mp4``. A path may also be an address (``https://``,
+``s3://``, ``gs://``; with the last two also a folder): see :mod:`jaxtrain.data.remote`.
 
-A list at an address is somebody else's: its items may name what is on the list's own host or bucket
-by a relative path, and other places by ``https://``, ``s3://`` and ``gs://``; ``http://`` only
-where the list itself came by http. Absolute paths, ``~``, paths that climb above the host, and
-other schemes are refused, so that it cannot reach files of this machine.
+A list at an address is not trusted. Its items may be relative paths on the list's own host or
+bucket, or addresses with ``https://``, ``s3://`` and ``gs://``; ``http://`` is accepted only if the
+list itself came by http. Absolute paths, ``~``, paths above the host's root and other schemes are
+rejected, so that the list cannot reach files on this machine.
 """
 
 import csv
@@ -39,21 +38,21 @@ from jaxtrain.storage.atomic import expanded
 SUFFIXES = frozenset((".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"))
 SUFFIXES |= frozenset((".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv", ".y4m"))
 LISTS = frozenset((".json", ".jsonl", ".csv", ".txt"))
-_LONGEST_ENTRY = 2**13  # characters; of paths Linux takes 4,096 bytes, addresses are the longest
-_REMOVED = "its copy was removed from the cache: start again to fetch it again"
+_MAX_ENTRY = 2**13  # characters; Linux limits paths to 4,096 bytes, addresses can be longer
+_REMOVED = "its copy was removed from the cache: start again to fetch a new one"
 PIECES = ".pieces"
-"""Ends the name of a folder that holds the pieces of one video."""
+"""Suffix of a folder with the prepared clips of one video."""
 
 
 class Found(NamedTuple):
-    """A file that the user named.
+    """A file that the user's path leads to.
 
     Attributes:
-        name: what the example is called wherever the data lies: its path from the folder or list.
-        path: where it lies now, absolute; in a tar: the tar's path and the member's name. It need
-            not exist.
-        span: where in a tar; None for a file of its own.
-        fetched: whether the file on the disk is the cache's copy of what is at an address.
+        name: the file's path relative to the folder or list, so that it is the same on every
+            machine.
+        path: the absolute path; in a tar, the tar's path and the member's name. It may not exist.
+        span: the place in a tar; None for a separate file.
+        fetched: whether the file on disk is the cache's copy of a file at an address.
     """
 
     name: str
@@ -63,12 +62,12 @@ class Found(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file on the disk: the video, or the tar."""
+        """Returns the file on disk: the video, or the tar."""
         return self.path if self.span is None else self.span.file
 
 
 def is_absent(path: str) -> bool:
-    """Whether there is no such file or folder; addresses and patterns of tars may lead to some."""
+    """Returns whether a path does not exist; addresses and patterns of tars are not checked."""
     if addresses.is_address(path):
         return False
     top = expanded(path).absolute()
@@ -76,7 +75,7 @@ def is_absent(path: str) -> bool:
 
 
 def absent(flag: str, path: str) -> str:
-    """The message for a path that :func:`is_absent`."""
+    """Returns the message for a path that :func:`is_absent`."""
     return (
         f"{flag} {path}: no such file or folder; give {flag} a folder of videos, a video, a .tar "
         f"of videos, or a list of them ({', '.join(sorted(LISTS))})"
@@ -84,18 +83,18 @@ def absent(flag: str, path: str) -> str:
 
 
 def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> list[Found]:
-    """All video files that ``path`` names, sorted by name, each once.
+    """Returns all video files that ``path`` leads to, sorted by name, each once.
 
     Args:
         path: a folder, a video file, a tar, a pattern of tars, or a list of files.
-        flag: the option that gave the path, for messages.
-        cache_root: of the cache, which has the members of tars, and what was fetched.
-        say: takes messages for the console.
+        flag: the option that set the path, for messages.
+        cache_root: the cache folder, which holds fetched files and the lists of tar members.
+        say: prints a message.
 
     Raises:
-        InputError: the path is missing, is of no known kind, or names no file, or two files would
-            have one name; an address cannot be fetched or is not accepted.
-        RunAgain: an address cannot be fetched now.
+        InputError: the path is missing, has an unknown type or leads to no file; two files would
+            have the same name; or an address cannot be fetched or is rejected.
+        RunAgain: an address is temporarily unavailable.
     """
     if addresses.is_address(path):
         path = path.strip()
@@ -109,7 +108,7 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
     top = expanded(path).absolute()
     if addresses.is_address(path):
         named = _remote(path, flag, local)
-        cure = "name a video, a .tar, a list, or a folder that can be listed"
+        cure = "pass a video, a .tar, a list, or a folder that can be listed"
     elif os.path.isdir(top):
         named = list(_walk(top))
         endings = ", ".join(sorted(SUFFIXES))
@@ -122,22 +121,22 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
         for tar in tar_members.expand(str(top)):
             tar_members.check_exists(tar, path)
             named.append(Found(Path(tar).relative_to(above).as_posix(), tar))
-        cure = "let it stand for .tar files with videos in them"
+        cure = "pass a pattern of .tar files that contain videos"
     elif top.suffix.lower() in LISTS:
         named = list(_located(_items(top, f"{flag} {path}"), str(top.parent)))
         for one in named:
             if addresses.is_address(one.path):
                 addresses.check(one.path, f"{flag} {path}:")
-        cure = "put one path an entry into it"
+        cure = "list one path per entry"
     elif top.suffix.lower() in SUFFIXES | {tar_members.SUFFIX}:
         named = [Found(top.name, str(top))]
-        cure = "put videos into it"
+        cure = "add videos to it"
     else:
         raise InputError(
-            f"{flag} {path}: the ending {top.suffix!r} is neither of a video, a .tar nor of a list "
-            f"({', '.join(sorted(LISTS))}); give a folder, a video or a list of videos"
+            f"{flag} {path}: the suffix {top.suffix!r} is not that of a video, a .tar or a list "
+            f"({', '.join(sorted(LISTS))}); pass a folder, a video or a list of videos"
         )
-    named = list(dict.fromkeys(named))  # each is opened once
+    named = list(dict.fromkeys(named))  # so that each is opened once
     places = local([one.path for one in named if addresses.is_address(one.path)])
     named = [
         one._replace(path=places[one.path], fetched=True) if one.path in places else one
@@ -145,20 +144,20 @@ def find(path: str, flag: str, cache_root: Path, say: Callable[[str], None]) -> 
     ]
     found = [inner for one in named for inner in _unfolded(one, flag, cache_root)]
     if not found:
-        raise InputError(f"{flag} {shown} names no video file: {cure}")
+        raise InputError(f"{flag} {shown}: no video files found: {cure}")
     return sorted(_distinct(found, flag, shown).values(), key=lambda one: one.name)
 
 
 def split(names: list[str], train_share: float) -> list[bool]:
-    """For each name whether it trains; the others validate.
+    """Returns for each file whether it is for training; the others are for validation.
 
-    A name's side depends on its hash only, so that other files coming or going do not move it; and
-    the pieces of one video stand on its side (:func:`video_of`). At least one video stands on each
-    side: where the hashes leave a side empty, the one nearest to it moves over.
+    A file's split depends only on the hash of its name, so that added or removed files do not move
+    it. The prepared clips of one video are in the same split (:func:`video_of`). Each split gets at
+    least one video: if the hashes leave one empty, the video with the nearest hash moves there.
 
     Args:
-        names: of files from two videos or more.
-        train_share: 0 to 1.
+        names: names of files from two videos or more.
+        train_share: fraction of the files for training, 0 to 1.
     """
     videos = [video_of(name) for name in names]
     places = [_place(video) for video in videos]
@@ -171,28 +170,28 @@ def split(names: list[str], train_share: float) -> list[bool]:
 
 
 def video_of(name: str) -> str:
-    """The name of the video that a file was cut from; the file's own name where it was not cut.
+    """Returns the name of the video that a file was cut from, or the file's own name.
 
-    ``jaxtrain prepare clips`` puts the pieces of ``a/b.mp4`` into the folder ``a/b.mp4.pieces``.
+    ``jaxtrain prepare clips`` writes the clips of ``a/b.mp4`` to the folder ``a/b.mp4.pieces``.
     """
     return name.split(PIECES + "/", 1)[0]
 
 
 def _place(name: str) -> float:
-    """A name's hash as a number from 0 to 1."""
+    """Returns a name's hash as a number from 0 to 1."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _walk(top: Path) -> Iterator[Found]:
-    """Videos and tars below ``top``."""
+    """Yields the videos and tars below ``top``."""
     for path in folders.files(top):
         if path.suffix.lower() in SUFFIXES | {tar_members.SUFFIX}:
             yield Found(path.relative_to(top).as_posix(), str(path))
 
 
 def _unfolded(one: Found, flag: str, cache_root: Path) -> Iterator[Found]:
-    """The file itself, or the videos in it if it is a tar."""
+    """Yields the file itself, or the videos in it if it is a tar."""
     tar_members.check_not_packed(one.path, flag)
     if not one.path.lower().endswith(tar_members.SUFFIX):
         yield one
@@ -212,25 +211,25 @@ def _unfolded(one: Found, flag: str, cache_root: Path) -> Iterator[Found]:
 
 
 def _distinct(found: list[Found], flag: str, path: str) -> dict[str, Found]:
-    """By name; a tar may hold a member twice, and the last one counts.
+    """Returns the files by name; if a tar holds a member twice, the last one counts.
 
     Raises:
-        InputError: two places have one name.
+        InputError: files at two places have the same name.
     """
     by_name: dict[str, Found] = {}
     for one in found:
         other = by_name.get(one.name, one)
         if other.path != one.path:
             raise InputError(
-                f"{flag} {path}: both {other.path} and {one.path} would be called {one.name}: "
-                "leave one out, or name a folder or a list above both"
+                f"{flag} {path}: {other.path} and {one.path} would have the same name {one.name}: "
+                "remove one, or pass a folder or a list above both"
             )
         by_name[one.name] = one
     return by_name
 
 
 def _expanded(item: dict[str, str], budget: tar_members.Budget) -> Iterator[dict[str, str]]:
-    """An entry for each tar that a pattern stands for; the entry itself where it is none."""
+    """Yields an entry for each tar that a pattern matches, or the entry if it is not a pattern."""
     path = item.get("path") or item["full_path"]
     if not path.lower().endswith(tar_members.SUFFIX) or not tar_members.is_pattern(path):
         yield item
@@ -240,10 +239,10 @@ def _expanded(item: dict[str, str], budget: tar_members.Budget) -> Iterator[dict
 
 
 def _located(items: Iterable[dict[str, str]], folder: str) -> Iterator[Found]:
-    """Where the files of a list's entries are.
+    """Locates the files of a list's entries.
 
     Raises:
-        InputError: a tar that a pattern stands for is missing.
+        InputError: a tar of a pattern is missing.
     """
     budget = tar_members.Budget()
     for item in items:
@@ -255,15 +254,15 @@ def _located(items: Iterable[dict[str, str]], folder: str) -> Iterator[Found]:
 
 
 def _items(path: Path, where: str) -> Iterator[dict[str, str]]:
-    """The entries of a list file, each with ``path`` or ``full_path`` or both."""
+    """Yields the entries of a list file, each with ``path`` or ``full_path`` or both."""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a byte-order mark in front
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte-order mark
         match path.suffix.lower():
             case ".json":
-                whole = json.loads(text)
-                raw = whole.get("list") if isinstance(whole, dict) else whole
+                parsed = json.loads(text)
+                raw = parsed.get("list") if isinstance(parsed, dict) else parsed
                 if not isinstance(raw, list):
-                    raise InputError(f'{where}: a list, or an object with "list", was expected')
+                    raise InputError(f'{where}: expected a list, or an object with "list"')
             case ".jsonl":
                 raw = [json.loads(line) for line in text.splitlines() if line.strip()]
             case ".csv":
@@ -282,24 +281,26 @@ def _item(item: Any, where: str) -> dict[str, str]:
         item = {"path": item}
     if not isinstance(item, dict):
         short = reprlib.repr(item)
-        raise InputError(f'{where}: a path, or an object with "path", was expected, not {short}')
+        raise InputError(f'{where}: expected a path, or an object with "path", not {short}')
     keys = {key: item[key] for key in ("path", "full_path") if item.get(key)}
     if not keys or not all(isinstance(value, str) for value in keys.values()):
-        there = reprlib.repr(sorted(str(key) for key in item))
-        raise InputError(f'{where}: neither "path" nor "full_path" holds a text; there is {there}')
+        keys_found = reprlib.repr(sorted(str(key) for key in item))
+        raise InputError(
+            f'{where}: "path" or "full_path" must be a string; found keys {keys_found}'
+        )
     for value in keys.values():
-        if len(value) > _LONGEST_ENTRY:
+        if len(value) > _MAX_ENTRY:
             raise InputError(
                 f"{where}: {value[:40]!a}... has {len(value):,} characters, and the limit is "
-                f"{_LONGEST_ENTRY:,}: put one path an entry into it"
+                f"{_MAX_ENTRY:,}: give one path per entry"
             )
         if "\0" in value:
-            raise InputError(f"{where}: {reprlib.repr(value)} is not the name of a file")
+            raise InputError(f"{where}: {reprlib.repr(value)} is not a valid file name")
     return keys
 
 
 def _remote(address: str, flag: str, local: Callable[[list[str]], dict[str, str]]) -> list[Found]:
-    """What an address names: the files of a list, of a folder or of a pattern, or one file."""
+    """Returns the files at an address: of a list, a folder or a pattern, or one file."""
     ending = _ending(address)
     if ending in LISTS:
         return _listed(address, flag, Path(local([address])[address]))
@@ -315,10 +316,15 @@ def _ending(address: str) -> str:
 
 
 def _listed(address: str, flag: str, place: Path) -> list[Found]:
-    """The files that a list at an address names; ``place`` has it in the cache.
+    """Returns the files of a list at an address.
+
+    Args:
+        address: the address of the list.
+        flag: the option that set it, for messages.
+        place: the list's copy in the cache, which is removed if it cannot be read.
 
     Raises:
-        InputError: it cannot be read, and was removed from the cache; or an item is not accepted.
+        InputError: the list cannot be read, or an item is rejected.
     """
     where = f"{flag} {addresses.public(address)}"
     try:
@@ -331,7 +337,7 @@ def _listed(address: str, flag: str, place: Path) -> list[Found]:
 
 
 def _locate_at(item: dict[str, str], address: str, where: str) -> Found:
-    """Where an item of a list at an address is, and its name."""
+    """Returns the name and the place of an item of a list at an address."""
     given = (item.get("path") or item["full_path"]).strip()
     home = addresses.split(address)
     if addresses.is_address(given):
@@ -339,14 +345,14 @@ def _locate_at(item: dict[str, str], address: str, where: str) -> Found:
         scheme = addresses.split(given).scheme
         if scheme == "http" and home.scheme != "http":
             raise InputError(
-                f"{where} names {addresses.public(given)}: a list that came by {home.scheme} may "
-                "name https://, s3:// and gs:// only"
+                f"{where} contains {addresses.public(given)}: a list fetched by {home.scheme} may "
+                "contain only https://, s3:// and gs:// addresses"
             )
         return Found(addresses.name_of(given), given)
     if given.startswith(("/", "~", "\\")):
         raise InputError(
-            f"{where} names {given}, a path on this machine: a list at an address may name paths "
-            "relative to its own folder, https://, s3:// and gs:// only"
+            f"{where} contains {given}, a path on this machine: a list at an address may contain "
+            "only https://, s3:// and gs:// addresses and paths relative to its own folder"
         )
     inside, mark, query = given.partition("?")
     folder = home.path.rpartition("/")[0]
@@ -355,7 +361,9 @@ def _locate_at(item: dict[str, str], address: str, where: str) -> Found:
         parts: list[str] = []
         for part in path.split("/")[1:]:
             if part == ".." and not parts:
-                raise InputError(f"{where} names {inside}, which is above {home.host}: remove it")
+                raise InputError(
+                    f"{where} contains {inside}, above the root of {home.host}: remove it"
+                )
             if part == "..":
                 parts.pop()
             elif part != ".":
@@ -367,7 +375,7 @@ def _locate_at(item: dict[str, str], address: str, where: str) -> Found:
 
 
 def _locate(item: dict[str, str], folder: str) -> Found:
-    """Where an item's file is, and its name, which moves with the list."""
+    """Returns an item's file; its name is relative to the list's folder where possible."""
     given = [os.path.expanduser(item[key]) for key in ("path", "full_path") if key in item]
     if addresses.is_address(given[0]):
         return Found(addresses.name_of(given[0]), given[0].strip())

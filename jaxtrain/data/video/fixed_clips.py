@@ -1,4 +1,4 @@
-"""The same few clips of a folder of videos each time, for measuring.
+"""Chooses a few clips of a folder of videos, the same every time, for measurements.
 
 Shapes: T frames, H height, W width.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxtrain.data import cache
 from jaxtrain.data.video import files, index
-from jaxtrain.data.video.clips import unvaried
+from jaxtrain.data.video.clips import unaugmented
 from jaxtrain.data.video.index import Entry
 from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import addresses
@@ -19,13 +19,13 @@ from jaxtrain.storage import addresses
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A piece of a video: successive frames, the largest crop of the middle that fits the size.
+    """A clip of a video: consecutive frames, in the largest center crop with the target's aspect.
 
     Attributes:
         entry: the file.
-        folder: of the index in the cache.
-        place: of its first frame in the room that there is, 0 to 1.
-        frames, height, width: of the clip.
+        folder: the input's index folder in the cache.
+        place: place of the first frame within the possible range, 0 to 1.
+        frames, height, width: size of the clip.
     """
 
     entry: Entry
@@ -36,7 +36,7 @@ class Clip:
     width: int
 
     def read(self) -> np.ndarray:
-        """uint8 [T, H, W, 3].
+        """Decodes the clip, uint8 [T, H, W, 3].
 
         Raises:
             BadExample: the file is broken or too short.
@@ -48,11 +48,11 @@ class Clip:
         there = np.setdiff1d(np.arange(info.frames), verdict.missing, assume_unique=True)
         room = len(there) - self.frames
         if room < 0:
-            text = f"is too short: {len(there)} frames, a clip needs {self.frames}"
+            text = f"is too short: it has {len(there)} frames, a clip needs {self.frames}"
             raise BadExample(self.entry.path, text)
         first = round(self.place * room)
         numbers = there[first : first + self.frames].tolist()
-        return unvaried(self.entry, numbers, self.height, self.width)
+        return unaugmented(self.entry, numbers, self.height, self.width)
 
 
 def choose(
@@ -65,18 +65,18 @@ def choose(
     clips: int | None,
     say: Callable[[str], None],
 ) -> list[Clip]:
-    """Clips of the videos that a path names, spread evenly; the same each time.
+    """Returns clips that are evenly spread over the videos at a path, the same every time.
 
     Args:
         path: a folder, a video or a list of videos.
-        flag: the option that gave it.
-        frames, height, width: of a clip.
-        clips: how many in all; None takes one of each video. Fewer than videos are of some videos,
-            evenly chosen; more are several of a video, at evenly spaced places.
-        say: takes messages for the console.
+        flag: the option that set the path, for messages.
+        frames, height, width: size of a clip.
+        clips: number of clips; None takes one per video. If there are fewer clips than videos, the
+            videos are evenly chosen; if there are more, a video has several evenly spaced clips.
+        say: prints a message.
 
     Raises:
-        InputError: there are no videos, or none that can be used.
+        InputError: there are no videos, or none can be used.
     """
     root = cache.root(None)
     found = files.find(path, flag, root, say)
@@ -84,18 +84,18 @@ def choose(
     usable: list[Entry] = []
     for entry in index.build(found, folder, decode_all=False, say=say):
         if entry.info is None:
-            say(f"left out: {entry.path}: {entry.reason}")
+            say(f"skipped: {entry.path}: {entry.reason}")
         elif entry.info.frames < frames:
             say(
-                f"left out: {entry.path}: {entry.info.frames} frames, a clip needs {frames} "
+                f"skipped: {entry.path}: {entry.info.frames} frames, a clip needs {frames} "
                 "(--frames)"
             )
         else:
             usable.append(entry)
     if not usable:
         raise InputError(
-            f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used; see what "
-            "was left out above"
+            f"{flag} {addresses.public(path)}: none of {len(found):,} videos can be used; see the "
+            "skipped files above"
         )
     count = clips or len(usable)
     if count < len(usable):

@@ -1,7 +1,7 @@
-"""From decoded frames to a clip: crop, resize and convert to RGB in one pass of libswscale.
+"""Turns decoded frames into a clip: crops, resizes and converts to RGB in one libswscale pass.
 
-One filter graph does all three without copying in between: 1280x720 to 720x480 takes 2.6 ms a frame
-on one core, where converting with PyAV and resizing with Pillow takes 9 ms.
+One filter graph does all three without intermediate copies. 1280x720 to 720x480 takes 2.6 ms per
+frame on one core; converting with PyAV and resizing with Pillow takes 9 ms.
 """
 
 from fractions import Fraction
@@ -13,11 +13,11 @@ from av.video.frame import VideoFrame
 
 from jaxtrain.data.video.packets import Scan
 
-# libswscale widens its bilinear kernel when it shrinks, so that nothing aliases. The flags make the
-# result the same on every processor.
+# libswscale widens its bilinear kernel when it shrinks an image, which prevents aliasing. The flags
+# make the result the same on every processor.
 _FLAGS = "bilinear+accurate_rnd+bitexact"
 
-# AVColorSpace (ITU-T H.273 matrix coefficients) to the scale filter's names.
+# Maps AVColorSpace (ITU-T H.273 matrix coefficients) to the scale filter's names.
 _MATRICES = {
     1: "bt709",
     4: "fcc",
@@ -27,25 +27,26 @@ _MATRICES = {
     9: "bt2020",
     10: "bt2020",
 }
-_TIME_BASE = Fraction(1, 1000)  # filters want one; nothing here depends on time
+_TIME_BASE = Fraction(1, 1000)  # required by filters; nothing here depends on time
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
 
 class Cut:
-    """Cuts the same piece out of the frames of a clip and converts it, frame by frame.
+    """Crops and converts the frames of a clip, one by one, with the same crop.
 
-    The piece has the target's aspect, so nothing is stretched; a small video is enlarged.
+    The crop has the target's aspect ratio, so nothing is stretched; a small video is enlarged.
 
     Args:
-        info: of the file; rotation and pixel aspect are taken from here.
-        frames: of the clip.
-        height, width: of the result, in pixels.
-        scale: side of the piece as a share of the largest that fits, above 0 to 1.
-        across, down: where the piece lies, 0 (left, top) to 1 (right, bottom) of the room there is.
+        info: the scan of the file, for rotation and pixel aspect ratio.
+        frames: number of frames of the clip.
+        height, width: size of the result, in pixels.
+        scale: side length of the crop as a fraction of the largest that fits, above 0 to 1.
+        across, down: place of the crop within the possible range, from 0 (left, top) to 1 (right,
+            bottom).
         mirror: whether to swap left and right.
 
     Attributes:
-        out_THWC: the clip, uint8 [T, height, width, 3], as far as frames were put.
+        out_THWC: the clip, uint8 [T, height, width, 3]; frames not yet put are undefined.
     """
 
     def __init__(
@@ -70,22 +71,22 @@ class Cut:
         self._made_for: tuple[object, ...] = ()
 
     def put(self, number: int, frame: VideoFrame) -> None:
-        """Makes frame ``number`` of the clip from a frame as decoded, not yet rotated."""
+        """Sets frame ``number`` of the clip from a decoded frame, which is not yet rotated."""
         kind = _kind(frame)
-        if self._graph is None or kind != self._made_for:  # a stream may change its size on the way
+        if self._graph is None or kind != self._made_for:  # the size may change within a stream
             high, wide = self._target
             piece = _piece(frame, self._info.pixel_aspect, wide / high, *self._place)
             self._graph, self._made_for = _graph(frame, piece, wide, high, self._flip), kind
         self._graph.push(frame)
-        picture_HWC = self._graph.vpull().to_ndarray()
-        self.out_THWC[number] = np.rot90(picture_HWC, self._info.rotation // 90)
+        image_HWC = self._graph.vpull().to_ndarray()
+        self.out_THWC[number] = np.rot90(image_HWC, self._info.rotation // 90)
 
 
-class WholeFrames:
-    """Converts whole frames of a video to RGB, upright, one after the other.
+class FullFrames:
+    """Converts uncropped frames of a video to upright RGB images.
 
     Args:
-        rotation: degrees counter-clockwise by which a stored frame is to be turned.
+        rotation: degrees counterclockwise by which stored frames must be turned.
     """
 
     def __init__(self, rotation: int) -> None:
@@ -95,27 +96,27 @@ class WholeFrames:
         self._kind: tuple[object, ...] = ()
 
     def __call__(self, frame: VideoFrame) -> np.ndarray:
-        """uint8 [H, W, 3]; a stream that changes its size keeps that of its first frame."""
+        """Returns uint8 [H, W, 3]; all frames are resized to the size of the first one."""
         kind = _kind(frame)
         if self._graph is None or kind != self._kind:
             self._size = self._size if self._graph else (frame.width, frame.height)
-            whole = (frame.width, frame.height, 0, 0)
-            self._graph, self._kind = _graph(frame, whole, *self._size, None), kind
+            uncropped = (frame.width, frame.height, 0, 0)
+            self._graph, self._kind = _graph(frame, uncropped, *self._size, None), kind
         self._graph.push(frame)
         return np.ascontiguousarray(np.rot90(self._graph.vpull().to_ndarray(), self._turns))
 
 
 def _kind(frame: VideoFrame) -> tuple[object, ...]:
-    """What a filter graph is made for."""
+    """Returns the properties of a frame that its filter graph depends on."""
     return frame.width, frame.height, frame.format.name, frame.color_range, frame.colorspace
 
 
 def _piece(
     frame: VideoFrame, pixel_aspect: float, aspect: float, scale: float, across: float, down: float
 ) -> tuple[int, int, int, int]:
-    """Width, height, left and top of the piece, in stored pixels.
+    """Returns width, height, left and top of the crop, in stored pixels.
 
-    All even where the frame allows it, as colour is stored at half the resolution.
+    All are even where the frame allows it, because color is stored at half the resolution.
     """
     stored_aspect = aspect / pixel_aspect
     wide = min(frame.width, frame.height * stored_aspect) * scale
@@ -126,7 +127,7 @@ def _piece(
 
 
 def _even(length: float, most: int) -> int:
-    """The even number nearest to ``length``, from 2 to ``most``; ``most`` itself may be odd."""
+    """Returns the even number nearest to ``length``, from 2 to ``most``, which may be odd."""
     if length >= most - 0.5:
         return most
     return min(max(round(length / 2) * 2, 2), most)
@@ -135,7 +136,7 @@ def _even(length: float, most: int) -> int:
 def _graph(
     frame: VideoFrame, piece: tuple[int, int, int, int], width: int, height: int, flip: str | None
 ) -> av.filter.Graph:
-    """Crop, flip, scale and convert; single-threaded, as the cores belong to the workers."""
+    """Builds a graph that crops, flips, scales and converts in one thread per worker."""
     graph = av.filter.Graph()
     graph.threads = 1
     nodes = [
@@ -150,11 +151,11 @@ def _graph(
         nodes.append(graph.add("crop", ":".join(map(str, piece)) + ":exact=1"))
     if flip is not None:
         nodes.append(graph.add(flip))
-    options = f"{width}:{height}:flags={_FLAGS}{colour_options(frame)}"
+    options = f"{width}:{height}:flags={_FLAGS}{color_options(frame)}"
     nodes.append(graph.add("scale", options))
-    # Planes first: the direct way to packed RGB takes twice as long, and repeats colours that
-    # videos store at half the resolution instead of interpolating them. Packing the planes then
-    # copies bytes; NumPy takes twice as long for it.
+    # Convert to planar RGB first: direct conversion to packed RGB takes twice as long and repeats
+    # colors, which videos store at half the resolution, instead of interpolating them. Packing the
+    # planes afterwards only copies bytes; NumPy takes twice as long for that.
     nodes.append(graph.add("format", "gbrp"))
     nodes.append(graph.add("format", "rgb24"))
     nodes.append(graph.add("buffersink"))
@@ -163,12 +164,12 @@ def _graph(
 
 
 def is_hd(height: int, width: int) -> bool:
-    """Whether players take an unmarked video of this size (pixels) for BT.709, not BT.601."""
+    """Returns whether players assume BT.709, not BT.601, for an unmarked video of this size."""
     return width >= 1280 or height > 576
 
 
-def colour_options(frame: VideoFrame) -> str:
-    """How the scale filter is to understand a frame's colours; begins with a colon, or is empty."""
+def color_options(frame: VideoFrame) -> str:
+    """Returns the scale filter's color options for a frame: empty, or beginning with a colon."""
     if frame.format.is_rgb:
         return ""
     full = frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")

@@ -1,12 +1,12 @@
-"""The index of a video data set: what each file holds, built once and kept in the cache.
+"""The index of a video data set: frames and keyframes of each file, built once and cached.
 
-Building scans packets, which takes milliseconds a file; decoding all of it would take core-weeks on
-millions of files, so a file is decoded whole when it is first used, or here on demand. The index is
-one JSON-lines file for each input path. A file whose size or time of change differs is scanned
-anew, and so is one that could not be read.
+Building the index scans packets, which takes milliseconds per file. Decoding millions of files
+would take core-weeks, so a file is decoded completely when it is first used, or here on demand. The
+index is one JSON-lines file per input path. Files whose size or modification time has changed are
+scanned again, and so are files that could not be read.
 
-Workers leave the verdicts of first use as small files beside the index, each written whole; the
-next opening takes them into the index.
+A worker that verifies a file at its first use writes the verdict atomically to a small file next to
+the index. The next run that opens the data adds these verdicts to the index.
 """
 
 import concurrent.futures
@@ -29,8 +29,8 @@ from jaxtrain.errors import BadExample, InputError
 from jaxtrain.storage import addresses
 from jaxtrain.storage.atomic import expanded
 
-_FORMAT = 2  # of the index; another number builds it anew
-_SAY_EVERY_S = 10.0
+_FORMAT = 2  # version of the index; one of another version is rebuilt
+_REPORT_EVERY_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +38,14 @@ class Entry:
     """One file of the index.
 
     Attributes:
-        name: path from the folder or list that named the file.
-        path: where it lies now, as :class:`jaxtrain.data.video.files.Found` has it.
-        size: bytes of the video; -1 where there is no file.
-        mtime_ns: time of the last change of the file that it lies in.
-        info: what its packets tell; None where that cannot be read.
+        name: path relative to the folder or list.
+        path: current absolute path, see :class:`jaxtrain.data.video.files.Found`.
+        size: size of the video in bytes; -1 if there is no file.
+        mtime_ns: modification time of the video file or the tar.
+        info: the scan of its packets; None if it cannot be read.
         reason: why ``info`` is None.
-        verdict: what decoding all of it showed; None where that was not done yet.
-        span: where in a tar; None for a file of its own.
+        verdict: the result of decoding it completely; None if that has not been done.
+        span: the place in a tar; None for a separate file.
     """
 
     name: str
@@ -59,21 +59,21 @@ class Entry:
 
     @property
     def scanned(self) -> Scan:
-        """``info`` of a file that can be read."""
+        """Returns ``info``, of a file that can be read."""
         assert self.info is not None, f"{self.path} is broken: {self.reason}"
         return self.info
 
 
 def folder_of(path: str, cache_root: Path) -> Path:
-    """Where the cache keeps the index of what a path names; by its place, or its address.
+    """Returns the cache folder for the index of a path or address.
 
-    A newly signed address has the index of the one before it.
+    Addresses that differ only in their signature share an index.
     """
     if addresses.is_address(path):
-        whole = addresses.identity(path)
+        identity = addresses.identity(path)
     else:
-        whole = str(expanded(path).absolute())
-    return cache_root / "video" / cache.digest(whole)[:16]
+        identity = str(expanded(path).absolute())
+    return cache_root / "video" / cache.digest(identity)[:16]
 
 
 def build(
@@ -83,22 +83,22 @@ def build(
     decode_all: bool,
     say: Callable[[str], None],
 ) -> list[Entry]:
-    """The entries of all files, in the order of ``found``, from the cache where it is fresh.
+    """Returns the entries of all files, in the order of ``found``; reuses unchanged cached entries.
 
     Args:
         found: the files.
-        folder: of this input in the cache.
-        decode_all: decode every file that was not decoded yet, to find those broken inside.
-        say: takes messages for the console.
+        folder: the input's folder in the cache.
+        decode_all: whether to decode every file that is not verified yet, to find damage inside it.
+        say: prints a message.
     """
     file = folder / "index.jsonl"
     old, markers = _load(file, say), _load_verdicts(folder)
     todo = sum(one.name not in old for one in found)
     if todo > 1:
         say(f"indexing {todo:,} videos")
-    told = time.monotonic()
+    reported = time.monotonic()
     entries = []
-    workers = os.cpu_count() or 1  # FFmpeg lets go of the interpreter, so threads do
+    workers = os.cpu_count() or 1  # threads suffice, because FFmpeg releases the GIL
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
         def examine(one: video_files.Found) -> Entry:
@@ -106,8 +106,8 @@ def build(
 
         for entry in pool.map(examine, found):
             entries.append(entry)
-            if time.monotonic() - told > _SAY_EVERY_S:
-                told = time.monotonic()
+            if time.monotonic() - reported > _REPORT_EVERY_S:
+                reported = time.monotonic()
                 say(f"indexing videos: {len(entries):,} of {len(found):,}")
     if {entry.name: entry for entry in entries} != old:
         cache.write_file(file, "".join(_to_line(entry) for entry in entries))
@@ -117,21 +117,21 @@ def build(
 
 
 def fingerprint(entries: Iterable[Entry], *more: Any) -> str:
-    """Hex digest of what the files are: names, sizes and frame counts, not places and times.
+    """Returns a hex digest of the files' names, sizes and frame counts, not of paths or times.
 
     Args:
         entries: the files.
-        more: JSON-able values that also decide what the examples are.
+        more: other JSON-serializable values that the examples depend on.
     """
     files = sorted((entry.name, entry.size, entry.scanned.frames) for entry in entries)
     return cache.digest(files, *more)
 
 
 def first_use(entry: Entry, folder: Path) -> FrameCheck:
-    """The verdict on a file: the index's, another worker's, or, if there is none, by decoding it.
+    """Returns the verdict on a file from the index or another worker, or by decoding the file.
 
     Raises:
-        BadExample: the file is gone or is not the one that was indexed.
+        BadExample: the file is gone or has changed since it was indexed.
     """
     mtime_ns = check_unchanged(entry)
     if entry.verdict is not None and mtime_ns == entry.mtime_ns:
@@ -148,15 +148,15 @@ def first_use(entry: Entry, folder: Path) -> FrameCheck:
 
 
 def check_unchanged(entry: Entry) -> int:
-    """The file's time of change, in ns; raises BadExample where it is gone or its size differs."""
+    """Returns the modification time in ns; raises BadExample if the file is gone or has changed."""
     span = entry.span
     try:
         status = os.stat(entry.path if span is None else span.file)
     except OSError as error:
-        raise BadExample(entry.path, f"{error.strerror}, though it was indexed") from error
+        raise BadExample(entry.path, f"{error.strerror}, although it was indexed") from error
     if span is not None:
         if status.st_mtime_ns != entry.mtime_ns or status.st_size < span.offset + span.size:
-            raise BadExample(entry.path, "changed during the run: its tar is another one now")
+            raise BadExample(entry.path, "changed during the run: its tar was modified")
     elif status.st_size != entry.size:
         text = f"has {status.st_size} bytes now, {entry.size} when it was indexed"
         raise BadExample(entry.path, f"changed during the run: {text}")
@@ -164,7 +164,7 @@ def check_unchanged(entry: Entry) -> int:
 
 
 def verdict_file(folder: Path, name: str) -> Path:
-    """Where the verdict on a file is left for the next opening."""
+    """Returns the file that passes the verdict on a video to the next run."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
     return folder / "verdicts" / digest[:2] / f"{digest[2:]}.json"
 
@@ -172,7 +172,7 @@ def verdict_file(folder: Path, name: str) -> Path:
 def _examine(
     found: video_files.Found, old: Entry | None, left: dict[str, Any] | None, decode_all: bool
 ) -> Entry:
-    """The entry of one file; decodes it only if asked to."""
+    """Returns the entry of one file; decodes the file only if ``decode_all``."""
     try:
         status = os.stat(found.file)
     except OSError as error:
@@ -230,14 +230,14 @@ def _to_line(entry: Entry) -> str:
 
 
 def _load(file: Path, say: Callable[[str], None]) -> dict[str, Entry]:
-    """The cached entries by name; none where there is no index, or it cannot be used."""
+    """Returns the cached entries by name; none if there is no usable index."""
     try:
         with open(file, encoding="utf-8") as lines:
             entries = [_from_line(line) for line in lines]
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError):
-        say(f"the index {file} is damaged or of another version: building it anew")
+        say(f"the index {file} is damaged or has another version: rebuilding it")
         return {}
     return {entry.name: entry for entry in entries}
 
@@ -258,7 +258,7 @@ def _from_line(line: str) -> Entry:
 
 
 def _load_verdicts(folder: Path) -> dict[str, dict[str, Any]]:
-    """The verdicts that workers left, by the file's name."""
+    """Returns the verdicts written by workers, by file name."""
     left = map(_read_verdict, (folder / "verdicts").glob("*/*.json"))
     return {one["name"]: one for one in left if one is not None}
 
@@ -266,6 +266,6 @@ def _load_verdicts(folder: Path) -> dict[str, dict[str, Any]]:
 def _read_verdict(file: Path) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # not there, or an opening has just taken it into the index
+    except FileNotFoundError:  # absent, or another process has just added it to the index
         return None
     return record

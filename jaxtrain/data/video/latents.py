@@ -1,7 +1,7 @@
-"""A teacher's latents of fixed windows: computed once, kept in the cache, read with the clips.
+"""A teacher's latents of fixed windows: computed once, cached, and read with the clips.
 
-Each video has one file in the cache, float16 [windows, L, h, w, C]; its name is the digest of what
-the video is, not of where it lies. A window that cannot be decoded is a row of NaN.
+Each video has one file in the cache, float16 [windows, L, h, w, C]. The file name is a digest of
+the video's name, size and length, not of its location. A window that cannot be decoded is all NaN.
 
 Shapes: B clips, T frames, H height, W width; latents L in time, h x w in space, C channels.
 """
@@ -27,38 +27,38 @@ from jaxtrain.storage import atomic
 
 ABOUT = "about.json"
 _DTYPE = np.dtype(np.float16)
-_SAY_EVERY_S = 10.0
+_REPORT_EVERY_S = 10.0
 
 Shape = tuple[int, ...]
 
 
 class Teacher(Protocol):
-    """An encoder whose latents are learned from.
+    """An encoder whose latents are training targets.
 
     Attributes:
-        name: says which parameters and settings it has; fit for a folder's name.
-        about: what it is, in words, for the cache.
+        name: identifies its parameters and settings; valid as a folder name.
+        about: a description for the cache.
     """
 
     name: str
     about: str
 
     def encode(self, video_BTHW3: np.ndarray) -> np.ndarray:
-        """Float32 clips, colours in [0, 1] -> float32 latents [B, L, h, w, C]."""
+        """Encodes float32 clips with values in [0, 1] to float32 latents [B, L, h, w, C]."""
 
 
 class Windows(Protocol):
-    """Fixed windows of one split, as :class:`jaxtrain.data.video.clips.Clips` has them."""
+    """The fixed windows of one split; see :class:`jaxtrain.data.video.clips.Clips`."""
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The files."""
+        """Returns the files."""
 
     def windows(self, entry: Entry) -> int:
-        """How many a file has."""
+        """Returns the number of windows of a file."""
 
     def pixels(self, entry: Entry, window: int) -> np.ndarray:
-        """One of them, uint8 [T, H, W, 3]; raises BadExample where it cannot be decoded."""
+        """Returns a window, uint8 [T, H, W, 3]; raises BadExample if it cannot be decoded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +66,8 @@ class LatentStore:
     """The latents of one teacher for clips of one size.
 
     Attributes:
-        folder: in the cache.
-        shape: of a clip's latents, [L, h, w, C].
+        folder: the teacher's folder in the cache.
+        shape: shape of a clip's latents, [L, h, w, C].
     """
 
     folder: Path
@@ -75,16 +75,16 @@ class LatentStore:
 
     @property
     def teacher(self) -> str:
-        """The name of the teacher."""
+        """Returns the name of the teacher."""
         return self.folder.name
 
     def file(self, entry: Entry) -> Path:
-        """Where the latents of a video lie."""
+        """Returns the path of a video's latents."""
         digest = cache.digest(entry.name, entry.size, entry.scanned.frames)
         return self.folder / digest[:2] / f"{digest[2:]}.npy"
 
     def has(self, entry: Entry, windows: int) -> bool:
-        """Whether the latents of all windows of a video are there."""
+        """Returns whether the latents of all windows of a video exist."""
         try:
             found = np.load(self.file(entry), mmap_mode="r")
         except (OSError, ValueError, EOFError):
@@ -92,10 +92,10 @@ class LatentStore:
         return bool(found.shape == (windows, *self.shape) and found.dtype == _DTYPE)
 
     def load(self, entry: Entry, window: int) -> np.ndarray:
-        """The latents of a window, float32 [L, h, w, C].
+        """Loads the latents of a window, float32 [L, h, w, C].
 
         Raises:
-            BadExample: they are gone, or there are none as the window could not be decoded.
+            BadExample: they cannot be read, or do not exist because the window is broken.
         """
         file = self.file(entry)
         try:
@@ -103,11 +103,11 @@ class LatentStore:
         except (OSError, ValueError, EOFError, IndexError) as error:
             raise BadExample(entry.path, f"its latents cannot be read: {file}: {error}") from error
         if np.isnan(found[0, 0, 0, 0]):
-            raise BadExample(entry.path, f"window {window} has no latents: it was not decoded")
+            raise BadExample(entry.path, f"window {window} has no latents: it could not be decoded")
         return found
 
     def save(self, entry: Entry, latents: np.ndarray) -> None:
-        """Writes the latents of all windows of a video; the file appears whole."""
+        """Writes the latents of all windows of a video, atomically."""
         held = io.BytesIO()
         np.save(held, latents)
         file = self.file(entry)
@@ -116,72 +116,73 @@ class LatentStore:
 
 
 def place(root: Path, model: Any) -> Path:
-    """The folder of all teachers' latents for clips of a model's size."""
+    """Returns the folder of all teachers' latents for clips of a model's size."""
     return root / "latents" / f"{model.frames}x{model.height}x{model.width}"
 
 
 def store(root: Path, model: Any, teacher: str) -> LatentStore:
-    """Where the latents of a teacher for clips of a model's size lie, or will."""
+    """Returns a teacher's store for clips of a model's size, whether or not it exists."""
     return LatentStore(place(root, model) / teacher, tuple(model.latent_shape))
 
 
 def find(root: Path, model: Any, teacher: str | None, splits: Iterable[Windows]) -> LatentStore:
-    """The latents that a training needs, all of them.
+    """Returns the store with all latents that a run needs.
 
     Args:
-        root: of the cache.
-        model: says the size of clips and latents.
-        teacher: its name; None takes the only one there is.
+        root: the cache folder.
+        model: the model config, which sets the size of clips and latents.
+        teacher: name of the teacher; None selects the only one in the cache.
         splits: the windows.
 
     Raises:
-        InputError: there are none, those of several teachers, of another shape, or not all.
+        InputError: there are no latents, several teachers to choose from, latents of the wrong
+            shape, or latents missing for some videos.
     """
     size = f"clips of {model.frames}x{model.height}x{model.width}"
     cure = (
-        f"`{invocation.program()} prepare latents` makes them; it takes this run's --config, its "
+        f"compute them with `{invocation.program()} prepare latents`, this run's --config, its "
         "--data and --model fields, and --teacher SPEC"
     )
     there = sorted(path.parent.name for path in place(root, model).glob(f"*/{ABOUT}"))
     if teacher is None and len(there) > 1:
         raise InputError(
-            f"there are latents of {len(there)} teachers for {size} in the cache: name one with "
+            f"the cache has latents of {len(there)} teachers for {size}: choose one with "
             f"--data.teacher ({', '.join(there)})"
         )
     if not there or (teacher is not None and teacher not in there):
-        wanted = "no teacher's latents" if teacher is None else f"no latents of teacher {teacher}"
+        lacking = "no teacher's latents" if teacher is None else f"no latents of teacher {teacher}"
         others = sorted(
             f"{path.parent.name} at {path.parent.parent.name}"
             for path in (root / "latents").glob(f"*/*/{ABOUT}")
         )
-        known = f" (there are: {', '.join(others)})" if others else ""
-        raise InputError(f"{wanted} for {size} in {root}{known}; {cure}")
+        known = f" (found: {', '.join(others)})" if others else ""
+        raise InputError(f"{lacking} for {size} in {root}{known}: {cure}")
     found = store(root, model, teacher or there[0])
     shape = tuple(json.loads((found.folder / ABOUT).read_text(encoding="utf-8"))["shape"])
     if shape != found.shape:
         raise InputError(
             f"the latents of teacher {found.teacher} have shape {shape} (time, height, width, "
-            f"channels) and the model's {found.shape}: they must be alike; see "
-            "model.latent_channels and model.patch_size"
+            f"channels), but the model's have {found.shape}: change model.latent_channels or "
+            "model.patch_size"
         )
     files_ = [(entry, split.windows(entry)) for split in splits for entry in split.entries]
     missing = [entry for entry, windows in files_ if not found.has(entry, windows)]
     if missing:
         raise InputError(
             f"the latents of teacher {found.teacher} are missing for {len(missing):,} of "
-            f"{len(files_):,} videos, as {missing[0].name}; {cure}"
+            f"{len(files_):,} videos, such as {missing[0].name}: {cure}"
         )
     return found
 
 
 class Made(NamedTuple):
-    """What a preparation did.
+    """The result of :func:`prepare`.
 
     Attributes:
-        videos: of both splits.
-        fresh: of them, whose latents were not there yet.
-        windows: whose latents are new.
-        bad: windows that could not be decoded, one example each.
+        videos: number of videos in both splits.
+        fresh: number of videos whose latents are new.
+        windows: number of windows whose latents are new.
+        bad: one error per window that could not be decoded.
     """
 
     videos: int
@@ -191,7 +192,7 @@ class Made(NamedTuple):
 
 
 class _Job:
-    """A video whose latents are being made."""
+    """A video whose latents are being computed."""
 
     def __init__(self, split: Windows, entry: Entry, shape: Shape) -> None:
         self.split, self.entry = split, entry
@@ -211,32 +212,32 @@ def prepare(
     threads: int,
     say: Callable[[str], None],
 ) -> Made:
-    """Compute and keep the latents of all windows that have none yet.
+    """Computes and stores the latents of all videos that have none yet.
 
     Args:
         splits: the windows.
-        teacher: encodes them.
-        target: where they are kept.
-        batch_size: clips that the teacher gets at once; the last batch is filled up.
-        threads: that decode.
-        say: takes messages for the console.
+        teacher: encodes the windows.
+        target: stores the latents.
+        batch_size: clips per batch of the teacher; the last batch is padded.
+        threads: number of decoding threads.
+        say: prints a message.
 
     Raises:
-        InputError: the teacher's latents have another shape or are no finite numbers.
-        OSError: they cannot be written. What is finished stays.
+        InputError: the teacher's latents have the wrong shape, or are NaN, Inf or too large.
+        OSError: the latents cannot be written. Finished files are kept.
     """
     everything = [(split, entry) for split in splits for entry in split.entries]
     todo = [one for one in everything if not target.has(one[1], one[0].windows(one[1]))]
     total = sum(split.windows(entry) for split, entry in todo)
-    say(f"{len(everything) - len(todo):,} of {len(everything):,} videos have their latents already")
+    say(f"{len(everything) - len(todo):,} of {len(everything):,} videos already have latents")
     bad: list[BadExample] = []
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     done = 0
     decoded = _decode(todo, target.shape, threads, batch_size + threads)
     described = False
-    while rows := list(itertools.islice(decoded, batch_size)):
-        clips = [(job, window, clip) for job, window, clip in rows if isinstance(clip, np.ndarray)]
-        bad += [clip for _, _, clip in rows if isinstance(clip, BadExample)]
+    while batch := list(itertools.islice(decoded, batch_size)):
+        clips = [(job, window, clip) for job, window, clip in batch if isinstance(clip, np.ndarray)]
+        bad += [clip for _, _, clip in batch if isinstance(clip, BadExample)]
         if clips:
             found = _encode(teacher, [clip for _, _, clip in clips], batch_size, target.shape)
             for (job, window, _), latents in zip(clips, found, strict=True):
@@ -246,22 +247,22 @@ def prepare(
             about = {"teacher": teacher.about, "shape": list(target.shape)}
             atomic.write_whole(target.folder / ABOUT, json.dumps(about, indent=1) + "\n")
             described = True
-        for job, _, _ in rows:
+        for job, _, _ in batch:
             job.left -= 1
             if not job.left:
                 target.save(job.entry, job.latents)
-        done += len(rows)
-        if time.monotonic() - told > _SAY_EVERY_S:
-            told = time.monotonic()
-            left_s = (told - began) / done * (total - done)
-            say(f"latents of {done:,} of {total:,} windows, about {left_s / 60:.0f} min to go")
+        done += len(batch)
+        if time.monotonic() - reported > _REPORT_EVERY_S:
+            reported = time.monotonic()
+            left_s = (reported - began) / done * (total - done)
+            say(f"encoded {done:,} of {total:,} windows, about {left_s / 60:.0f} min to go")
     return Made(len(everything), len(todo), total, tuple(bad))
 
 
 def _decode(
     todo: Iterable[tuple[Windows, Entry]], shape: Shape, threads: int, ahead: int
 ) -> Iterator[_Decoded]:
-    """All windows of the videos in order, decoded a little ahead by threads."""
+    """Yields all windows of the videos in order; threads decode a few of them ahead."""
 
     def one(job: _Job, window: int) -> _Decoded:
         try:
@@ -281,21 +282,21 @@ def _decode(
 
 
 def _encode(teacher: Teacher, clips: list[np.ndarray], batch_size: int, shape: Shape) -> np.ndarray:
-    """The latents of some clips, float16 [B, L, h, w, C]; the teacher gets a whole batch."""
-    filled = clips + clips[-1:] * (batch_size - len(clips))  # so that one program does for all
+    """Returns the latents of some clips, float16 [B, L, h, w, C]; pads the teacher's batch."""
+    filled = clips + clips[-1:] * (batch_size - len(clips))  # one batch size compiles once
     video = np.stack(filled).astype(np.float32) / 255
     found = np.asarray(teacher.encode(video))[: len(clips)]
     if found.shape[1:] != shape:
         raise InputError(
             f"teacher {teacher.name} gives latents of shape {found.shape[1:]} (time, height, "
-            f"width, channels) and the model's are {shape}: they must be alike; see "
-            "model.latent_channels, model.patch_size and model.frames"
+            f"width, channels), but the model's have {shape}: change model.latent_channels, "
+            "model.patch_size or model.frames"
         )
     with np.errstate(over="ignore"):
         small = found.astype(_DTYPE)
     if not np.isfinite(small).all():
         raise InputError(
-            f"teacher {teacher.name} gives latents that are not finite or above 65504 (the largest "
-            f"is {np.abs(found).max():.3g}): its scaling or its weights are wrong"
+            f"teacher {teacher.name} gives latents with NaN/Inf or magnitudes above 65504 (the "
+            f"largest is {np.abs(found).max():.3g}): check its scaling and its weights"
         )
     return small

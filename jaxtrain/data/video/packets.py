@@ -1,7 +1,7 @@
-"""What the packets of a video file tell, without decoding more than its first frame.
+"""Scans the packets of a video file and decodes only its first frame.
 
-A file is broken if more than two frames *and* more than 2% of them are missing against what it
-promises: good files fall a frame or two short.
+A file is broken if more than two frames *and* more than 2% of the frames that its headers declare
+are missing. Intact files may lack a frame or two.
 """
 
 import bisect
@@ -19,31 +19,32 @@ from jaxtrain.errors import BadExample
 
 SLACK_FRAMES = 2
 SLACK_SHARE = 0.02
-_CONSTANT_RATE = 0.95  # share of usual gaps between frames from which a frame rate is constant
+_CONSTANT_RATE = 0.95  # least fraction of regular gaps between frames at a constant frame rate
 _ANY_TEXT: Any = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 MAX_PIXELS = 139_264 * 256
-"""Of a frame: the most that H.264 (table A-1), HEVC and AV1 allow up to level 6.2, somewhat above
-8K (7680x4320). A few kilobytes of PNG can declare billions."""
+"""Largest number of pixels per frame: the limit of H.264 (table A-1), HEVC and AV1 up to level 6.2,
+somewhat above 8K (7680x4320). A few kilobytes of PNG can declare billions."""
 _OPTIONS = {
-    # Without it the decoders that guess a stream's parameters would decode frames of any size.
+    # Without it, decoders would decode frames of any size to guess a stream's parameters.
     "max_pixels": str(MAX_PIXELS),
-    # A file may be a playlist: it must not open a connection. subfile reads a part of a file.
+    # A file may be a playlist, which must not open a connection. subfile reads a part of a file.
     "protocol_whitelist": "file,subfile",
-    # Each video stream has a decoder while the file is opened, which holds three such frames
-    # (measured: 80 MiB for one of PNG). Films have up to about 30, sound and subtitles included.
+    # While a file is opened, each video stream has a decoder, which holds three frames of the
+    # largest size (measured: 80 MiB for a PNG stream). Movies have up to about 30 streams,
+    # including audio and subtitles.
     "max_streams": "32",
 }
-_MAX_ASPECT = 16  # of a pixel, either way; anamorphic films have up to 2
-_FIRST_FRAME = 128  # packets within which a good file gives its first frame
-_VP8_SHOWN = 0x10  # bit of a VP8 packet's first byte (RFC 6386, 9.1): hidden frames have it unset
+_MAX_ASPECT = 16  # of a pixel, either way; anamorphic video has up to 2
+_FIRST_FRAME = 128  # packets from which an intact file yields its first frame
+_VP8_SHOWN = 0x10  # bit in a VP8 packet's first byte (RFC 6386, 9.1), unset for hidden frames
 
 
 class Keyframe(NamedTuple):
-    """Where decoding can start.
+    """A frame at which decoding can start.
 
     Attributes:
-        pts: time stamp, in the stream's time base.
-        frame: number of the frame in order of display.
+        pts: time stamp in the stream's time base.
+        frame: number of the frame in display order.
     """
 
     pts: int
@@ -51,12 +52,12 @@ class Keyframe(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A video that is a part of another file.
+    """A video that is part of another file.
 
     Attributes:
-        file: the whole file, as a tar.
-        offset: where the video begins, in bytes.
-        size: of the video, in bytes.
+        file: the other file, such as a tar.
+        offset: start of the video, in bytes.
+        size: size of the video, in bytes.
     """
 
     file: str
@@ -65,18 +66,17 @@ class Span(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What the packets and the first frame of a file tell.
+    """Properties of a video from its packets and its first frame.
 
     Attributes:
-        stream: index of the best video stream.
-        frames: packets that show a frame.
-        width, height: of a stored frame, before rotation, in pixels.
-        rotation: degrees counter-clockwise by which a stored frame is to be turned: 0, 90, 180 or
-            270.
-        pixel_aspect: width of a stored pixel over its height.
-        fps: frames a second; 0 where the file does not tell.
-        keyframes: in order of display; empty where packets lack distinct time stamps, and then
-            reading starts at the beginning.
+        stream: index of the selected video stream.
+        frames: number of packets that show a frame.
+        width, height: size of a stored frame, before rotation, in pixels.
+        rotation: degrees counterclockwise by which stored frames must be turned: 0, 90, 180 or 270.
+        pixel_aspect: width of a stored pixel divided by its height.
+        fps: frames per second; 0 if unknown.
+        keyframes: the keyframes in display order; empty if packets lack distinct time stamps, in
+            which case decoding starts at the beginning.
     """
 
     stream: int
@@ -90,12 +90,12 @@ class Scan(NamedTuple):
 
 
 class _Packets:
-    """Sums over a file's packets; ``video`` is the index of the stream that counts."""
+    """Statistics of a file's packets; ``video`` is the selected stream."""
 
     def __init__(self, video: VideoStream) -> None:
         self.video = video
-        self.total = 0  # every packet of the stream, which is what containers declare
-        self.shown: list[int | None] = []  # time stamps of those that show a frame
+        self.total = 0  # all packets of the stream, which is the count that containers declare
+        self.shown: list[int | None] = []  # time stamps of packets that show a frame
         self.keys: list[int | None] = []
         self.end_s = 0.0  # of the last packet of the stream
         self.any_end_s = 0.0  # of the last packet of any stream
@@ -116,35 +116,35 @@ class _Packets:
 
 
 def shows_frame(packet: av.Packet, stream: VideoStream) -> bool:
-    """Whether a frame to be shown comes of the packet: not before an edit's start, not hidden."""
+    """Returns whether the packet has a visible frame, neither hidden nor before an edit's start."""
     if packet.is_discard:
         return False
     return stream.codec_context.name != "vp8" or bool(bytes(packet)[0] & _VP8_SHOWN)
 
 
 def open_input(path: str, span: Span | None = None) -> InputContainer:
-    """Open a file for reading, or a part of one; its titles and tags may be in any encoding."""
+    """Opens a file, or part of one, for reading; its metadata may be in any encoding."""
     name = local(path)
     if span is not None:
         name = f"subfile,,start,{span.offset},end,{span.offset + span.size},,:{local(span.file)}"
-    # PyAV 18 raises on text that is not UTF-8 unless told not to; 19 has no such setting.
+    # By default, PyAV 18 raises on metadata that is not UTF-8; PyAV 19 has no such setting.
     return av.open(name, options=_OPTIONS, **_ANY_TEXT)
 
 
 def local(path: str) -> str:
-    """A path as FFmpeg takes it: ``12:30.mp4`` and ``concat:a|b`` would be addresses to it."""
+    """Returns a path for FFmpeg, to which ``12:30.mp4`` or ``concat:a|b`` would be an address."""
     return f"file:{os.path.abspath(path)}"
 
 
 def scan(path: str, span: Span | None = None) -> Scan:
-    """Read all packets of a file and decode its first frame.
+    """Reads all packets of a file and decodes its first frame.
 
     Args:
-        path: of the file, for messages also where it is part of another one.
-        span: of a part of a file.
+        path: the file; only used in messages if ``span`` is set.
+        span: the place of the video in another file.
 
     Raises:
-        BadExample: there is no such file, no video in it, or it is shorter than it promises.
+        BadExample: the file is missing, has no video, or is shorter than its headers declare.
     """
     if span is None:
         _check_file(path)
@@ -153,9 +153,9 @@ def scan(path: str, span: Span | None = None) -> Scan:
     try:
         with open_input(path, span) as container:
             return _scan(path, container)
-    except MemoryError as error:  # also FFmpeg's answer to too many streams
+    except MemoryError as error:  # FFmpeg also raises it for too many streams
         streams = _OPTIONS["max_streams"]
-        text = f"cannot be read: it has more than {streams} streams, or takes too much memory"
+        text = f"cannot be read: it has more than {streams} streams, or needs too much memory"
         raise BadExample(path, text) from error
     except (av.FFmpegError, OSError) as error:
         raise BadExample(path, f"cannot be read: {reason(error)}") from error
@@ -167,7 +167,7 @@ def _check_file(path: str) -> None:
     except OSError as error:
         raise BadExample(path, str(error.strerror)) from error
     except ValueError as error:  # a NUL in the name, from a list
-        raise BadExample(path, f"is not the name of a file: {error}") from error
+        raise BadExample(path, f"is not a valid file name: {error}") from error
     if not stat.S_ISREG(status.st_mode):
         raise BadExample(path, "is not a file")
     if status.st_size == 0:
@@ -178,26 +178,26 @@ def _scan(path: str, container: InputContainer) -> Scan:
     stream = _best(path, container)
     check_size(path, stream.width, stream.height)
     declared = stream.frames or 0
-    # Without a declared count the promise is the container's duration, which any stream may fill.
+    # Without a declared count, the container's duration is checked, which any stream may fill.
     others = [s for s in container.streams if s.type in ("video", "audio")]
     streams = [stream] if declared else others
-    packets, first, fed = _Packets(stream), None, 0
+    packets, first, decoded = _Packets(stream), None, 0
     for packet in container.demux(streams):
         if not packet.size:
-            continue  # the end, told once a stream
+            continue  # marks the end of a stream
         packets.add(packet)
-        if first is None and packet.stream_index == stream.index and fed < _FIRST_FRAME:
-            fed += 1
+        if first is None and packet.stream_index == stream.index and decoded < _FIRST_FRAME:
+            decoded += 1
             first = _first_frame(path, stream, packet)
     if not packets.shown:
-        raise BadExample(path, "holds no video packet")
+        raise BadExample(path, "has no video packets")
     if first is None:
         first = _first_frame(path, stream, None)
     if first is None:
-        raise BadExample(path, f"gives no frame, though it holds {packets.total} video packets")
+        raise BadExample(path, f"has {packets.total} video packets, but none yields a frame")
     check_size(path, first.width, first.height)
     fps = float(stream.average_rate or stream.guessed_rate or 0)
-    _check_promise(path, container, packets, declared, fps)
+    _check_length(path, container, packets, declared, fps)
     aspect = float(stream.sample_aspect_ratio or 1)
     if not 1 / _MAX_ASPECT <= aspect <= _MAX_ASPECT:
         raise BadExample(path, f"has pixels {aspect:.4g} times as wide as high")
@@ -214,73 +214,73 @@ def _scan(path: str, container: InputContainer) -> Scan:
 
 
 def _first_frame(path: str, stream: VideoStream, packet: av.Packet | None) -> VideoFrame | None:
-    """The first frame that comes of a packet, if one does."""
+    """Returns the first frame decoded from a packet, if there is one."""
     try:
         return next(iter(stream.codec_context.decode(packet)), None)
-    except av.ArgumentError as error:  # FFmpeg's answer to a frame above the limit
+    except av.ArgumentError as error:  # FFmpeg raises it for a frame above the limit
         text = f"its frames are damaged, or have more than {MAX_PIXELS:,} pixels"
         raise BadExample(path, f"cannot be decoded: {text}") from error
 
 
-def _check_promise(
+def _check_length(
     path: str, container: InputContainer, packets: _Packets, declared: int, fps: float
 ) -> None:
-    """Raise BadExample where the packets end well before what the headers promise.
+    """Raises BadExample if the packets end well before the length that the headers declare.
 
-    A declared count is compared with the packets; as edit lists cut good files short of it, the
-    time promised must be missing too. Without a count, the time promised is compared, and holes are
-    looked for.
+    A declared frame count is compared with the packets. Edit lists make intact files shorter than
+    that, so the declared duration must be missing as well. Without a count, the duration is
+    compared, and the time stamps are checked for gaps.
     """
     stream = packets.video
     start = float((stream.start_time or 0) * (stream.time_base or 0))
     if stream.duration and stream.time_base:
-        promised_s, end_s = start + float(stream.duration * stream.time_base), packets.end_s
+        declared_s, end_s = start + float(stream.duration * stream.time_base), packets.end_s
     elif container.duration:
-        promised_s, end_s = container.duration / av.time_base, packets.any_end_s
+        declared_s, end_s = container.duration / av.time_base, packets.any_end_s
     else:
-        promised_s, end_s = 0.0, 0.0
+        declared_s, end_s = 0.0, 0.0
     checks = []
     if declared:
-        text = f"{packets.total} of {declared} promised frames"
+        text = f"{packets.total} of {declared} declared frames"
         checks.append((too_few(declared - packets.total, declared), text))
-    if promised_s and fps:
-        missing, promised = round((promised_s - end_s) * fps), round(promised_s * fps)
-        text = f"{end_s:.2f} s of {promised_s:.2f} promised seconds"
-        checks.append((too_few(missing, promised), text))
+    if declared_s and fps:
+        missing, expected = round((declared_s - end_s) * fps), round(declared_s * fps)
+        text = f"{end_s:.2f} of {declared_s:.2f} declared seconds"
+        checks.append((too_few(missing, expected), text))
     if checks and all(short for short, _ in checks):
-        raise BadExample(path, f"cut short: it holds {checks[0][1]}")
+        raise BadExample(path, f"is truncated: it has {checks[0][1]}")
     expected = 0 if declared else _expected(packets.shown)
     if too_few(expected - len(packets.shown), expected):
-        raise BadExample(path, f"has holes: it holds {len(packets.shown)} of {expected} frames")
+        raise BadExample(path, f"has gaps: it has {len(packets.shown)} of {expected} frames")
 
 
 def _expected(shown: list[int | None]) -> int:
-    """Frames from the first to the last time stamp at a constant rate; 0 where it is not constant.
+    """Returns the frames expected from the time stamps; 0 if the frame rate is not constant.
 
-    Demuxers of Matroska and Flash resume after a damaged part without a word, and the VP decoders
-    do not notice that frames are gone.
+    The Matroska and Flash demuxers silently continue after a damaged part, and the VP decoders do
+    not notice missing frames.
     """
     stamps = np.sort([pts for pts in shown if pts is not None])
     gaps = np.diff(stamps)
     if len(gaps) < 2 or np.median(gaps) <= 0:
         return 0
-    usual = gaps[np.abs(gaps / np.median(gaps) - 1) < 0.5]  # time stamps may be in whole ms
+    usual = gaps[np.abs(gaps / np.median(gaps) - 1) < 0.5]  # time stamps may be rounded to ms
     if len(usual) < _CONSTANT_RATE * len(gaps):
         return 0
     return round(float(stamps[-1] - stamps[0]) / float(usual.mean())) + 1
 
 
 def too_few(missing: int, promised: int) -> bool:
-    """Whether so many frames are missing that the file is broken."""
+    """Returns whether so many frames are missing that the file is broken."""
     return missing > SLACK_FRAMES and missing > SLACK_SHARE * promised
 
 
 def _keyframes(packets: _Packets, container: str) -> tuple[Keyframe, ...]:
-    """The keyframes, where time stamps tell the order of display."""
+    """Returns the keyframes; none if time stamps do not determine the display order."""
     stamps = [pts for pts in packets.shown if pts is not None]
     reordered = packets.video.codec_context.has_b_frames
     if container == "avi" and reordered and stamps == sorted(stamps):
-        return ()  # AVI holds no time stamps: these are FFmpeg's guess, in order of arrival
+        return ()  # AVI has no time stamps: FFmpeg guesses them in decoding order
     keys = [pts for pts in packets.keys if pts is not None]
     if len(set(stamps)) < len(packets.shown) or len(keys) < len(packets.keys):
         return ()
@@ -289,48 +289,48 @@ def _keyframes(packets: _Packets, container: str) -> tuple[Keyframe, ...]:
 
 
 def _best(path: str, container: InputContainer) -> VideoStream:
-    """The video stream with the largest picture; a cover picture is none."""
+    """Returns the video stream with the largest frames, not counting cover images."""
     cover = av.stream.Disposition.attached_pic
     streams = [stream for stream in container.streams.video if not stream.disposition & cover]
     if not streams:
-        raise BadExample(path, "holds no video stream")
+        raise BadExample(path, "has no video stream")
     streams = [stream for stream in streams if stream.codec_context is not None]
     if not streams:
-        raise BadExample(path, "holds no video stream of a codec that is known")
+        raise BadExample(path, "has no video stream with a supported codec")
     return single_threaded(max(streams, key=lambda stream: stream.width * stream.height))
 
 
 def check_size(path: str, width: int, height: int) -> None:
-    """Refuses pictures above :data:`MAX_PIXELS`.
+    """Checks the frame size against :data:`MAX_PIXELS`.
 
     Raises:
-        BadExample: with the size.
+        BadExample: the frames are larger.
     """
     if width * height > MAX_PIXELS:
-        raise BadExample(path, f"is {width}x{height}: more than {MAX_PIXELS:,} pixels a frame")
+        raise BadExample(path, f"is {width}x{height}: more than {MAX_PIXELS:,} pixels per frame")
 
 
 def limit_pixels(stream: VideoStream) -> VideoStream:
-    """Keeps the decoder from frames above :data:`MAX_PIXELS`, wherever in the stream they come."""
+    """Makes the decoder reject frames above :data:`MAX_PIXELS` anywhere in the stream."""
     limit = {"max_pixels": str(MAX_PIXELS)}
     stream.codec_context.options = {**stream.codec_context.options, **limit}
     return stream
 
 
 def single_threaded(stream: VideoStream) -> VideoStream:
-    """One thread a decoder: the machine's cores belong to the workers; and limited frames."""
+    """Limits a decoder to one thread, because workers use all cores, and to :data:`MAX_PIXELS`."""
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
     return limit_pixels(stream)
 
 
 def flag_corrupt(stream: VideoStream) -> None:
-    """Lets no decoder pass over damage: HEVC's flags no corrupt frame, and so has to raise."""
+    """Makes damage visible: HEVC's decoder does not flag corrupt frames, so it must raise."""
     if stream.codec_context.name == "hevc":
         options = {**stream.codec_context.options, "err_detect": "explode"}
         stream.codec_context.options = options
 
 
 def reason(error: Exception) -> str:
-    """An error of PyAV or the system in words, without the path."""
+    """Returns the text of an error from PyAV or the system, without the path."""
     return getattr(error, "strerror", None) or str(error)

@@ -1,8 +1,8 @@
-"""Cutting one video into short pieces at training size, whose clips cost what their frames cost.
+"""Cuts one video into short pieces at training size, from which clips are cheap to decode.
 
-A piece is H.264 in MP4 with short closed groups of pictures, no audio, square pixels, upright, 8
-bits, BT.709. It has the whole picture, shrunk until it just covers the largest crop that training
-cuts. A piece ends at a hard cut.
+A piece is H.264 in MP4: short closed groups of pictures, no audio, square pixels, upright, 8 bits,
+BT.709. It has the uncropped frames, shrunk until they just cover the largest crop that training
+uses. A piece ends at a hard cut.
 """
 
 import dataclasses
@@ -29,30 +29,30 @@ from jaxtrain.data.video.packets import (
 from jaxtrain.data.video.packets import too_few as are_too_few
 from jaxtrain.errors import BadExample, InputError
 
-_SIDES = 8  # no autoencoder here takes other sizes
-_SLOWEST = Fraction(1, 1001)  # frames per second that a piece is marked with
-_FPS = 25  # of a file that does not tell its own; nothing in training depends on it
+_SIDES = 8  # all autoencoders here require multiples of it
+_MIN_RATE = Fraction(1, 1001)  # smallest frame rate that is written to a piece
+_FPS = 25  # for a file of unknown frame rate; nothing in training depends on it
 _TURNS = {90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
 
-# A cut: the mean change of brightness, in steps of 255, is large, and many times the usual one.
+# A hard cut: the mean change in brightness (0 to 255) is large, and many times the running mean.
 _CUT_STEP = 24.0
 _CUT_TIMES = 5.0
-_CUT_GRID = 16  # every so many pixels are looked at
-_CUT_MEMORY = 0.8  # share of the past in what is usual
+_CUT_GRID = 16  # pixels between those compared
+_CUT_MEMORY = 0.8  # weight of the past in the running mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What pieces are to be.
+    """Settings of pieces.
 
     Attributes:
-        height, width: of a training clip (pixels).
-        min_crop_scale: as in the data's config: pieces leave room for crops from this to 1.
-        frames: of a piece, at most.
-        min_frames: of a piece; what is shorter is left out.
-        min_side: videos whose shorter side is below are left out (pixels).
+        height, width: size of a training clip, in pixels.
+        min_crop_scale: the config's ``data.min_crop_scale``; pieces are large enough for its crops.
+        frames: largest number of frames per piece.
+        min_frames: smallest number of frames per piece; shorter pieces are discarded.
+        min_side: videos whose shorter side is below this are skipped, in pixels.
         gop: frames from one keyframe to the next.
-        crf: quality of x264, 0 (lossless) to 51.
+        crf: x264's quality, 0 (lossless) to 51.
         split_at_cuts: whether a piece ends at a hard cut.
     """
 
@@ -74,13 +74,13 @@ class Settings:
             size = getattr(self, name)
             if size % _SIDES:
                 raise InputError(
-                    f"{_flag(name)} {size}: clips have multiples of {_SIDES}; the nearest is "
+                    f"{_flag(name)} {size}: must be a multiple of {_SIDES}; the nearest is "
                     f"{max(_SIDES, round(size / _SIDES) * _SIDES)}"
                 )
         if self.min_frames > self.frames:
             raise InputError(
-                f"--min-frames {self.min_frames} is more than --frames {self.frames}, the most "
-                "that a piece has"
+                f"--min-frames {self.min_frames} must be at most --frames {self.frames}, the "
+                "maximum length of a piece"
             )
         if not 0 < self.min_crop_scale <= 1:
             raise InputError(f"--min-crop-scale {self.min_crop_scale}: use above 0 and at most 1")
@@ -88,7 +88,7 @@ class Settings:
             raise InputError(f"--crf {self.crf}: use 0 (lossless) to 51")
 
     def size(self, shown_height: float, shown_width: float) -> tuple[int, int]:
-        """Height and width of the pieces of a video, both even; a small video is not enlarged."""
+        """Returns the even height and width of a video's pieces; small videos are not enlarged."""
         least_height, least_width = (
             side / self.min_crop_scale for side in (self.height, self.width)
         )
@@ -97,11 +97,11 @@ class Settings:
 
 
 class Cut(NamedTuple):
-    """What became of a video.
+    """The result of cutting a video.
 
     Attributes:
-        pieces: frames of each piece; piece n is the file ``n.mp4``, five digits.
-        left_out: frames in none of them, as they were between two cuts, or at the end.
+        pieces: number of frames of each piece; piece n is the file ``n.mp4``, with five digits.
+        left_out: number of unused frames, in discarded pieces between two cuts or at the end.
     """
 
     pieces: tuple[int, ...]
@@ -109,16 +109,16 @@ class Cut(NamedTuple):
 
 
 def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
-    """Write the pieces of a video into an empty folder.
+    """Writes the pieces of a video to an empty folder.
 
     Args:
-        path: of the video, for messages.
-        span: where in another file it lies; None for a file of its own.
-        folder: takes the pieces.
-        settings: what they are to be.
+        path: the video; only used in messages if ``span`` is set.
+        span: the video's place in another file; None for a separate file.
+        folder: the output folder.
+        settings: settings of the pieces.
 
     Raises:
-        BadExample: the video is broken, or gives no piece. Pieces may lie in the folder.
+        BadExample: the video is broken or too short. The folder may contain some pieces.
         OSError: the pieces cannot be written.
     """
     info = scan(path, span)
@@ -129,10 +129,10 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
     left_out = 0
     writer: _Writer | None = None
     shrink = _Shrink(info, settings)
-    usual = _Usual()
+    cuts = _CutDetector()
 
     def close(piece: "_Writer") -> int:
-        """Ends a piece; returns how many of its frames are left out."""
+        """Ends a piece; returns the number of its frames if it is discarded, or else 0."""
         piece.close()
         if piece.frames >= settings.min_frames:
             pieces.append(piece.frames)
@@ -141,10 +141,10 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         return piece.frames
 
     try:
-        for decoded in _sound_frames(path, span, info):
+        for decoded in _intact_frames(path, span, info):
             frame = shrink(decoded)
             size = (frame.height, frame.width)
-            ends = settings.split_at_cuts and usual.is_cut(frame)
+            ends = settings.split_at_cuts and cuts.is_cut(frame)
             if writer is not None and (
                 ends or writer.frames == settings.frames or writer.size != size
             ):
@@ -160,16 +160,16 @@ def cut(path: str, span: Span | None, folder: Path, settings: Settings) -> Cut:
         if writer is not None:
             writer.abandon()
     if not pieces:
-        text = f"no {settings.min_frames} frames (--min-frames) without a cut among its {left_out}"
-        raise BadExample(path, f"is too short: {text}")
+        text = f"{settings.min_frames} frames (--min-frames) without a cut among its {left_out}"
+        raise BadExample(path, f"is too short: it does not have {text}")
     return Cut(tuple(pieces), left_out)
 
 
-def _sound_frames(path: str, span: Span | None, info: Scan) -> Iterator[VideoFrame]:
-    """All frames in order.
+def _intact_frames(path: str, span: Span | None, info: Scan) -> Iterator[VideoFrame]:
+    """Decodes all frames in order.
 
     Raises:
-        BadExample: by the rules of :func:`jaxtrain.data.video.decode.verify`, the file is broken.
+        BadExample: the file is broken, by the rules of :func:`jaxtrain.data.video.decode.verify`.
     """
     count = 0
     try:
@@ -189,7 +189,7 @@ def _sound_frames(path: str, span: Span | None, info: Scan) -> Iterator[VideoFra
 
 
 class _Shrink:
-    """Turns a decoded frame upright and shrinks it, as yuv420p, BT.709."""
+    """Shrinks a decoded frame, turns it upright, and converts it to yuv420p, BT.709."""
 
     def __init__(self, info: Scan, settings: Settings) -> None:
         self._info = info
@@ -207,7 +207,7 @@ class _Shrink:
     def _make(self, frame: VideoFrame) -> av.filter.Graph:
         info = self._info
         high, wide = self._settings.size(*_shown(frame, info))
-        if info.rotation % 180 == 90:  # it is shrunk before it is turned
+        if info.rotation % 180 == 90:  # frames are shrunk before they are turned
             high, wide = wide, high
         graph = av.filter.Graph()
         graph.threads = 1
@@ -220,7 +220,7 @@ class _Shrink:
             )
         ]
         options = f"{wide}:{high}:flags=bicubic+accurate_rnd+bitexact"
-        options += video_frames.colour_options(frame)
+        options += video_frames.color_options(frame)
         nodes.append(graph.add("scale", f"{options}:out_color_matrix=bt709:out_range=limited"))
         nodes.append(graph.add("format", "yuv420p"))
         for turn in _TURNS.get(info.rotation, ()):
@@ -232,20 +232,20 @@ class _Shrink:
 
 
 def _shown(frame: VideoFrame, info: Scan) -> tuple[float, float]:
-    """Height and width of a frame as it is to be seen: upright, with square pixels."""
+    """Returns the height and width of a frame as displayed: upright, with square pixels."""
     high, wide = float(frame.height), frame.width * info.pixel_aspect
     return (wide, high) if info.rotation % 180 == 90 else (high, wide)
 
 
-class _Usual:
-    """Knows how much the picture has changed from frame to frame lately."""
+class _CutDetector:
+    """Detects hard cuts by comparing a frame's change with the running mean."""
 
     def __init__(self) -> None:
         self._last: np.ndarray | None = None
         self._change: float | None = None
 
     def is_cut(self, frame: VideoFrame) -> bool:
-        """Whether the frame belongs to another shot than the one before."""
+        """Returns whether the frame begins a new shot."""
         plane = frame.planes[0]
         luma_HW = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
         luma_HW = luma_HW[: frame.height : _CUT_GRID, : frame.width : _CUT_GRID].astype(np.int16)
@@ -255,30 +255,30 @@ class _Usual:
         change = float(np.abs(luma_HW - last).mean())
         usual = self._change
         if usual is not None and change > max(_CUT_STEP, _CUT_TIMES * usual):
-            self._change = None  # another shot has another measure
+            self._change = None  # a new shot needs a new running mean
             return True
         self._change = change if usual is None else usual + (1 - _CUT_MEMORY) * (change - usual)
         return False
 
 
 class _Writer:
-    """One piece on its way to the disk."""
+    """Encodes one piece."""
 
     def __init__(self, path: Path, size: tuple[int, int], fps: float, settings: Settings) -> None:
         self.path, self.size, self.frames = path, size, 0
-        # 1/1001 has no neighbor below it but 0.
-        rate = max(Fraction(fps or _FPS).limit_denominator(1001), _SLOWEST)
+        # limit_denominator rounds smaller rates to 0 or 1/1001.
+        rate = max(Fraction(fps or _FPS).limit_denominator(1001), _MIN_RATE)
         options = {
             "preset": "veryfast",
-            "tune": "fastdecode",  # half the decoding time, for a tenth more bytes
+            "tune": "fastdecode",  # halves the decoding time for 10% more bytes
             "crf": str(settings.crf),
             "g": str(settings.gop),
             "keyint_min": str(settings.gop),
             "sc_threshold": "0",
             "flags": "+cgop",
             "bf": "2" if settings.gop > 3 else "0",
-            # Nothing refers to B frames: they can be skipped. The same frames give the same bytes:
-            # x264 would choose instructions by where in memory a frame lies.
+            # No frame references B frames, so a decoder can skip them. cpu-independent makes the
+            # bytes reproducible: x264 would choose instructions by a frame's memory address.
             "x264-params": "b-pyramid=none:cpu-independent=1",
         }
         self._time_base = 1 / rate
@@ -293,7 +293,7 @@ class _Writer:
 
     def add(self, frame: VideoFrame) -> None:
         frame.pts, frame.time_base = self.frames, self._time_base
-        frame.pict_type = 0  # type: ignore[assignment]  # what the source chose is not kept
+        frame.pict_type = 0  # type: ignore[assignment]  # the encoder chooses the type, not the source
         self.frames += 1
         self._container.mux(self._stream.encode(frame))
 
@@ -302,7 +302,7 @@ class _Writer:
         self._container.close()
 
     def abandon(self) -> None:
-        """After an error: nobody wants this piece."""
+        """Closes the file after an error; the piece is incomplete."""
         self._container.close()
 
 

@@ -1,8 +1,8 @@
-"""``jaxtrain prepare clips``: every video of a source cut into pieces, once, by several processes.
+"""``jaxtrain prepare clips``: cuts every raw video of a source into pieces, in worker processes.
 
-The pieces of ``a/b.mp4`` are ``OUT/a/b.mp4.pieces/00000.mp4`` and so on, by which name they stay on
-one side of the split (:func:`jaxtrain.data.video.files.split`). They appear all at once. A record
-beside them says that a video is done, so that a run that was killed goes on where it was.
+The pieces of ``a/b.mp4`` are ``OUT/a/b.mp4.pieces/00000.mp4`` and so on; their names keep them in
+one split (:func:`jaxtrain.data.video.files.split`). A video's pieces appear all at once. Records of
+finished videos let a killed command resume.
 """
 
 import concurrent.futures
@@ -28,36 +28,38 @@ from jaxtrain.storage import lock
 from jaxtrain.storage.atomic import expanded, read_json, sync, write_whole
 
 REPORT = "report.json"
-_WORK = ".prepare"  # in OUT; hidden, so that nobody takes what lies there for data
-_SAY_EVERY_S = 10.0
+_WORK = ".prepare"  # in OUT; hidden, so that its files are not read as data
+_REPORT_EVERY_S = 10.0
 
 Say = Callable[[str], None]
 Record = dict[str, Any]
 
 
 def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -> Record:
-    """Cut all videos that are not cut yet.
+    """Cuts all videos that have not been cut yet.
 
     Args:
         source: a folder, a video, or a list of videos.
-        out: the folder of the pieces; made if it is not there.
-        settings: of the pieces; all pieces of a folder have the same.
-        workers: processes.
-        say: takes messages for the console.
+        out: the output folder; created if missing.
+        settings: settings of the pieces, the same for all pieces of a folder.
+        workers: number of worker processes.
+        say: prints a message.
 
     Returns:
-        What ``report.json`` holds.
+        The content of ``report.json``.
 
     Raises:
-        InputError: no video there, or ``out`` cannot be written or has pieces of other settings.
-        RunAgain: another run is at work in ``out``.
+        InputError: there are no videos, or ``out`` cannot be written or has pieces with other
+            settings.
+        RunAgain: another process is working in ``out``.
     """
     found = files.find(source, "SOURCE", cache.root(None), say)
     out = expanded(out).absolute()
     top = expanded(source).absolute()
     if os.path.isdir(top) and out.is_relative_to(top):
         raise InputError(
-            f"OUT {out} lies in SOURCE {top}: its pieces would be cut again; name another folder"
+            f"OUT {out} is inside SOURCE {top}, so its pieces would be cut again: choose another "
+            "folder"
         )
     try:
         (out / _WORK).mkdir(parents=True, exist_ok=True)
@@ -70,22 +72,22 @@ def run(source: str, out: Path, settings: Settings, *, workers: int, say: Say) -
     except OSError as error:
         _remove_half_done(out)
         raise InputError(
-            f"cannot write to {out} ({error.strerror or error}): free space there or name another "
-            "folder, and start again; what is finished stays"
+            f"cannot write to {out} ({error.strerror or error}): free space there or choose "
+            "another folder, and start again; finished videos are kept"
         ) from error
 
 
 def folder_of(name: str) -> str:
-    """Where the pieces of a video lie in OUT."""
+    """Returns the folder of a video's pieces, relative to OUT."""
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
-    # Hidden folders are no data.
+    # Hidden folders would not be read as data.
     parts = ["_" + part[1:] if part.startswith(".") else part for part in parts]
     return "/".join(parts) + PIECES
 
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A video and where its pieces go."""
+    """A video and the folder for its pieces."""
 
     found: Found
     folder: Path
@@ -97,16 +99,16 @@ class _Job:
 
     @property
     def record(self) -> Path:
-        """Of this video; there once it is done."""
+        """Returns the path of this video's record, which exists once the video is done."""
         return self.out / _WORK / "records" / self._digest[:2] / f"{self._digest[2:]}.json"
 
     @property
     def work(self) -> Path:
-        """Where its pieces are made."""
+        """Returns the folder in which its pieces are encoded."""
         return self.out / _WORK / f"half-{self._digest[:16]}"
 
     def done(self) -> Record | None:
-        """The record, if it is that of the video as it is now."""
+        """Returns the record, unless the video has changed since or its pieces are gone."""
         record = _read_record(self.record)
         if record is None:
             return None
@@ -115,25 +117,26 @@ class _Job:
 
 
 def _run(jobs: list[_Job], out: Path, settings: Settings, workers: int, say: Say) -> Record:
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     records = {job.found.name: record for job in jobs if (record := job.done()) is not None}
     todo = [job for job in jobs if job.found.name not in records]
     if records:
-        say(f"{len(records):,} of {len(jobs):,} videos are done already")
+        say(f"{len(records):,} of {len(jobs):,} videos are already done")
     for count, (job, record) in enumerate(_in_processes(todo, settings, workers), 1):
         records[job.found.name] = record
         if record["dropped"] is not None:
-            say(f"dropped: {job.found.path}: {record['dropped']}")
-        if time.monotonic() - told > _SAY_EVERY_S:
-            told = time.monotonic()
-            left_min = (told - began) / count * (len(todo) - count) / 60
+            say(f"skipped: {job.found.path}: {record['dropped']}")
+        if time.monotonic() - reported > _REPORT_EVERY_S:
+            reported = time.monotonic()
+            left_min = (reported - began) / count * (len(todo) - count) / 60
             say(f"{len(records):,} of {len(jobs):,} videos, about {left_min:.1f} min to go")
     gone = _gone(jobs, out)
     if gone:
+        videos = "video" if len(gone) == 1 else "videos"
         say(
-            f"{out} also holds pieces of {len(gone):,} {'video' if len(gone) == 1 else 'videos'} "
-            f"that SOURCE does not name ({gone[0]['source']}{', ...' if len(gone) > 1 else ''}), "
-            f"and they are trained on: {REPORT} names their folders, remove what is not wanted"
+            f"{out} also contains pieces of {len(gone):,} {videos} not in SOURCE "
+            f"({gone[0]['source']}{', ...' if len(gone) > 1 else ''}), and training "
+            f"uses them: {REPORT} lists their folders; remove those you do not need"
         )
     report = _report([records[job.found.name] for job in jobs], gone, settings)
     write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
@@ -143,10 +146,10 @@ def _run(jobs: list[_Job], out: Path, settings: Settings, workers: int, say: Say
 def _in_processes(
     jobs: Sequence[_Job], settings: Settings, workers: int
 ) -> Iterator[tuple[_Job, Record]]:
-    """The records as they are made.
+    """Yields the records in the order in which videos are finished.
 
-    A video on which a process dies takes its pool with it; then those that were at work are tried
-    again, each alone.
+    If a video kills its worker, the worker pool is lost. Then the videos that were in progress are
+    retried one at a time.
     """
     waiting = iter(jobs)
     while True:
@@ -161,13 +164,13 @@ def _in_processes(
 def _together(
     waiting: Iterator[_Job], suspects: list[_Job], settings: Settings, workers: int
 ) -> Iterator[tuple[_Job, Record]]:
-    """The records that one pool of processes makes, until none waits or a process dies.
+    """Yields the records from one worker pool, until all jobs are done or a worker dies.
 
     Args:
-        waiting: jobs; of these no more are taken than become records or suspects.
-        suspects: takes the jobs that were at work, or about to be, when a process died.
-        settings: of the pieces.
-        workers: processes.
+        waiting: jobs; every job taken becomes either a record or a suspect.
+        suspects: receives the jobs that were in progress or being submitted when a worker died.
+        settings: settings of the pieces.
+        workers: number of workers.
     """
     with _pool(workers) as pool:
         running: dict[concurrent.futures.Future[Record], _Job] = {}
@@ -179,7 +182,7 @@ def _together(
                     return
                 try:
                     running[pool.submit(_cut, job, settings)] = job
-                except BrokenProcessPool:  # one died while nobody was looking
+                except BrokenProcessPool:  # a worker died in the meantime
                     suspects.append(job)
 
         fill()
@@ -203,7 +206,7 @@ def _alone(job: _Job, settings: Settings) -> Record:
         try:
             return pool.submit(_cut, job, settings).result()
         except BrokenProcessPool:
-            return _finish(job, _record(job, dropped="ends the process that reads it"))
+            return _finish(job, _record(job, dropped="kills the worker that reads it"))
 
 
 def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
@@ -213,7 +216,7 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
 
 
 def _cut(job: _Job, settings: Settings) -> Record:
-    """In a worker: make the pieces of a video, then the record of it."""
+    """Writes the pieces of a video and then its record; runs in a worker."""
     shutil.rmtree(job.work, ignore_errors=True)
     job.work.mkdir()
     try:
@@ -226,8 +229,9 @@ def _cut(job: _Job, settings: Settings) -> Record:
         sync(job.folder.parent)
     except BadExample as bad:
         return _dropped(job, bad.reason)
-    except Exception as error:  # of FFmpeg's filters and encoder, or not foreseen
-        # Reading a broken video raises BadExample; what is left is of the disk, and ends all.
+    except Exception as error:  # from FFmpeg's filters and encoder, or unexpected
+        # Reading a broken video raises BadExample. Other OSErrors come from the output disk, and
+        # end the command.
         if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
             raise
         return _dropped(job, f"cannot be cut: {type(error).__name__}: {first_line(error)}")
@@ -236,7 +240,7 @@ def _cut(job: _Job, settings: Settings) -> Record:
 
 def _dropped(job: _Job, why: str) -> Record:
     shutil.rmtree(job.work, ignore_errors=True)
-    shutil.rmtree(job.folder, ignore_errors=True)  # of the video as it was before
+    shutil.rmtree(job.folder, ignore_errors=True)  # pieces of an earlier version of the video
     return _finish(job, _record(job, dropped=why))
 
 
@@ -260,8 +264,8 @@ def _finish(job: _Job, record: Record) -> Record:
 
 
 def _read_record(path: Path) -> Record | None:
-    """A record as :func:`_record` makes it; None where there is none or it is damaged."""
-    try:  # not files.read_json, which refuses names that are not UTF-8
+    """Reads a record written by :func:`_finish`; returns None if it is missing or damaged."""
+    try:  # not atomic.read_json, which rejects names that are not UTF-8
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
@@ -273,15 +277,15 @@ def _read_record(path: Path) -> Record | None:
         "left_out": int,
         "dropped": str | None,
     }
-    sound = isinstance(record, dict) and all(
+    intact = isinstance(record, dict) and all(
         name in record and isinstance(record[name], kinds[name]) for name in kinds
     )
-    sound = sound and all(isinstance(frames, int) for frames in record["pieces"])
-    return record if sound else None
+    intact = intact and all(isinstance(frames, int) for frames in record["pieces"])
+    return record if intact else None
 
 
 def _identity(found: Found) -> list[int] | None:
-    """Size and time of change of a video, and where it lies in a tar; None where it is gone."""
+    """Returns size, modification time and place in a tar of a video; None if it is gone."""
     try:
         status = os.stat(found.file)
     except (OSError, ValueError):  # a NUL in the name, from a list
@@ -291,13 +295,13 @@ def _identity(found: Found) -> list[int] | None:
 
 
 def _gone(jobs: list[_Job], out: Path) -> list[Record]:
-    """The records of videos whose pieces lie in ``out``, and that are not among the jobs."""
+    """Returns the records of videos that have pieces in ``out`` but are not among the jobs."""
     named = {job.found.name for job in jobs}
     folders = {job.folder for job in jobs}
     found = []
     for path in (out / _WORK / "records").glob("*/*.json"):
         record = _read_record(path)
-        if record is None:  # a damaged one is of no video
+        if record is None:  # damaged, so its video is unknown
             continue
         folder = out / record["folder"]
         if record["source"] not in named and folder not in folders and os.path.isdir(folder):
@@ -331,7 +335,7 @@ def _report(records: list[Record], gone: list[Record], settings: Settings) -> Re
 
 
 def _keep_settings(out: Path, settings: Settings) -> None:
-    """Raise InputError where the folder's pieces were made with other settings."""
+    """Raises InputError if the folder has pieces with other settings; stores new settings."""
     path, now = out / _WORK / "settings.json", dataclasses.asdict(settings)
     try:
         before = read_json(path)
@@ -339,7 +343,9 @@ def _keep_settings(out: Path, settings: Settings) -> None:
         write_whole(path, json.dumps(now))
         return
     except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}): name another OUT, or remove it") from error
+        raise InputError(
+            f"{path} is damaged ({error}): choose another OUT, or remove it"
+        ) from error
     differ = [
         f"{name} {before.get(name)}, not {value}"
         for name, value in now.items()
@@ -347,8 +353,8 @@ def _keep_settings(out: Path, settings: Settings) -> None:
     ]
     if differ:
         raise InputError(
-            f"OUT {out} holds pieces of other settings ({'; '.join(differ)}): give the same ones, "
-            "or name another folder"
+            f"OUT {out} contains pieces with other settings ({'; '.join(differ)}): use the same "
+            "settings, or another folder"
         )
 
 
@@ -363,6 +369,6 @@ def _check_distinct(jobs: list[_Job]) -> None:
         other = seen.setdefault(job.folder, job.found.name)
         if other != job.found.name:
             raise InputError(
-                f"the pieces of {other} and of {job.found.name} would lie in one folder "
-                f"({job.folder}): rename one, or prepare them into two folders"
+                f"the pieces of {other} and {job.found.name} would be in the same folder "
+                f"({job.folder}): rename one, or prepare them in separate folders"
             )

@@ -1,8 +1,8 @@
-"""Reading a video from its first to its last frame, with the memory of a few, and its sound beside.
+"""Reads a complete video frame by frame, and optionally its audio packets.
 
-Clips for training are cut by :mod:`jaxtrain.data.video.decode`; this serves the tools that take a
-whole file. The same rule decides what is broken: a frame with FFmpeg's corrupt flag, a decoder
-that raises, or too few frames.
+Training clips are decoded by :mod:`jaxtrain.data.video.decode`; this module serves commands that
+process complete files. A file is broken by the same rule: a frame has FFmpeg's corrupt flag, the
+decoder raises, or there are too few frames.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from av.video.stream import VideoStream
 from jaxtrain.data.video import frames, packets
 from jaxtrain.errors import BadExample, InputError
 
-_USUAL_RATE = Fraction(25)  # frames a second where a file does not tell
-_COUNTED = 90_000  # ticks a second where frames carry no time
+_DEFAULT_RATE = Fraction(25)  # frames per second of a file with an unknown frame rate
+_TICKS = 90_000  # per second, for frames without time stamps
 
 
 class Picture(NamedTuple):
@@ -27,7 +27,7 @@ class Picture(NamedTuple):
 
     Attributes:
         pixels: uint8 [H, W, 3], upright.
-        pts: when it is shown, in ticks of :attr:`Video.time_base`; each later than the one before.
+        pts: display time in ticks of :attr:`Video.time_base`; strictly increasing.
     """
 
     pixels: np.ndarray
@@ -35,55 +35,55 @@ class Picture(NamedTuple):
 
 
 class Video:
-    """A video file that can be read from the beginning, as often as one likes.
+    """A video file that can be read any number of times.
 
     Args:
-        path: of the file.
+        path: the file.
 
     Attributes:
-        height, width: of a picture, upright, in pixels.
-        rate: frames a second, on average.
-        time_base: seconds a tick.
-        pixel_aspect: width of a pixel over its height, upright.
-        frames: as the packets promise; decoding may give a few fewer.
+        height, width: size of an upright frame, in pixels.
+        rate: average number of frames per second.
+        time_base: seconds per tick.
+        pixel_aspect: width of a pixel of an upright frame divided by its height.
+        frames: number of packets with a frame; decoding may yield a few fewer.
 
     Raises:
-        InputError: there is no such file, no video in it, or it is shorter than it promises.
+        InputError: the file is missing, has no video, or is shorter than its headers declare.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             self._info = packets.scan(str(path))
         except BadExample as bad:
-            raise InputError(f"{bad}; name a whole video file") from bad
+            raise InputError(f"{bad}: pass an intact video file") from bad
         self.path = path
         info = self._info
         turned = info.rotation % 180 == 90
         self.height, self.width = (info.width, info.height) if turned else (info.height, info.width)
         with packets.open_input(str(path)) as container:
             stream = self._stream(container)
-            rate = stream.average_rate or stream.guessed_rate or _USUAL_RATE
+            rate = stream.average_rate or stream.guessed_rate or _DEFAULT_RATE
             aspect = stream.sample_aspect_ratio or Fraction(1)
             base = stream.time_base
         self.rate = Fraction(rate)
         self.pixel_aspect = 1 / Fraction(aspect) if turned else Fraction(aspect)
         self.frames = info.frames
-        # Without keyframes in the index, time stamps do not tell the order of display.
+        # Without keyframes in the scan, time stamps do not determine the display order.
         self._stamped = bool(info.keyframes) and base is not None
-        self.time_base = Fraction(base) if self._stamped and base else Fraction(1, _COUNTED)
+        self.time_base = Fraction(base) if self._stamped and base else Fraction(1, _TICKS)
 
     def pictures(self) -> Iterator[Picture]:
-        """All frames, in order.
+        """Yields all frames, in order.
 
         Raises:
-            InputError: a frame is broken, or too few come.
+            InputError: a frame is broken, or too few frames can be decoded.
         """
         for item in self.items(sound=False):
             assert isinstance(item, Picture)
             yield item
 
     def count(self) -> int:
-        """Frames that decoding gives; decodes all of them.
+        """Returns the number of decodable frames, by decoding all of them.
 
         Raises:
             InputError: as :meth:`pictures`.
@@ -92,12 +92,12 @@ class Video:
             return sum(1 for _ in self._decoded(container, [self._stream(container)]))
 
     def items(self, *, sound: bool) -> Iterator[Picture | av.Packet]:
-        """All frames, and between them the packets of the sound as they lie in the file.
+        """Yields all frames, and with ``sound`` the audio packets in the order of the file.
 
         Raises:
             InputError: as :meth:`pictures`.
         """
-        convert = frames.WholeFrames(self._info.rotation)
+        convert = frames.FullFrames(self._info.rotation)
         number, last = 0, -1
         with packets.open_input(str(self.path)) as container:
             streams: list[Any] = [self._stream(container)]
@@ -110,7 +110,7 @@ class Video:
                 number += 1
                 yield Picture(self._converted(convert, item), last)
 
-    def _converted(self, convert: frames.WholeFrames, frame: VideoFrame) -> np.ndarray:
+    def _converted(self, convert: frames.FullFrames, frame: VideoFrame) -> np.ndarray:
         try:
             return convert(frame)
         except (av.FFmpegError, MemoryError) as error:
@@ -135,7 +135,7 @@ class Video:
     def _decoded(
         self, container: av.container.InputContainer, streams: list[Any]
     ) -> Iterator[VideoFrame | av.Packet]:
-        """Frames, and packets of the other streams."""
+        """Yields frames of the first stream, and packets of the others."""
         video = streams[0]
         packets.flag_corrupt(video)
         came = 0
@@ -148,20 +148,21 @@ class Video:
                 for frame in video.codec_context.decode(packet) if packet.size else ():
                     came = self._counted(frame, came)
                     yield frame
-            for frame in video.codec_context.decode(None):  # those that it held back
+            for frame in video.codec_context.decode(None):  # frames that the decoder still holds
                 came = self._counted(frame, came)
                 yield frame
         except (av.FFmpegError, OSError) as error:
             raise InputError(
                 f"{self.path}: decoding fails after {came} of {self.frames} frames "
-                f"({packets.reason(error)}); mend the file"
+                f"({packets.reason(error)}): repair or replace the file"
             ) from error
         if came == 0 or packets.too_few(self.frames - came, self.frames):
             raise InputError(
-                f"{self.path}: only {came} of {self.frames} frames can be decoded; mend the file"
+                f"{self.path}: only {came} of {self.frames} frames can be decoded: repair or "
+                "replace the file"
             )
 
     def _counted(self, frame: VideoFrame, came: int) -> int:
         if frame.is_corrupt:
-            raise InputError(f"{self.path}: frame {came} is corrupt; mend the file")
+            raise InputError(f"{self.path}: frame {came} is corrupt: repair or replace the file")
         return came + 1

@@ -1,11 +1,11 @@
-"""Demonstration videos: moving scenes rendered with NumPy and encoded with H.264.
+"""Demo videos: moving scenes rendered with NumPy and encoded with H.264.
 
-Six kinds of scene, each with several seeds: hills under a moving camera, shaded balls, turning
-mosaics, drifting clouds, a flight over ground, swaying water. Their textures have the 1/f spectrum
-of natural pictures, and everything moves smoothly, so an autoencoder finds something to learn.
+There are six kinds of scene, each with several seeds: hills under a moving camera, shaded balls,
+rotating mosaics, drifting clouds, a flight over ground, rippling water. Their textures have the 1/f
+spectrum of natural images, and everything moves smoothly, so an autoencoder has something to learn.
 
-Legend: H height, W width, N side of a texture. Pictures are float32 in 0..1. Screen coordinates are
-in units of the height, (0, 0) in the middle, x to the right, y down.
+Legend: H height, W width, N side length of a texture. Images are float32 in 0..1. Screen
+coordinates are in units of the height, with (0, 0) in the middle, x to the right, y down.
 """
 
 import concurrent.futures
@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 
 from jaxtrain.data import cache
 
-_SCENES = 1  # which ones chance makes
-VERSION = 2  # part of the folder's name: raise it whenever the files change
+_SCENES = 1  # seed of all scenes
+VERSION = 2  # part of the folder's name: increase it whenever the files change
 HEIGHT, WIDTH = 96, 160
 FRAMES = 48
 FPS = 24
 VIDEOS = 24
 
-# By itself x264 chooses instructions, which round differently, by where in memory a frame lies.
+# By default, x264 chooses instructions, which round differently, by a frame's memory address.
 _REPEATABLE = "cpu-independent=1"
 
 Array = NDArray[Any]
-Scene = Callable[[float], Array]  # seconds -> picture [H, W, 3]
+Scene = Callable[[float], Array]  # seconds -> image [H, W, 3]
 
 _N = 256
 _Y_H1, _X_1W = np.meshgrid(
@@ -52,11 +52,11 @@ _PALETTES = (
 
 
 def prepare(root: Path, say: Callable[[str], None]) -> Path:
-    """The folder of demonstration videos in the cache, rendered where it is not there yet."""
+    """Returns the cache folder of demo videos, after rendering them if they are missing."""
     folder = root / f"demo_video-v{VERSION}"
 
     def build(work: Path) -> dict[str, Any]:
-        say(f"rendering {VIDEOS} demonstration videos ({WIDTH}x{HEIGHT}, {FRAMES} frames)")
+        say(f"rendering {VIDEOS} demo videos ({WIDTH}x{HEIGHT}, {FRAMES} frames)")
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda number: _write(work, number), range(VIDEOS)))
         return {"version": VERSION, "videos": VIDEOS}
@@ -68,24 +68,24 @@ def prepare(root: Path, say: Callable[[str], None]) -> Path:
 def _write(folder: Path, number: int) -> None:
     kind, make = list(_KINDS.items())[number % len(_KINDS)]
     path = folder / f"{kind}-{number // len(_KINDS)}.mp4"
-    encode(path, (to_uint8(picture) for picture in render(make, number)), FPS)
+    encode(path, (to_uint8(image) for image in render(make, number)), FPS)
 
 
 def render(make: Callable[[np.random.Generator], Scene], seed: int) -> Iterator[Array]:
-    """All frames of a scene."""
+    """Yields all frames of a scene."""
     scene = make(np.random.default_rng((_SCENES, seed)))
     for frame in range(FRAMES):
         yield scene(frame / FPS)
 
 
 def to_uint8(picture_HW3: Array) -> NDArray[np.uint8]:
-    """Rounded to 8 bits, clipped."""
+    """Clips an image to 0..1 and rounds it to 8 bits."""
     rounded: NDArray[np.uint8] = np.clip(picture_HW3 * 255 + 0.5, 0, 255).astype(np.uint8)
     return rounded
 
 
 def encode(path: Path, frames: Iterator[NDArray[np.uint8]], fps: int) -> None:
-    """Write RGB frames, uint8 [H, W, 3] each, as H.264 in MP4."""
+    """Writes RGB frames, each uint8 [H, W, 3], as H.264 in MP4."""
     options = {"crf": "14", "preset": "veryfast", "g": "24", "x264-params": _REPEATABLE}
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps), options=options)
@@ -101,17 +101,17 @@ def encode(path: Path, frames: Iterator[NDArray[np.uint8]], fps: int) -> None:
 # Building blocks
 
 
-def _colour(code: str) -> Array:
+def _color(code: str) -> Array:
     return np.array([int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)], np.float32)
 
 
 def _palette(rng: np.random.Generator) -> Array:
-    """Five colours from dark to light, [5, 3]."""
-    return np.stack([_colour(code) for code in _PALETTES[rng.integers(len(_PALETTES))]])
+    """Returns five colors from dark to light, [5, 3]."""
+    return np.stack([_color(code) for code in _PALETTES[rng.integers(len(_PALETTES))]])
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, ...], falloff: float) -> Array:
-    """Periodic Gaussian noise with an amplitude spectrum 1/f**falloff, mean 0, deviation 1."""
+    """Returns periodic Gaussian noise with amplitude spectrum 1/f**falloff, mean 0, deviation 1."""
     grids = np.meshgrid(*(np.fft.fftfreq(n) * n for n in shape), indexing="ij")
     f = np.sqrt(sum(grid**2 for grid in grids))
     f[(0,) * len(shape)] = np.inf
@@ -120,7 +120,7 @@ def _noise(rng: np.random.Generator, shape: tuple[int, ...], falloff: float) -> 
 
 
 def _tint(value: Array, palette_53: Array) -> Array:
-    """Map numbers 0..1 to the palette [5, colours], adding an axis of its colours."""
+    """Maps numbers in 0..1 to the palette [5, channels], adding a channel axis."""
     stops = np.linspace(0, 1, len(palette_53))
     return np.stack(
         [np.interp(value, stops, palette_53[:, c]) for c in range(palette_53.shape[1])],
@@ -130,12 +130,12 @@ def _tint(value: Array, palette_53: Array) -> Array:
 
 
 def _texture(rng: np.random.Generator, palette_53: Array, falloff: float) -> Array:
-    """A periodic picture [N, N, 3]."""
+    """Returns a periodic image [N, N, 3]."""
     return _tint(0.5 + 0.22 * _noise(rng, (_N, _N), falloff), palette_53)
 
 
 def _sample(texture_NN3: Array, u: Array, v: Array) -> Array:
-    """Bilinear look-up at texture coordinates in texels; the texture repeats."""
+    """Samples a periodic texture bilinearly at coordinates in texels."""
     left, top = np.floor(u).astype(np.int32), np.floor(v).astype(np.int32)
     a = (u - left).astype(np.float32)[..., None]
     b = (v - top).astype(np.float32)[..., None]
@@ -147,30 +147,30 @@ def _sample(texture_NN3: Array, u: Array, v: Array) -> Array:
     return _mix(upper, lower, b)
 
 
-def _near(centre: float, reach: float, coordinates: Array) -> slice:
-    """The part of a screen axis within ``reach`` of ``centre``."""
-    low, high = np.searchsorted(coordinates.ravel(), (centre - reach, centre + reach))
+def _near(center: float, reach: float, coordinates: Array) -> slice:
+    """Returns the part of a screen axis within ``reach`` of ``center``."""
+    low, high = np.searchsorted(coordinates.ravel(), (center - reach, center + reach))
     return slice(int(low), int(high))
 
 
 def _cover(distance: Array, softness: float = 1.5) -> Array:
-    """1 inside (distance < 0) to 0 outside, over ``softness`` pixels, with an axis for colours."""
+    """Returns 1 inside (distance < 0) to 0 outside, over ``softness`` pixels, [..., 1]."""
     inside: Array = np.clip(0.5 - distance * (HEIGHT / softness), 0, 1)[..., None]
     return inside
 
 
-def _mix(below: Array, above: Array | float, share: Array | float) -> Array:
-    mixed: Array = below + (above - below) * share
+def _mix(below: Array, above: Array | float, fraction: Array | float) -> Array:
+    mixed: Array = below + (above - below) * fraction
     return mixed
 
 
 def _either(rng: np.random.Generator) -> int:
-    """-1 or 1."""
+    """Returns -1 or 1."""
     return 1 if rng.random() < 0.5 else -1
 
 
 def _sway(rng: np.random.Generator, size: float) -> Callable[[float], float]:
-    """A smooth path around 0: two sines of unlike periods."""
+    """Returns a smooth path around 0: two sines of different periods."""
     slow, fast = rng.uniform(0.12, 0.25), rng.uniform(0.3, 0.5)
     p, q = rng.uniform(0, 2 * np.pi), rng.uniform(0, 2 * np.pi)
 
@@ -185,9 +185,9 @@ def _sway(rng: np.random.Generator, size: float) -> Callable[[float], float]:
 
 
 def hills(rng: np.random.Generator) -> Scene:
-    """Ridges one behind the other under a sky with a sun; the camera moves sideways."""
+    """Renders rows of ridges under a sky with a sun; the camera moves sideways."""
     palette = _palette(rng)
-    sky_low, sky_high = palette[4], _mix(palette[3], _colour("#5b86b5"), 0.55)
+    sky_low, sky_high = palette[4], _mix(palette[3], _color("#5b86b5"), 0.55)
     length, layers = 1024, 5
     ridges = [_noise(rng, (length,), 1.5) for _ in range(layers)]
     rough = _texture(rng, np.linspace(0.75, 1.25, 5, dtype=np.float32)[:, None], 1.0)
@@ -195,13 +195,13 @@ def hills(rng: np.random.Generator) -> Scene:
     sun_x, sun_y = rng.uniform(-0.5, 0.5), rng.uniform(-0.35, -0.15)
     nod = _sway(rng, 0.02)
 
-    def picture(t: float) -> Array:
+    def image(t: float) -> Array:
         y = _Y_H1 + nod(t)
         out = _mix(sky_low, sky_high, np.clip(0.25 - 1.4 * y, 0, 1)[..., None])
         out = np.broadcast_to(out, (HEIGHT, WIDTH, 3))
         away = np.hypot(_X_1W - sun_x, y - sun_y)
-        out = _mix(out, _colour("#fff6dc"), 0.6 * np.exp(-6 * away)[..., None])
-        out = _mix(out, _colour("#fffaf0"), _cover(away - 0.06))
+        out = _mix(out, _color("#fff6dc"), 0.6 * np.exp(-6 * away)[..., None])
+        out = _mix(out, _color("#fffaf0"), _cover(away - 0.06))
         for layer, ridge in enumerate(ridges):
             near = (layer + 1) / layers
             x = (_X_1W + speed * t * near**2 + 3) * 110 / (0.5 + near)
@@ -213,11 +213,11 @@ def hills(rng: np.random.Generator) -> Scene:
             out = _mix(out, ground * (1 - near + near * grain) * shade, _cover(top - y))
         return out
 
-    return picture
+    return image
 
 
 def balls(rng: np.random.Generator) -> Scene:
-    """Textured, lit balls that roll over a textured floor, with soft shadows."""
+    """Renders textured, lit balls that roll over a textured floor, with soft shadows."""
     floor = _texture(rng, _palette(rng), 1.3)
     number = int(rng.integers(4, 7))
     skins = [_texture(rng, _palette(rng), rng.uniform(0.9, 1.5)) for _ in range(number)]
@@ -225,7 +225,7 @@ def balls(rng: np.random.Generator) -> Scene:
     places = [(_sway(rng, 0.65), _sway(rng, 0.36)) for _ in range(number)]
     pan = _sway(rng, 20)
 
-    def picture(t: float) -> Array:
+    def image(t: float) -> Array:
         shift = pan(t)
         out = _sample(floor, _X_1W * 90 + shift + 0 * _Y_H1, _Y_H1 * 90 + 0 * _X_1W)
         out = _mix(out, out.mean(axis=(0, 1)), 0.35) * (0.9 - 0.35 * _Y_H1[..., None])
@@ -237,7 +237,7 @@ def balls(rng: np.random.Generator) -> Scene:
             fallen = np.hypot(x - 0.35, (y - 0.45) * 1.15)
             out[part] *= 1 - 0.5 * np.clip(1.35 - fallen, 0, 0.7)[..., None] / 0.7
             z = np.sqrt(np.clip(1 - x**2 - y**2, 0, 1))
-            # Rolling without sliding: the skin moves by the way gone over the radius.
+            # Rolling without sliding: the skin turns by the distance divided by the radius.
             u = np.arctan2(x, z + 1e-3) + cx / radius
             v = np.arcsin(np.clip(y, -1, 1)) + cy / radius
             light = np.clip(-0.45 * x - 0.55 * y + 0.7 * z, 0, 1)
@@ -247,17 +247,17 @@ def balls(rng: np.random.Generator) -> Scene:
             out[part] = _mix(out[part], lit + 0.5 * shine[..., None], edge)
         return out
 
-    return picture
+    return image
 
 
 def mosaic(rng: np.random.Generator) -> Scene:
-    """A kaleidoscope: a texture mirrored in sectors that turn and breathe."""
+    """Renders a kaleidoscope: a texture mirrored in sectors that rotate and pulsate."""
     texture = _texture(rng, _palette(rng), 1.35)
     sectors = int(rng.integers(3, 7))
     turn, zoom = rng.uniform(0.25, 0.6) * _either(rng), _sway(rng, 0.12)
     drift_x, drift_y = rng.uniform(-14, 14), rng.uniform(-14, 14)
 
-    def picture(t: float) -> Array:
+    def image(t: float) -> Array:
         radius, angle = np.hypot(_X_1W, _Y_H1), np.arctan2(_Y_H1, _X_1W) + turn * t
         width = 2 * np.pi / sectors
         folded = np.abs((angle % width) - width / 2)
@@ -267,17 +267,17 @@ def mosaic(rng: np.random.Generator) -> Scene:
         ring = 0.92 + 0.08 * np.cos(14 * radius - 2.5 * t)
         return out * (ring * (1.08 - 0.35 * radius))[..., None]
 
-    return picture
+    return image
 
 
 def clouds(rng: np.random.Generator) -> Scene:
-    """Two layers of cloud that drift at unlike speeds and change their shape."""
+    """Renders two layers of clouds that drift at different speeds and change shape."""
     palette = _palette(rng)
-    sky = _mix(palette[2], _colour("#4f82bd"), 0.6)
+    sky = _mix(palette[2], _color("#4f82bd"), 0.6)
     layers = [_noise(rng, (_N, _N), 1.7)[..., None] for _ in range(3)]
     wind = rng.uniform(6, 16) * _either(rng)
 
-    def picture(t: float) -> Array:
+    def image(t: float) -> Array:
         u, v = _X_1W * 75 + 0 * _Y_H1, _Y_H1 * 75 + 0 * _X_1W
         warp = _sample(layers[2], u * 0.7 - wind * t, v * 0.7 + 5 * t)[..., 0]
         out = np.broadcast_to(_mix(sky * 1.08, sky * 0.7, 0.5 - _Y_H1[..., None]), (*u.shape, 3))
@@ -285,24 +285,24 @@ def clouds(rng: np.random.Generator) -> Scene:
             pace, size = (0.6, 1.3) if number == 0 else (1.4, 0.8)
             x, y = u * size + wind * pace * t + 3 * warp, v * size + 2 * warp
             thick = _sample(layer, x, y)[..., 0]
-            lit = thick - _sample(layer, x - 3, y - 4)[..., 0]  # towards the sun
+            lit = thick - _sample(layer, x - 3, y - 4)[..., 0]  # toward the sun
             body = np.clip(0.45 + 0.45 * thick, 0, 1)
             white = _mix(palette[4], 1.0, 0.5) * (0.82 + 0.3 * lit)[..., None]
             out = _mix(out, white, (body**1.5 * 0.9)[..., None])
         return out
 
-    return picture
+    return image
 
 
 def flight(rng: np.random.Generator) -> Scene:
-    """A flight over textured ground to a hazy horizon, banking gently."""
+    """Renders a flight over textured ground toward a hazy horizon, banking gently."""
     palette = _palette(rng)
     fields = _texture(rng, palette, 1.15)
-    haze, sky = _mix(palette[4], _colour("#dfe9f2"), 0.5), _colour("#6f9cc9")
+    haze, sky = _mix(palette[4], _color("#dfe9f2"), 0.5), _color("#6f9cc9")
     pace, bank, course = rng.uniform(35, 60), _sway(rng, 0.16), _sway(rng, 0.35)
     smooth = fields.mean(axis=(0, 1))
 
-    def picture(t: float) -> Array:
+    def image(t: float) -> Array:
         roll, heading = bank(t), course(t)
         x = _X_1W * np.cos(roll) + _Y_H1 * np.sin(roll)
         y = _Y_H1 * np.cos(roll) - _X_1W * np.sin(roll) + 0.18  # below the horizon
@@ -310,17 +310,17 @@ def flight(rng: np.random.Generator) -> Scene:
         right, ahead = x * depth, depth + pace * t * np.cos(heading)
         u = right * np.cos(heading) - depth * np.sin(heading) + pace * t * 0.3
         ground = _sample(fields, u, ahead + right * np.sin(heading))
-        # Far away a pixel covers many texels: fade to their mean instead of flickering.
+        # Far away, a pixel covers many texels, so it fades to their mean instead of flickering.
         ground = _mix(ground, smooth, np.clip((depth - 50) / 120, 0, 1)[..., None])
         ground = _mix(ground, haze, np.clip(depth / 420, 0, 0.95)[..., None])
         air = _mix(haze, sky, np.clip(-2.2 * y, 0, 1)[..., None])
         return _mix(air, ground, _cover(-y, 3.0))
 
-    return picture
+    return image
 
 
 def water(rng: np.random.Generator) -> Scene:
-    """A textured bottom under swaying water, with bright lines of bent light."""
+    """Renders a textured bottom under rippling water, with caustics."""
     bottom = _texture(rng, _palette(rng), 1.1)
     waves = []
     for number in range(7):  # from all sides
@@ -328,9 +328,9 @@ def water(rng: np.random.Generator) -> Scene:
         kx, ky = k * float(np.cos(angle)), k * float(np.sin(angle))
         waves.append((kx, ky, rng.uniform(1.5, 3.2) * _either(rng), rng.uniform(0, 2 * np.pi)))
     flow_x, flow_y = rng.uniform(-8, 8), rng.uniform(-8, 8)
-    tone = _mix(_colour("#bfe6e4"), _palette(rng)[3], 0.25)
+    tone = _mix(_color("#bfe6e4"), _palette(rng)[3], 0.25)
 
-    def picture(t: float) -> Array:
+    def image(t: float) -> Array:
         slope_x: Array = np.zeros((HEIGHT, WIDTH), np.float32)
         slope_y: Array = slope_x
         bend: Array = slope_x
@@ -345,7 +345,7 @@ def water(rng: np.random.Generator) -> Scene:
         out = out * (0.62 + 0.6 * bright)[..., None] * tone
         return out + 0.22 * (np.clip(bright - 0.7, 0, 1) ** 1.5)[..., None]
 
-    return picture
+    return image
 
 
 _KINDS: dict[str, Callable[[np.random.Generator], Scene]] = {

@@ -1,7 +1,6 @@
-"""The members of uncompressed tar files, and where they lie in it: nothing is unpacked.
+"""Lists the members of uncompressed tar files and their offsets, without unpacking.
 
-Listing reads a header for each member, so what was found is kept in the cache until the tar
-changes.
+Listing reads a header for each member, so the result is cached until the tar changes.
 """
 
 import io
@@ -22,82 +21,82 @@ from jaxtrain.errors import InputError
 SUFFIX = ".tar"
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-# That the patterns of a list stand for together; each is looked for and listed by itself.
-_MOST_NAMES, _MOST_CHARACTERS = 100_000, 2**25
-_MOST_RANGES, _MOST_DIGITS = 8, 18  # of a pattern, and of a number in it
-_LONGEST_HEADER = 2**16  # bytes; a path has 4,096 at most, and what else stands there is short
-_LONGEST_NAME = 4096  # characters, of a member; Linux allows as many bytes
-_MOST_GLOBAL_KEYS = 100  # git archive writes one, "comment"
+# Limits for the names from all patterns of a list, because each tar is searched for and listed.
+_MAX_NAMES, _MAX_CHARACTERS = 100_000, 2**25
+_MAX_RANGES, _MAX_DIGITS = 8, 18  # ranges per pattern, and digits per number
+_MAX_HEADER = 2**16  # bytes; a path has at most 4,096, and the other fields are short
+_MAX_NAME = 4096  # characters of a member's name; Linux allows as many bytes
+_MAX_GLOBAL_KEYS = 100  # git archive writes one, "comment"
 _SHOWN = 200  # characters of a pattern in a message
 _FORMAT = 1
 
 
 def check_not_packed(path: str, flag: str) -> None:
-    """Refuse a compressed tar, in which nothing can be found without unpacking all before it.
+    """Rejects a compressed tar, because its members cannot be read without unpacking it.
 
     Raises:
-        InputError: says how to unpack it.
+        InputError: the tar is compressed.
     """
     if path.lower().endswith(_PACKED):
         raise InputError(
-            f"{flag} {path} is a compressed tar, which cannot be read in place: make it a plain "
-            ".tar once (gunzip, bunzip2, unxz or unzstd); video does not shrink by it anyway"
+            f"{flag} {path} is a compressed tar, which cannot be read in place: decompress it to a "
+            "plain .tar with gunzip, bunzip2, unxz or unzstd (video files hardly grow)"
         )
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path has braces that stand for numbers."""
+    """Returns whether a path contains a range such as ``{000..127}``."""
     return _RANGE.search(path) is not None
 
 
 class Budget:
-    """How many names the patterns of one list, or of one path, may stand for together."""
+    """Limits the number of names from all patterns of one list, or of one path."""
 
     def __init__(self) -> None:
         self._names = self._characters = 0
 
     def take(self, pattern: str) -> None:
-        """Counts the names of a pattern, without making them.
+        """Counts the names of a pattern, without generating them.
 
         Raises:
-            InputError: they are too many.
+            InputError: there are too many names.
         """
         shown = pattern if len(pattern) <= _SHOWN else f"{pattern[:_SHOWN]}..."
         ranges = _RANGE.findall(pattern)
         digits = max((len(number) for limits in ranges for number in limits), default=0)
-        if len(ranges) > _MOST_RANGES or digits > _MOST_DIGITS:
+        if len(ranges) > _MAX_RANGES or digits > _MAX_DIGITS:
             raise InputError(
-                f"{shown}: a pattern has at most {_MOST_RANGES} ranges, and its numbers at most "
-                f"{_MOST_DIGITS} digits"
+                f"{shown}: a pattern may have at most {_MAX_RANGES} ranges, and its numbers at "
+                f"most {_MAX_DIGITS} digits: correct it, or pass a folder"
             )
         count = math.prod(max(0, int(last) - int(first) + 1) for first, last in ranges)
         self._names += count
         self._characters += count * len(pattern)
-        if self._names > _MOST_NAMES:
+        if self._names > _MAX_NAMES:
             before = self._names - count
-            beside = f", beside {before:,} of other patterns" if before else ""
+            others = f", in addition to {before:,} of other patterns" if before else ""
             raise InputError(
-                f"{shown} stands for {count:,} names{beside}, and the limit is {_MOST_NAMES:,}: "
-                "correct it, or name a folder"
+                f"{shown} expands to {count:,} names{others}, and the limit is {_MAX_NAMES:,}: "
+                "correct it, or pass a folder"
             )
-        if self._characters > _MOST_CHARACTERS:
+        if self._characters > _MAX_CHARACTERS:
             raise InputError(
-                f"{shown}: the names that patterns stand for have {self._characters:,} characters "
-                f"together, and the limit is {_MOST_CHARACTERS:,}: shorten them, or name a folder"
+                f"{shown}: the expanded names have {self._characters:,} characters in total, and "
+                f"the limit is {_MAX_CHARACTERS:,}: shorten them, or pass a folder"
             )
 
 
 def expand(pattern: str, budget: Budget | None = None) -> Iterator[str]:
-    """The names that ``shards-{000..127}.tar`` stands for; a name without braces stands for itself.
+    """Expands a pattern such as ``shards-{000..127}.tar``; yields a name without braces as it is.
 
-    Numbers are as wide as the first one is written.
+    Numbers are padded to the width of the first one.
 
     Args:
-        pattern: with braces, or without.
-        budget: of the list that it is in; by default the pattern has one of its own.
+        pattern: a name with or without ranges.
+        budget: the budget of the pattern's list; by default, the pattern has its own.
 
     Raises:
-        InputError: they are too many.
+        InputError: there are too many names.
     """
     if not is_pattern(pattern):
         return iter([pattern])
@@ -116,31 +115,31 @@ def _names(pattern: str) -> Iterator[str]:
 
 
 def check_exists(path: str, pattern: str) -> None:
-    """Refuses a pattern at the first of its files that is missing.
+    """Checks that a file of a pattern exists.
 
     Raises:
-        InputError: names the file and the pattern.
+        InputError: the file is missing.
     """
     if not os.path.exists(path):
         raise InputError(
-            f"{path} cannot be read as a tar: No such file or directory; {pattern} stands for it: "
+            f"{path} cannot be read as a tar: No such file or directory ({pattern} includes it): "
             "correct the numbers, or copy the file"
         )
 
 
 def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
-    """Names and places of the regular files of a tar, in order.
+    """Returns the names and spans of the regular files of a tar, in order.
 
     Args:
         tar: an uncompressed tar.
-        cache_root: of the cache.
+        cache_root: the cache folder.
 
     Raises:
-        InputError: it is not there, is not a regular file or not a tar, or is cut short.
+        InputError: the tar is missing, invalid or truncated.
     """
     try:
         status = os.stat(tar)
-        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for without end
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait forever
             raise ValueError("it is not a regular file: remove it")
         now = [_FORMAT, status.st_size, status.st_mtime_ns]
         kept = cache_root / "tar" / f"{cache.digest(tar)}.json"
@@ -148,16 +147,15 @@ def members(tar: str, cache_root: Path) -> list[tuple[str, Span]]:
         if found is None:
             found = _list(tar)
             cache.write_file(kept, json.dumps({"tar": now, "members": found}))
-    # A number that is none or too large for a file, sparse maps that are none, and headers of
-    # headers of headers.
+    # Invalid or oversized numbers, invalid sparse maps, and deeply nested headers.
     except (OSError, tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         text = getattr(error, "strerror", None) or error
         raise InputError(f"{tar} cannot be read as a tar: {text}") from error
     for name, offset, size in found[-1:]:
         if offset + size > status.st_size:
             raise InputError(
-                f"{tar} is cut short: its member {name} ends at byte {offset + size:,}, the file "
-                f"at {status.st_size:,}; copy it again, or leave it out"
+                f"{tar} is truncated: its member {name} ends at byte {offset + size:,}, the file "
+                f"at {status.st_size:,}: copy it again, or remove it"
             )
     return [(name, Span(tar, offset, size)) for name, offset, size in found]
 
@@ -167,52 +165,52 @@ def _list(tar: str) -> list[tuple[str, int, int]]:
     globals_ = _GlobalHeaders()
     with _Headers(tar) as headers, tarfile.open(tar, "r:", headers, pax_headers=globals_) as file:
         while (one := file.next()) is not None:
-            file.members = []  # type: ignore[attr-defined]  # each one holds a copy of its headers
+            file.members = []  # type: ignore[attr-defined]  # each member keeps a copy of its headers
             if not one.isreg():
                 continue
-            if len(one.name) > _LONGEST_NAME:
+            if len(one.name) > _MAX_NAME:
                 raise tarfile.ReadError(
                     f"the name of the member at byte {one.offset:,} has {len(one.name):,} "
-                    f"characters, and the limit is {_LONGEST_NAME:,}: rename it"
+                    f"characters, and the limit is {_MAX_NAME:,}: rename it"
                 )
             if one.issparse():
                 raise InputError(
-                    f"{tar}: its member {one.name} is sparse, which cannot be read in place: make "
-                    "the tar again without --sparse"
+                    f"{tar}: its member {one.name} is sparse, which cannot be read in place: "
+                    "recreate the tar without --sparse"
                 )
             found.append((one.name, one.offset_data, one.size))
     return found
 
 
 class _GlobalHeaders(dict[str, str]):
-    """PAX headers that hold for all members that follow; tarfile copies them into each one."""
+    """PAX headers that apply to all following members; tarfile copies them into each member."""
 
     def __setitem__(self, key: str, value: str, /) -> None:
-        """Raises ReadError for the name of all members, and for one key too many."""
+        """Raises ReadError for a key that would rename every member, and for too many keys."""
         if key in ("path", "linkpath"):
             raise tarfile.ReadError(
-                f"a global PAX header sets {key!r} for all members: make the tar again"
+                f"a global PAX header sets {key!r} for all members: recreate the tar"
             )
         super().__setitem__(key, value)
-        if len(self) > _MOST_GLOBAL_KEYS:
+        if len(self) > _MAX_GLOBAL_KEYS:
             raise tarfile.ReadError(
-                f"global PAX headers have more than {_MOST_GLOBAL_KEYS} keys: make the tar again"
+                f"global PAX headers have more than {_MAX_GLOBAL_KEYS} keys: recreate the tar"
             )
 
 
 class _Headers(io.FileIO):
-    """A tar of which only headers are read: a long name or PAX header can announce gigabytes."""
+    """A tar of which only the headers are read; a long name or PAX header can declare gigabytes."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Raises ReadError where a header is longer than any should be."""
-        if size is None or not 0 <= size <= _LONGEST_HEADER:
+        """Raises ReadError if a header is longer than any valid one."""
+        if size is None or not 0 <= size <= _MAX_HEADER:
             raise tarfile.ReadError(f"a header of {size:,} bytes at byte {self.tell():,}")
         return super().read(size) or b""
 
 
 def _read(kept: Path, now: list[int]) -> list[tuple[str, int, int]] | None:
     try:
-        whole = json.loads(kept.read_text(encoding="utf-8"))
-        return [tuple(one) for one in whole["members"]] if whole["tar"] == now else None
+        record = json.loads(kept.read_text(encoding="utf-8"))
+        return [tuple(one) for one in record["members"]] if record["tar"] == now else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""Writing a video frame by frame as H.264, with the sound of another file copied beside it."""
+"""Writes a video frame by frame as H.264, with the audio of another file."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,26 +20,28 @@ _TAG_BT709, _TAG_BT601 = 1, 6  # ITU-T H.273 matrix coefficients
 
 
 def check_path(path: Path) -> None:
-    """Refuses a place where no video can be written.
+    """Checks that a video can be written to a path.
 
     Raises:
-        InputError: names what is wrong.
+        InputError: the suffix is not supported, or the path is not writable.
     """
     if path.suffix.lower() not in ENDINGS:
-        raise InputError(f"{path}: a video that is written ends with one of {', '.join(ENDINGS)}")
+        raise InputError(
+            f"{path}: the suffix of an output video must be one of {', '.join(ENDINGS)}"
+        )
     atomic.check_writable("OUT", path)
 
 
 class Writer:
-    """Takes pictures and packets of sound; made by :func:`writing`.
+    """Writes frames and audio packets; created by :func:`writing`.
 
     Args:
         container: opened for writing.
-        rate: frames a second, on average.
-        time_base: seconds a tick of the pictures' time stamps.
-        pixel_aspect: width of a pixel over its height.
-        crf: H.264's quality, 0 (nothing lost) to 51.
-        sound: streams whose packets will come.
+        rate: average number of frames per second.
+        time_base: seconds per tick of the frames' time stamps.
+        pixel_aspect: width of a pixel divided by its height.
+        crf: H.264's quality, 0 (lossless) to 51.
+        sound: audio streams whose packets will be copied.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Writer:
         self._copies: dict[int, Any] = {}
 
     def add(self, picture: Picture) -> None:
-        """The next frame, all of one size: even height and width."""
+        """Encodes the next frame; all frames have the same, even height and width."""
         height, width = picture.pixels.shape[:2]
         if self._stream is None:
             self._open(height, width)
@@ -75,15 +77,15 @@ class Writer:
         self._container.mux(self._stream.encode(frame))
 
     def copy(self, packet: av.Packet) -> None:
-        """A packet of the sound."""
-        if self._stream is None:  # the header needs the size of a picture
+        """Copies an audio packet."""
+        if self._stream is None:  # the header needs the size of a frame
             self._waiting.append(packet)
             return
         packet.stream = self._copies[packet.stream_index]
         self._container.mux(packet)
 
     def finish(self) -> None:
-        """What the encoder holds back."""
+        """Writes the frames that the encoder still holds."""
         if self._stream is not None:
             self._container.mux(self._stream.encode(None))
 
@@ -115,15 +117,15 @@ def writing(
     crf: int,
     sound_of: Video | None = None,
 ) -> Iterator[Writer]:
-    """A writer; the file appears whole when the block ends without an error.
+    """Yields a writer; the complete file appears when the block ends without an error.
 
     Args:
-        path: of the file; :func:`check_path` has let it pass.
+        path: the output file, which must have passed :func:`check_path`.
         rate, time_base, pixel_aspect, crf: as for :class:`Writer`.
-        sound_of: the video whose packets of sound will be copied.
+        sound_of: the video whose audio packets will be copied.
 
     Raises:
-        InputError: the kind of file cannot hold that sound, or the file cannot be written.
+        InputError: the file format does not support the audio codec, or writing fails.
     """
     with contextlib.ExitStack() as stack:
         sound: list[AudioStream] = []
@@ -151,10 +153,10 @@ def writing(
 def _check_sound(path: Path, container: Any, sound: list[AudioStream]) -> None:
     for one in sound:
         context = one.codec_context
-        codec = "of an unknown codec" if context is None else context.name
+        codec = "(unknown)" if context is None else context.name
         names = set() if context is None else {codec, one.codec.canonical_name}
         if not names & container.supported_codecs:
             raise InputError(
-                f"{path}: {path.suffix} cannot hold the sound, which is {codec}; name a file "
-                "of another kind, as .mkv, or leave the sound out with --no-audio"
+                f"{path}: {path.suffix} does not support the audio codec {codec}: choose another "
+                "format, such as .mkv, or omit the audio with --no-audio"
             )

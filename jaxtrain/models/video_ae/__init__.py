@@ -1,11 +1,11 @@
 """A small video autoencoder: TAEHV's networks, trained to reconstruct clips.
 
 Reading order: :class:`Config`, :class:`VideoAutoencoder`, then `network.py` and `blocks.py`.
-`timing.py` says which frame belongs to which latent, `streaming.py` runs videos of any length,
-`weights.py` reads and writes the reference's names. `augment.py` changes training clips on the
-device, `quality.py` measures reconstructions.
+`timing.py` maps frames to latents, `streaming.py` processes videos of any length, `weights.py`
+converts parameters to the reference's names and back, `augment.py` augments training clips on the
+device, and `quality.py` measures reconstructions.
 
-Shapes: B clips, T frames, H height, W width, 3 colours; P side of a patch.
+Shapes: B clips, T frames, H height, W width, 3 colors; P patch size.
 """
 
 from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder

@@ -1,23 +1,23 @@
 """Seraena: a discriminator that corrects reconstructions (github.com/madebyollin/seraena).
 
-It looks at a few successive frames, and at the clip's latent averaged over time as context, and
-scores patches: reconstructed +1, real -1. What it learns is used once: the gradient of the distance
-between its scores of the real and of the reconstructed frames says how to change these; scaled to
-a standard deviation of one that is the correction, and the decoder is drawn to its own frames plus
-the correction. So no gradient passes through the discriminator into the decoder, and none of the
-decoder's loss reaches the discriminator.
+The discriminator sees a few successive frames, with the clip's latent averaged over time as
+context, and scores patches: +1 for reconstructed, -1 for real. The correction is the negative
+gradient, with respect to the reconstructed frames, of the distance between the scores of real and
+reconstructed frames, scaled to a standard deviation of one. The decoder is trained toward its own
+frames plus the correction. So no gradient passes through the discriminator into the decoder, and
+none of the decoder's loss reaches the discriminator.
 
-Upstream trains the discriminator first, and the updated one makes the correction. Here one gradient
-of one tree holds both, so the discriminator before the update makes it; the decoder's updates point
-the same way (their cosine is above 0.999: benchmarks/RESULTS.md). Upstream also repeats the first
-frames until there are as many as went in: a window twice, whose second correction it drops. Here
-each decoded frame is seen once, in whole windows; what is left over is not seen.
+Upstream updates the discriminator first, and computes the correction with the updated one. Here one
+gradient serves both, so the correction comes from the discriminator before the update; the
+decoder's updates have the same direction (their cosine is above 0.999: benchmarks/LOG.md). Upstream
+also repeats the first frames to get as many as the input: one window twice, whose second correction
+it drops. Here each decoded frame is seen once, in complete windows; leftover frames are not seen.
 
-Its batch norms' running statistics and the replay of earlier reconstructions are state of the
+The running statistics of its batch norms and the replay of earlier reconstructions are state of the
 model: they stay on the device and are part of a checkpoint.
 
 Shapes: B clips, T frames, H height, W width; N windows of F successive frames, 3 F channels; L
-latents, h, w their size, C their channels; S side of a crop.
+latents of size h, w with C channels; S side of a crop.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from jaxtrain.models.video_ae import blocks
 from jaxtrain.models.video_ae.replay import Replay
 from jaxtrain.ops import convolution
 
-# Kernel side, stride, outputs of each layer.
+# Kernel size, stride and output channels of each layer.
 _LAYERS = ((3, 1, 64), (4, 2, 128), (4, 2, 256), (4, 2, 512), (3, 1, 512), (3, 1, 512))
 _MOMENTUM, _NORM_EPSILON = 0.1, 1e-5  # PyTorch's
 _DEVIATION_EPSILON = 1e-5
@@ -43,7 +43,7 @@ class Statistic(nnx.Variable[jax.Array]):
 
 
 class LayerWeights(NamedTuple):
-    """Of one layer of the discriminator."""
+    """The trained parameters of one layer of the discriminator."""
 
     kernel: jax.Array
     scale: jax.Array
@@ -52,13 +52,14 @@ class LayerWeights(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the adversary says of a batch; float32.
+    """The losses of a batch, float32.
 
     Attributes:
-        decoder_B: each clip's mean squared distance from its correction; its gradient goes to the
-            decoder alone.
-        discriminator: mean squared error of the scores; its gradient goes to the discriminator.
-        right: share of the scores with the right sign.
+        decoder_B: each clip's mean squared distance from its corrected frames; its gradient reaches
+            only the decoder.
+        discriminator: mean squared error of the scores; its gradient reaches only the
+            discriminator.
+        right: fraction of the scores with the right sign.
     """
 
     decoder_B: jax.Array
@@ -67,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 class Layer(nnx.Module):
-    """Convolution, batch norm, ReLU, and a head that scores what comes out."""
+    """Convolution, batch norm, ReLU, and a head that scores their output."""
 
     def __init__(self, side: int, inputs: int, outputs: int, *, rngs: nnx.Rngs) -> None:
         self.kernel = blocks.kernel(rngs, (side, side, inputs, outputs), side**2 * inputs)
@@ -78,12 +79,12 @@ class Layer(nnx.Module):
         self.variance = Statistic(jnp.ones((outputs,)))
 
     def weights(self) -> LayerWeights:
-        """All that is trained."""
+        """Returns the trained parameters."""
         return LayerWeights(self.kernel[...], self.scale[...], self.shift[...], self.head[...])
 
 
 class Discriminator(nnx.Module):
-    """Six layers; each scores patches of 8x8 pixels."""
+    """Six layers, each of which scores patches of 8x8 pixels."""
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
         made = []
@@ -93,16 +94,17 @@ class Discriminator(nnx.Module):
         self.layers = nnx.List(made)
 
     def weights(self) -> list[LayerWeights]:
-        """Of all layers."""
+        """Returns the trained parameters of all layers."""
         return [layer.weights() for layer in self.layers]
 
     def scores(self, weights: list[LayerWeights], x_NHWC: jax.Array, *, learns: bool) -> jax.Array:
-        """Scores of each patch by each layer: float32 [N, H / 8, W / 8, 6].
+        """Computes each layer's scores of each patch, float32 [N, H / 8, W / 8, 6].
 
         Args:
-            weights: what :meth:`weights` gave, perhaps without gradient.
+            weights: from :meth:`weights`, possibly with gradients stopped.
             x_NHWC: frames and context.
-            learns: norms by this batch, which enters the running statistics; else by these.
+            learns: normalize by this batch, and update the running statistics with it; otherwise
+                normalize by the running statistics.
         """
         found = []
         for layer, own, (_, stride, _) in zip(self.layers, weights, _LAYERS, strict=True):
@@ -118,14 +120,14 @@ class Seraena(nnx.Module):
     """The discriminator, its replay, and both losses.
 
     Args:
-        weight: of the decoder's loss, for whoever adds it.
-        frames: F, successive frames in a window.
-        crop: S, side of the squares it sees (pixels); None: whole frames of ``height``, ``width``.
-        replay: windows that are kept.
-        height, width: of a clip (pixels).
-        space_factor: pixels of a side that a latent stands for.
+        weight: weight of the decoder's loss, applied by the caller.
+        frames: F, successive frames per window.
+        crop: S, side of the random squares that it sees (pixels); None is the full frame.
+        replay: number of windows kept.
+        height, width: size of a clip (pixels).
+        space_factor: pixels per latent along a side.
         latent_channels: C.
-        rngs: of the fresh parameters.
+        rngs: for the initial parameters.
     """
 
     def __init__(
@@ -155,14 +157,14 @@ class Seraena(nnx.Module):
         keys_B: jax.Array,
         dtype: jnp.dtype,
     ) -> Outcome:
-        """Judges a batch, and keeps its reconstructions.
+        """Computes the losses of a batch, and puts its reconstructions into the replay.
 
         Args:
             real_BTHW3: the clips, in [0, 1].
             fake_BTHW3: their reconstructions, not clamped; T is at least F.
-            latents_BLhwC: what they were decoded from.
-            keys_B: a random key for each clip.
-            dtype: of the discriminator's computation.
+            latents_BLhwC: the latents that they were decoded from.
+            keys_B: one random key per clip.
+            dtype: dtype of the discriminator's computation.
         """
         clips = real_BTHW3.shape[0]
         keys_B4 = jax.vmap(lambda key: jax.random.split(key, 4))(keys_B)
@@ -182,7 +184,7 @@ class Seraena(nnx.Module):
             return jax.vmap(lambda key: jax.random.uniform(key, (each,)))(keys_B4[:, place]).ravel()
 
         old = self.replay.draw(numbers(1))
-        # Every second reconstruction is one of an earlier update, if there is any.
+        # Every second reconstruction is one of an earlier step, if there is any.
         other = (jnp.arange(each * clips) % 2 == 1) & old.there_N
         fakes = _chosen(other, old.images_NHWC, shown)
         fake_context = _chosen(other, old.context_NhwC, context)
@@ -203,7 +205,7 @@ class Seraena(nnx.Module):
     def _cropped(
         self, real: jax.Array, fake: jax.Array, context: jax.Array, keys_B: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The same random square of each clip, both ways, and of its context."""
+        """Crops each clip, its reconstruction and its context to the same random square."""
         if self.crop is None:
             return real, fake, context
         side = self.crop // self.factor
@@ -224,14 +226,14 @@ class Seraena(nnx.Module):
         return jax.vmap(one)(real, fake, context, keys_B)
 
     def _windows(self, video_BTHW3: jax.Array) -> jax.Array:
-        """Windows of F frames that do not overlap, [N, H, W, 3 F]; the rest is not seen."""
+        """Cuts windows of F frames that do not overlap, [N, H, W, 3 F]; drops leftover frames."""
         b, t, h, w, _ = video_BTHW3.shape
         count = t // self.frames
         windows = video_BTHW3[:, : count * self.frames].reshape(b * count, self.frames, h, w, 3)
         return windows.transpose(0, 2, 3, 1, 4).reshape(b * count, h, w, 3 * self.frames)
 
     def _input(self, images: jax.Array, context: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        """Frames in [-1, 1] and the context, enlarged to their size."""
+        """Stacks frames, scaled to [-1, 1], and the context, enlarged to their size."""
         n, h, w, c = context.shape
         f = self.factor
         large = jnp.broadcast_to(context[:, :, None, :, None], (n, h, f, w, f, c))
@@ -246,7 +248,7 @@ class Seraena(nnx.Module):
         context: jax.Array,
         dtype: jnp.dtype,
     ) -> jax.Array:
-        """Down the gradient of the distance of both scores, scaled to a deviation of one."""
+        """Computes the negative gradient of the scores' distance, scaled to a deviation of one."""
 
         def scores(images: jax.Array) -> jax.Array:
             x = self._input(images, context, dtype)
@@ -266,7 +268,7 @@ def _chosen(first_N: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _normed(layer: Layer, own: LayerWeights, x_NHWC: jax.Array, *, learns: bool) -> jax.Array:
-    """Batch norm; statistics in float32, over the batch of all devices."""
+    """Applies batch norm, with float32 statistics over the global batch."""
     x = x_NHWC.astype(jnp.float32)
     mean, variance = layer.mean[...], layer.variance[...]  # [C]
     if learns:
@@ -291,7 +293,7 @@ def _pooled(score_NHW: jax.Array, height: int, width: int) -> jax.Array:
 
 
 def forward_flops(channels: int, height: int, width: int) -> float:
-    """Multiplications and additions of the discriminator for one window."""
+    """Counts multiplications and additions of the discriminator for one window."""
     total = 0.0
     for side, stride, outputs in _LAYERS:
         height, width = height // stride, width // stride

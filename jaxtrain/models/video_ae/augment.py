@@ -1,12 +1,12 @@
-"""Colour jitter and blur of training clips, on the device.
+"""Color jitter and blur of training clips, on the device.
 
-The host draws the numbers (so that they are a function of the order); the device does the work, on
-all frames of a clip in the same way, so that nothing flickers.
+The host draws the factors, so that they depend only on the order of examples. The device applies
+them to all frames of a clip in the same way, so that clips do not flicker.
 
-Hue is dm-pix's. The rest is not: its blur darkens the border, its contrast would let a clip flicker
-(it pivots on the mean of each frame), and its saturation is that of HSV, not torchvision's blend.
+Only hue is dm-pix's: its blur darkens the border, its contrast would make clips flicker (it pivots
+on the mean of each frame), and its saturation is HSV's, not torchvision's blend.
 
-Shapes: B clips, T frames, H height, W width, 3 colours (red, green, blue) in [0, 1].
+Shapes: B clips, T frames, H height, W width, 3 colors (red, green, blue) in [0, 1].
 """
 
 import dm_pix
@@ -14,22 +14,22 @@ import jax
 import jax.numpy as jnp
 
 FACTORS = 5
-"""Numbers of a clip: brightness, contrast and saturation factors, hue shift in turns, blur sigma in
+"""Numbers per clip: brightness, contrast and saturation factors, hue shift in turns, blur sigma in
 pixels. (1, 1, 1, 0, 0) changes nothing."""
 
 LARGEST_SIGMA = 2.0
-"""Largest blur in pixels that the kernel has room for."""
+"""Largest sigma of the blur that the kernel is large enough for (pixels)."""
 
-_RADIUS = 6  # three sigma
+_RADIUS = 6  # 3 x LARGEST_SIGMA
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def augment(video_BTHW3: jax.Array, factors: jax.Array) -> jax.Array:
-    """Brightness, contrast, saturation, hue, then blur.
+    """Applies brightness, contrast, saturation and hue, then blurs.
 
     Args:
         video_BTHW3: float32 in [0, 1].
-        factors: float32 [B, 5], see `FACTORS`. Sigma above `LARGEST_SIGMA` is cut off there.
+        factors: float32 [B, 5], see `FACTORS`. Sigma is at most `LARGEST_SIGMA`.
 
     Returns:
         float32 of the same shape, in [0, 1].
@@ -39,13 +39,13 @@ def augment(video_BTHW3: jax.Array, factors: jax.Array) -> jax.Array:
     )
     x = jnp.clip(video_BTHW3 * brightness, 0, 1)
     # The mean of the clip, not of each frame: contrast must not change when a scene brightens.
-    x = _blend(_grey(x).mean((1, 2, 3, 4), keepdims=True), x, contrast)
-    x = _blend(_grey(x), x, saturation)
+    x = _blend(_gray(x).mean((1, 2, 3, 4), keepdims=True), x, contrast)
+    x = _blend(_gray(x), x, saturation)
     return blur(dm_pix.adjust_hue(x, hue[..., 0]), sigma.reshape(-1))
 
 
 def blur(video_BTHW3: jax.Array, sigma_B: jax.Array) -> jax.Array:
-    """Gaussian blur along height and width; the border is repeated outwards.
+    """Applies a Gaussian blur along height and width; border pixels are repeated outward.
 
     Args:
         video_BTHW3: float32.
@@ -66,11 +66,11 @@ def blur(video_BTHW3: jax.Array, sigma_B: jax.Array) -> jax.Array:
     return x
 
 
-def _grey(video_BTHW3: jax.Array) -> jax.Array:
+def _gray(video_BTHW3: jax.Array) -> jax.Array:
     r, g, b = (w * video_BTHW3[..., i : i + 1] for i, w in enumerate(_LUMA))
     return r + g + b
 
 
 def _blend(from_x: jax.Array, to_x: jax.Array, factor: jax.Array) -> jax.Array:
-    """`from_x` at factor 0, `to_x` at 1, beyond it above 1."""
+    """Interpolates from `from_x` (factor 0) to `to_x` (1), extrapolates above 1, and clips."""
     return jnp.clip(from_x + factor * (to_x - from_x), 0, 1)

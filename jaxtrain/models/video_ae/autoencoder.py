@@ -1,6 +1,6 @@
-"""Encoder, decoder, and what training asks of them.
+"""The video autoencoder: encoder, decoder, losses and samples.
 
-Shapes: B clips, T frames, H height, W width, 3 colours; L latents in time.
+Shapes: B clips, T frames, H height, W width, 3 colors; L latents in time.
 """
 
 import math
@@ -28,7 +28,7 @@ Sums = dict[str, tuple[jax.Array, ...]]
 
 
 class VideoAutoencoder(nnx.Module):
-    """Encoder and decoder, and what training asks of them."""
+    """Encoder and decoder, with the losses of the config."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.encoder = network.Encoder(
@@ -56,13 +56,14 @@ class VideoAutoencoder(nnx.Module):
         self.adversary = _adversary(config, rngs)
 
     def encode(self, video_BTHW3: jax.Array) -> jax.Array:
-        """[B, T, H, W, 3] in [0, 1] -> latents [B, ceil(T / 4), H / 8P, W / 8P, C]."""
+        """Maps [B, T, H, W, 3] in [0, 1] to latents [B, ceil(T / 4), H / 8P, W / 8P, C]."""
         return self.encoder(timing.pad_time(video_BTHW3.astype(self._dtype)), self.remat)
 
     def decode(self, latents_BLHWC: jax.Array) -> jax.Array:
-        """Latents [B, L, h, w, C] -> [B, 4 L - 3, 8P h, 8P w, 3], not clamped.
+        """Maps latents [B, L, h, w, C] to [B, 4 L - 3, 8P h, 8P w, 3], not clamped.
 
-        That is for all switches on and `trim="always"`; see :class:`timing.Timing`.
+        With other `time_upscale`, `space_upscale` or `trim`, the size differs: see
+        :class:`timing.Timing`.
         """
         first = self.timing.dropped(latents_BLHWC.shape[1])
         return self.decoder(latents_BLHWC.astype(self._dtype), self.remat, first)
@@ -70,29 +71,29 @@ class VideoAutoencoder(nnx.Module):
     def encode_next(
         self, video_BTHW3: jax.Array, memory: list[Memory]
     ) -> tuple[jax.Array, list[Memory]]:
-        """The next frames of a video, a multiple of 4 -> latents, and the memory after them."""
+        """Encodes the next frames of a video, a multiple of 4; returns latents and new memory."""
         return self.encoder.step(video_BTHW3.astype(self._dtype), memory)
 
     def decode_next(
         self, latents_BLHWC: jax.Array, memory: list[Memory]
     ) -> tuple[jax.Array, list[Memory]]:
-        """The next latents of a video -> all their frames (none dropped), and the memory then."""
+        """Decodes the next latents of a video; returns all their frames and the new memory."""
         return self.decoder.step(latents_BLHWC.astype(self._dtype), memory)
 
     def before_encoding(self, clips: int, height: int, width: int) -> list[Memory]:
-        """The memory before the first frame, for frames of this size (pixels)."""
+        """Returns the memory before the first frame, for frames of this size (pixels)."""
         return self.encoder.no_memory(clips, height, width, self._dtype)
 
     def before_decoding(self, clips: int, height: int, width: int) -> list[Memory]:
-        """The memory before the first latent, for latents of this size."""
+        """Returns the memory before the first latent, for latents of this size."""
         return self.decoder.no_memory(clips, height, width, self._dtype)
 
     def loss(self, batch: Batch, keys_B: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
-        """The sum of all losses that are switched on, each times its weight; over clips.
+        """Computes the weighted sum of all losses that are on, over clips.
 
-        `reconstruction_loss` and `psnr` beside it, and what the others measured. The losses see the
-        reconstruction as it comes, not clamped: clamping would take the gradient from pixels
-        outside [0, 1]. PSNR is that of the clamped one, as a viewer sees it.
+        The metrics are `reconstruction_loss`, `psnr`, and those of the other losses. The losses use
+        the reconstruction without clamping, which would remove the gradient of pixels outside [0,
+        1]. PSNR is of the clamped reconstruction, as a viewer sees it.
         """
         video = augment.augment(_to_float(batch["video"]), batch["augment"])
         weight_B = batch["weight"]
@@ -104,7 +105,7 @@ class VideoAutoencoder(nnx.Module):
         if self.adversary is not None:
             found = self.adversary(seen.target, seen.found, seen.decoded, keys_B, self._dtype)
             correction = (found.decoder_B * weight_B).sum()
-            # The discriminator's own loss trains nothing else, so it needs no weight.
+            # The discriminator's own loss trains only the discriminator, so it needs no weight.
             total += self.adversary.weight * correction + found.discriminator * weight
             metrics |= {
                 "adversary_loss": (correction, weight),
@@ -114,7 +115,7 @@ class VideoAutoencoder(nnx.Module):
         return total, weight, metrics
 
     def evaluate(self, batch: Batch) -> Sums:
-        """`loss` over clips without the adversary's; `psnr`, `ssim`, `lpips` over frames."""
+        """Computes `loss` over clips, without adversary; `psnr`, `ssim`, `lpips` over frames."""
         weight_B = batch["weight"]
         seen = self._seen(_to_float(batch["video"]), batch)
         weight = weight_B.sum()
@@ -132,10 +133,10 @@ class VideoAutoencoder(nnx.Module):
         return measured
 
     def samples(self, batch: Batch) -> dict[str, jax.Array]:
-        """Of up to 3 clips: `reconstruction`, up to 6 frames in a row; `clip`, all of them moving.
+        """Shows up to 3 clips: originals, reconstructions, and errors as a heat map, in rows.
 
-        Originals above, reconstructions below them, and below these the error as heat. `latents`:
-        the channels of each clip's first latent as a grid.
+        `reconstruction` is an image with up to 6 frames side by side, `clip` a video of all frames,
+        and `latents` a grid of the channels of each clip's first latent.
         """
         first = {name: rows[:_SAMPLE_CLIPS] for name, rows in batch.items()}
         seen = self._seen(_to_float(first["video"]), first)
@@ -153,7 +154,7 @@ class VideoAutoencoder(nnx.Module):
     def _losses(
         self, seen: "_Seen", weight_B: jax.Array, weight: jax.Array
     ) -> tuple[jax.Array, Sums]:
-        """The weighted sum of the losses that need no chance, and each of them."""
+        """Returns the weighted sum of the losses without randomness, and each loss."""
         error = (jnp.square(seen.found - seen.target).mean((1, 2, 3, 4)) * weight_B).sum()
         total = self.reconstruction_weight * error
         metrics: Sums = {"reconstruction_loss": (error, weight)}
@@ -175,15 +176,15 @@ class VideoAutoencoder(nnx.Module):
         return self.lpips(*frames).reshape(b, t)
 
     def _seen(self, video_BTHW3: jax.Array, batch: Batch) -> "_Seen":
-        """Both passes.
+        """Encodes and decodes a batch.
 
         Raises:
-            InputError: the decoder gives frames of another size.
+            InputError: the decoder's frames have another size than the input.
         """
         if self.space_up != self.space_factor:
             raise InputError(
-                "a decoder whose frames are smaller than those that went in "
-                "(model.space_upscale) has nothing to be compared with: use all switches to train"
+                "model.space_upscale: the decoder's frames are smaller than the input and cannot "
+                "be compared with it; set all switches to True to train"
             )
         target = self.timing.target(video_BTHW3)
         encoded = self.encode(video_BTHW3)
@@ -195,14 +196,14 @@ class VideoAutoencoder(nnx.Module):
 
 
 class _Seen(NamedTuple):
-    """A batch on its way through the network.
+    """Inputs and outputs of encoder and decoder for a batch.
 
     Attributes:
-        target: what the decoder should have given, float32 [B, T, H, W, 3].
-        found: what it gave, not clamped, float32 likewise.
+        target: frames to reconstruct, float32 [B, T, H, W, 3].
+        found: reconstructed frames, not clamped, float32 [B, T, H, W, 3].
         encoded: our latents, float32 [B, L, h, w, C].
         decoded: the latents that were decoded.
-        taught: the teacher's; None without one.
+        taught: the teacher's latents; None without a teacher.
     """
 
     target: jax.Array
@@ -234,7 +235,7 @@ def _to_float(video: jax.Array) -> jax.Array:
 
 
 def _frame_sums(value_BT: jax.Array, weight_B: jax.Array) -> tuple[jax.Array, ...]:
-    """Sum, weight and sum of squares over frames."""
+    """Returns sum, weight and sum of squares over frames."""
     weight_BT = jnp.broadcast_to(weight_B[:, None], value_BT.shape)
     weighted = value_BT * weight_BT
     return weighted.sum(), weight_BT.sum(), (weighted * value_BT).sum()

@@ -1,12 +1,12 @@
 """Layers of the video autoencoder (TAEHV, github.com/madebyollin/taehv).
 
-A memory block sees its own input of the frame before, so information flows from past to future
-only. Called, a layer takes all frames of a clip; ``step`` takes some more frames of a video and the
-memory that those before have left, and gives the same.
+A memory block also sees its own input for the previous frame, so information flows only from past
+to future. Calling a layer processes all frames of a clip; ``step`` processes further frames of a
+video, given the memory of the frames before, with the same result.
 
-Shapes: B clips, T frames, H height, W width, C channels; P side of a patch. Layout BTHWC, kernels
-[3, 3, in, out]; the kernel of a layer without extent in space is [in, out] with the frames of a
-group in order (pooling: frame-major input channels; growing: frame-major output channels).
+Shapes: B clips, T frames, H height, W width, C channels; P patch size. Layout BTHWC, kernels
+[3, 3, in, out]. The kernel of a pointwise layer is [in, out], with the frames of a group in order
+(pooling: frame-major input channels; growing: frame-major output channels).
 """
 
 import math
@@ -19,16 +19,16 @@ from flax import nnx
 from jax import lax
 
 from jaxtrain.ops import convolution, layers
-from jaxtrain.ops.cpu import uniform_init
+from jaxtrain.ops.init import uniform_init
 
 WIDE = 7
-"""Side of the window in which a channel of the "super" decoder looks around."""
+"""Side of the depthwise kernels of the "super" decoder (pixels)."""
 Memory = list[jax.Array]
-"""What the memory blocks of a part of the network keep of the frame before, in their order."""
+"""What each memory block, in order, keeps from the previous frame."""
 
 
 VideoRemat = Literal["none", "ends", "block"]
-"""What the backward pass computes again: see ``Config.remat``."""
+"""What the backward pass recomputes: see ``Config.remat``."""
 
 
 class Remembering(Protocol):
@@ -37,18 +37,18 @@ class Remembering(Protocol):
     channels: int
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """All frames of a clip."""
+        """Processes all frames of a clip."""
 
     def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Further frames, and the memory after them."""
+        """Processes further frames; returns them and the memory after them."""
 
 
 @jax.custom_vjp
 def relu(x: jax.Array) -> jax.Array:
-    """max(x, 0), whose gradient needs its output only.
+    """Computes max(x, 0), with a gradient that needs only the output.
 
-    The next convolution keeps that output anyway. `jax.nn.relu` would keep a mask beside it, and
-    under `layers.remat(..., "none")` an array of zeros as well.
+    The next convolution keeps that output anyway. `jax.nn.relu` would also keep a mask, and under
+    `layers.remat(..., "none")` an array of zeros.
     """
     return jnp.maximum(x, 0)
 
@@ -59,9 +59,9 @@ def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def relu_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
-    """The gradient of what went in, from what came out and its gradient."""
-    # Without the barrier XLA compares what went in: it then keeps that too, and cannot have cuDNN
-    # do the rectifier in the convolution before it.
+    """Computes the gradient of the input from the output and its gradient."""
+    # Without the barrier XLA compares the input: it then keeps that, too, and cannot fuse the ReLU
+    # into cuDNN's convolution before it.
     y = lax.optimization_barrier(y)
     return (jnp.where(y > 0, grad, jnp.zeros((), grad.dtype)),)
 
@@ -70,57 +70,57 @@ relu.defvjp(_relu_forward, relu_backward)
 
 
 def previous(x_BTHWC: jax.Array) -> jax.Array:
-    """Each frame's predecessor; zeros before the first."""
+    """Returns each frame's predecessor; zeros for the first."""
     one_later = ((0, 0, 0), (1, -1, 0), (0, 0, 0), (0, 0, 0), (0, 0, 0))
     return lax.pad(x_BTHWC, jnp.zeros((), x_BTHWC.dtype), one_later)
 
 
 def after(memory_B1HWC: jax.Array, x_BTHWC: jax.Array) -> jax.Array:
-    """Each frame's predecessor, where ``memory`` is that of the first."""
+    """Returns each frame's predecessor; ``memory`` for the first."""
     return jnp.concatenate([memory_B1HWC, x_BTHWC[:, :-1]], axis=1)
 
 
 def unshuffle(x_BTHWC: jax.Array, side: int) -> jax.Array:
-    """Patches of P x P pixels become channels, as torch does: [B, T, H / P, W / P, C P P]."""
+    """Moves patches of P x P pixels to channels, in torch's order: [B, T, H / P, W / P, C P P]."""
     b, t, h, w, c = x_BTHWC.shape
     patches = x_BTHWC.reshape(b, t, h // side, side, w // side, side, c)
     return patches.transpose(0, 1, 2, 4, 6, 3, 5).reshape(b, t, h // side, w // side, -1)
 
 
 def shuffle(x_BTHWC: jax.Array, side: int) -> jax.Array:
-    """The way back from :func:`unshuffle`."""
+    """Inverts :func:`unshuffle`."""
     b, t, h, w, c = x_BTHWC.shape
     patches = x_BTHWC.reshape(b, t, h, w, c // side**2, side, side)
     return patches.transpose(0, 1, 2, 5, 3, 6, 4).reshape(b, t, h * side, w * side, -1)
 
 
 def grouped(x_BTHWC: jax.Array, count: int) -> jax.Array:
-    """Groups of successive frames become channels, frame-major: [B, T / N, H, W, N C]."""
+    """Moves groups of N successive frames to channels, frame-major: [B, T / N, H, W, N C]."""
     if count == 1:
         return x_BTHWC
     return jnp.concatenate([x_BTHWC[:, first::count] for first in range(count)], axis=-1)
 
 
 def upsample(x_BTHWC: jax.Array) -> jax.Array:
-    """Nearest neighbour, twice the height and width."""
+    """Doubles height and width by repeating pixels."""
     b, t, h, w, c = x_BTHWC.shape
     doubled = jnp.broadcast_to(x_BTHWC[:, :, :, None, :, None], (b, t, h, 2, w, 2, c))
     return doubled.reshape(b, t, 2 * h, 2 * w, c)
 
 
 def kernel(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int) -> nnx.Param[jax.Array]:
-    """U(-b, b) with b = sqrt(3 / fan_in): what comes out varies as much as what goes in.
+    """Draws a kernel from U(-b, b) with b = sqrt(3 / fan_in), which preserves the variance.
 
-    Not PyTorch's default (a third of the variance), from which the reference starts: under it a
-    signal fades on its way through sixty layers, and training sits for hundreds of steps on clips
-    of one colour (14.7 dB where this start reaches 20; benchmarks/RESULTS.md).
+    The reference uses PyTorch's default, a third of that variance: the signal fades over sixty
+    layers, and training is stuck for hundreds of steps at clips of one color (14.7 dB where this
+    initialization reaches 20; benchmarks/LOG.md).
     """
     bound = math.sqrt(3 / fan_in)
     return uniform_init(rngs, shape, bound)
 
 
 def zeros(*shape: int) -> nnx.Param[jax.Array]:
-    """A bias, or a kernel that adds nothing at first."""
+    """Returns a bias, or a kernel that adds nothing at first."""
     return nnx.Param(jnp.zeros(shape))
 
 
@@ -131,11 +131,11 @@ def conv_frames(
     stride: int = 1,
     fold: convolution.Fold = lambda kernel: kernel,
 ) -> jax.Array:
-    """3x3 convolution of each frame, by a bias and a kernel of any dtype.
+    """Convolves each frame, 3x3, with a kernel and a bias of any dtype.
 
     Args:
         x_BTHWC: frames.
-        kernel: [3, 3, C, outputs], or arrays of which `fold` makes it.
+        kernel: [3, 3, C, outputs], or arrays from which `fold` computes it.
         bias: [outputs].
         stride: 1 or 2.
         fold: see :func:`jaxtrain.ops.convolution.by_parts`.
@@ -163,18 +163,18 @@ class Conv(nnx.Module):
         self.stride = stride
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, inputs] -> [B, T, H / stride, W / stride, outputs]."""
+        """Maps [B, T, H, W, inputs] to [B, T, H / stride, W / stride, outputs]."""
         bias = None if self.bias is None else self.bias[...]
         return conv_frames(x_BTHWC, self.kernel[...], bias, self.stride)
 
 
 class MemoryConv(nnx.Module):
-    """3x3 convolution of each frame beside its predecessor.
+    """3x3 convolution of each frame and its predecessor.
 
     The reference convolves [frame, predecessor] stacked over channels. A convolution is linear and
-    maps zeros to zeros, so this one convolves each frame once, with twice the output channels:
-    the first half is the frame's own share, the second what it leaves to its successor. No stacked
-    copy of the input exists. The reference's kernel is both halves stacked over input channels.
+    maps zeros to zeros, so this one convolves each frame once, with twice the output channels: the
+    first half is for the frame itself, the second for its successor. So no stacked copy of the
+    input exists. The reference's kernel is both halves stacked over input channels.
     """
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
@@ -182,17 +182,17 @@ class MemoryConv(nnx.Module):
         self.bias = zeros(channels)
 
     def shares(self, x_BTHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """[B, T, H, W, C] -> each frame's own share and what it leaves, of the same shape each."""
+        """Returns each frame's outputs for itself and for its successor, [B, T, H, W, C] each."""
         own, left = jnp.split(conv_frames(x_BTHWC, self.kernel[...]), 2, axis=-1)
         return own, left
 
     def joined(self, own_BTHWC: jax.Array, inherited_BTHWC: jax.Array) -> jax.Array:
-        """A frame's own share, what its predecessor has left, and the bias."""
+        """Adds a frame's own output, its predecessor's output for it, and the bias."""
         return _add_bias(own_BTHWC + inherited_BTHWC, self.bias)
 
 
 class MemoryBlock(nnx.Module):
-    """Three convolutions and a skip; the first one remembers the frame before."""
+    """Three convolutions and a skip; the first one also sees the previous frame."""
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
         self.channels = channels
@@ -202,12 +202,12 @@ class MemoryBlock(nnx.Module):
         self.conv3.kernel = zeros(3, 3, channels, channels)  # a block starts as its skip
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] -> the same shape."""
+        """Maps [B, T, H, W, C] to the same shape."""
         own, left = self.conv1.shares(x_BTHWC)
         return self._rest(x_BTHWC, self.conv1.joined(own, previous(left)))
 
     def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Further frames; the memory is the share that the frame before has left."""
+        """Processes further frames; the memory is the previous frame's output for the next."""
         own, left = self.conv1.shares(x_BTHWC)
         y = self._rest(x_BTHWC, self.conv1.joined(own, after(memory_B1HWC, left)))
         return y, left[:, -1:]
@@ -217,23 +217,23 @@ class MemoryBlock(nnx.Module):
 
 
 class Pointwise(nnx.Module):
-    """The same matrix for each pixel."""
+    """A linear layer over channels, for each pixel."""
 
     def __init__(self, inputs: int, outputs: int, *, use_bias: bool, rngs: nnx.Rngs) -> None:
         self.kernel = kernel(rngs, (inputs, outputs), inputs)
         self.bias = zeros(outputs) if use_bias else None
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, inputs] -> [B, T, H, W, outputs]."""
+        """Maps [B, T, H, W, inputs] to [B, T, H, W, outputs]."""
         y = x_BTHWC @ self.kernel[...]
         return y if self.bias is None else _add_bias(y, self.bias)
 
 
 class WideMemoryBlock(nnx.Module):
-    """The "super" decoder's: each channel looks around 7x7 pixels, then two matrices for a pixel.
+    """Memory block of the "super" decoder: a 7x7 depthwise convolution, then two linear layers.
 
-    Here the two frames are stacked: a channel is convolved with itself alone, so nothing is saved
-    by sharing, and the memory is the frame before.
+    It stacks the two frames: with a depthwise convolution, splitting the output saves nothing. So
+    the memory is the previous frame.
     """
 
     def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
@@ -244,11 +244,11 @@ class WideMemoryBlock(nnx.Module):
         self.down.kernel = zeros(4 * channels, channels)  # a block starts as its skip
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] -> the same shape."""
+        """Maps [B, T, H, W, C] to the same shape."""
         return self._both(x_BTHWC, previous(x_BTHWC))
 
     def step(self, x_BTHWC: jax.Array, memory_B1HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Further frames; the memory is the frame before."""
+        """Processes further frames; the memory is the previous frame."""
         return self._both(x_BTHWC, after(memory_B1HWC, x_BTHWC)), x_BTHWC[:, -1:]
 
     def _both(self, x_BTHWC: jax.Array, past_BTHWC: jax.Array) -> jax.Array:
@@ -266,7 +266,7 @@ class WideMemoryBlock(nnx.Module):
 
 
 class TimePool(nnx.Module):
-    """The matrix that joins a group of `stride` frames (:func:`grouped`), for each pixel."""
+    """The matrix that merges a group of `stride` frames (:func:`grouped`), for each pixel."""
 
     def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
         self.kernel = kernel(rngs, (stride * channels, channels), stride * channels)
@@ -274,25 +274,25 @@ class TimePool(nnx.Module):
 
 
 class TimeGrow(nnx.Module):
-    """Splits each frame into `stride` successive ones, linearly, pixel by pixel."""
+    """Maps each frame to `stride` successive ones, linearly, for each pixel."""
 
     def __init__(self, channels: int, stride: int, *, rngs: nnx.Rngs) -> None:
         self.kernel = kernel(rngs, (channels, stride * channels), channels)
         self.stride = stride
 
     def matrices(self) -> list[jax.Array]:
-        """[C, C] for each of the frames that one becomes."""
+        """Returns a matrix [C, C] for each of the frames that one becomes."""
         return jnp.split(self.kernel[...], self.stride, axis=-1)
 
     def __call__(self, x_BTHWC: jax.Array) -> jax.Array:
-        """[B, T, H, W, C] -> [B, T * stride, H, W, C]."""
+        """Maps [B, T, H, W, C] to [B, T * stride, H, W, C]."""
         b, t, h, w, c = x_BTHWC.shape
         grown = jnp.split(x_BTHWC @ self.kernel[...], self.stride, axis=-1)
         return jnp.stack(grown, axis=2).reshape(b, t * self.stride, h, w, c)
 
 
 def run(blocks: Sequence[Remembering], x_BTHWC: jax.Array, remat: VideoRemat) -> jax.Array:
-    """All frames of a clip through block after block."""
+    """Applies blocks in order to all frames of a clip."""
     mode: layers.Remat = "none" if remat == "ends" else remat
     for block in blocks:
         x_BTHWC = layers.remat(type(block).__call__, mode)(block, x_BTHWC)
@@ -302,7 +302,7 @@ def run(blocks: Sequence[Remembering], x_BTHWC: jax.Array, remat: VideoRemat) ->
 def run_step(
     blocks: Sequence[Remembering], x_BTHWC: jax.Array, memory: Memory
 ) -> tuple[jax.Array, Memory]:
-    """Further frames through block after block, and the memory after them."""
+    """Applies blocks in order to further frames; returns them and the memory after them."""
     following: Memory = []
     for block, of_block in zip(blocks, memory, strict=True):
         x_BTHWC, left = block.step(x_BTHWC, of_block)

@@ -1,4 +1,4 @@
-"""What a video autoencoder is: its sizes, its losses (:mod:`.losses`), its work, its weights."""
+"""The config of a video autoencoder; its losses have sections of their own (:mod:`.losses`)."""
 
 import dataclasses
 import math
@@ -46,51 +46,51 @@ _DECODER_WIDTHS: dict[DecoderKind, tuple[int, ...]] = {
 class Config:
     """The video autoencoder."""
 
-    usage = "reconstruct {run} IN.mp4 OUT.mp4 --side-by-side"
-    not_in_weights = (("trim", "trim"),)  # no array's shape tells them
+    usage = "reconstruct {run} {input} OUT.mp4 --side-by-side"
+    not_in_weights = (("trim", "trim"),)  # not determined by array shapes
 
     frames: int
-    """Frames of a clip."""
+    """Frames per clip."""
     height: int
-    """Height of a clip; a multiple of 8 x patch_size (pixels)."""
+    """Height of a clip (pixels); a multiple of 8 x patch_size."""
     width: int
-    """Width of a clip; a multiple of 8 x patch_size (pixels)."""
+    """Width of a clip (pixels); a multiple of 8 x patch_size."""
     patch_size: int = 1
-    """Side of the squares that are folded into channels before the first layer (pixels)."""
+    """Side of the squares that are moved to channels before the first layer (pixels)."""
     latent_channels: int = 16
-    """Channels of a latent (numbers for each 4 frames of 8x8 patches)."""
+    """Channels of a latent: numbers per 4 frames of 8x8 patches."""
     encoder_width: int = 64
     """Channels of the encoder's layers."""
     decoder: DecoderKind = "base"
     """base: the ordinary decoder; super: the larger one with depthwise convolutions."""
     decoder_widths: tuple[int, int, int, int] | None = None
-    """Channels of the decoder's layers, from 1/8 of the size to the full size. None is the
-    reference's: 256, 128, 64, 64, and 512, 256, 128, 64 for super."""
+    """Channels of the decoder's stages, from 1/8 size to full size. None is the reference's: 256,
+    128, 64, 64, or 512, 256, 128, 64 for super."""
     time_upscale: tuple[bool, bool] = (True, True)
-    """Whether the decoder doubles the frames in its second and its third stage. A decoder that does
-    not gives a preview of fewer frames, and cannot be trained."""
+    """Whether the decoder doubles the frames in its second and third stage. Without, it makes
+    previews with fewer frames, and cannot be trained."""
     space_upscale: tuple[bool, bool, bool] = (True, True, True)
-    """Whether the decoder doubles height and width in each of its stages. A decoder that does not
-    gives a smaller preview, and cannot be trained."""
+    """Whether the decoder doubles height and width in each of its stages. Without, it makes smaller
+    previews, and cannot be trained."""
     trim: timing.Trim = "always"
-    """When the first three decoded frames are dropped: always; odd_latents: only where the number
-    of latents is odd, as weights for CogVideoX (taecvx) want it."""
+    """When to drop the first three decoded frames. always; odd_latents: only if the number of
+    latents is odd, as weights for CogVideoX (taecvx) require."""
     remat: blocks.VideoRemat = "none"
-    """What the backward pass computes again. ends: what lies between the first layer and the first
-    halving, and between the last doubling and the last layer, which run frame after frame; they are
-    as large as the video, and hold a third of the memory. block: that and the memory blocks, of
-    which only what goes in is kept. none: it keeps everything."""
+    """Activation checkpointing: what the backward pass recomputes. ends: full-size activations
+    (between the first layer and the first halving, and between the last doubling and the last
+    layer), frame by frame; they are a third of the memory. block: these and the memory blocks, of
+    which only the inputs are kept. none: nothing."""
     reconstruction_weight: float = 20.0
-    """The loss has this times the mean squared error of a clip, colours from 0 to 1."""
+    """Weight of the mean squared error of a clip, with colors from 0 to 1."""
     teacher: Teacher | None = None
-    """Latents to learn from; None is off."""
+    """Training on a teacher's latents; None is off."""
     perceptual: Perceptual | None = None
     """The LPIPS loss and metric; None is off."""
     adversary: Adversary | None = None
     """The discriminator and its loss; None is off."""
     init_from: str | None = None
-    """Where a new run takes its parameters from: a checkpoint, a run's directory, or a weights file
-    (.safetensors, .pth) in the reference's names."""
+    """Initial parameters of a new run: a checkpoint, a run directory, or a weights file
+    (.safetensors, .pth) with the reference's names."""
 
     def __post_init__(self) -> None:
         bounds.whole("model.frames", self.frames, _MOST_FRAMES)
@@ -116,8 +116,8 @@ class Config:
         if self.decoder == "super" and not all((*self.time_upscale, *self.space_upscale)):
             raise InputError(
                 f"model.time_upscale={self.time_upscale} and model.space_upscale="
-                f"{self.space_upscale}: only the base decoder has these switches; leave them out "
-                "with model.decoder=super",
+                f"{self.space_upscale}: only the base decoder has these switches; omit them with "
+                "model.decoder=super",
                 about=("model.time_upscale", "model.space_upscale", "model.decoder"),
             )
         factor = self.space_factor
@@ -131,7 +131,7 @@ class Config:
         if min(self.height, self.width) < _LEAST_SIDE:
             raise InputError(
                 f"model.height={self.height} and model.width={self.width}: use at least "
-                f"{_LEAST_SIDE} for each (SSIM looks at windows of {quality.SSIM_WINDOW})",
+                f"{_LEAST_SIDE} for each (SSIM has windows of {quality.SSIM_WINDOW} pixels)",
                 about=("model.height", "model.width"),
             )
         bounds.number("model.reconstruction_weight", self.reconstruction_weight, above=0)
@@ -156,60 +156,60 @@ class Config:
         if crop is not None and (crop % self.space_factor or not 0 < crop <= most):
             raise InputError(
                 f"model.adversary.crop={crop}: use a multiple of {self.space_factor} up to {most}, "
-                "or None for the whole frame",
+                "or None for the full frame",
                 about="model.adversary.crop",
             )
 
     @property
     def space_factor(self) -> int:
-        """Pixels of a side that a latent stands for."""
+        """Returns the pixels per latent along a side."""
         return network.SPACE_FACTOR * self.patch_size
 
     @property
     def timing(self) -> timing.Timing:
-        """How the decoder counts frames."""
+        """Returns how frames map to latents."""
         return timing.Timing(math.prod(self.grows), self.trim)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the decoder."""
+        """Returns the channels of the decoder's stages."""
         return self.decoder_widths or _DECODER_WIDTHS[self.decoder]
 
     @property
     def grows(self) -> tuple[int, ...]:
-        """Frames that each stage of the decoder makes of one."""
+        """Returns the factor of the number of frames of each stage of the decoder."""
         return (1, *(2 if up else 1 for up in self.time_upscale))
 
     @property
     def space_ups(self) -> tuple[int, ...]:
-        """Pixels of a side that each stage of the decoder makes of one."""
+        """Returns the factor of height and width of each stage of the decoder."""
         return tuple(2 if up else 1 for up in self.space_upscale)
 
     def _nearest(self, size: int) -> int:
-        """The allowed size nearest to `size`, at least 16."""
+        """Returns the valid size nearest to `size`, at least 16."""
         factor = self.space_factor
         least = -(-_LEAST_SIDE // factor) * factor
         return max(least, (size + factor // 2) // factor * factor)
 
     def build(self, rngs: nnx.Rngs) -> "VideoAutoencoder":
-        """The module, with fresh float32 parameters."""
+        """Builds the module, with new float32 parameters."""
         from jaxtrain.models.video_ae.autoencoder import VideoAutoencoder
 
         return VideoAutoencoder(self, rngs)
 
     def bare(self) -> "Config":
-        """The same network without what only training needs."""
+        """Returns the same network without its training-only parts."""
         return dataclasses.replace(self, teacher=None, perceptual=None, adversary=None)
 
     def problems(self) -> list[str]:
-        """What keeps this model from being trained: a decoder for previews, files that lack."""
+        """Returns why this model cannot be trained: a decoder for previews, or missing files."""
         found: list[str] = []
         if not all((*self.time_upscale, *self.space_upscale)):
             found.append(
                 Problem(
                     f"model.time_upscale={self.time_upscale} and model.space_upscale="
-                    f"{self.space_upscale}: a decoder for previews makes smaller videos than went "
-                    "in, so there is nothing to compare them with: switch all of them on to train",
+                    f"{self.space_upscale}: this decoder makes previews that are smaller than the "
+                    "input and cannot be compared with it: set all of them to True to train",
                     "model.time_upscale",
                     "model.space_upscale",
                 )
@@ -220,7 +220,7 @@ class Config:
                 if path is not None and not os.path.exists(expanded(path)):
                     found.append(
                         Problem(
-                            f"model.perceptual.{name} {path}: no such file; name a state dict "
+                            f"model.perceptual.{name}={path}: no such file; pass a state dict "
                             "(.safetensors or .pth), or set --model.perceptual None",
                             f"model.perceptual.{name}",
                             "model.perceptual",
@@ -229,10 +229,10 @@ class Config:
         return found
 
     def frozen(self) -> dict[str, np.ndarray]:
-        """The weights of LPIPS, by their dotted path in the module.
+        """Reads the weights of LPIPS, by dotted path in the module.
 
         Raises:
-            InputError: their files are missing or hold something else.
+            InputError: the files are missing or have other contents.
         """
         if self.perceptual is None:
             return {}
@@ -244,7 +244,7 @@ class Config:
         return {f"lpips.{name}": array for name, array in found.items()}
 
     def optimizer_groups(self) -> dict[str, config.Group]:
-        """The discriminator's parameters have an optimizer and a clip of their own."""
+        """Returns the group of the discriminator, with its own optimizer and clipping."""
         if self.adversary is None:
             return {}
         settings = self.adversary
@@ -260,9 +260,10 @@ class Config:
         }
 
     def batch_spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """`video` uint8 [B, T, H, W, 3]; `augment` float32 [B, 5] (augment.FACTORS); `weight`.
+        """Returns the arrays of a batch.
 
-        With a teacher also `latents`, float32 [B, L, h, w, C].
+        `video` uint8 [B, T, H, W, 3], `augment` float32 [B, 5] (augment.FACTORS), `weight` float32
+        [B]. With a teacher also `latents`, float32 [B, L, h, w, C].
         """
         shape = (batch_size, self.frames, self.height, self.width, 3)
         spec = {
@@ -277,19 +278,19 @@ class Config:
 
     @property
     def latent_shape(self) -> tuple[int, int, int, int]:
-        """Of a clip: [L, h, w, C]."""
+        """Returns the shape of a clip's latents, [L, h, w, C]."""
         factor = self.space_factor
         latents = timing.latent_frames(self.frames)
         return latents, self.height // factor, self.width // factor, self.latent_channels
 
     def flops_per_example(self) -> float:
-        """Forward and backward pass of a clip: 3 x forward - first layer.
+        """Counts forward and backward pass of a clip: 3 x forward - first layer.
 
-        A layer's two gradients cost as much as its output each; the first layer's input needs none.
-        The formula of the forward pass stands in `work.py`. LPIPS looks at both videos forward and
-        at one backward, without gradients of its weights; the discriminator looks at its batch
-        forward and backward (3), and for the correction at both videos forward and at one backward
-        without gradients of its weights (3).
+        Each of a layer's two gradients costs as much as its output; the first layer's input needs
+        none. `work.py` has the formula of the forward pass. LPIPS has two forward passes and one
+        backward pass without gradients of its weights (3); the discriminator has a forward and
+        backward pass of its batch (3), and for the correction two forward passes and one backward
+        pass without gradients of its weights (3).
         """
         forward, first = self.forward_flops()
         frames = self.timing.decoded(timing.latent_frames(self.frames))
@@ -306,7 +307,7 @@ class Config:
         return total
 
     def forward_flops(self) -> tuple[float, float]:
-        """Of one clip: forward pass, and its first layer alone."""
+        """Counts the forward pass of one clip; returns it and its first layer's part."""
         return work.forward(
             frames=self.frames,
             height=self.height,
@@ -322,21 +323,21 @@ class Config:
         )
 
     def tokens_per_example(self) -> None:
-        """A clip has no tokens."""
+        """Returns None: a clip has no tokens."""
         return
 
     def to_weights(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Parameters by dotted path -> the reference's state dict, in its order.
+        """Converts parameters by dotted path to the reference's state dict, in its order.
 
-        The discriminator has no place there.
+        The discriminator is not part of it.
         """
         return weights.to_reference(params, wide=self.decoder == "super")
 
     def from_weights(self, tensors: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-        """The way back.
+        """Converts back.
 
         Raises:
-            InputError: names every array that is missing, extra or misshapen.
+            InputError: lists every array that is missing, extra or misshapen.
         """
         module = nnx.eval_shape(lambda: self.build(nnx.Rngs(0)))
         paths = nnx.to_flat_state(nnx.state(module, nnx.Param))
@@ -347,10 +348,10 @@ class Config:
 
     @classmethod
     def guess(cls, tensors: Mapping[str, np.ndarray], source: str) -> "Config":
-        """The config that the reference's weights ask for; sizes of clips are made up.
+        """Infers the config from the reference's weights; the clip size is arbitrary.
 
         Raises:
-            InputError: these are no such weights.
+            InputError: the weights are not the reference's.
         """
         fields = weights.guess(tensors, source)
         if fields.get("decoder_widths") == _DECODER_WIDTHS[fields["decoder"]]:
@@ -359,11 +360,11 @@ class Config:
         try:
             return cls(frames=timing.TIME_FACTOR, height=side, width=side, **fields)
         except InputError as error:
-            raise InputError(f"{source} holds no weights of TAEHV: {error}") from error
+            raise InputError(f"{source} does not have weights of TAEHV: {error}") from error
 
     @classmethod
     def tiny(cls) -> "Config":
-        """The same network, narrow, on 4 frames of 16x16."""
+        """Returns a narrow network for 4 frames of 16x16 pixels."""
         return cls(
             frames=4,
             height=16,

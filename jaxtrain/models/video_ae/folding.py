@@ -33,7 +33,7 @@ def side_by_side(kernel_33IO: jax.Array, count: int) -> jax.Array:
 
 
 def enlarged(kernel_33IO: jax.Array) -> jax.Array:
-    """Each pixel to a square of 2x2 (nearest neighbour), then a convolution: [3, 3, I, S O].
+    """Repeats each pixel in a square of 2x2, then convolves: kernel [3, 3, I, S O].
 
     On the small frame; a pixel of it becomes a square.
     """

@@ -1,6 +1,6 @@
-"""The losses beside the squared error, each with its weight and what it needs.
+"""Config sections of the losses beside the squared error.
 
-A section of a config is None where its loss is off, so that no weight stands without its input.
+A section is None if its loss is off, so that no loss has a weight without its inputs.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ class Teacher:
     """Latents of another autoencoder, computed once by `jaxtrain prepare latents`."""
 
     encoder_weight: float = 0.1
-    """The loss has this times the mean squared difference of our latents and the teacher's."""
+    """Weight of the mean squared difference between our latents and the teacher's."""
     decode: bool = False
     """Whether the decoder is trained on the teacher's latents instead of our encoder's."""
 
@@ -28,7 +28,7 @@ class Teacher:
         if not (self.encoder_weight or self.decode):
             raise InputError(
                 f"model.teacher.encoder_weight={self.encoder_weight} and model.teacher.decode="
-                f"{self.decode}: nothing is learned from the teacher; set model.teacher None",
+                f"{self.decode}: the teacher has no effect; set model.teacher None",
                 about=("model.teacher.encoder_weight", "model.teacher.decode", "model.teacher"),
             )
 
@@ -38,46 +38,46 @@ class Perceptual:
     """LPIPS (Zhang et al. 2018): distance of two frames in the features of an AlexNet."""
 
     weights: str
-    """File with the state dict of `lpips.LPIPS(net="alex")`, or of its linear layers alone."""
+    """File with the state dict of `lpips.LPIPS(net="alex")`, or only of its linear layers."""
     backbone: str | None = None
-    """With linear layers alone: file with the state dict of torchvision's AlexNet."""
+    """If weights has only the linear layers: file with the state dict of torchvision's AlexNet."""
     weight: float = 0.1
-    """The loss has this times the mean distance of a frame and its reconstruction."""
+    """Weight of the mean distance between a frame and its reconstruction."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf:
             raise InputError(
-                f"model.perceptual.weight={self.weight}: use 0 (only measure) or more",
+                f"model.perceptual.weight={self.weight}: use 0 (metric only) or more",
                 about="model.perceptual.weight",
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """Seraena (github.com/madebyollin/seraena): a discriminator that says how to correct a frame.
+    """Seraena (github.com/madebyollin/seraena): a discriminator that corrects frames.
 
-    It is trained beside the autoencoder, with an optimizer group and a clip of its own.
+    It is trained together with the autoencoder, with its own optimizer and gradient clipping.
     """
 
     weight: float = 0.5
-    """The loss has this times the mean squared distance of frames and their corrections."""
+    """Weight of the mean squared distance between frames and corrected frames."""
     frames: int = 3
-    """Successive frames that the discriminator sees together."""
+    """Successive frames per window of the discriminator."""
     crop: int | None = None
-    """Side of the random square that it sees (pixels); None is the whole frame."""
+    """Side of the random square that it sees (pixels); None is the full frame."""
     replay: int = 1152
-    """Reconstructions of earlier updates that are kept, to be told from real frames again (windows
-    of `frames`). A multiple of a microbatch's windows uses all places, and sends none of them."""
+    """Size of the replay of earlier reconstructions (windows of `frames` frames). A multiple of a
+    microbatch's windows uses all places, and needs no communication."""
     peak_lr: float = 3e-4
-    """Learning rate of the discriminator, throughout."""
+    """Learning rate of the discriminator; constant."""
     b1: float = 0.9
-    """AdamW of the discriminator: decay of the mean of gradients, per update."""
+    """AdamW beta1 of the discriminator."""
     b2: float = 0.99
-    """AdamW of the discriminator: decay of the mean of squared gradients, per update."""
+    """AdamW beta2 of the discriminator."""
     weight_decay: float = 0.01
-    """AdamW of the discriminator: decay per update, times its learning rate."""
+    """AdamW weight decay of the discriminator, per step, times its learning rate."""
     max_grad_norm: float | None = 1.0
-    """The discriminator's gradients with a larger norm are scaled down to it. None is off."""
+    """Gradient clipping of the discriminator: largest global norm; None is off."""
 
     def __post_init__(self) -> None:
         for name in ("weight", "frames", "replay", "peak_lr"):

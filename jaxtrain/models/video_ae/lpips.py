@@ -20,7 +20,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.storage import tensor_files
 
 LEAST_SIDE = 32
-"""Frames below have no pixel left in the deepest layer."""
+"""Smaller frames have no pixel left in the deepest layer."""
 
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 _EPSILON = 1e-10
@@ -36,11 +36,11 @@ _LAYERS = (
 
 
 class Frozen(nnx.Variable[jax.Array]):
-    """A weight that nobody trains."""
+    """A weight that is not trained."""
 
 
 class Lpips(nnx.Module):
-    """The network, with zeros for weights: :func:`read` brings the real ones."""
+    """The network, with zeros for weights; :func:`read` reads the real ones."""
 
     def __init__(self) -> None:
         self.kernels = nnx.List(
@@ -151,7 +151,7 @@ def _taken(
 def _to_length_one(x_NHWC: jax.Array) -> jax.Array:
     x = x_NHWC.astype(jnp.float32)
     squares = jnp.square(x).sum(-1, keepdims=True)
-    # Where all features are 0 the root has no gradient, and none is wanted.
+    # Where all features are 0 the root has no gradient; it must be 0.
     length = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
     return x / (length + _EPSILON)
 

@@ -232,12 +232,12 @@ class _AnyDecoder(nnx.Module):
     def closed(
         self, x_BTHWC: jax.Array, remat: blocks.VideoRemat, skipped: Sequence[int]
     ) -> list[jax.Array]:
-        """Colours from what the last memory block gives.
+        """Computes colors from the output of the last memory block.
 
         Args:
             x_BTHWC: small frames; each becomes several.
-            remat: what the backward pass computes again.
-            skipped: for each of the several: of how many small frames it is left out.
+            remat: what the backward pass recomputes.
+            skipped: for each of the several, the number of small frames for which it is skipped.
 
         Returns:
             For each of the several [B, T - skipped, H, W, 3 P P S], the pixels of a square of a
@@ -347,6 +347,6 @@ def _unfolded(x_BTHWC: jax.Array, grow: int, up: int) -> jax.Array:
 
 def _tail(width: int, patch_size: int, rngs: nnx.Rngs) -> blocks.Conv:
     tail = blocks.Conv(width, 3 * patch_size**2, rngs=rngs)
-    # Grey, so that few pixels start outside [0, 1] (the reference does so from scratch).
+    # Gray, so that few pixels start outside [0, 1] (the reference does so from scratch).
     tail.bias = nnx.Param(jnp.full((3 * patch_size**2,), 0.5))
     return tail

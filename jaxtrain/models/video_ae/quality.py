@@ -26,7 +26,7 @@ def psnr(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
 def ssim(video_BTHWC: jax.Array, other_BTHWC: jax.Array) -> jax.Array:
     """Structural similarity of each frame (Wang et al. 2004), as scikit-image computes it.
 
-    Uniform windows of 11x11 pixels that lie inside the frame (which leaves out a border of 5),
+    Uniform windows of 11x11 pixels inside the frame (which excludes a border of 5 pixels),
     sample covariance, K1 = 0.01, K2 = 0.03, values from 0 to 1; mean over pixels and channels.
 
     Returns:

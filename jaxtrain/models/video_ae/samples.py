@@ -1,4 +1,4 @@
-"""What a validation shows: originals, reconstructions, errors and latents as pictures.
+"""Sample images of a validation: originals, reconstructions, errors and latents.
 
 Shapes: B clips, T frames, H height, W width; R rows of a clip (original, reconstruction, error).
 """
@@ -8,12 +8,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-_FRAMES = 6  # of a clip, in a picture
+_FRAMES = 6  # of a clip, in an image
 _WIDEST_PICTURE, _WIDEST_CLIP = 2160, 1080  # pixels; wider ones are made smaller
-_BRIGHTEST = 0.25  # mean absolute error of a pixel that is white in the picture of errors
+_BRIGHTEST = 0.25  # mean absolute error of a pixel that is white in the heat map
 _LEAST_CHANNEL = 64  # pixels of the longer side of a latent's channel, about
 _LINE = 2  # pixels
-_DEVIATIONS = 2.5  # of a latent's channel, from middle grey to black or white
+_DEVIATIONS = 2.5  # of a latent's channel, from middle gray to black or white
 
 
 def beside(target_BTHW3: jax.Array, found_BTHW3: jax.Array) -> jax.Array:
@@ -46,19 +46,19 @@ def moving(shown_BRTHW3: jax.Array) -> jax.Array:
 
 
 def grid(latent_BHWC: jax.Array) -> jax.Array:
-    """Each clip's channels as grey pictures in a grid, uint8; grey is a channel's mean.
+    """Draws each clip's channels in a grid of gray images, uint8; gray is a channel's mean.
 
-    Small latents are enlarged; white lines part the channels.
+    Small latents are enlarged; white lines separate the channels.
     """
     b, h, w, c = latent_BHWC.shape
     across = math.ceil(math.sqrt(c))
     down = math.ceil(c / across)
     mean = latent_BHWC.mean((1, 2), keepdims=True)
     deviation = latent_BHWC.std((1, 2), keepdims=True) + 1e-6
-    grey = jnp.clip(0.5 + (latent_BHWC - mean) / (2 * _DEVIATIONS * deviation), 0, 1)
-    grey = jnp.pad(grey, ((0, 0), (0, 0), (0, 0), (0, down * across - c)), constant_values=1)
+    gray = jnp.clip(0.5 + (latent_BHWC - mean) / (2 * _DEVIATIONS * deviation), 0, 1)
+    gray = jnp.pad(gray, ((0, 0), (0, 0), (0, 0), (0, down * across - c)), constant_values=1)
     side = max(1, _LEAST_CHANNEL // max(h, w))
-    large = jnp.repeat(jnp.repeat(grey, side, axis=1), side, axis=2)
+    large = jnp.repeat(jnp.repeat(gray, side, axis=1), side, axis=2)
     large = jnp.pad(large, ((0, 0), (0, _LINE), (0, _LINE), (0, 0)), constant_values=1)
     _, h, w, _ = large.shape
     cells = large.reshape(b, h, w, down, across).transpose(0, 3, 1, 4, 2)

@@ -88,7 +88,7 @@ class EncoderStream:
     def flush(self) -> jax.Array | None:
         """The latent of frames that still wait, filled up with the last one; None if none does.
 
-        The stream then begins anew.
+        The stream then starts again from its first frame.
         """
         latent = None
         while self._waiting:

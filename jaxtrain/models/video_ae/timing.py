@@ -50,10 +50,10 @@ class Timing:
         """Frames that are dropped in front.
 
         Args:
-            latents: of the whole video; None if nobody knows yet.
+            latents: of the complete video; None if not known yet.
 
         Raises:
-            InputError: it depends on a number that nobody knows.
+            InputError: it depends on the number of latents, which is unknown.
         """
         if self.trim == "odd_latents":
             if latents is None:

@@ -105,8 +105,8 @@ def from_reference(
 ) -> dict[str, np.ndarray]:
     """The reference's state dict as our parameters, float32.
 
-    A growing layer that makes more frames than this model wants gives up the first ones, as in the
-    reference: so weights of a whole model serve one whose time switches are off.
+    A growing layer that makes more frames than this model needs drops the first ones, as in the
+    reference: so weights of a complete model also fit one whose time switches are off.
 
     Args:
         tensors: name -> array.
@@ -157,14 +157,14 @@ def guess(tensors: Tensors, name: str) -> dict[str, Any]:
         name: of the file: only it tells weights for CogVideoX, as in the reference.
 
     Raises:
-        InputError: these are no weights of this network.
+        InputError: the weights are not of this network.
     """
     head, tail = tensors.get("encoder.0.weight"), tensors.get("encoder.17.weight")
     if head is None or tail is None or head.ndim != 4 or tail.ndim != 4 or not head.size:
         few = ", ".join(sorted(tensors)[:_LISTED])
         raise InputError(
-            f"{name} holds no weights of TAEHV: encoder.0.weight or encoder.17.weight is missing "
-            f"or no kernel; there are {len(tensors)} arrays: {few}"
+            f"{name} does not have weights of TAEHV: encoder.0.weight or encoder.17.weight is "
+            f"missing or is not a kernel; it has {len(tensors)} arrays: {few}"
         )
     wide = "decoder.0.weight" in tensors
     found = {

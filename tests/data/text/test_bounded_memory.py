@@ -1,6 +1,6 @@
-"""Anonymous memory while text is prepared does not grow with the corpus.
+"""Anonymous memory during text preparation does not grow with the corpus.
 
-The large one, 2 GB and a whole run, is benchmarks/text_memory.py.
+benchmarks/text_memory.py measures a larger case: 2 GB and a complete run.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Byte-level tokens that lose nothing."""
+"""Lossless byte-level tokens."""
 
 import random
 from collections import Counter
@@ -20,7 +20,7 @@ def words() -> tokenizers.Tokenizer:
 
 
 def hostile(seed: int) -> str:
-    """Any characters in any order, with runs of white space and names of special tokens."""
+    """Random characters, runs of white space, and names of special tokens."""
     rng = random.Random(seed)
     alphabets = [
         lambda: chr(rng.choice([*range(0xD800), *range(0xE000, 0x110000, 97)])),
@@ -33,7 +33,7 @@ def hostile(seed: int) -> str:
     return "".join(rng.choice(alphabets)() for _ in range(rng.randrange(1, 60)))
 
 
-def test_every_text_comes_back_as_it_was(words: tokenizers.Tokenizer) -> None:
+def test_every_text_is_decoded_unchanged(words: tokenizers.Tokenizer) -> None:
     lengths = byte_level.lengths(words)
     assert lengths.dtype == np.int32
     special = {words.token_to_id(one) for one in specials.CAUSAL}
@@ -49,7 +49,7 @@ def test_every_text_comes_back_as_it_was(words: tokenizers.Tokenizer) -> None:
         assert words.decode(begun) == text
 
 
-def test_the_ids(words: tokenizers.Tokenizer) -> None:
+def test_ids_are_dense_and_special_tokens_come_first(words: tokenizers.Tokenizer) -> None:
     vocab = words.get_vocab()
     assert sorted(vocab.values()) == list(range(400))
     assert [vocab[one] for one in specials.CAUSAL] == list(range(9))
@@ -61,7 +61,7 @@ def test_the_ids(words: tokenizers.Tokenizer) -> None:
         byte_level.train([TEXT], 264)
 
 
-def test_characters_of_the_vocabulary_are_those_of_the_library() -> None:
+def test_byte_characters_match_the_library() -> None:
     library = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     assert set(byte_level.CHARACTERS) == set(library.alphabet())
     text = "".join(chr(code) for code in range(0x800))
@@ -69,7 +69,7 @@ def test_characters_of_the_vocabulary_are_those_of_the_library() -> None:
     assert got[0] == "".join(byte_level.CHARACTERS[byte] for byte in text.encode())
 
 
-def test_counting_stretches_is_counting_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_stretches_equals_counting_words(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [hostile(seed) for seed in range(30)] + ["字" * 150 + ", " + "ab" * 60, TEXT]
     splitter = byte_level._splitter()
     wanted: Counter[str] = Counter()
@@ -81,7 +81,7 @@ def test_counting_stretches_is_counting_words(monkeypatch: pytest.MonkeyPatch) -
     assert byte_level._count_words(many)[" often"] == 100
 
 
-def test_what_is_remembered_changes_no_token(
+def test_the_cache_of_stretches_does_not_change_tokens(
     words: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [hostile(seed) for seed in range(60)] + [TEXT, "字" * 300, "a  b" * 50, ""]
@@ -96,7 +96,7 @@ def test_what_is_remembered_changes_no_token(
     assert len(encoder._known) < 1000
 
 
-def test_words_that_go_on_over_spaces_are_not_cut() -> None:
+def test_words_that_continue_across_spaces_are_not_cut() -> None:
     other = byte_level.train([TEXT], 400)
     other.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=False
@@ -111,12 +111,15 @@ def test_words_that_go_on_over_spaces_are_not_cut() -> None:
 @pytest.mark.parametrize(
     ("kind", "loss"),
     [
-        ("wordpiece", r"its kind, WordPiece, has no token for \d+ of 256 bytes, such as 0x0"),
-        ("word", r"its kind, WordLevel, has no token for"),
-        ("bpe", r"its kind, BPE, turns ' .* into "),
+        (
+            "wordpiece",
+            r"a WordPiece tokenizer that has no token for \d+ of 256 bytes, for example 0x0",
+        ),
+        ("word", r"a WordLevel tokenizer that has no token for"),
+        ("bpe", r"a BPE tokenizer that turns ' .* into "),
     ],
 )
-def test_kinds_that_lose_text_are_refused(kind: tokenizer.Kind, loss: str, tmp_path: Path) -> None:
+def test_lossy_kinds_are_rejected(kind: tokenizer.Kind, loss: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     tokenizer.train([TEXT], 400, kind).save(str(path))
     tokenizer.load(path, 400)
@@ -125,8 +128,8 @@ def test_kinds_that_lose_text_are_refused(kind: tokenizer.Kind, loss: str, tmp_p
     assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_a_tokenizer_from_elsewhere(tmp_path: Path) -> None:
-    """GPT-2's shape, whose <|endoftext|> stands between documents."""
+def test_a_given_tokenizer_in_the_style_of_gpt2(tmp_path: Path) -> None:
+    """GPT-2 has <|endoftext|> between documents."""
     other = tokenizers.Tokenizer(
         tokenizers.models.BPE({one: i for i, one in enumerate(byte_level.CHARACTERS)}, [])
     )
@@ -144,5 +147,5 @@ def test_a_tokenizer_from_elsewhere(tmp_path: Path) -> None:
     assert byte_level.lengths(read).tolist() == [1] * 256 + [0, len("übermäßig".encode())]
     other.normalizer = tokenizers.normalizers.NFC()
     other.save(str(path))
-    with pytest.raises(InputError, match="BPE, turns"):
+    with pytest.raises(InputError, match="BPE tokenizer that turns"):
         tokenizer.load(path, 300, "exact")

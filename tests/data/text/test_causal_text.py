@@ -1,4 +1,4 @@
-"""Text for causal language models: from files to windows, and bytes that no tokenizer changes."""
+"""Text for causal language models: from files to windows, without losing a byte."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def examples(source: Source) -> list[dict[str, np.ndarray]]:
 
 
 def stream(source: Source) -> list[int]:
-    """What the windows of a source say, with the token that no window predicts."""
+    """The token stream, rebuilt from windows, including the first token that none predicts."""
     found = examples(source)
     targets = np.concatenate([example["targets"] for example in found])
     return [int(found[0]["tokens"][0]), *targets[targets >= 0].tolist()]
@@ -65,7 +65,7 @@ def words_of(sources: Sources) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(sources.files_to_keep["tokenizer.json"].decode())
 
 
-def test_windows_give_the_documents_back(documents: Path, tmp_path: Path) -> None:
+def test_documents_can_be_rebuilt_from_windows(documents: Path, tmp_path: Path) -> None:
     got = opened(documents, tmp_path, train_split=0.5)
     words = words_of(got)
     found = []
@@ -80,11 +80,11 @@ def test_windows_give_the_documents_back(documents: Path, tmp_path: Path) -> Non
             for part in np.split(ids, starts[1:])
         ]
     assert sorted(found) == sorted(TEXTS)
-    assert "bytes a token (measured)" in got.summary
+    assert "bytes per token (measured)" in got.summary
 
 
-def of_bytes_alone(path: Path) -> Path:
-    """Each byte a token, so that most of its tokens are parts of a character; bos comes last."""
+def bytes_only(path: Path) -> Path:
+    """A tokenizer with one token per byte, so most are parts of a character; bos comes last."""
     words = tokenizers.Tokenizer(
         tokenizers.models.BPE({one: i for i, one in enumerate(byte_level.CHARACTERS)}, [])
     )
@@ -95,31 +95,29 @@ def of_bytes_alone(path: Path) -> Path:
     return path
 
 
-def test_bytes_are_those_of_the_text_whatever_the_tokenizer(
-    documents: Path, tmp_path: Path
-) -> None:
-    """So bits per byte compare models whose tokens differ."""
-    alone = of_bytes_alone(tmp_path / "tokenizer.json")
-    # A learned one whose tokens are parts of characters, whole ones, and several.
-    learned = byte_level.train(TEXTS, 290)
-    split = [one for one in learned.get_vocab() if len(one) in (2, 3) and one[0] in "äåæð"]
+def test_byte_counts_do_not_depend_on_the_tokenizer(documents: Path, tmp_path: Path) -> None:
+    """So bits per byte are comparable between models with different tokenizers."""
+    alone = bytes_only(tmp_path / "tokenizer.json")
+    # A trained one whose tokens are parts of characters, single characters, and several.
+    trained = byte_level.train(TEXTS, 290)
+    split = [one for one in trained.get_vocab() if len(one) in (2, 3) and one[0] in "äåæð"]
     assert split
-    learned.save(str(tmp_path / "learned.json"))
+    trained.save(str(tmp_path / "trained.json"))
     lengths = []
-    for given in (alone, tmp_path / "learned.json"):
+    for given in (alone, tmp_path / "trained.json"):
         got = opened(documents, tmp_path, train_split=0.5, tokenizer=str(given))
         total = sum(
             int(example["target_bytes"].sum())
             for source in (got.train, got.val)
             for example in examples(source)
         )
-        # No target stands for the first token of each split; it is a <|bos|>, of no bytes.
+        # The first token of each split is not a target; it is a <|bos|>, with no bytes.
         assert total == sum(len(text.encode()) for text in TEXTS)
         lengths.append(len(stream(got.train)))
     assert lengths[0] > 1.2 * lengths[1]
 
 
-def test_special_targets_are_predicted_and_count_no_bytes(documents: Path, tmp_path: Path) -> None:
+def test_special_targets_are_predicted_and_have_no_bytes(documents: Path, tmp_path: Path) -> None:
     got = opened(documents, tmp_path, train_split=0.5)
     for example in examples(got.train):
         begins = example["targets"] == 0
@@ -145,7 +143,9 @@ def test_sources_are_mixed_and_limited_as_for_masked_text(
     assert words_of(apart).decode(stream(apart.train)) == (folder / "0.txt").read_text()
 
 
-def test_the_fingerprint_follows_the_windows(folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_the_windows(
+    folder: Path, cache: Path, tmp_path: Path
+) -> None:
     one = opened(folder, cache)
     assert opened(folder, tmp_path).train.fingerprint == one.train.fingerprint
     others = [
@@ -167,7 +167,7 @@ def test_the_same_tokenizer_and_tokens_every_time(
     assert Path(one.train.stream).read_bytes() == Path(two.train.stream).read_bytes()
 
 
-def test_what_loses_text_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_lossy_tokenizers_are_rejected(folder: Path, tmp_path: Path) -> None:
     for kind in ("wordpiece", "bpe", "word"):
         with pytest.raises(InputError, match=rf"tokenizer_kind={kind} loses text.* byte_bpe"):
             Causal(batch_size=2, tokenizer_kind=kind)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_what_loses_text_is_refused(folder: Path, tmp_path: Path) -> None:
         Masked(batch_size=2, tokenizer_kind="byte_bpe")
     masked = small_text.opened(folder, tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(masked.files_to_keep["tokenizer.json"])
-    with pytest.raises(InputError, match=r"its kind, WordPiece, has no token for"):
+    with pytest.raises(InputError, match=r"a WordPiece tokenizer that has no token for"):
         opened(folder, tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
 
 
@@ -193,10 +193,10 @@ run = dataclasses.replace(
 """
 
 
-def test_prepare_tokens_makes_what_a_run_reads(
+def test_prepare_tokens_builds_the_cache_of_a_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the model, only its length and its vocabulary are read."""
+    """Only the model's sequence length and vocabulary size matter."""
     (tmp_path / "tiny.py").write_text(CONFIG)
     named = ["--config", str(tmp_path / "tiny.py"), "--data.path", str(folder)]
     cache = tmp_path / "cache"

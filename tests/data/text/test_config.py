@@ -31,7 +31,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def test_every_token_of_the_corpus_comes_once(folder: Path, cache: Path) -> None:
+def test_every_token_of_the_corpus_occurs_once(folder: Path, cache: Path) -> None:
     sources = opened(folder, cache)
     assert isinstance(sources.train, MaskedSource)
     words = tokenizers.Tokenizer.from_file(sources.train.tokenizer_path)
@@ -57,7 +57,7 @@ def test_every_token_of_the_corpus_comes_once(folder: Path, cache: Path) -> None
     assert all(wanted.values())
 
 
-def test_examples(folder: Path, cache: Path) -> None:
+def test_examples_are_masked_reproducibly(folder: Path, cache: Path) -> None:
     source = opened(folder, cache).train
     slots = masked_count(32, 0.15)
     for index in range(len(source)):
@@ -78,7 +78,7 @@ def test_examples(folder: Path, cache: Path) -> None:
         assert all((got[name] == again[name]).all() for name in got)
 
 
-def test_shares_reach_the_examples(folder: Path, cache: Path) -> None:
+def test_random_share_and_keep_share_affect_examples(folder: Path, cache: Path) -> None:
     everything = opened(
         folder, cache, Model(mask_fraction=1.0), random_share=0.0, keep_share=0.0
     ).train
@@ -87,7 +87,9 @@ def test_shares_reach_the_examples(folder: Path, cache: Path) -> None:
     assert (example(kept, 0)["tokens"] == sequences(kept)[0]).all()
 
 
-def test_a_source_travels_and_needs_no_jax(folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_source_is_cheap_to_pickle_and_needs_no_jax(
+    folder: Path, cache: Path, tmp_path: Path
+) -> None:
     source = opened(folder, cache).train
     example(source, 0)
     data = pickle.dumps(source)
@@ -109,7 +111,7 @@ def test_a_source_travels_and_needs_no_jax(folder: Path, cache: Path, tmp_path: 
     assert json.loads(there.stdout) == example(source, 1, 5)["tokens"].tolist()
 
 
-def test_the_fingerprint_follows_the_examples(folder: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_the_examples(folder: Path, tmp_path: Path) -> None:
     one = opened(folder, tmp_path / "one")
     shutil.copytree(folder, tmp_path / "copy")
     same = opened(tmp_path / "copy", tmp_path / "two", Model(mask_fraction=0.3))
@@ -130,7 +132,7 @@ def test_the_fingerprint_follows_the_examples(folder: Path, tmp_path: Path) -> N
     assert changed != first[0]
 
 
-def test_validation_text_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_separate_validation_text(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("Nine tests. Ten stones!")
     alone = opened(folder / "0.txt", tmp_path, val_path=str(tmp_path / "val.txt"))
     assert (alone.files, len(alone.val)) == (2, 1)
@@ -139,7 +141,7 @@ def test_validation_text_of_its_own(folder: Path, tmp_path: Path) -> None:
     assert sequences(both.val)[0][0] == CLS
 
 
-def test_a_tokenizer_that_is_given(folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_given_tokenizer_is_used(folder: Path, cache: Path, tmp_path: Path) -> None:
     first = opened(folder, cache)
     assert isinstance(first.train, MaskedSource)
     other = write(tmp_path / "other", files=3)
@@ -151,7 +153,7 @@ def test_a_tokenizer_that_is_given(folder: Path, cache: Path, tmp_path: Path) ->
         opened(other, cache, Model(vocab_size=60), tokenizer=first.train.tokenizer_path)
 
 
-def test_bad_files_are_named_and_never_trained_on(tmp_path: Path) -> None:
+def test_bad_files_are_reported_and_not_used(tmp_path: Path) -> None:
     source = write(tmp_path / "in")
     clean = opened(source, tmp_path / "cache")
     (source / "a.txt").write_bytes(b"good at first \xff")
@@ -164,20 +166,20 @@ def test_bad_files_are_named_and_never_trained_on(tmp_path: Path) -> None:
         ("a.txt", "not UTF-8: i"),
         ("b.jsonl", "line 2: not "),
     ]
-    assert sum("left out" in text for text in said) == 2
+    assert sum(text.startswith("skipped ") for text in said) == 2
     assert "8 text files (2 bad)" in got.summary
     assert got.train.fingerprint == clean.train.fingerprint
-    with pytest.raises(InputError, match=r"none of 1 files can be read.*a.txt: not UTF-8"):
+    with pytest.raises(InputError, match=r"none of the 1 files can be read.*a.txt: not UTF-8"):
         opened(source / "a.txt", tmp_path, max_bad_share=1.0)
 
 
-def test_a_small_text_says_how_small_its_vocabulary_is(tmp_path: Path) -> None:
+def test_unused_ids_of_a_small_vocabulary_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({"text": "ab ba ab."}) for _ in range(20)))
     said: list[str] = []
     config = Masked(path=str(path), batch_size=2, cache_dir=str(tmp_path))
     sources = config.open(Model(mask_fraction=1.0), seed=0, say=said.append)
-    assert any("a vocabulary of 12, the model has 120" in text for text in said)
+    assert any("has 12 ids and model.vocab_size is 120: 108 ids" in text for text in said)
     for seed in range(20):
         assert example(sources.train, 0, seed)["tokens"].max() < 12
 
@@ -185,12 +187,12 @@ def test_a_small_text_says_how_small_its_vocabulary_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_bad_share": 1.5}, "data.max_bad_share is a share from 0 to 1, not 1.5"),
-        ({"train_split": -0.1}, "data.train_split is a share"),
-        ({"max_examples": 1}, "data.max_examples is 1, it must be >= 2"),
-        ({"max_examples": 0, "val_path": "x"}, "data.max_examples is 0, it must be >= 1"),
-        ({"random_share": 0.6, "keep_share": 0.5}, "together at most 1"),
-        ({"more_paths": ("b",)}, "data.more_paths are beside data.path"),
+        ({"max_bad_share": 1.5}, "data.max_bad_share is 1.5: use a fraction from 0 to 1"),
+        ({"train_split": -0.1}, "data.train_split is -0.1: use a fraction"),
+        ({"max_examples": 1}, "data.max_examples is 1: use at least 2"),
+        ({"max_examples": 0, "val_path": "x"}, "data.max_examples is 0: use at least 1"),
+        ({"random_share": 0.6, "keep_share": 0.5}, "add up to at most 1"),
+        ({"more_paths": ("b",)}, "data.more_paths requires data.path"),
         ({"path": "a", "more_paths": ("b",), "weights": (1.0,)}, "has 1 numbers for 2 sources"),
         ({"path": "a", "weights": (0.0,)}, "use numbers above 0"),
     ],
@@ -214,7 +216,9 @@ def test_wrong_input(folder: Path, cache: Path, tmp_path: Path) -> None:
         opened(tmp_path / "one.txt", cache)
 
 
-def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_trains_on_the_standard_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def corpus(root: Path, say: object) -> Path:
         return write(root / "docs")
 

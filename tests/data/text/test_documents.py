@@ -60,8 +60,8 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
     said: list[str] = []
     assert names("in") == ["a/c.MD", "a/d.jsonl", "b.txt", "link/z.txt"]
     assert said == [
-        f"--data.path {tmp_path / 'in'}: left out 3 of 7 files, which are of other kinds: "
-        "2 .png, 1 without an ending; it reads .txt, .md, .jsonl, .parquet"
+        f"--data.path {tmp_path / 'in'}: skipped 3 of 7 files, which are of other kinds: "
+        "2 .png, 1 without a suffix; supported: .txt, .md, .jsonl, .parquet"
     ]
     assert names("in/b.txt") == ["b.txt"]
     assert not said
@@ -69,7 +69,7 @@ def test_find_in_folders_and_globs(tmp_path: Path) -> None:
     assert names("*/[bz].txt") == ["far/z.txt", "in/b.txt"]
     with pytest.raises(InputError, match=r"--data.path .*nothing.*no such file"):
         names("nothing")
-    with pytest.raises(InputError, match=r"none of the 1 files there is text; it reads .txt"):
+    with pytest.raises(InputError, match=r"none of its 1 files is a text file; give .txt"):
         names("in/f.png")
 
 
@@ -99,7 +99,7 @@ def test_a_long_text_without_blank_lines_is_cut_too(tmp_path: Path, mark: str) -
     assert all(document.endswith(mark) for document in got)
 
 
-def test_rows(tmp_path: Path) -> None:
+def test_jsonl_and_parquet_rows_are_documents(tmp_path: Path) -> None:
     a = rows(tmp_path / "a.jsonl", {"id": 1, "text": "one"}, {"text": None}, {"text": " "})
     assert list(read(a, None)) == ["one"]
     b = parquet(tmp_path / "b.parquet", n=[1, 2, 3], content=["x", None, "y\n"])
@@ -109,16 +109,18 @@ def test_rows(tmp_path: Path) -> None:
     assert list(read(parquet(tmp_path / "d.parquet", text=["x"], code=["z"]), "code")) == ["z"]
 
 
-def test_broken_files_say_where(tmp_path: Path) -> None:
+def test_reasons_of_broken_files_give_the_place(tmp_path: Path) -> None:
     assert "at byte 5" in reason(write(tmp_path / "a.txt", b"12345\xff678"))
     assert "at byte 3" in reason(write(tmp_path / "a.md", b"123\xc3"))  # cut inside a character
     assert "NUL" in reason(write(tmp_path / "b.txt", b"PK\0\0"))
     good = b'{"text": "one"}\n'
     assert "line 2: not JSON" in reason(write(tmp_path / "c.jsonl", good + b'{"text": "tw'))
     assert "line 2: not UTF-8" in reason(write(tmp_path / "d.jsonl", good + b'{"text": "\xff"}'))
-    assert "line 2: half a" in reason(write(tmp_path / "e.jsonl", good + b'{"text": "\\ud800"}'))
+    assert "line 2: an unpaired" in reason(
+        write(tmp_path / "e.jsonl", good + b'{"text": "\\ud800"}')
+    )
     assert "line 2: not a JSON object" in reason(write(tmp_path / "f.jsonl", good + b"[1]"))
-    assert "line 2: field 'text' is no text" in reason(
+    assert "line 2: field 'text' is not text" in reason(
         rows(tmp_path / "g.jsonl", {"text": "one"}, {"text": 2})
     )
     assert "line 2: no field 'text', only 'body'" in reason(
@@ -126,9 +128,9 @@ def test_broken_files_say_where(tmp_path: Path) -> None:
     )
     assert "--data.text_field" in reason(rows(tmp_path / "i.jsonl", {"wörter": "one"}))
     assert "'code'" in reason(parquet(tmp_path / "j.parquet", text=["x"]), "code")
-    assert "is no text: int64" in reason(parquet(tmp_path / "k.parquet", text=[1]))
-    whole = parquet(tmp_path / "l.parquet", text=["x" * 100] * 9).read_bytes()
-    assert "broken parquet" in reason(write(tmp_path / "l.parquet", whole[:-20]))
+    assert "is not text: int64" in reason(parquet(tmp_path / "k.parquet", text=[1]))
+    intact = parquet(tmp_path / "l.parquet", text=["x" * 100] * 9).read_bytes()
+    assert "broken parquet" in reason(write(tmp_path / "l.parquet", intact[:-20]))
     assert "broken parquet" in reason(write(tmp_path / "m.parquet", b""))
 
 
@@ -169,10 +171,10 @@ def test_scan_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run()[0].sha256 != first[0].sha256
 
 
-def test_what_could_not_be_read_is_tried_again(
+def test_files_that_could_not_be_read_are_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file may be as it was, and its disk or its rights not."""
+    """The file may be unchanged, but its disk or its permissions may not."""
     write(tmp_path / "in/a.txt", "one")
     write(tmp_path / "in/b.txt", "two")
 
@@ -191,7 +193,9 @@ def test_what_could_not_be_read_is_tried_again(
     assert run() == [None, None]
 
 
-def test_another_version_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_of_another_version_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "in/a.txt", b"\xff")
     pattern, said = str(tmp_path / "in"), list[str]()
     for version, lines in ((documents._VERSION, 1), (documents._VERSION, 1), (-1, 2)):
@@ -213,8 +217,8 @@ except BadExample as bad:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_long_value_that_is_repeated_takes_no_more_memory(tmp_path: Path, late: bool) -> None:
-    """Hundreds of bytes: 256 rows of one dictionary entry of 4 MiB took 3.2 GiB."""
+def test_a_repeated_long_value_takes_bounded_memory(tmp_path: Path, late: bool) -> None:
+    """A file of under 2 kB: 256 rows of one dictionary entry of 4 MiB took 3.2 GiB."""
     base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
     values = pa.array(["b", "c", "a" * (4 << 20)])
     numbers = pa.array([0, 1] * (128 if late else 0) + [2] * 256, pa.int32())
@@ -224,11 +228,11 @@ def test_a_long_value_that_is_repeated_takes_no_more_memory(tmp_path: Path, late
     assert bomb.stat().st_size < 2000
     most, count = peak_mib(READS, bomb)
     assert count == str(len(numbers))
-    # 60 to 200 MiB more (the busier the machine, the later Arrow's pool gives memory back).
+    # 60 to 200 MiB more (the busier the machine, the later Arrow's pool releases memory).
     assert most < base + 400, (base, most)
 
 
-def test_a_prefix_that_is_repeated_takes_no_more_memory(tmp_path: Path) -> None:
+def test_a_repeated_prefix_takes_bounded_memory(tmp_path: Path) -> None:
     base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
     path = tmp_path / "bomb.parquet"
     pq.write_table(
@@ -242,7 +246,7 @@ def test_a_prefix_that_is_repeated_takes_no_more_memory(tmp_path: Path) -> None:
     assert most < base + 150, (base, most)
 
 
-def test_a_row_group_of_nothing_but_compression_is_refused(tmp_path: Path) -> None:
+def test_a_row_group_with_extreme_compression_is_rejected(tmp_path: Path) -> None:
     base, _ = peak_mib(READS, parquet(tmp_path / "small.parquet", text=["one", "two"] * 128))
     path = tmp_path / "bomb.parquet"
     texts = [str(n) + "a" * (4 << 20) for n in range(40)]
@@ -257,7 +261,7 @@ def test_a_row_group_of_nothing_but_compression_is_refused(tmp_path: Path) -> No
 def test_rows_that_compress_well_are_decoded_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    """256 rows of 8 MiB, 900:1, took 2 GiB; here everything is 128 times smaller."""
+    """256 rows of 8 MiB, compressed 900:1, took 2 GiB; this test is 128 times smaller."""
     monkeypatch.setattr(documents, "_DECODED_BYTES", 2**18)
     decoded = []
     real = documents._texts
@@ -273,7 +277,7 @@ def test_rows_that_compress_well_are_decoded_a_few_at_a_time(
     assert path.stat().st_size < 256 * 2**16 / 400
     assert list(read(path, None)) == texts
     assert max(decoded) <= 2**18
-    assert len(decoded) < 256  # and as many together as there is room for
+    assert len(decoded) < 256  # several together where the limit allows
     decoded.clear()
     texts = [f"{n} " * 20 for n in range(5000)]
     pq.write_table(pa.table({"text": texts}), path, **options)
@@ -289,7 +293,7 @@ def test_a_page_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             patch.setattr(documents, "_LARGEST_PAGE", 2**16)
             assert re.fullmatch(
                 r"a page of row group 0 unpacks to 65,5\d\d bytes, and the limit is 65,536: write "
-                "it with smaller pages",
+                "the file with smaller pages",
                 reason(path),
             )
         assert len(list(read(path, None))) == 1
@@ -302,7 +306,7 @@ def test_a_page_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ({"data_page_size": 1, "write_batch_size": 1}, 2),
     ],
 )
-def test_what_a_footer_says_of_sizes_is_not_believed(
+def test_sizes_in_a_footer_are_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, rows: int
 ) -> None:
     path = tmp_path / "a.parquet"
@@ -310,7 +314,7 @@ def test_what_a_footer_says_of_sizes_is_not_believed(
     pq.write_table(pa.table({"text": texts}), path, use_dictionary=False, **options)
     with pq.ParquetFile(path) as file:
         true = file.metadata.row_group(0).column(0)
-    said = types.SimpleNamespace(
+    claimed = types.SimpleNamespace(
         path_in_schema="text",
         data_page_offset=true.data_page_offset,
         has_dictionary_page=False,
@@ -319,22 +323,22 @@ def test_what_a_footer_says_of_sizes_is_not_believed(
         num_values=true.num_values,
         encodings=("PLAIN",),
     )
-    group = types.SimpleNamespace(num_columns=1, num_rows=64, column=lambda number: said)
+    group = types.SimpleNamespace(num_columns=1, num_rows=64, column=lambda number: claimed)
     metadata = types.SimpleNamespace(row_group=lambda number: group)
     monkeypatch.setattr(documents, "_DECODED_BYTES", 2**17)
     claims = types.SimpleNamespace(metadata=metadata)
-    assert documents._rows_at_once(path, claims, 0, "text") == rows
+    assert documents._rows_per_batch(path, claims, 0, "text") == rows
 
 
-def test_damaged_headers_of_pages_are_one_bad_file(tmp_path: Path) -> None:
+def test_damaged_page_headers_make_a_file_bad(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", text=[f"text {n}" for n in range(100)])
     with pq.ParquetFile(path) as file:
         start = file.metadata.row_group(0).column(0).dictionary_page_offset
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     reasons = set()
     for at in range(start, start + 16):
         for value in (0, 0x15, 0x19, 0x1C, 0x7F, 0xFF):
-            path.write_bytes(whole[:at] + bytes([value]) + whole[at + 1 :])
+            path.write_bytes(intact[:at] + bytes([value]) + intact[at + 1 :])
             try:
                 list(read(path, None))
             except BadExample as bad:
@@ -356,7 +360,7 @@ def test_documents_and_lines_have_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
     assert "line 2 has 31 bytes or more" in reason(write(tmp_path / "d.jsonl", line + " " + line))
 
 
-def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+def test_an_endless_line_is_not_read_completely(tmp_path: Path) -> None:
     path = tmp_path / "zeros.jsonl"
     with path.open("wb") as file:
         file.truncate(1 << 36)
@@ -365,8 +369,8 @@ def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     assert most < 400, most
 
 
-def test_a_footer_on_which_arrow_ends_the_process_is_one_bad_file(tmp_path: Path) -> None:
-    """Histograms of another size than pyarrow 26 expects, where it cannot raise."""
+def test_a_footer_that_crashes_arrow_makes_a_file_bad(tmp_path: Path) -> None:
+    """Its histograms have a size that pyarrow 26 does not expect, in code that cannot raise."""
     fixture = Path(__file__).parents[2] / "fixtures" / "ends_arrow.parquet"
     for name in ("a", "c"):
         shutil.copy(fixture, tmp_path / f"{name}.parquet")
@@ -379,9 +383,9 @@ def test_a_footer_on_which_arrow_ends_the_process_is_one_bad_file(tmp_path: Path
         assert str(one.reason).startswith("broken parquet: ")
 
 
-def test_what_never_ends_is_no_file(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_bad_files(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.txt", "c.parquet"):
         (tmp_path / name).symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "d.txt")
     found = documents.scan(str(tmp_path), None, tmp_path / "cache", "--data.path", print)
-    assert [one.reason for one in found] == ["is not a file"] * 4
+    assert [one.reason for one in found] == ["not a regular file"] * 4

@@ -1,4 +1,4 @@
-"""What a token stream keeps of documents: nothing is lost between exact documents and their ids."""
+"""Documents as token ids, by sentence or without any loss."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def prepare(what: tokens.Corpus, path: Path, folder: Path) -> tuple[Path, dict]:
     )
 
 
-def test_an_exact_stream_holds_every_byte_of_every_document(
+def test_an_exact_stream_has_every_byte_of_every_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what, path = corpus(tmp_path), words(tmp_path)
@@ -73,8 +73,8 @@ def test_an_exact_stream_holds_every_byte_of_every_document(
         assert (again / f"{name}.tokens").read_bytes() == (folder / f"{name}.tokens").read_bytes()
 
 
-def test_forms_are_other_caches(tmp_path: Path) -> None:
-    """Also where one tokenizer has the special tokens of both."""
+def test_each_form_has_its_own_cache(tmp_path: Path) -> None:
+    """Even if one tokenizer has the special tokens of both forms."""
     both = byte_level.train(TEXTS, 280)
     both.add_special_tokens(list(specials.NAMES))
     path = tmp_path / "tokenizer.json"
@@ -88,18 +88,18 @@ def test_forms_are_other_caches(tmp_path: Path) -> None:
     assert not (other / tokens.TOKEN_BYTES).exists()
 
 
-def test_a_tokenizer_that_loses_text_after_all_is_caught(tmp_path: Path) -> None:
-    """What no probe foresaw: here one word that is shortened."""
+def test_a_lossy_tokenizer_that_passes_the_check_is_caught(tmp_path: Path) -> None:
+    """The check's probe text does not include the one word that this one shortens."""
     lossy = byte_level.train(TEXTS, 280)
     lossy.normalizer = tokenizers.normalizers.Replace("größer", "gr")
     path = tmp_path / "tokenizer.json"
     byte_level.check(lossy, "it")
     lossy.save(str(path))
-    with pytest.raises(InputError, match=r"loses text: of the \d+ bytes of the document that be"):
+    with pytest.raises(InputError, match=r"loses text: .* has \d+ bytes, but its tokens stand for"):
         prepare(corpus(tmp_path), path, tmp_path / "cache")
 
 
-def test_sentences() -> None:
+def test_documents_are_split_into_sentences() -> None:
     text = (
         'Mr. Bennet met Dr. J. Doe at 3.15 p.m. in town! "Why?" he said. He left...\n'
         "A line\nthat goes on\n \n= A title =\n\nThe end. (Really.) 「終わり。」はい。"

@@ -1,4 +1,4 @@
-"""Hugging Face datasets without their package; the rest is tests/interop/hf_datasets.py."""
+"""Hugging Face datasets without the package; tests/interop/hf_datasets.py uses the real one."""
 
 import errno
 import json
@@ -18,7 +18,7 @@ from jaxtrain.errors import InputError, RunAgain
 
 
 @pytest.mark.parametrize("spec", ["hf:some/name", "hf:."])
-def test_a_missing_package_names_the_extra(
+def test_the_message_about_a_missing_package_gives_the_extra(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -27,13 +27,13 @@ def test_a_missing_package_names_the_extra(
         hub.fetch(spec, "--data.path", tmp_path, None, None, lambda line: None)
 
 
-def test_names_are_told_from_paths() -> None:
+def test_dataset_names_are_distinguished_from_paths() -> None:
     assert hub.is_named("hf:imdb")
     assert not hub.is_named("texts/hf:imdb")
 
 
 class Rows:
-    """A dataset of the hub as it streams: a row at a time, from any one on."""
+    """A streamed dataset of the Hub: one row at a time, starting at any row."""
 
     def __init__(self, count: int, breaks: Exception | None = None) -> None:
         self.at, self.count, self.breaks = 0, count, breaks
@@ -54,7 +54,7 @@ class Rows:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets the hub hold a dataset at a commit."""
+    """Simulates a dataset on the Hub at a commit."""
     monkeypatch.setattr(hub, "_PART_DOCUMENTS", 10)
 
     def serve(rows: Rows, commit: str = "abc") -> None:
@@ -71,8 +71,10 @@ def fetch(
     return hub.fetch(spec, "--data.path", root, None, most, lines.append)
 
 
-def test_what_was_fetched_stays_where_the_hub_has_a_newer_one(tmp_path: Path, serve: Any) -> None:
-    """A run that goes on finds its data again, and asks nobody for it."""
+def test_a_fetched_dataset_is_used_although_the_hub_has_a_newer_one(
+    tmp_path: Path, serve: Any
+) -> None:
+    """A resumed run finds its data again, without asking the Hub."""
     serve(Rows(35))
     first = fetch("hf:some/name", tmp_path, 15)
     assert first[1] == 2
@@ -80,10 +82,10 @@ def test_what_was_fetched_stays_where_the_hub_has_a_newer_one(tmp_path: Path, se
     said: list[str] = []
     assert fetch("hf:some/name", tmp_path, 15, said) == first
     assert said == [
-        "--data.path hf:some/name: takes what was fetched before, revision abc in "
-        f"{first[0]}; name another one as hf:some/name@REVISION"
+        "--data.path hf:some/name: uses revision abc, already fetched to "
+        f"{first[0]}; for another one, write hf:some/name@REVISION"
     ]
-    more = fetch("hf:some/name", tmp_path, None)  # it does not hold all
+    more = fetch("hf:some/name", tmp_path, None)  # the first does not have all of them
     assert (more[0] != first[0], more[1]) == (True, 4)
     serve(Rows(35))
     other = fetch("hf:some/name@ghi", tmp_path, 15)
@@ -93,34 +95,38 @@ def test_what_was_fetched_stays_where_the_hub_has_a_newer_one(tmp_path: Path, se
 
 
 def answer(status: int) -> Exception:
-    """What the hub's library makes of an answer; its constructor takes its HTTP library's."""
+    """The Hub library's error for a status; its constructor needs an HTTP response."""
     error = refusals.HfHubHTTPError.__new__(refusals.HfHubHTTPError, "no")
     error.response = types.SimpleNamespace(status_code=status)
     return error
 
 
 def of_library(name: str) -> Exception:
-    """An error of an HTTP library, which need not derive from any of Python's."""
+    """An HTTP library's error, which need not derive from any of Python's."""
     return type("ConnectError", (Exception,), {"__module__": name})("refused")
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (of_library("httpx2"), RunAgain, "the hub cannot be reached"),
-        (of_library("aiohttp.client_exceptions"), RunAgain, "the hub cannot be reached"),
-        (TimeoutError("slow"), RunAgain, "the hub cannot be reached"),
-        (socket.gaierror(-3, "no name"), RunAgain, "the hub cannot be reached"),
-        (ConnectionError("offline"), RunAgain, "the hub cannot be reached"),
-        (answer(503), RunAgain, "the hub cannot be reached"),
-        (answer(403), InputError, "the hub refuses it"),
+        (of_library("httpx2"), RunAgain, "the Hub cannot be reached"),
+        (of_library("aiohttp.client_exceptions"), RunAgain, "the Hub cannot be reached"),
+        (TimeoutError("slow"), RunAgain, "the Hub cannot be reached"),
+        (socket.gaierror(-3, "no name"), RunAgain, "the Hub cannot be reached"),
+        (ConnectionError("offline"), RunAgain, "the Hub cannot be reached"),
+        (answer(503), RunAgain, "the Hub cannot be reached"),
+        (answer(403), InputError, "the Hub refuses the request"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RunAgain, "No space left on device"),
-        (PermissionError(errno.EACCES, "Permission denied", "x"), InputError, "x fails"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "x"),
+            InputError,
+            "cannot read or write x",
+        ),
         (ValueError("bad column"), InputError, "bad column"),
         (MemoryError("no room"), MemoryError, "no room"),
     ],
 )
-def test_only_the_network_is_blamed_on_the_network(
+def test_only_network_errors_are_reported_as_such(
     error: Exception, kind: type[Exception], message: str, tmp_path: Path, serve: Any
 ) -> None:
     serve(Rows(15, error))
@@ -129,10 +135,10 @@ def test_only_the_network_is_blamed_on_the_network(
     assert ("cannot be reached" in message) == ("cannot be reached" in str(raised.value))
     serve(rows := Rows(15))
     rows.at = 15
-    assert fetch("hf:some/name", tmp_path, None)[1] == 2  # goes on behind the first part
+    assert fetch("hf:some/name", tmp_path, None)[1] == 2  # resumes after the first part
 
 
-def test_a_full_disk_is_said_to_be_full(
+def test_a_full_disk_is_reported(
     tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(Rows(15))

@@ -1,4 +1,4 @@
-"""Killed while it tokenises, killed in the middle of an epoch: the same tokens, the same curve."""
+"""A kill while tokenizing or in the middle of an epoch changes neither tokens nor losses."""
 
 import json
 import os
@@ -19,7 +19,7 @@ WORDS = ["".join(random.Random(n).choices("aeinorst", k=n % 7 + 2)) for n in ran
 
 
 def write(folder: Path, megabytes: float) -> None:
-    """A .jsonl of made-up sentences, and a tokenizer that knows some of their words."""
+    """Writes a .jsonl of made-up sentences, and a tokenizer that has some of their words."""
     rng = random.Random(0)
     with open(folder / "corpus.jsonl", "w") as file:
         while file.tell() < megabytes * 1e6:
@@ -36,8 +36,8 @@ def arguments(folder: Path) -> list[object]:
     ]
 
 
-def killed_when(there: Callable[[], bool], directory: Path, folder: Path) -> None:
-    """Starts the run, and kills it and all its processes once something is there."""
+def killed_when(condition: Callable[[], bool], directory: Path, folder: Path) -> None:
+    """Starts the run, and kills it and all its processes once the condition holds."""
     with open(directory / "said.txt", "a") as said:
         process = subprocess.Popen(
             command(*arguments(folder)),
@@ -48,7 +48,7 @@ def killed_when(there: Callable[[], bool], directory: Path, folder: Path) -> Non
             start_new_session=True,
         )
     try:
-        while not there():
+        while not condition():
             assert process.poll() is None, (directory / "said.txt").read_text()
             time.sleep(0.02)
     finally:
@@ -70,27 +70,27 @@ def finished(directory: Path, folder: Path) -> str:
 
 
 def streams(directory: Path) -> dict[str, bytes]:
-    """Of the finished token cache."""
+    """The files of the finished token cache."""
     found = (directory / "cache/text").glob("tokens-*/*.*s")
     finished = [path for path in found if path.parent.suffix != ".building"]
     return {path.name: path.read_bytes() for path in finished}
 
 
 @pytest.mark.slow
-def test_killed_in_both_places(tmp_path: Path) -> None:
+def test_kills_do_not_change_tokens_or_losses(tmp_path: Path) -> None:
     write(tmp_path, 8)
     calm, struck = tmp_path / "calm", tmp_path / "struck"
     for directory in (calm, struck):
         directory.mkdir()
-    assert "data.max_examples 1B: uses" in finished(calm, tmp_path)
+    assert "data.max_examples is 1B: using" in finished(calm, tmp_path)
 
-    def half_tokenised() -> bool:
+    def half_tokenized() -> bool:
         return bool(list(struck.glob("cache/text/*.building/progress.json")))
 
-    killed_when(half_tokenised, struck, tmp_path)
+    killed_when(half_tokenized, struck, tmp_path)
     assert not streams(struck)
     killed_when(lambda: any(struck.glob("run/checkpoints/*/manifest.json")), struck, tmp_path)
-    assert "going on with tokenising" in (struck / "said.txt").read_text()
+    assert "MB of text are already tokenized" in (struck / "said.txt").read_text()
     assert "resumed from" in finished(struck, tmp_path)
     assert streams(struck) == streams(calm)
     assert len(streams(calm)) == 4

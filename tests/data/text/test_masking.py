@@ -9,7 +9,7 @@ FIRST_ORDINARY = 5
 
 
 def sequence(seed: int, length: int = 64) -> np.ndarray:
-    """A packed sequence with every kind of special token in it."""
+    """A packed sequence with every kind of special token."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(FIRST_ORDINARY, VOCAB, length).astype(np.int32)
     tokens[rng.random(length) < 0.1] = UNK
@@ -35,7 +35,7 @@ def test_masked_count_rounds_halves_up(candidates: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.15, 0.4, 1.0])
-def test_properties(fraction: float) -> None:
+def test_masks_have_the_documented_properties(fraction: float) -> None:
     for seed in range(100):
         tokens = sequence(seed)
         got = masked(tokens, seed + 1000, fraction)
@@ -54,8 +54,8 @@ def test_properties(fraction: float) -> None:
         assert used[:count].all()
         for name in ("positions", "targets", "target_weights"):
             assert not got[name][count:].any()
-        assert (np.diff(positions) > 0).all()  # ascending, none twice
-        assert (tokens[positions] >= FIRST_ORDINARY).all()  # no special is chosen
+        assert (np.diff(positions) > 0).all()  # ascending, without duplicates
+        assert (tokens[positions] >= FIRST_ORDINARY).all()  # no special token is chosen
         assert (got["targets"][:count] == tokens[positions]).all()
         rest = np.setdiff1d(np.arange(64), positions)
         assert (got["tokens"][rest] == tokens[rest]).all()
@@ -63,7 +63,7 @@ def test_properties(fraction: float) -> None:
         assert ((put == MASK) | ((put >= FIRST_ORDINARY) & (put < VOCAB))).all()
 
 
-def test_the_input_stays_and_equal_rngs_give_equal_masks() -> None:
+def test_the_input_is_unchanged_and_equal_rngs_give_equal_masks() -> None:
     tokens = sequence(0)
     before = tokens.copy()
     one, two, other = masked(tokens, 1), masked(tokens, 1), masked(tokens, 2)
@@ -72,7 +72,7 @@ def test_the_input_stays_and_equal_rngs_give_equal_masks() -> None:
     assert (one["positions"] != other["positions"]).any()
 
 
-def test_shares_and_uniform_choice() -> None:
+def test_fractions_and_uniform_choice() -> None:
     tokens = np.full(20_000, 7, np.int32)
     got = masked(tokens, 0)
     put = got["tokens"][got["positions"]]
@@ -85,7 +85,7 @@ def test_shares_and_uniform_choice() -> None:
     assert abs(got["positions"].mean() / 20_000 - 0.5) < 0.03
 
 
-def test_shares_at_their_ends() -> None:
+def test_fractions_of_zero_and_one() -> None:
     tokens = np.full(100, 7, np.int32)
     everything = masked(tokens, 0, 1.0, random_share=0.0, keep_share=0.0)
     assert (everything["tokens"] == MASK).all()
@@ -99,7 +99,7 @@ def test_nothing_to_mask() -> None:
     assert got["target_weights"].tolist() == [0, 0]
 
 
-def test_special_ids_may_lie_anywhere() -> None:
+def test_special_tokens_may_have_any_id() -> None:
     specials = Specials(pad=7, unk=3, cls=0, sep=49, mask=20, others=(30,))
     ordinary = set(range(VOCAB)) - {7, 3, 0, 49, 20, 30}
     tokens = np.arange(VOCAB, dtype=np.int32)

@@ -27,13 +27,13 @@ def stream(seed: int, mean: float, documents: int = 60) -> tuple[np.ndarray, np.
 
 @pytest.mark.parametrize("length", [3, 4, 16, 64, 256, 100_000])
 @pytest.mark.parametrize("mean", [1, 5, 25, 300])
-def test_every_token_once_in_order_and_nothing_too_long(length: int, mean: float) -> None:
+def test_spans_have_every_token_once_in_order_and_fit(length: int, mean: float) -> None:
     for seed in range(3):
         tokens, ends = stream(seed, mean, documents=10)
         spans = find_spans(tokens, ends, length, SEP).astype(np.int64)
         parts = [tokens[start:end] for start, end in spans]
         assert all(1 <= len(part) <= length - 2 for part in parts)
-        # Of the stream only separators between two examples, and the last one, are left out.
+        # Only separators between two examples, and the last one, are skipped.
         kept = np.zeros(len(tokens), int)
         for start, end in spans:
             kept[start:end] += 1
@@ -46,15 +46,15 @@ def test_every_token_once_in_order_and_nothing_too_long(length: int, mean: float
 def test_a_sentence_is_cut_only_to_save_padding() -> None:
     length, cuts = 120, 0
     tokens, ends = stream(0, 15, 400)
-    whole = set(ends.tolist())
+    sentence_ends = set(ends.tolist())
     spans = find_spans(tokens, ends, length, SEP).astype(np.int64)
     for start, end in spans[:-1]:
         empty = length - 2 - (end - start)
         assert empty <= length // 50
-        if end not in whole:
+        if end not in sentence_ends:
             cuts += 1
             assert empty == 0
-            last = max(e for e in whole if e <= end)
+            last = max(e for e in sentence_ends if e <= end)
             assert last <= start or end - last > length // 50
     assert 0 < cuts < 0.9 * len(spans)
     assert 1 - ((spans[:, 1] - spans[:, 0]).mean() + 2) / length < 0.01
@@ -67,7 +67,7 @@ def test_short_documents_share_a_sequence() -> None:
     assert find_spans(tokens, ends, 7, SEP).tolist() == [[0, 4], [5, 8]]
 
 
-def test_packed_reads_by_number_and_travels_light(tmp_path: Path) -> None:
+def test_packed_reads_by_number_and_is_cheap_to_pickle(tmp_path: Path) -> None:
     tokens, ends = stream(0, 10)
     spans = find_spans(tokens, ends, 32, SEP)
     tokens.tofile(tmp_path / "tokens")

@@ -1,4 +1,4 @@
-"""Several sources of text, tokenizers from elsewhere, and documents inside a sequence."""
+"""Several sources of text, given tokenizers, and documents inside a sequence."""
 
 import dataclasses
 import re
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text in other letters, so that a token says which source it is from."""
+    """Text with other letters, so that a token identifies its source."""
     top = write(tmp_path_factory.mktemp("other") / "in", files=3)
     for path in top.iterdir():
         text = path.read_text().lower()
@@ -61,8 +61,8 @@ def test_sources_share_a_vocabulary_and_are_drawn_by_weight(
     assert unweighted.places == unweighted.sizes
 
 
-def test_max_examples_is_shared_out_over_the_sources(folder: Path, tmp_path: Path) -> None:
-    """Documents of .txt files: one a file here."""
+def test_max_examples_is_divided_among_the_sources(folder: Path, tmp_path: Path) -> None:
+    """Each .txt file is one document here."""
     said: list[str] = []
     config = Masked(
         path=str(folder),
@@ -72,13 +72,15 @@ def test_max_examples_is_shared_out_over_the_sources(folder: Path, tmp_path: Pat
         max_examples=6,
     )
     summary = config.open(Model(), seed=0, say=said.append).summary
-    assert any("data.max_examples 6: uses 6 of 12 documents" in line for line in said)
+    assert any("data.max_examples is 6: using 6 of 12 documents" in line for line in said)
     assert "train: 4 documents" in summary
     assert "val: 2 documents" in summary
     said.clear()
-    small = dataclasses.replace(config, max_examples=2)  # of each source one trains, one validates
+    small = dataclasses.replace(
+        config, max_examples=2
+    )  # one training and one validation document per source
     summary = small.open(Model(), seed=0, say=said.append).summary
-    assert any("data.max_examples 2: uses 4 of 12 documents" in line for line in said)
+    assert any("data.max_examples is 2: using 4 of 12 documents" in line for line in said)
     assert "train: 2 documents" in summary
     assert "val: 2 documents" in summary
 
@@ -86,7 +88,7 @@ def test_max_examples_is_shared_out_over_the_sources(folder: Path, tmp_path: Pat
 def test_a_fetched_dataset_is_split_by_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However few documents its last part has, and whatever else lies beside the parts."""
+    """Even if the last part has few documents, and other files are beside the parts."""
     folder = tmp_path / "[hf]"
     folder.mkdir()
     for number, count in enumerate((30, 30, 1, 30)):
@@ -101,7 +103,7 @@ def test_a_fetched_dataset_is_split_by_document(
     train, val = (int(n) for n in re.findall(r"(\d+) documents", sources.summary))
     assert train + val == 61
     assert 45 < train < 60
-    assert not any("left out" in line for line in said)
+    assert not any("skipped" in line for line in said)
 
 
 def test_padding_is_measured_and_below_one_percent(folder: Path, tmp_path: Path) -> None:
@@ -109,12 +111,12 @@ def test_padding_is_measured_and_below_one_percent(folder: Path, tmp_path: Path)
     assert isinstance(got.train, MaskedSource)
     padding = np.mean([(sequence == 0).mean() for sequence in sequences(got.train)])
     assert f"padding {100 * padding:.2f}% (measured)" in got.summary
-    whole = [(sequence == 0).mean() for sequence in sequences(got.train)[:-1]]
-    assert np.mean(whole) < 0.01
+    all_but_last = [(sequence == 0).mean() for sequence in sequences(got.train)[:-1]]
+    assert np.mean(all_but_last) < 0.01
 
 
 def bert_like(path: Path) -> Path:
-    """A tokenizer whose special tokens lie where BERT's lie relative to one another."""
+    """A tokenizer with BERT's special tokens, in BERT's order, at other ids."""
     entries = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"aeinorst."]
     entries += [f"##{letter}" for letter in "aeinorst"]
     words = tokenizers.Tokenizer(
@@ -127,7 +129,7 @@ def bert_like(path: Path) -> Path:
     return path
 
 
-def test_a_tokenizer_with_special_tokens_elsewhere(folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_with_special_tokens_at_other_ids(folder: Path, tmp_path: Path) -> None:
     path = bert_like(tmp_path / "tokenizer.json")
     got = opened(folder, tmp_path, Model(vocab_size=30), tokenizer=str(path))
     source = got.train
@@ -142,11 +144,11 @@ def test_a_tokenizer_with_special_tokens_elsewhere(folder: Path, tmp_path: Path)
         assert (example["tokens"][example["positions"][used]] == 5).mean() > 0.3
 
 
-def test_padding_of_another_id_must_be_the_models(folder: Path, tmp_path: Path) -> None:
+def test_the_padding_ids_of_tokenizer_and_model_must_be_equal(folder: Path, tmp_path: Path) -> None:
     path = bert_like(tmp_path / "tokenizer.json")
     path.write_text(path.read_text().replace("[PAD]", "[X]").replace("[unused0]", "[PAD]"))
     model = Model(vocab_size=30)
-    with pytest.raises(InputError, match=r"id 1, and model.pad_id is 0: set --model.pad_id 1"):
+    with pytest.raises(InputError, match=r"id 1, but model.pad_id is 0: set --model.pad_id 1"):
         opened(folder, tmp_path, model, tokenizer=str(path))
     got = opened(folder, tmp_path, dataclasses.replace(model, pad_id=1), tokenizer=str(path))
     assert any((sequence[-1] == 1) for sequence in sequences(got.train))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.data.text import splitting
-from jaxtrain.data.text.splitting import LEFT_OUT, TRAIN, VAL, Split, assign, assign_all
+from jaxtrain.data.text.splitting import SKIPPED, TRAIN, VAL, Split, assign, assign_all
 from jaxtrain.errors import InputError
 
 
@@ -12,7 +12,7 @@ def sides_of(split: Split) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
-def test_files_are_split_by_name_and_stay(share: float) -> None:
+def test_files_are_split_by_name_and_keep_their_side(share: float) -> None:
     names = [f"{number}.txt" for number in range(100)]
 
     def sides(chosen: list[str]) -> dict[str, int]:
@@ -43,22 +43,22 @@ def test_one_file_is_split_by_document() -> None:
 
 @pytest.mark.parametrize("limit", [None, 500])
 @pytest.mark.parametrize("count", [10_001, 25_000])
-def test_parts_of_a_file_are_split_as_the_file(count: int, limit: int | None) -> None:
-    """As a dataset that is fetched in parts of 10,000 documents."""
+def test_parts_of_a_file_are_split_like_one_file(count: int, limit: int | None) -> None:
+    """A Hugging Face dataset is fetched in parts of 10,000 documents."""
     parts = [10_000] * (count // 10_000) + [count % 10_000]
-    (whole,) = sides_of(assign([count], ["a"], train_split=0.9, max_examples=limit))
+    (expected,) = sides_of(assign([count], ["a"], train_split=0.9, max_examples=limit))
     got = np.concatenate(sides_of(assign(parts, ["a"], train_split=0.9, max_examples=limit)))
-    assert (got == whole).all()
+    assert (got == expected).all()
     assert 0.89 < (got == TRAIN).sum() / (limit or count) < 0.91
 
 
 @pytest.mark.parametrize("limit", [2, 3, 50, 999, 1000, 5000])
-def test_max_examples_counts_documents_over_the_whole_corpus(limit: int) -> None:
+def test_max_examples_counts_documents_over_the_entire_corpus(limit: int) -> None:
     counts = [10] * 100
     names = [f"{number}.txt" for number in range(100)]
     full = np.concatenate(sides_of(assign(counts, names, train_split=0.9, max_examples=None)))
     got = np.concatenate(sides_of(assign(counts, names, train_split=0.9, max_examples=limit)))
-    kept = got != LEFT_OUT
+    kept = got != SKIPPED
     assert kept.sum() == min(limit, 1000)
     assert (got[kept] == full[kept]).all()
     assert set(got[kept].tolist()) == {TRAIN, VAL}
@@ -71,7 +71,9 @@ def test_max_examples_counts_documents_over_the_whole_corpus(limit: int) -> None
 
 @pytest.mark.parametrize("files", [1, 7])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_blocks_change_no_side(files: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_size_does_not_change_sides(
+    files: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts, names = [700 // files] * files, [f"{n}.txt" for n in range(files)]
 
     def every() -> list[int]:
@@ -81,14 +83,14 @@ def test_blocks_change_no_side(files: int, share: float, monkeypatch: pytest.Mon
             assert (found == side).sum() == split.kept[side] > 0
         return found.tolist()
 
-    whole = every()
+    expected = every()
     monkeypatch.setattr(splitting, "_BLOCK", 16)
-    assert every() == whole
+    assert every() == expected
 
 
 def test_a_billion_documents_need_no_table() -> None:
     split = assign([10**9] * 3, ["a", "b", "c"], train_split=0.5, max_examples=10**9)
     block = next(split.of_file(2))
     assert len(block) == splitting._BLOCK
-    assert abs((block != LEFT_OUT).mean() - 1 / 3) < 1e-3
+    assert abs((block != SKIPPED).mean() - 1 / 3) < 1e-3
     assert sum(split.kept) == 10**9

@@ -13,7 +13,7 @@ def silent(text: str) -> None:
     pass
 
 
-def test_docstrings_come_in_order_and_nothing_runs(tmp_path: Path) -> None:
+def test_docstrings_are_in_order_and_no_code_runs(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         '"""Module."""\nraise SystemExit\n'
@@ -33,14 +33,14 @@ def test_docstrings_come_in_order_and_nothing_runs(tmp_path: Path) -> None:
     assert stdlib_corpus.docstrings(path) == ["Straße."]
 
 
-def test_one_file_a_module_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_per_module_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stdlib = tmp_path / "lib"
     for name in ("one.py", "two/__init__.py", "two/three.py", "test/four.py", "short.py"):
         path = stdlib / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'"""About {name}{"" if name == "short.py" else "." * 200}"""')
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(stdlib)})
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # as where it is packed apart
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # as on systems without it
     folder = stdlib_corpus.prepare(tmp_path, silent)
     files = {path.name: path.read_text() for path in folder.glob("*.txt")}
     assert sorted(files) == ["one.txt", "two.__init__.txt", "two.three.txt"]
@@ -50,7 +50,9 @@ def test_one_file_a_module_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert said == []
 
 
-def test_a_python_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_sources_is_an_input_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(InputError, match="no sources of its standard library"):

@@ -18,20 +18,20 @@ TEXT = Path(tokenizer.__file__).read_text()
 KINDS = get_args(tokenizer.Kind)
 
 
-def test_vocabulary_has_the_size_that_is_asked_for() -> None:
+def test_the_vocabulary_has_the_requested_size() -> None:
     for size in (100, 257, 400):
         vocab = tokenizer.train([TEXT], size).get_vocab()
-        assert sorted(vocab.values()) == list(range(size))  # dense, none twice
+        assert sorted(vocab.values()) == list(range(size))  # dense, without duplicates
         assert tuple(sorted(vocab, key=lambda entry: vocab[entry])[:5]) == SPECIALS
 
 
-def test_a_small_text_gives_fewer() -> None:
+def test_a_small_text_gives_a_smaller_vocabulary() -> None:
     vocab = tokenizer.train(["ab ab ab ba. ba."], 1000).get_vocab()
     assert set(vocab) == {*SPECIALS, ".", "a", "b", "##a", "##b", "ab", "ba"}
     assert sorted(vocab.values()) == list(range(12))
 
 
-def test_frequency_decides() -> None:
+def test_frequent_words_are_preferred() -> None:
     words = ["common"] * 50 + ["middle"] * 20 + ["seldom"] * 3
     random.Random(0).shuffle(words)
     vocab = tokenizer.train([" ".join(words)], 32).get_vocab()
@@ -40,19 +40,19 @@ def test_frequency_decides() -> None:
 
 
 def test_unknown_and_rare_characters_become_unk() -> None:
-    words = tokenizer.train([TEXT + " ☃"], 300)  # once only: cut
+    words = tokenizer.train([TEXT + " ☃"], 300)  # occurs once: excluded
     assert words.encode("☃ ж tokenizer").tokens[:3] == ["[CLS]", "[UNK]", "[UNK]"]
     assert words.token_to_id("☃") is None
 
 
-def test_the_alphabet_leaves_room() -> None:
+def test_the_alphabet_leaves_room_for_words() -> None:
     text = " ".join(chr(0x4E00 + n) * 2 for n in range(2000)) + " word" * 1000
     vocab = tokenizer.train([text], 200).get_vocab()
     assert len(vocab) <= 200
     assert "word" in vocab
 
 
-def test_it_reads_as_bert_does() -> None:
+def test_wordpiece_encodes_like_bert() -> None:
     words = tokenizer.train([TEXT], 300)
     assert words.encode("TOKENIZER").ids == words.encode("tökenizer").ids
     assert words.encode("a", "b").tokens == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
@@ -63,7 +63,7 @@ def test_it_reads_as_bert_does() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_same_in_every_process(kind: tokenizer.Kind) -> None:
+def test_training_is_the_same_in_every_process(kind: tokenizer.Kind) -> None:
     program = (
         "import sys; from jaxtrain.data.text import tokenizer;"
         f"print(tokenizer.train([sys.stdin.read()], 300, {kind!r}).to_str(), end='')"
@@ -81,14 +81,16 @@ def test_it_is_the_same_in_every_process(kind: tokenizer.Kind) -> None:
         assert there.stdout == here
 
 
-def test_load_checks_what_it_reads(tmp_path: Path) -> None:
+def test_load_checks_the_file(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     words = tokenizer.train([TEXT], 300)
     words.enable_padding(length=50)
     words.enable_truncation(10)
     words.save(str(path))
     assert len(tokenizer.load(path, 300).encode("a " * 30).ids) == 32
-    with pytest.raises(InputError, match=r"300 ids, the model 299: set --model.vocab_size 300"):
+    with pytest.raises(
+        InputError, match=r"300 ids, but model.vocab_size is 299: set --model.vocab_size 300"
+    ):
         tokenizer.load(path, 299)
     with pytest.raises(InputError, match="no such file"):
         tokenizer.load(tmp_path / "gone.json", 300)
@@ -116,7 +118,9 @@ def test_the_tokenizer_of_a_model_is_found_beside_it(
     (best / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match=r"best/3/tokenizer.json: not a tokenizer.json"):
         tokenizer.of_source(run)
-    with pytest.raises(InputError, match=r"no tokenizer.json in it: name a checkpoint or a run"):
+    with pytest.raises(
+        InputError, match=r"no tokenizer.json found in .*: pass a checkpoint or run"
+    ):
         tokenizer.of_source(tmp_path)
 
 
@@ -129,11 +133,11 @@ def test_every_masked_kind_has_the_special_tokens_in_place(kind: tokenizer.Kind)
     assert len(vocab) <= 300
     assert words.encode("the").tokens[0] == "[CLS]"
     before, after = (words.encode(text, add_special_tokens=False).ids for text in ("the", "of a"))
-    # A space before [MASK] is no token of its own.
+    # The space before [MASK] does not become a separate token.
     assert words.encode("the [MASK] of a").ids == [2, *before, 4, *after, 3]
 
 
-def test_bytes_write_every_text() -> None:
+def test_bpe_can_encode_every_text() -> None:
     words = tokenizer.train([TEXT], 300, "bpe")
     text = "Ein Ünïcode ☃ snowman, THE end"
     assert 1 not in words.encode(text).ids
@@ -142,7 +146,7 @@ def test_bytes_write_every_text() -> None:
         tokenizer.train([TEXT], 260, "bpe")
 
 
-def test_words_are_the_most_frequent_ones() -> None:
+def test_word_keeps_the_most_frequent_words() -> None:
     words = tokenizer.train(["b a b a c c c d"], 8, "word")
     assert words.get_vocab() == {**{n: i for i, n in enumerate(SPECIALS)}, "c": 5, "a": 6, "b": 7}
     assert words.encode("A d").ids == [2, 6, 1, 3]
@@ -159,7 +163,7 @@ def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def given(names: tuple[str, ...], *, offset: int = 0) -> tokenizers.Tokenizer:
-    """A word-level tokenizer with these special tokens behind ``offset`` ordinary words."""
+    """A word-level tokenizer with these special tokens after ``offset`` ordinary words."""
     entries = [f"w{n}" for n in range(offset)] + list(names) + ["end"]
     words = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({entry: i for i, entry in enumerate(entries)}, names[1])

@@ -1,4 +1,4 @@
-"""A tokenizer.json of a stranger is read, or refused in one line and in bounded memory."""
+"""An untrusted tokenizer.json is read, or rejected with one line and in bounded memory."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ from jaxtrain.errors import InputError
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a small tokenizer with some parts replaced."""
+    """Returns a function that writes a small tokenizer with some parts replaced."""
 
     def write(**parts: Any) -> Path:
         words = tokenizers.Tokenizer(
@@ -43,7 +43,7 @@ def replace(content: str, times: int = 1) -> list[dict[str, Any]]:
 
 
 def charsmap(text: str) -> bytes:
-    """A map that turns # into a text: a trie of Darts' with one leaf, and the text."""
+    """A map that replaces # by ``text``: a Darts trie with one leaf, and the text."""
     root, leaf = 1 ^ ord("#"), 200
     units = [0] * 256
     units[0] = 1 << 10
@@ -65,21 +65,24 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 BROKEN = {
-    "a charsmap of 8 GiB in 4 bytes": (precompiled(b"\xff\xff\xff\xff"), "4,294,967,295 of them"),
+    "a charsmap of 8 GiB in 4 bytes": (
+        precompiled(b"\xff\xff\xff\xff"),
+        "should have 4,294,967,295",
+    ),
     "an empty charsmap": (precompiled(b""), "precompiled_charsmap has 0 bytes"),
-    "a charsmap that is none": (
+    "a charsmap of the wrong type": (
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": 5}},
         "precompiled_charsmap",
     ),
-    "a charsmap that leads outside": (precompiled(b"\4\0\0\0abcd"), "index out of bounds"),
-    "a charsmap inside": (
+    "a charsmap that points outside": (precompiled(b"\4\0\0\0abcd"), "index out of bounds"),
+    "a charsmap inside a sequence": (
         {
             "normalizer": {
                 "type": "Sequence",
                 "normalizers": [precompiled(b"\xff\xff\xff\xff")["normalizer"]],
             }
         },
-        "4,294,967,295 of them",
+        "should have 4,294,967,295",
     ),
     "replacements of replacements": (
         {"normalizer": {"type": "Sequence", "normalizers": replace("a" * 1000, 4)}},
@@ -110,7 +113,7 @@ BROKEN = {
         precompiled(charsmap("é" * 10**6)),
         "1,000,000 times as long",
     ),
-    "replacements of nothing": (
+    "replacements of the empty string": (
         {
             "normalizer": {
                 "type": "Sequence",
@@ -155,7 +158,7 @@ BROKEN = {
         },
         "no entry found",
     ),
-    "chunks of nothing": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "non-zero"),
+    "chunks of length 0": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "non-zero"),
     "a prefix longer than a token": (
         {
             "model": {
@@ -167,33 +170,36 @@ BROKEN = {
         },
         "out of range",
     ),
-    "ids without bound": (
+    "a huge id": (
         {"model": {"type": "WordLevel", "vocab": {"a": 2**32 - 1}, "unk_token": "a"}},
         "the id 4,294,967,295",
     ),
-    "no word": ({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}}, "is empty"),
-    "steps inside steps": ({"normalizer": nested(90)}, "nested too deeply"),
+    "an empty vocabulary": (
+        {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}},
+        "is empty",
+    ),
+    "deeply nested steps": ({"normalizer": nested(90)}, "nested too deeply"),
     "an unknown model": ({"model": {"type": "Sybil"}}, "not a tokenizer.json"),
     "a number": ({"model": 5}, "not a tokenizer.json"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_one_is_one_line(
+def test_a_broken_tokenizer_is_reported_in_one_line(
     name: str, written: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    parts, said = BROKEN[name]
+    parts, message = BROKEN[name]
     path = written(**parts)
     for read in (tokenizer.of_source, lambda path: tokenizer.load(path, 100)):
         with pytest.raises(InputError) as error:
             read(path)
-        assert said in str(error.value)
+        assert message in str(error.value)
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
-    assert capfd.readouterr() == ("", "")  # nor does Rust say anything
+    assert capfd.readouterr() == ("", "")  # and Rust prints nothing
 
 
-def test_what_is_no_json_is_one_line(tmp_path: Path) -> None:
+def test_invalid_json_is_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for content in (b"", b"[]", b"{", b"[" * 10**5, b'{"a": "\xff"}', b"9" * 5000):
         path.write_bytes(content)
@@ -201,7 +207,7 @@ def test_what_is_no_json_is_one_line(tmp_path: Path) -> None:
             tokenizer_file.read(path)
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(InputError, match="1,099,511,627,776 bytes, more than"):
+    with pytest.raises(InputError, match="1,099,511,627,776 bytes, and the limit"):
         tokenizer_file.read(path)
     path.unlink()
     os.mkfifo(path)
@@ -209,15 +215,15 @@ def test_what_is_no_json_is_one_line(tmp_path: Path) -> None:
         tokenizer_file.read(path)
 
 
-def test_what_the_library_reads_is_what_was_checked(written: Callable[..., Path]) -> None:
-    """Python takes the last of two equal names; the library would take both."""
+def test_the_library_reads_only_checked_content(written: Callable[..., Path]) -> None:
+    """Python keeps the last of two equal keys; the library would read both."""
     path = written()
     bomb = json.dumps(precompiled(b"\xff\xff\xff\xff"))[1:-1]
     path.write_text("{" + bomb + "," + path.read_text()[1:])
     assert tokenizer_file.read(path).encode("a b").ids == [1, 2]
 
 
-def test_one_place_reads_them(checkout: Path) -> None:
+def test_no_other_module_reads_tokenizer_files(checkout: Path) -> None:
     found = {
         path.name
         for path in (checkout / "jaxtrain").rglob("*.py")
@@ -226,7 +232,7 @@ def test_one_place_reads_them(checkout: Path) -> None:
     assert not found
 
 
-def test_padding_and_truncation_are_left_out(written: Callable[..., Path]) -> None:
+def test_padding_and_truncation_are_ignored(written: Callable[..., Path]) -> None:
     padding = {
         "strategy": {"Fixed": 10**12},
         "direction": "Right",
@@ -240,7 +246,7 @@ def test_padding_and_truncation_are_left_out(written: Callable[..., Path]) -> No
     assert found.encode("a b a").ids == [1, 2, 1]
 
 
-def test_good_ones_stay_as_they_are(tmp_path: Path) -> None:
+def test_valid_tokenizers_are_unchanged(tmp_path: Path) -> None:
     text = Path(tokenizer.__file__).read_text()
     for kind in ("wordpiece", "bpe", "word", "byte_bpe"):
         words = tokenizer.train([text], 400, kind)
@@ -249,7 +255,7 @@ def test_good_ones_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_normalizers_in_use_are_read(written: Callable[..., Path]) -> None:
-    """Those of ALBERT, which has most of them; the ligature is the longest that such a map has."""
+    """ALBERT has the most normalizers; the ligature is the longest replacement in its map."""
     steps = [
         *({"type": "Replace", "pattern": {"String": old}, "content": '"'} for old in ("``", "''")),
         *({"type": kind} for kind in ("NFKD", "StripAccents", "Lowercase")),
@@ -276,7 +282,7 @@ def test_a_closed_vocabulary_is_read(written: Callable[..., Path]) -> None:
         tokenizer_file.ids(words, "\udcff")
 
 
-def test_an_expression_that_takes_for_ever_is_one_line(
+def test_a_regex_that_never_ends_is_reported_in_one_line(
     written: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     pattern = {"Regex": "(a|aa)+$x"}
@@ -292,7 +298,7 @@ def test_an_expression_that_takes_for_ever_is_one_line(
         encoding.encode(chunk, str(path), "uint16", "sentences", 0)
 
 
-def test_what_others_print_meanwhile_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_output_to_standard_error_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     with tokenizer_file.explained("it", quiet=True):
         os.write(2, b"a warning\n")
     assert capfd.readouterr().err == "a warning\n"
@@ -329,7 +335,7 @@ except InputError as error:
 """
 
 
-def test_a_charsmap_takes_the_memory_that_it_has(written: Callable[..., Path]) -> None:
+def test_a_damaged_charsmap_takes_no_extra_memory(written: Callable[..., Path]) -> None:
     base, said = peak_mib(READS, written())
     assert not said
     most, said = peak_mib(READS, written(**precompiled(b"\xff\xff\xff\xff")))

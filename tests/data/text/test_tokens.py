@@ -28,7 +28,7 @@ def silent(text: str) -> None:
 
 
 def text(seed: int, sentences: int = 30) -> str:
-    """Sentences of made-up words, with the names of special tokens among them."""
+    """Sentences of made-up words and names of special tokens."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("aeinorst", k=rng.randint(1, 8))) for _ in range(60)]
     words += ["[SEP]", "[PAD]", "Ünicode", "3.14"]
@@ -57,7 +57,7 @@ def corpus(folder: Path, cache: Path, train_split: float = 0.7) -> Corpus:
     return Corpus(files=files, split=split, text_field=None)
 
 
-def learned(
+def trained(
     what: Corpus, cache: Path, size: int = 120, say: Callable[[str], None] = silent
 ) -> Path:
     return vocabulary.prepare(
@@ -68,7 +68,7 @@ def learned(
 def prepare(
     what: Corpus, cache: Path, say: Callable[[str], None] = silent, processes: int = 1
 ) -> tuple[Path, dict]:
-    words = learned(what, cache, say=say)
+    words = trained(what, cache, say=say)
     return tokens.prepare(what, tokenizer_path=words, folder=cache, say=say, processes=processes)
 
 
@@ -123,7 +123,7 @@ def test_the_vocabulary_comes_from_the_training_split(tmp_path: Path) -> None:
     assert words.encode("яблоко").tokens == ["[CLS]", "[UNK]", "[SEP]"]
 
 
-def test_a_cache_is_read_while_it_fits_and_rebuilt_when_stale(tmp_path: Path) -> None:
+def test_a_cache_is_reused_until_the_text_changes(tmp_path: Path) -> None:
     source, cache = make(tmp_path / "in"), tmp_path / "cache"
     said: list[str] = []
 
@@ -135,9 +135,9 @@ def test_a_cache_is_read_while_it_fits_and_rebuilt_when_stale(tmp_path: Path) ->
     first = built()
     assert first[0]
     assert built() == (False, first[1])
-    os.utime(source / "1.jsonl", ns=(1, 1))  # read through again, found equal
+    os.utime(source / "1.jsonl", ns=(1, 1))  # scanned again, found equal
     assert built() == (False, first[1])
-    shutil.copytree(source, tmp_path / "copy")  # the place does not matter
+    shutil.copytree(source, tmp_path / "copy")  # the path does not matter
     assert built(tmp_path / "copy") == (False, first[1])
     rows = (source / "1.jsonl").read_text()
     (source / "1.jsonl").write_text(rows.replace("a", "o", 1))
@@ -151,11 +151,11 @@ def test_a_cache_is_read_while_it_fits_and_rebuilt_when_stale(tmp_path: Path) ->
     assert built() == (False, changed[1])
 
 
-def test_other_settings_are_other_caches(tmp_path: Path) -> None:
+def test_other_settings_use_other_caches(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     what = corpus(make(tmp_path / "in"), cache)
     first, _ = prepare(what, cache)
-    small = learned(what, cache, 90)
+    small = trained(what, cache, 90)
     given = vocabulary.prepare(
         [what], vocab_size=90, kind="wordpiece", given=small, folder=cache, say=silent
     )
@@ -164,7 +164,7 @@ def test_other_settings_are_other_caches(tmp_path: Path) -> None:
     split, _ = prepare(corpus(tmp_path / "in", cache, 0.3), cache)
     assert len({first, other, split}) == 3
     assert manifest["vocabulary"] == 90
-    assert len({learned(what, cache), small}) == 2
+    assert len({trained(what, cache), small}) == 2
 
 
 DYING = """
@@ -189,13 +189,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_killed_in_the_middle_of_tokenising(
+def test_a_kill_while_tokenizing_loses_little_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     cache = tmp_path / "cache"
     what = corpus(make(tmp_path / "in"), cache)
-    whole, facts = prepare(what, tmp_path)
-    words = learned(what, cache)
+    expected, facts = prepare(what, tmp_path)
+    words = trained(what, cache)
     died = run_python(DYING, what, cache, words, processes)
     assert died.wait() == -9
     (left,) = cache.glob("tokens-*.building")
@@ -214,17 +214,17 @@ def test_killed_in_the_middle_of_tokenising(
     monkeypatch.setattr(encoding, "encode", counting)
     said: list[str] = []
     folder, manifest = prepare(what, cache, said.append)
-    assert any("going on with tokenising" in line for line in said)
-    # What was finished is not done again.
+    assert any("MB of text are already tokenized" in line for line in said)
+    # Finished work is not repeated.
     every = [text for _, _, text in what.read()]
     assert encoded == every[progress["documents"] :]
     assert manifest["splits"] == facts["splits"]
     for name in ("train.tokens", "train.ends", "val.tokens", "val.ends"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
     assert not list(cache.glob("*.building")) + list(cache.glob("*.tmp-*"))
 
 
-def test_a_cache_that_was_cut_short_is_built_anew(tmp_path: Path) -> None:
+def test_a_truncated_cache_is_rebuilt(tmp_path: Path) -> None:
     what = corpus(make(tmp_path / "in"), tmp_path / "cache")
     folder, _ = prepare(what, tmp_path / "cache")
     os.truncate(folder / "train.tokens", 100)
@@ -232,15 +232,15 @@ def test_a_cache_that_was_cut_short_is_built_anew(tmp_path: Path) -> None:
     assert (folder / "train.tokens").stat().st_size == manifest["files"]["train.tokens"] > 100
 
 
-def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+def test_worker_processes_end_with_their_parent(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
-        "from jaxtrain.data import worker_pool as crew\n"
+        "from jaxtrain.data import worker_pool\n"
         "def work(item):\n"
         "    open(f'{item}-{os.getpid()}', 'w').close()\n"
         "    time.sleep(60 if item else 0)\n"
         "if __name__ == '__main__':\n"
-        "    for _ in crew.in_order(work, range(4), processes=2):\n"
+        "    for _ in worker_pool.in_order(work, range(4), processes=2):\n"
         "        os.kill(os.getpid(), 9)\n"
     )
     (tmp_path / "program.py").write_text(program)
@@ -259,7 +259,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_two_processes_at_once(tmp_path: Path) -> None:
+def test_two_processes_can_build_one_cache(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     what = corpus(make(tmp_path / "in"), cache)
     program = (
@@ -271,7 +271,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
         "data = (folder / 'train.tokens').stat().st_size\n"
         "assert data == manifest['files']['train.tokens'], data\n"
     )
-    words = learned(what, cache)
+    words = trained(what, cache)
     both = [run_python(program, what, cache, words) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert len([path for path in cache.glob("tokens-*") if path.is_dir()]) == 1
@@ -305,12 +305,12 @@ def test_a_file_that_changes_meanwhile_stops_the_build(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["reading", "looking"])
-def test_a_disk_that_is_away_costs_nothing_that_is_done(
+def test_finished_work_survives_an_unavailable_disk(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
     what = corpus(make(tmp_path / "in"), cache)
-    words = learned(what, cache)
+    words = trained(what, cache)
     away = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
     read, unchanged = documents.read, documents.Scanned.unchanged
 
@@ -330,26 +330,26 @@ def test_a_disk_that_is_away_costs_nothing_that_is_done(
     with monkeypatch.context() as patched:
         patched.setattr(documents, "read", reading)
         patched.setattr(documents.Scanned, "unchanged", looking)
-        with pytest.raises(RunAgain, match=r"2.jsonl cannot be read any more \(Stale .* disk back"):
+        with pytest.raises(RunAgain, match=r"2.jsonl can no longer be read \(Stale .* disk back"):
             tokens.prepare(what, tokenizer_path=words, folder=cache, say=silent)
     said: list[str] = []
     tokens.prepare(what, tokenizer_path=words, folder=cache, say=said.append)
-    assert any("going on with tokenising" in line for line in said)
+    assert any("MB of text are already tokenized" in line for line in said)
 
 
-def test_progress_is_told_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()
     for number in range(3):
         (tmp_path / f"in/{number}.txt").write_text("яблоко и груша. " * 50)
     what = corpus(tmp_path / "in", tmp_path / "cache")
-    told: list[float] = []
+    reported: list[float] = []
 
     @contextlib.contextmanager
     def metered(name: str, total_mb: float, *_: object) -> Iterator[Callable[[float], None]]:
-        if name == "tokenising":
-            told.append(total_mb)
-        yield told.append
+        if name == "tokenizing":
+            reported.append(total_mb)
+        yield reported.append
 
     monkeypatch.setattr(progress_bar, "metered", metered)
     prepare(what, tmp_path / "cache")
-    assert told[-1] == pytest.approx(told[0])
+    assert reported[-1] == pytest.approx(reported[0])

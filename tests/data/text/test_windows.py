@@ -1,4 +1,4 @@
-"""Windows of a token stream: each token is predicted once, by a pure function of the index."""
+"""Windows of a token stream: each token is predicted once; a window depends on its index only."""
 
 import dataclasses
 import pickle
@@ -14,7 +14,7 @@ from jaxtrain.data.text.windows import WindowSource
 
 
 def source(folder: Path, length: int, sequence_length: int = 8) -> WindowSource:
-    """The stream 1000, 1001, ..., of which id n stands for n % 7 bytes."""
+    """A source of the stream 1000, 1001, ...; id n stands for n % 7 bytes."""
     (1000 + np.arange(length)).astype(np.uint16).tofile(folder / "stream")
     (np.arange(3000) % 7).astype(np.int32).tofile(folder / "token_bytes")
     return WindowSource(
@@ -59,7 +59,7 @@ def test_each_token_but_the_first_is_a_target_once(length: int, size: int, tmp_p
             of.example(wrong)
 
 
-def test_a_window_depends_on_its_index_alone(tmp_path: Path) -> None:
+def test_a_window_depends_only_on_its_index(tmp_path: Path) -> None:
     of = source(tmp_path, 100)
     last = [of.example(index) for index in reversed(range(len(of)))][::-1]
     data = pickle.dumps(of)  # after its first use
@@ -78,8 +78,8 @@ def rows(of: WindowSource, folder: Path, **place: int) -> np.ndarray:
     return np.stack([found[row]["targets"] for row in range(len(found))])
 
 
-def test_the_order_is_that_of_the_examples_seen(tmp_path: Path) -> None:
-    """Of whole batches, of halves of them in two processes, and from anywhere on."""
+def test_the_order_does_not_depend_on_processes_or_the_start(tmp_path: Path) -> None:
+    """One process, two processes with half a batch each, and a start in the middle."""
     of = source(tmp_path, 100)
     straight = rows(of, tmp_path)
     halves = [rows(of, tmp_path, first=first, rows=2).reshape(8, 2, 8) for first in (0, 2)]
@@ -93,7 +93,7 @@ def test_a_stream_of_one_token_predicts_nothing(tmp_path: Path) -> None:
     assert len(source(tmp_path, 1)) == windows.count(0, 8) == 0
 
 
-def test_large_ids_stay_whole(tmp_path: Path) -> None:
+def test_large_ids_are_not_truncated(tmp_path: Path) -> None:
     of = dataclasses.replace(source(tmp_path, 10), dtype="uint32", length=3)
     np.array([0, 70_000, 69_999], np.uint32).tofile(tmp_path / "stream")
     np.arange(70_001, dtype=np.int32).tofile(tmp_path / "token_bytes")

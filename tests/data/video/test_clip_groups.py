@@ -1,4 +1,4 @@
-"""Clips of one decoding: each is what it is alone, and spread over its file as a single one is."""
+"""Clips decoded together equal clips decoded alone, and are spread over their file like those."""
 
 import types
 from pathlib import Path
@@ -15,7 +15,7 @@ from jaxtrain.errors import BadExample, InputError
 
 FRAMES, GROUP = 4, 3
 MODEL = types.SimpleNamespace(frames=FRAMES, height=sample.HEIGHT, width=sample.WIDTH)
-PLAIN: dict[str, Any] = {  # nothing varied but the choice of frames
+PLAIN: dict[str, Any] = {  # no augmentation
     "flip": False,
     "min_crop_scale": 1.0,
     "jitter_probability": 0.0,
@@ -25,7 +25,7 @@ PLAIN: dict[str, Any] = {  # nothing varied but the choice of frames
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos of 75 frames: keyframes at 0, 30 and 60; nothing refers to the frames between."""
+    """Videos of 75 frames with keyframes at 0, 30 and 60, and B frames in between."""
     folder = tmp_path_factory.mktemp("videos")
     for number in range(3):
         sample.write(folder / f"{number}.mp4", 75, g="30", sc_threshold="0", bf="2")
@@ -52,7 +52,7 @@ def numbers_of(example: dict[str, np.ndarray]) -> list[int]:
     return [sample.number_of(picture) for picture in example["video"]]
 
 
-def test_a_clip_does_not_depend_on_which_others_are_asked_for(data: Path) -> None:
+def test_a_clip_does_not_depend_on_the_other_clips_requested(data: Path) -> None:
     train = train_of(data)
     for seed in range(4):
         group = together(train, [3, 4, 5], seed)
@@ -63,7 +63,7 @@ def test_a_clip_does_not_depend_on_which_others_are_asked_for(data: Path) -> Non
                     np.testing.assert_array_equal(value, group[index - 3][name])
 
 
-def test_a_group_costs_one_decoding(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_decoded_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = train_of(data, **PLAIN)
     seed = next(s for s in range(20) if max(map(max, _numbers(train, monkeypatch, s))) < 30)
     opened = []
@@ -73,7 +73,7 @@ def test_a_group_costs_one_decoding(data: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def _numbers(train: Clips, monkeypatch: pytest.MonkeyPatch, seed: int) -> list[list[int]]:
-    """Frames of each clip of a group, without decoding."""
+    """Returns the frame numbers of each clip of a group, without decoding."""
     asked: list[list[int]] = []
 
     def read_each(path: str, info: Any, clips: list[list[int]], *rest: Any) -> list[None]:
@@ -90,7 +90,7 @@ def _numbers(train: Clips, monkeypatch: pytest.MonkeyPatch, seed: int) -> list[l
 def test_each_clip_begins_at_every_frame_equally_often(
     lost: tuple[int, ...], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of the group it is, and at each distance of frames, as clips alone do."""
+    """For every member of a group and every frame delta, as for single clips."""
     train = train_of(data, min_frame_delta=1, max_frame_delta=2)
     present = np.setdiff1d(np.arange(75), lost)
     monkeypatch.setattr(Clips, "_present", lambda self, entry: present)
@@ -105,25 +105,25 @@ def test_each_clip_begins_at_every_frame_equally_often(
     for (_, delta), found in starts.items():
         room = len(present) - (FRAMES - 1) * delta
         counts = np.bincount(found, minlength=room)
-        assert len(counts) == room, "no clip ends past the last frame"
+        assert len(counts) == room, "a clip ends after the last frame"
         expected = len(found) / room
         assert abs(len(found) - draws / 2) < 5 * np.sqrt(draws / 4)
         chi_squared = ((counts - expected) ** 2 / expected).sum()
         assert chi_squared < room + 5 * np.sqrt(2 * room)
 
 
-def test_clips_of_a_group_are_near_and_do_not_show_the_same(
+def test_clips_of_a_group_are_close_but_different(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = train_of(data, min_frame_delta=1, max_frame_delta=1)
     for seed in range(50):
         starts = sorted(numbers[0] for numbers in _numbers(train, monkeypatch, seed))
-        assert starts[-1] - starts[0] < 30, "one stretch: 12 to 18 frames, the last one 30"
+        assert starts[-1] - starts[0] < 30, "stretches have 12 to 18 frames, the last one 30"
         assert len(set(starts)) == GROUP
 
 
-def test_what_is_broken_beside_others_is_told_by_itself(tmp_path: Path) -> None:
-    """One clip's frames are there, another's are not: only that one fails, as alone."""
+def test_a_broken_clip_does_not_affect_the_others(tmp_path: Path) -> None:
+    """One clip's frames exist, another's do not: only that one fails, as when read alone."""
     path = str(sample.write(tmp_path / "a.mp4", 30, g="30", bf="0"))
     info = packets.scan(path)
     frames: dict[int, list[int]] = {}
@@ -139,7 +139,7 @@ def test_what_is_broken_beside_others_is_told_by_itself(tmp_path: Path) -> None:
     assert (frames[0], frames[2]) == ([3, 4, 5], [4, 8])
 
 
-def test_a_broken_file_fails_each_of_its_group(data: Path, tmp_path: Path) -> None:
+def test_a_broken_file_fails_every_clip_of_its_group(data: Path, tmp_path: Path) -> None:
     for one in data.iterdir():
         (tmp_path / one.name).write_bytes(one.read_bytes())
     train = train_of(tmp_path)
@@ -149,7 +149,7 @@ def test_a_broken_file_fails_each_of_its_group(data: Path, tmp_path: Path) -> No
     assert all(isinstance(one, BadExample) for one in found)
 
 
-def test_groups_are_where_keyframes_are_far_apart(data: Path, tmp_path: Path) -> None:
+def test_clips_are_grouped_if_keyframes_are_far_apart(data: Path, tmp_path: Path) -> None:
     for number in range(3):
         sample.write(tmp_path / "short" / f"{number}.mp4", 75, g="8", sc_threshold="0")
     assert train_of(tmp_path / "short").group == 1
@@ -161,7 +161,7 @@ def test_groups_are_where_keyframes_are_far_apart(data: Path, tmp_path: Path) ->
     assert train_of(data, clips_per_group=1).group == 1
 
 
-def test_the_fingerprint_has_what_decides_the_order(data: Path) -> None:
+def test_the_fingerprint_includes_the_grouping(data: Path) -> None:
     def fingerprint(**settings: Any) -> str:
         return train_of(data, **settings).fingerprint
 
@@ -172,6 +172,6 @@ def test_the_fingerprint_has_what_decides_the_order(data: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"clips_per_group": 2}, {"clips_per_group": 0}])
-def test_groups_that_do_not_divide_the_clips_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=r"data.clips_per_group=\d does not divide"):
+def test_groups_that_do_not_divide_the_clips_are_rejected(wrong: dict[str, int]) -> None:
+    with pytest.raises(InputError, match=r"data.clips_per_group=\d must divide"):
         video.Config(batch_size=2, clips_per_video=3, **wrong)

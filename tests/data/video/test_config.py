@@ -1,4 +1,4 @@
-"""The video data set: which frames an example holds, how it is varied, and what is left out."""
+"""The video data set: the frames of an example, its augmentation, and skipped files."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ from jaxtrain.data.video import decode
 from jaxtrain.errors import BadExample, InputError
 
 MODEL = types.SimpleNamespace(frames=6, height=sample.HEIGHT, width=sample.WIDTH)
-PLAIN: dict[str, Any] = {  # nothing varied but the choice of frames
+PLAIN: dict[str, Any] = {  # no augmentation
     "flip": False,
     "min_crop_scale": 1.0,
     "jitter_probability": 0.0,
@@ -49,7 +49,7 @@ def _numbers(example: dict[str, np.ndarray]) -> list[int]:
     return [sample.number_of(picture) for picture in example["video"]]
 
 
-def test_what_an_example_is(data: Path) -> None:
+def test_the_content_of_an_example(data: Path) -> None:
     sources = _open(data)
     assert (len(sources.train), len(sources.val), sources.files, sources.bad) == (5, 1, 6, ())
     assert sources.summary == "6 videos (6 good), 180 frames, 5 train / 1 val"
@@ -69,7 +69,7 @@ def test_frames_are_consecutive_at_the_drawn_distance(data: Path) -> None:
         numbers = _numbers(train.example(seed % 5, _rng(seed)))
         (delta,) = {later - earlier for earlier, later in itertools.pairwise(numbers)}
         starts[delta].add(numbers[0])
-    # Every start from the first to the last that fits, for each distance.
+    # Every possible first frame, for each frame delta.
     assert {delta: (min(s), max(s)) for delta, s in starts.items()} == {
         1: (0, 24),
         2: (0, 19),
@@ -78,7 +78,7 @@ def test_frames_are_consecutive_at_the_drawn_distance(data: Path) -> None:
     assert all(len(s) > 12 for s in starts.values())
 
 
-def test_the_generator_alone_decides(data: Path) -> None:
+def test_an_example_depends_on_its_generator_alone(data: Path) -> None:
     train = _open(data).train
     for seed in range(6):
         one, two = train.example(1, _rng(seed)), train.example(1, _rng(seed))
@@ -89,10 +89,10 @@ def test_the_generator_alone_decides(data: Path) -> None:
         rng = _rng(0)
         train.example(index, rng)
         draws.append(rng.random())
-    assert len(set(draws)) == 1, "every example takes equally many numbers"
+    assert len(set(draws)) == 1, "examples draw different numbers of random numbers"
 
 
-def test_validation_takes_the_middle_and_varies_nothing(data: Path) -> None:
+def test_validation_clips_are_centered_and_not_augmented(data: Path) -> None:
     val = _open(data, min_frame_delta=2, max_frame_delta=4, jitter_probability=1.0).val
     one, two = val.example(0, _rng(1)), val.example(0, _rng(2))
     np.testing.assert_array_equal(one["video"], two["video"])
@@ -120,7 +120,7 @@ def test_clips_per_video_multiply_training_only(
     assert sources.train.fingerprint != _open(data).train.fingerprint
 
 
-def test_the_numbers_for_the_device(data: Path) -> None:
+def test_the_augmentation_parameters_for_the_device(data: Path) -> None:
     settings = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3, "hue": 0.05}
     train = _open(
         data, model=_tiny(), blur_probability=0.3, blur_sigma=(0.5, 2.0), **settings
@@ -139,7 +139,7 @@ def test_the_numbers_for_the_device(data: Path) -> None:
     )
 
 
-def test_flip_and_crop_hold_for_a_whole_clip(tmp_path: Path) -> None:
+def test_flip_and_crop_are_the_same_for_all_frames_of_a_clip(tmp_path: Path) -> None:
     ramp = np.broadcast_to(np.linspace(0, 250, 96)[None, :, None], (64, 96, 3)).astype(np.uint8)
     for name in ("a", "b"):
         sample.write(tmp_path / "v" / f"{name}.mp4", [ramp] * 12, crf="4")
@@ -147,7 +147,7 @@ def test_flip_and_crop_hold_for_a_whole_clip(tmp_path: Path) -> None:
     rising, spans = [], []
     for seed in range(60):
         clip = train.example(0, _rng(seed))["video"].astype(float)
-        assert np.abs(clip - clip[:1]).max() < 6, "one crop for all frames"
+        assert np.abs(clip - clip[:1]).max() < 6, "frames are cropped differently"
         ends = clip[0, 30, 0, 1], clip[0, 30, -1, 1]
         rising.append(ends[0] < ends[1])
         spans.append(abs(ends[1] - ends[0]) / 250)
@@ -164,7 +164,7 @@ def _tiny() -> Any:
     return types.SimpleNamespace(frames=2, height=16, width=16)
 
 
-def test_a_clip_has_the_models_shape_whatever_the_file(tmp_path: Path) -> None:
+def test_a_clip_has_the_models_shape_for_any_file(tmp_path: Path) -> None:
     for number, (height, width) in enumerate([(64, 96), (96, 64), (32, 32), (20, 200)]):
         pictures = [sample.numbered(n, height, width) for n in range(8)]
         sample.write(tmp_path / "v" / f"{number}.mp4", pictures)
@@ -173,7 +173,7 @@ def test_a_clip_has_the_models_shape_whatever_the_file(tmp_path: Path) -> None:
         assert sources.train.example(index, _rng(index))["video"].shape == (4, 48, 72, 3)
 
 
-def test_short_files_take_a_smaller_distance_or_are_named(tmp_path: Path) -> None:
+def test_short_files_use_a_smaller_frame_delta_or_are_reported(tmp_path: Path) -> None:
     for name, frames in [("long", 30), ("short", 7), ("least", 6), ("less", 5)]:
         sample.write(tmp_path / "v" / f"{name}.mp4", frames)
     (tmp_path / "val").mkdir()
@@ -186,7 +186,7 @@ def test_short_files_take_a_smaller_distance_or_are_named(tmp_path: Path) -> Non
         **PLAIN,
     )
     assert [(Path(one.path).name, one.reason) for one in sources.bad] == [
-        ("less.mp4", "is too short: 5 frames, a clip needs 6")
+        ("less.mp4", "is too short: it has 5 frames, a clip needs 6")
     ]
     assert [entry.name for entry in sources.train.entries] == ["least.mp4", "short.mp4"]
     for seed in range(8):
@@ -198,7 +198,7 @@ def test_short_files_take_a_smaller_distance_or_are_named(tmp_path: Path) -> Non
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Three good files and one of each kind of broken ones."""
+    """Three intact files and one broken file of each kind."""
     folder = tmp_path / "v"
     for name in ("a", "b", "c"):
         sample.write(folder / f"{name}.mp4", 20)
@@ -214,7 +214,7 @@ def _bad_names(sources: Any) -> list[str]:
 
 
 def _use_all(source: Any) -> list[str]:
-    """Names of the files that gave no example."""
+    """Returns the names of the files without an example."""
     broken = []
     for index in range(len(source)):
         try:
@@ -224,19 +224,19 @@ def _use_all(source: Any) -> list[str]:
     return broken
 
 
-def test_first_use_finds_what_only_decoding_shows(mixed: Path) -> None:
+def test_first_use_finds_damage_that_only_decoding_shows(mixed: Path) -> None:
     sources = _open(mixed, train_split=0.5)
     assert _bad_names(sources) == ["empty.mp4", "short.mkv", "text.mp4"]
     assert _use_all(sources.train) + _use_all(sources.val) == ["garbled.mp4"]
     for source in (sources.train, sources.val):
         for index, entry in enumerate(source.entries):
-            if entry.name == "garbled.mp4":  # also clips before the damage are not used
+            if entry.name == "garbled.mp4":  # even clips before the damage are not used
                 for seed in range(10):
                     with pytest.raises(BadExample, match=r"is corrupt|decoding fails"):
                         source.example(index, _rng(seed))
     again = _open(mixed, train_split=0.5)
     assert _bad_names(again) == ["empty.mp4", "garbled.mp4", "short.mkv", "text.mp4"]
-    # The order must not change between two runs, so the broken file stays in it.
+    # The order must be the same in every run, so the broken file stays in it.
     assert again.train.fingerprint == sources.train.fingerprint
     assert (len(again.train), len(again.val)) == (len(sources.train), len(sources.val))
     assert _use_all(again.train) + _use_all(again.val) == ["garbled.mp4"]
@@ -253,16 +253,16 @@ def test_verify_index_and_never(mixed: Path) -> None:
     assert len(sources.train) + len(sources.val) == 4
 
 
-def test_the_console_names_a_few_broken_files(mixed: Path) -> None:
+def test_the_console_lists_a_few_skipped_files(mixed: Path) -> None:
     for number in range(4):
         (mixed / f"z{number}.mp4").touch()
     said = _open(mixed).said
-    assert sum(line.startswith("left out: ") for line in said) == 6
-    assert said[-1] == "left out: 2 more"
+    assert sum(line.startswith("skipped: ") for line in said) == 6
+    assert said[-1] == "skipped: 2 more"
     assert any(line.endswith("empty.mp4: is empty") for line in said)
 
 
-def test_a_file_that_changes_in_the_run_is_refused(mixed: Path) -> None:
+def test_a_file_that_changes_during_the_run_is_rejected(mixed: Path) -> None:
     train = _open(mixed).train
     os.truncate(train.entries[0].path, 1000)
     for verify in ("first_use", "never"):
@@ -283,7 +283,7 @@ def test_files_are_split_by_name(data: Path) -> None:
     assert (len(whole.train), len(whole.val), whole.files) == (6, 6, 12)
 
 
-def test_wrong_inputs_are_one_clear_line(tmp_path: Path) -> None:
+def test_wrong_inputs_give_one_clear_line(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     with pytest.raises(InputError, match=r"--data\.path"):
         video.Config(batch_size=1, cache_dir=cache).open(MODEL, seed=0, say=print)
@@ -310,7 +310,7 @@ def test_wrong_inputs_are_one_clear_line(tmp_path: Path) -> None:
         {"clips_per_video": 0},
     ],
 )
-def test_wrong_settings_are_named_with_their_value(wrong: dict[str, Any]) -> None:
+def test_errors_about_settings_contain_the_value(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError) as error:
         video.Config(batch_size=1, **wrong)
     for name, value in wrong.items():
@@ -318,7 +318,7 @@ def test_wrong_settings_are_named_with_their_value(wrong: dict[str, Any]) -> Non
         assert str(value) in str(error.value)
 
 
-def test_a_source_is_light_and_travels_without_jax(data: Path, tmp_path: Path) -> None:
+def test_a_source_is_small_and_can_be_unpickled_without_jax(data: Path, tmp_path: Path) -> None:
     train = _open(data).train
     assert len(pickle.dumps(train)) < 10_000
     (tmp_path / "source").write_bytes(pickle.dumps(train))

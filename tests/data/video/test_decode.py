@@ -1,4 +1,4 @@
-"""Decoding: broken files are told from good ones, and a few frames equal those of the whole."""
+"""Decoding distinguishes broken from intact files; single frames equal those of a full decoding."""
 
 import itertools
 import os
@@ -30,11 +30,11 @@ from jaxtrain.errors import BadExample
         ("a.mp4", "mpeg4", {"g": "10", "bf": "2"}),
     ],
 )
-def test_frames_read_alone_equal_those_of_the_whole(
+def test_frames_read_alone_equal_those_of_a_full_decoding(
     tmp_path: Path, name: str, codec: str, options: dict[str, Any]
 ) -> None:
     path = str(sample.write(tmp_path / name, sample.busy(40), codec=codec, **options))
-    # Run by root, the AV1 encoder makes its caller a real-time process: all other tests starve.
+    # As root, the AV1 encoder makes its caller a real-time process, and all other tests starve.
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     scan = packets.scan(path)
     assert decode.verify(path, scan) == decode.FrameCheck((), None)
@@ -47,7 +47,7 @@ def test_frames_read_alone_equal_those_of_the_whole(
             np.testing.assert_array_equal(frame.to_ndarray(format="gray"), whole[number])
 
 
-def test_what_is_held_between_a_keyframe_and_a_clip_has_a_limit(
+def test_the_packets_between_a_keyframe_and_a_clip_have_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(sample.write(tmp_path / "a.mp4", sample.busy(80), g="40"))
@@ -56,7 +56,7 @@ def test_what_is_held_between_a_keyframe_and_a_clip_has_a_limit(
     with av.open(path) as container:
         sizes = [packet.size for packet in container.demux(video=0) if packet.size]
     limit = sum(sizes[:20]) + 20 * decode._PACKET_BYTES
-    monkeypatch.setattr(decode, "_MOST_HELD", limit)
+    monkeypatch.setattr(decode, "_MAX_HELD_BYTES", limit)
     monkeypatch.setattr(decode, "_LOOKAHEAD", 2)
     assert len(sample.decoded(path, scan, [2, 3])) == 2
     with pytest.raises(BadExample) as refused:
@@ -74,15 +74,15 @@ def test_what_is_held_between_a_keyframe_and_a_clip_has_a_limit(
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
-def test_bytes_garbled_inside_are_found_by_decoding_only(tmp_path: Path, codec: str) -> None:
+def test_garbled_bytes_are_found_only_by_decoding(tmp_path: Path, codec: str) -> None:
     path = str(sample.garble(sample.write(tmp_path / "a.mp4", sample.busy(40), codec=codec)))
     verdict = decode.verify(path, packets.scan(path))
     assert verdict.broken is not None
     assert "corrupt" in verdict.broken or "decoding fails" in verdict.broken
 
 
-def test_a_frame_that_is_garbled_is_not_handed_out(tmp_path: Path) -> None:
-    """What noise does to a stream depends on where it falls, and the stream on the processor."""
+def test_a_garbled_frame_is_not_returned(tmp_path: Path) -> None:
+    """The effect of noise depends on its position in the stream, which depends on the processor."""
     path = sample.write(tmp_path / "a.mp4", sample.busy(40), g="40")
     whole = path.read_bytes()
     reasons = []
@@ -91,7 +91,7 @@ def test_a_frame_that_is_garbled_is_not_handed_out(tmp_path: Path) -> None:
         garbled = str(sample.garble(path, at, length))
         try:
             scan = packets.scan(garbled)
-        except BadExample:  # opening a file decodes a little of it
+        except BadExample:  # opening a file decodes part of it
             continue
         broken = decode.verify(garbled, scan).broken
         if broken is not None:
@@ -102,7 +102,7 @@ def test_a_frame_that_is_garbled_is_not_handed_out(tmp_path: Path) -> None:
     assert any("decoding fails" in reason for reason in reasons), reasons
 
 
-def test_hevc_that_refers_to_a_lost_frame_is_broken(tmp_path: Path) -> None:
+def test_hevc_that_references_a_lost_frame_is_broken(tmp_path: Path) -> None:
     options: Any = {"x265-params": "keyint=40:bframes=0:log-level=none"}
     path = sample.write(tmp_path / "a.mkv", sample.busy(40), codec="libx265", **options)
     dropped = str(sample.drop_packet(path, 15))
@@ -111,7 +111,7 @@ def test_hevc_that_refers_to_a_lost_frame_is_broken(tmp_path: Path) -> None:
     assert broken.startswith("decoding fails after 15 of 39 frames")
 
 
-def test_too_few_frames_break_a_file_and_a_few_do_not(tmp_path: Path) -> None:
+def test_many_missing_frames_make_a_file_broken_and_a_few_do_not(tmp_path: Path) -> None:
     path = str(sample.write(tmp_path / "a.avi", 30))
     scan = packets.scan(path)._replace(keyframes=())
     assert decode.verify(path, scan._replace(frames=32)).missing == (30, 31)

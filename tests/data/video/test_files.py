@@ -1,4 +1,4 @@
-"""Which files a path names, and how they are split."""
+"""The files at a path, and their split."""
 
 import json
 import tarfile
@@ -25,7 +25,7 @@ def _names(path: Path) -> list[str]:
     return [one.name for one in _find(path)]
 
 
-def test_a_folder_is_read_recursively_by_ending(tmp_path: Path) -> None:
+def test_a_folder_is_read_recursively_by_suffix(tmp_path: Path) -> None:
     _touch(tmp_path, "b.mp4", "a/c.MKV", "a/d.webm", "notes.txt", ".hidden.mp4", ".git/e.mp4")
     (tmp_path / "a" / "again").symlink_to(tmp_path, target_is_directory=True)
     assert _names(tmp_path) == ["a/c.MKV", "a/d.webm", "b.mp4"]
@@ -42,7 +42,7 @@ def test_a_folder_is_read_recursively_by_ending(tmp_path: Path) -> None:
         ("l.txt", "# clips\na.mp4\n\nsub/b.mp4\na.mp4\n"),
     ],
 )
-def test_lists_name_files_from_their_own_folder(tmp_path: Path, name: str, text: str) -> None:
+def test_paths_in_lists_are_relative_to_the_list(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     found = _find(tmp_path / name)
     assert [(one.name, one.path) for one in found] == [
@@ -51,7 +51,7 @@ def test_lists_name_files_from_their_own_folder(tmp_path: Path, name: str, text:
     ]
 
 
-def test_full_path_stands_in_where_path_is_not_there(tmp_path: Path) -> None:
+def test_full_path_is_used_if_path_does_not_exist(tmp_path: Path) -> None:
     _touch(tmp_path, "lists/here.mp4", "far/there.mp4")
     entries = [
         {"path": "here.mp4", "full_path": "/old/here.mp4"},
@@ -72,11 +72,11 @@ def test_full_path_stands_in_where_path_is_not_there(tmp_path: Path) -> None:
         ("l.json", "[1]", "entry 1"),
         ("l.json", "[", "cannot be read"),
         ("l.csv", "file,caption\na.mp4,x\n", "caption"),
-        ("l.txt", "# nothing\n", "names no video"),
+        ("l.txt", "# nothing\n", "no video files found"),
         ("l.docx", "", ".docx"),
     ],
 )
-def test_a_list_that_cannot_be_used_says_why(
+def test_errors_about_lists_give_the_reason(
     tmp_path: Path, name: str, text: str, told: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -86,7 +86,7 @@ def test_a_list_that_cannot_be_used_says_why(
     assert name in str(error.value)
 
 
-def test_shards_in_numbered_folders_keep_their_own_names(tmp_path: Path) -> None:
+def test_shards_in_numbered_folders_have_distinct_names(tmp_path: Path) -> None:
     for number in range(2):
         tar = tmp_path / f"d{number}" / "s.tar"
         tar.parent.mkdir()
@@ -97,14 +97,14 @@ def test_shards_in_numbered_folders_keep_their_own_names(tmp_path: Path) -> None
     assert [one.file for one in found] == [str(tmp_path / f"d{n}/s.tar") for n in range(2)]
 
 
-def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_files_with_the_same_name_are_rejected(tmp_path: Path) -> None:
     _touch(tmp_path, "old/a.mp4", "new/a.mp4")
     entries = [
         {"path": "a.mp4", "full_path": str(tmp_path / folder / "a.mp4")}
         for folder in ("old", "new")
     ]
     (tmp_path / "l.json").write_text(json.dumps(entries))
-    with pytest.raises(InputError, match=r"both .*old/a\.mp4 and .*new/a\.mp4 .* called a\.mp4: "):
+    with pytest.raises(InputError, match=r": .*old/a\.mp4 and .*new/a\.mp4 .* same name a\.mp4: "):
         _find(tmp_path / "l.json")
 
 
@@ -113,11 +113,11 @@ def test_missing_and_empty_folders_are_input_errors(tmp_path: Path) -> None:
         InputError, match=r"no such file .*; give --data.path a folder of .*\.txt\)$"
     ):
         _find(tmp_path / "gone")
-    with pytest.raises(InputError, match=r"names no video file.*\.mp4"):
+    with pytest.raises(InputError, match=r"no video files found.*\.mp4"):
         _find(tmp_path)
 
 
-def test_the_split_follows_names_alone() -> None:
+def test_the_split_depends_on_names_alone() -> None:
     names = [f"clip{n}.mp4" for n in range(1000)]
     sides = dict(zip(names, files.split(names, 0.9), strict=True))
     assert 870 < sum(sides.values()) < 930
@@ -126,7 +126,7 @@ def test_the_split_follows_names_alone() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.95, 1.0])
-def test_each_side_of_the_split_has_a_file(share: float) -> None:
+def test_each_split_has_a_file(share: float) -> None:
     for number in range(30):
         sides = files.split([f"a{number}", f"b{number}"], share)
         assert sorted(sides) == [False, True]
@@ -144,7 +144,7 @@ ODD_ENTRIES = {
 
 
 @pytest.mark.parametrize("kind", ODD_ENTRIES)
-def test_an_entry_that_names_no_file_is_one_short_line(tmp_path: Path, kind: str) -> None:
+def test_invalid_entries_give_one_short_line(tmp_path: Path, kind: str) -> None:
     (tmp_path / "list.json").write_text(f"[{ODD_ENTRIES[kind]}]")
     with pytest.raises(InputError, match=r"list\.json") as refused:
         _find(tmp_path / "list.json")

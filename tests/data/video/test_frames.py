@@ -14,7 +14,7 @@ _RED, _GREEN, _BLUE, _WHITE = (220, 30, 30), (30, 200, 30), (30, 30, 220), (230,
 
 
 def _quarters(height: int, width: int) -> np.ndarray:
-    """Red and green above, blue and white below."""
+    """An image of four quarters: red and green above, blue and white below."""
     picture = np.zeros((height, width, 3), np.uint8)
     picture[: height // 2, : width // 2] = _RED
     picture[: height // 2, width // 2 :] = _GREEN
@@ -40,7 +40,7 @@ def _close(got: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> None:
     np.testing.assert_allclose(got, expected, atol=6)
 
 
-def test_nothing_moves_and_colours_stay(tmp_path: Path) -> None:
+def test_nothing_moves_and_colors_are_preserved(tmp_path: Path) -> None:
     path = sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 3, crf="4")
     clip = _clip(path, height=64, width=96)
     assert (clip.shape, clip.dtype) == ((3, 64, 96, 3), np.uint8)
@@ -91,7 +91,7 @@ def test_range_and_depth_are_converted(
         **options,
     )
     clip = _clip(path, height=64, width=96)
-    # The other range would be off by up to 16 at the ends of the ramp.
+    # The wrong range would be off by up to 16 at the ends of the ramp.
     np.testing.assert_allclose(clip[1, 32, :, 1].astype(float), grey, atol=5)
 
 
@@ -105,7 +105,7 @@ def test_a_circle_stays_round(tmp_path: Path) -> None:
         assert abs(int(tall) - int(wide)) <= max(2, 0.05 * tall), (height, width, tall, wide)
 
 
-def test_pixels_that_are_not_square_are_widened(tmp_path: Path) -> None:
+def test_non_square_pixels_are_widened(tmp_path: Path) -> None:
     y, x = np.mgrid[:120, :100]
     disc = (np.hypot(y - 60, (x - 50) * 2) < 40)[..., None] * np.full(3, 255)
     path = sample.write(tmp_path / "a.mp4", [disc.astype(np.uint8)] * 2, crf="4")
@@ -119,7 +119,7 @@ def test_pixels_that_are_not_square_are_widened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("across", [0.0, 1.0])
-def test_the_crop_lies_where_it_is_asked_for(tmp_path: Path, across: float) -> None:
+def test_the_crop_is_at_the_requested_place(tmp_path: Path, across: float) -> None:
     path = sample.write(tmp_path / "a.mp4", [_quarters(64, 96)] * 2, crf="4")
     clip = _clip(path, height=32, width=48, scale=0.5, across=across, down=0.0)
     _close([_corners(clip[0])[i] for i in (0, 3)], [[_RED, _GREEN][int(across)]] * 2)
@@ -142,8 +142,8 @@ def test_tiny_frames_are_enlarged(tmp_path: Path, size: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("along", ["rows", "columns"])
-def test_colours_of_half_resolution_are_interpolated(along: str) -> None:
-    """A video stores colour at half the resolution; repeating it would be off by 2 to 3 steps."""
+def test_colors_at_half_resolution_are_interpolated(along: str) -> None:
+    """Videos store color at half the resolution; repeating it would be off by 2 to 3 levels."""
     place = np.broadcast_to(np.arange(240.0), (160, 240))
     place = place if along == "rows" else np.broadcast_to(np.arange(160.0)[:, None], (160, 240))
     picture = 128 + np.stack(

@@ -1,4 +1,4 @@
-"""The index: scanned once, refreshed when a file changes, told apart by what the files are."""
+"""The index is built once, updated when files change, and identified by their content."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that were scanned (s) or decoded whole (d), as they come."""
+    """Records the names of files that are scanned (s) or decoded completely (d), in order."""
     made: list[str] = []
 
     def record(kind: str, module: Any, name: str) -> None:
@@ -54,11 +54,11 @@ def test_files_are_scanned_once(data: Path, calls: list[str]) -> None:
     assert [first[f"{n}.mp4"].scanned.frames for n in range(3)] == [10, 11, 12]
     calls.clear()
     assert _build(data) == first
-    assert calls == ["s bad.mp4"], "a file that could not be read is tried again"
+    assert calls == ["s bad.mp4"], "only an unreadable file is scanned again"
 
 
 @pytest.mark.parametrize("change", ["size", "mtime"])
-def test_a_changed_file_is_scanned_anew(data: Path, calls: list[str], change: str) -> None:
+def test_a_changed_file_is_scanned_again(data: Path, calls: list[str], change: str) -> None:
     _build(data)
     calls.clear()
     if change == "size":
@@ -71,7 +71,7 @@ def test_a_changed_file_is_scanned_anew(data: Path, calls: list[str], change: st
     assert sorted(calls) == ["s 1.mp4", "s bad.mp4"]
 
 
-def test_files_that_come_and_go(data: Path, calls: list[str]) -> None:
+def test_files_that_are_added_and_removed(data: Path, calls: list[str]) -> None:
     _build(data)
     (data / "0.mp4").unlink()
     (data / "bad.mp4").unlink()
@@ -81,24 +81,24 @@ def test_files_that_come_and_go(data: Path, calls: list[str]) -> None:
     assert calls == ["s new.mp4"]
 
 
-def test_the_fingerprint_is_of_the_content(data: Path) -> None:
+def test_the_fingerprint_depends_on_the_content(data: Path) -> None:
     def fingerprint(folder: Path) -> str:
         entries = _build(folder).values()
         return index.fingerprint([entry for entry in entries if entry.info is not None])
 
     before = fingerprint(data)
     moved = data.parent / "elsewhere" / "data"
-    shutil.copytree(data, moved, copy_function=shutil.copyfile)  # other place, other times
+    shutil.copytree(data, moved, copy_function=shutil.copyfile)  # another place, other times
     assert fingerprint(moved) == before
     (moved / "0.mp4").rename(moved / "3.mp4")
     assert fingerprint(moved) != before, "names matter"
     (moved / "3.mp4").rename(moved / "0.mp4")
     assert fingerprint(moved) == before
     sample.write(moved / "0.mp4", 25)
-    assert fingerprint(moved) != before, "sizes and frames matter"
+    assert fingerprint(moved) != before, "the fingerprint ignores sizes and frames"
 
 
-def test_a_damaged_index_is_built_anew(data: Path) -> None:
+def test_a_damaged_index_is_rebuilt(data: Path) -> None:
     first = _build(data)
     file = data.parent / "cache" / "index.jsonl"
     for text in ("{", '{"format": 0}\n', "[]\n"):
@@ -107,7 +107,7 @@ def test_a_damaged_index_is_built_anew(data: Path) -> None:
         assert _build(data) == first
 
 
-def test_the_verdict_of_first_use_is_kept(data: Path, calls: list[str]) -> None:
+def test_the_verdict_of_first_use_is_stored(data: Path, calls: list[str]) -> None:
     folder = data.parent / "cache"
     sample.garble(sample.write(data / "1.mp4", sample.busy(30)))
     entries = _build(data)
@@ -116,7 +116,7 @@ def test_the_verdict_of_first_use_is_kept(data: Path, calls: list[str]) -> None:
     broken = index.first_use(entries["1.mp4"], folder)
     assert broken.broken is not None
     assert calls == ["d 0.mp4", "d 1.mp4"]
-    # Another process finds what the first one left, and the next opening takes it in.
+    # Another process finds the verdict of the first one, and the next run adds it to the index.
     assert index.first_use(entries["1.mp4"], folder) == broken
     assert _build(data)["1.mp4"].verdict == broken
     assert not list(folder.glob("verdicts/*/*.json"))
@@ -125,7 +125,7 @@ def test_the_verdict_of_first_use_is_kept(data: Path, calls: list[str]) -> None:
     assert not [call for call in calls[2:] if call.startswith("d")]
 
 
-def test_a_verdict_ends_with_the_file_that_it_was_on(data: Path, calls: list[str]) -> None:
+def test_a_verdict_is_discarded_when_its_file_changes(data: Path, calls: list[str]) -> None:
     folder = data.parent / "cache"
     entry = _build(data)["0.mp4"]
     index.first_use(entry, folder)
@@ -143,7 +143,7 @@ def test_a_verdict_ends_with_the_file_that_it_was_on(data: Path, calls: list[str
     with pytest.raises(BadExample, match=r"changed during the run: has \d+ bytes now, \d+ when"):
         index.first_use(entry, folder)
     (data / "0.mp4").unlink()
-    with pytest.raises(BadExample, match="No such file or directory, though it was indexed"):
+    with pytest.raises(BadExample, match="No such file or directory, although it was indexed"):
         index.first_use(entry, folder)
 
 

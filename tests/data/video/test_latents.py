@@ -1,4 +1,4 @@
-"""A teacher's latents: made for exactly the windows that training takes, found again, or named."""
+"""A teacher's latents are computed for the windows of training, and found or reported missing."""
 
 import dataclasses
 import types
@@ -21,7 +21,7 @@ TAUGHT = types.SimpleNamespace(**{**vars(MODEL), "teacher": "a section"})
 
 
 class Means:
-    """A teacher whose latents tell which clip it saw: the means of its squares and frames."""
+    """A teacher whose latents identify the clip: means over squares and frames."""
 
     name = "means-0123"
     about = "means"
@@ -58,7 +58,7 @@ def _prepare(sources: Any, root: Path, teacher: Any = None, **more: Any) -> late
     return latents.prepare((sources.train, sources.val), teacher, target, **settings)
 
 
-def test_fixed_windows_are_all_there_once_and_unvaried(data: Path, tmp_path: Path) -> None:
+def test_each_fixed_window_comes_once_and_is_not_augmented(data: Path, tmp_path: Path) -> None:
     sources = _open(data, tmp_path)
     seen = []
     for split in (sources.train, sources.val):
@@ -91,7 +91,7 @@ def test_latents_come_with_their_clips(data: Path, tmp_path: Path) -> None:
     assert named.train.fingerprint == sources.train.fingerprint
 
 
-def test_a_second_run_makes_only_what_is_missing(data: Path, tmp_path: Path) -> None:
+def test_a_second_run_computes_only_missing_latents(data: Path, tmp_path: Path) -> None:
     sources = _open(data, tmp_path)
 
     class Dies(Means):
@@ -109,13 +109,13 @@ def test_a_second_run_makes_only_what_is_missing(data: Path, tmp_path: Path) -> 
     assert _prepare(sources, tmp_path).fresh == 0
     train = _open(data, tmp_path, TAUGHT).train
     file = train.latents.file(train.entries[0])
-    file.write_bytes(file.read_bytes()[:-1])  # cut short
+    file.write_bytes(file.read_bytes()[:-1])  # truncated
     with pytest.raises(BadExample, match=r"its latents cannot be read"):
         train.example(0, np.random.default_rng(0))
     assert _prepare(sources, tmp_path).fresh == 1
 
 
-def test_what_does_not_decode_has_no_latents(data: Path, tmp_path: Path) -> None:
+def test_windows_that_cannot_be_decoded_have_no_latents(data: Path, tmp_path: Path) -> None:
     for number in range(3):
         sample.write(tmp_path / "videos" / f"{number}.mp4", sample.busy(24, number), g="24")
     broken = sample.garble(tmp_path / "videos/1.mp4")
@@ -137,8 +137,8 @@ def test_what_does_not_decode_has_no_latents(data: Path, tmp_path: Path) -> None
         store.load(entry, 0)
 
 
-def test_a_training_without_its_latents_says_what_to_run(data: Path, tmp_path: Path) -> None:
-    command = r"`.* prepare latents` makes them; .* --teacher SPEC"
+def test_missing_latents_give_an_error_with_the_command(data: Path, tmp_path: Path) -> None:
+    command = r"compute them with `.* prepare latents`, .* --teacher SPEC"
     with pytest.raises(InputError, match=rf"no teacher's latents for clips of 6x64x96.*{command}"):
         _open(data, tmp_path, TAUGHT)
     sources = _open(data, tmp_path)
@@ -146,10 +146,10 @@ def test_a_training_without_its_latents_says_what_to_run(data: Path, tmp_path: P
     with pytest.raises(InputError, match=rf"no latents of teacher other.*means-0123 at.*{command}"):
         _open(data, tmp_path, TAUGHT, teacher="other")
     larger = types.SimpleNamespace(**{**vars(TAUGHT), "height": 128})
-    with pytest.raises(InputError, match=rf"128x96 in.*means-0123 at 6x64x96\); {command}"):
+    with pytest.raises(InputError, match=rf"128x96 in.*means-0123 at 6x64x96\): {command}"):
         _open(data, tmp_path, larger)
     other = types.SimpleNamespace(**{**vars(TAUGHT), "latent_shape": (2, 8, 12, 4)})
-    with pytest.raises(InputError, match=r"\(2, 8, 12, 3\).*and the model's \(2, 8, 12, 4\)"):
+    with pytest.raises(InputError, match=r"\(2, 8, 12, 3\).*but the model's have \(2, 8, 12, 4\)"):
         _open(data, tmp_path, other)
     second = Means()
     second.name = "second-1"
@@ -159,7 +159,7 @@ def test_a_training_without_its_latents_says_what_to_run(data: Path, tmp_path: P
     _open(data, tmp_path, TAUGHT, teacher="second-1")
     with pytest.raises(InputError, match=r"--data.windows fixed, or --model.teacher None"):
         _open(data, tmp_path, TAUGHT, windows="random")
-    with pytest.raises(InputError, match=r"data.teacher=x: nothing learns from it"):
+    with pytest.raises(InputError, match=r"data.teacher=x has no effect"):
         _open(data, tmp_path, teacher="x")
     with pytest.raises(InputError, match=r"data.clips_per_video=2"):
         _open(data, tmp_path, clips_per_video=2)
@@ -168,12 +168,12 @@ def test_a_training_without_its_latents_says_what_to_run(data: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda x: x[..., :2], r"shape \(2, 8, 12, 2\).*model's are \(2, 8, 12, 3\)"),
-        (lambda x: x * np.nan, "not finite"),
+        (lambda x: x[..., :2], r"shape \(2, 8, 12, 2\).*model's have \(2, 8, 12, 3\)"),
+        (lambda x: x * np.nan, "NaN/Inf"),
         (lambda x: x + 1e6, "above 65504"),
     ],
 )
-def test_a_teacher_that_does_not_fit_is_refused(
+def test_a_teacher_with_wrong_latents_is_rejected(
     data: Path, tmp_path: Path, wrong: Any, words: str
 ) -> None:
     class Wrong(Means):
@@ -187,7 +187,7 @@ def test_a_teacher_that_does_not_fit_is_refused(
         _open(data, tmp_path, TAUGHT)
 
 
-def test_latents_follow_the_video_not_its_place(data: Path, tmp_path: Path) -> None:
+def test_latents_belong_to_the_video_not_to_its_path(data: Path, tmp_path: Path) -> None:
     sources = _open(data, tmp_path)
     _prepare(sources, tmp_path)
     moved = tmp_path / "moved"

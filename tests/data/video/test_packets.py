@@ -1,4 +1,4 @@
-"""Indexing by packets: good files are good, shortened ones are named."""
+"""Scanning packets: intact files are accepted, truncated ones are reported."""
 
 import socket
 import types
@@ -16,7 +16,7 @@ from jaxtrain.data.video.reading import Video
 from jaxtrain.errors import BadExample, InputError
 
 
-def test_what_a_scan_tells(tmp_path: Path) -> None:
+def test_the_result_of_a_scan(tmp_path: Path) -> None:
     scan = packets.scan(str(sample.write(tmp_path / "a.mp4", 30, g="10", sc_threshold="0")))
     assert (scan.frames, scan.width, scan.height, scan.fps) == (30, sample.WIDTH, sample.HEIGHT, 25)
     assert [key.frame for key in scan.keyframes] == [0, 10, 20]
@@ -24,13 +24,13 @@ def test_what_a_scan_tells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["mp4", "mov", "mkv", "webm", "avi", "ts", "flv"])
-def test_good_files_of_every_container_are_good(tmp_path: Path, ending: str) -> None:
+def test_intact_files_of_every_container_are_accepted(tmp_path: Path, ending: str) -> None:
     codec = "libvpx-vp9" if ending == "webm" else "libx264"
     path = sample.write(tmp_path / f"a.{ending}", 30, codec=codec, g="12")
     assert packets.scan(str(path)).frames == 30
 
 
-def test_files_that_are_no_videos_are_named(tmp_path: Path) -> None:
+def test_files_that_are_not_videos_are_reported(tmp_path: Path) -> None:
     empty, text, folder = tmp_path / "e.mp4", tmp_path / "t.mp4", tmp_path / "f.mp4"
     empty.touch()
     text.write_text("this is a shopping list\n" * 40)
@@ -51,30 +51,30 @@ def test_truncated_mp4_with_its_index_first_is_broken(tmp_path: Path) -> None:
         tmp_path / "a.mp4", sample.busy(40), container_options={"movflags": "faststart"}, g="10"
     )
     assert packets.scan(str(path)).frames == 40
-    with pytest.raises(BadExample, match=r"cut short: it holds \d\d of 40 promised frames"):
+    with pytest.raises(BadExample, match=r"is truncated: it has \d\d of 40 declared frames"):
         packets.scan(str(sample.truncate(path, 0.6)))
 
 
 def test_truncated_mkv_without_declared_count_is_broken(tmp_path: Path) -> None:
     path = sample.write(tmp_path / "a.mkv", sample.busy(40), g="10")
     assert packets.scan(str(path)).frames == 40
-    with pytest.raises(BadExample, match=r"cut short: it holds .* of 1\.60 promised seconds"):
+    with pytest.raises(BadExample, match=r"is truncated: it has .* of 1\.60 declared seconds"):
         packets.scan(str(sample.truncate(path, 0.6)))
 
 
-def test_a_hole_in_an_mkv_is_found(tmp_path: Path) -> None:
+def test_a_gap_in_an_mkv_is_found(tmp_path: Path) -> None:
     path = sample.write(tmp_path / "a.mkv", sample.busy(60), codec="libvpx", g="10", crf="10")
     size = path.stat().st_size
-    with pytest.raises(BadExample, match="has holes"):
+    with pytest.raises(BadExample, match="has gaps"):
         packets.scan(str(sample.garble(path, 0.4, size // 8)))
 
 
-def test_an_edit_list_that_shows_less_is_no_damage(tmp_path: Path) -> None:
+def test_an_edit_list_that_hides_frames_is_not_damage(tmp_path: Path) -> None:
     path = sample.shorten_edit(sample.write(tmp_path / "a.mp4", 60, g="10"), 0.5)
     assert 28 <= packets.scan(str(path)).frames <= 34
 
 
-def test_tags_may_be_in_any_encoding(tmp_path: Path) -> None:
+def test_metadata_may_be_in_any_encoding(tmp_path: Path) -> None:
     path = sample.write(tmp_path / "a.mp4", 20, title="QQQQ")
     data = path.read_bytes()
     assert data.count(b"QQQQ") == 1
@@ -90,7 +90,7 @@ def test_the_rule_for_missing_frames(missing: int, promised: int, broken: bool) 
     assert packets.too_few(missing, promised) is broken
 
 
-def test_the_best_of_two_streams_is_taken(tmp_path: Path) -> None:
+def test_the_larger_of_two_streams_is_used(tmp_path: Path) -> None:
     path = tmp_path / "two.mp4"
     sizes = [(32, 48), (64, 96)]
     with av.open(str(path), "w") as container:
@@ -149,7 +149,7 @@ def test_a_path_is_never_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         tar.write_bytes(b"x" * 100 + data + b"y" * 100)
         span = packets.Span(str(tar), 100, len(data))
         assert packets.scan("tar.tar/a.mp4", span).frames == 12
-    with pytest.raises(BadExample, match="is not the name of a file"):
+    with pytest.raises(BadExample, match="is not a valid file name"):
         packets.scan("a\0.mp4")
 
 
@@ -186,12 +186,12 @@ else:
 """
 
 
-def test_a_frame_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+def test_an_oversized_frame_is_rejected_before_it_is_decoded(tmp_path: Path) -> None:
     path = sample.single_picture(tmp_path / "bomb.mov", 8000, 8000)
     assert path.stat().st_size < 500_000
     least, _ = peak_mib(SCANS, tmp_path / "gone.mov", "No such file")
     most, _ = peak_mib(SCANS, path, "more than 35,651,584 pixels")
-    assert most < least + 50, (least, most)  # 570 more where it is decoded
+    assert most < least + 50, (least, most)  # decoding takes 570 MiB more
 
 
 def test_sizes_within_the_limit_are_read(tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_sizes_within_the_limit_are_read(tmp_path: Path) -> None:
     assert packets.scan(str(eight_k)).width == 7680
 
 
-def test_a_size_that_is_declared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_declared_size_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(sample.write(tmp_path / "a.mp4", 12))
     monkeypatch.setattr(packets, "MAX_PIXELS", 64 * 128)  # the decoder pads
     assert packets.scan(path).frames == 12
     monkeypatch.setattr(packets, "MAX_PIXELS", 64 * 96 - 1)
-    with pytest.raises(BadExample, match="is 96x64: more than 6,143 pixels a frame"):
+    with pytest.raises(BadExample, match="is 96x64: more than 6,143 pixels per frame"):
         packets.scan(path)
 
 
@@ -226,7 +226,7 @@ def test_frames_that_grow_beyond_the_limit_are_not_decoded(
         pieces.cut(str(path), None, tmp_path / "out", pieces.Settings())
 
 
-def test_pixels_of_an_absurd_shape_are_refused(tmp_path: Path) -> None:
+def test_pixels_with_an_extreme_aspect_ratio_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream("libx264", rate=25)
@@ -246,22 +246,25 @@ from jaxtrain.data.video import clips, index as video_index, packets as video_pa
 info = video_packets.scan(sys.argv[1])
 class Entry:
     path, scanned, span = sys.argv[1], info, None
-assert clips.unvaried(Entry, range(info.frames), 64, 64).shape == (info.frames, 64, 64, 3)
+assert clips.unaugmented(Entry, range(info.frames), 64, 64).shape == (info.frames, 64, 64, 3)
 """
 
 
-def test_a_clip_takes_the_memory_of_few_frames(tmp_path: Path) -> None:
+def test_a_clip_needs_the_memory_of_a_few_frames(tmp_path: Path) -> None:
     few, many = (
         peak_mib(CLIP, sample.single_picture(tmp_path / f"{times}.mov", 2000, 2000, times))[0]
         for times in (3, 20)
     )
-    assert many < few + 40, (few, many)  # a frame has 11.4 MiB: holding them took 194 more
+    assert many < few + 40, (
+        few,
+        many,
+    )  # a frame has 11.4 MiB: holding all of them took 194 MiB more
 
 
-def test_a_codec_that_nobody_knows_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_codec_is_reported(tmp_path: Path) -> None:
     path = sample.write(tmp_path / "a.mkv", 12)
     data = path.read_bytes()
     assert data.count(b"V_MPEG4/ISO/AVC") == 1
     path.write_bytes(data.replace(b"V_MPEG4/ISO/AVC", b"V_NOBODY/ISO/AV"))
-    with pytest.raises(BadExample, match="holds no video stream of a codec that is known"):
+    with pytest.raises(BadExample, match="has no video stream with a supported codec"):
         packets.scan(str(path))

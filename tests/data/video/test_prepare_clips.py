@@ -1,4 +1,4 @@
-"""Cutting videos into pieces: what a piece is, what is dropped, and going on after a kill."""
+"""Cutting videos into pieces: their content, skipped videos, and resuming after a kill."""
 
 import errno
 import json
@@ -32,7 +32,7 @@ SMALL = Settings(
     min_side=16,
     gop=4,
     crf=10,
-    split_at_cuts=False,  # numbered frames look like nothing else
+    split_at_cuts=False,  # every numbered frame looks like a new shot
 )
 
 
@@ -52,7 +52,7 @@ def _run(source: Path, out: Path, settings: Settings = SMALL) -> tuple[Any, list
     return report, said
 
 
-def test_pieces_hold_all_frames_in_order(tmp_path: Path) -> None:
+def test_pieces_contain_all_frames_in_order(tmp_path: Path) -> None:
     pictures = [sample.numbered(number, 128, 192) for number in range(39)]
     source = sample.write(tmp_path / "a.mp4", pictures, g="250")
     half = Settings(**{**vars(SMALL), "min_crop_scale": 0.5})
@@ -72,7 +72,7 @@ def test_pieces_hold_all_frames_in_order(tmp_path: Path) -> None:
 
 
 def test_the_same_video_gives_the_same_bytes(tmp_path: Path) -> None:
-    """x264 may look at where in memory frames lie, never the same beside another thread."""
+    """x264 may depend on the memory addresses of frames, which differ between threads."""
     frames = [scenes.to_uint8(f) for f in scenes.render(scenes._KINDS["hills"], 0)]
     scenes.encode(tmp_path / "a.mp4", iter(frames), scenes.FPS)
     large = Settings(height=80, width=128, frames=48, gop=24)
@@ -90,9 +90,9 @@ def test_the_same_video_gives_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shown", "wanted"),
     [
-        ((720, 1280), (600, 1066)),  # the height decides
-        ((2560, 1440), (1600, 900)),  # upright: the width does
-        ((480, 720), (480, 720)),  # nothing is enlarged
+        ((720, 1280), (600, 1066)),  # limited by the height
+        ((2560, 1440), (1600, 900)),  # upright: limited by the width
+        ((480, 720), (480, 720)),  # not enlarged
         ((500, 4000), (500, 4000)),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_piece_covers_the_largest_crop(shown: tuple[int, int], wanted: tuple[i
     assert Settings().size(*shown) == wanted
 
 
-def test_colours_survive(tmp_path: Path) -> None:
+def test_colors_are_preserved(tmp_path: Path) -> None:
     colours = np.array([[200, 40, 40], [40, 160, 60], [50, 60, 190]], np.uint8)
     picture = np.broadcast_to(np.repeat(colours, 32, 0), (64, 96, 3)).copy()
     for name, more in (("full.mp4", {"full_range": True}), ("plain.mp4", {}), ("deep.mkv", {})):
@@ -163,13 +163,13 @@ def test_a_piece_ends_at_a_hard_cut(tmp_path: Path) -> None:
     assert _cut(source, tmp_path / "split", split).pieces == (10, 10)
 
 
-def test_what_cannot_be_cut_says_why(tmp_path: Path) -> None:
+def test_errors_about_videos_give_the_reason(tmp_path: Path) -> None:
     garbled = sample.garble(sample.write(tmp_path / "garbled.mp4", sample.busy(30), g="30"))
     short = sample.write(tmp_path / "short.mp4", 7)
     tiny = sample.write(tmp_path / "tiny.mp4", [np.zeros((8, 8, 3), np.uint8)] * 9)
     for path, words in (
         (garbled, "corrupt|fails"),
-        (short, r"too short: no 8 frames \(--min-frames\) without a cut among its 7"),
+        (short, r"too short: it does not have 8 frames \(--min-frames\) without a cut among its 7"),
         (tiny, "8x8, smaller than --min-side 16"),
         (tmp_path / "gone.mp4", "No such file"),
     ):
@@ -193,7 +193,7 @@ def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path)
     assert (report["frames"], report["frames_left_out"]) == (48, 12)
     assert [one["source"] for one in report["dropped"]] == ["broken.mp4"]
     assert json.loads((out / "report.json").read_text()) == report
-    assert any("dropped" in line and "broken.mp4" in line for line in said)
+    assert any("skipped" in line and "broken.mp4" in line for line in said)
     names = [one.name for one in video_files.find(str(out), "--data.path", tmp_path, said.append)]
     assert names == [f"sub/{n}.mp4.pieces/00000.mp4" for n in range(3)]
     model = types.SimpleNamespace(frames=6, height=32, width=48)
@@ -203,18 +203,18 @@ def test_a_folder_becomes_pieces_a_report_and_data(source: Path, tmp_path: Path)
     assert example["video"].shape == (6, 32, 48, 3)
 
 
-def test_a_second_run_goes_on_where_the_first_was(source: Path, tmp_path: Path) -> None:
+def test_a_second_run_resumes_the_first(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _run(source, out)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.mp4") if path.is_file()}
-    # Killed while it cut 1.mp4, after it had removed what was there.
+    # As if killed while it cut 1.mp4, after it had removed the old pieces.
     records = {json.loads(p.read_text())["source"]: p for p in out.rglob(".prepare/records/*/*")}
     records["sub/1.mp4"].unlink()
     (out / ".prepare/half-0123").mkdir()
     (out / ".prepare/half-0123/00000.mp4").write_bytes(b"half")
     sample.write(source / "sub/2.mp4", 36)  # another video under the same name
     report, said = _run(source, out)
-    assert said[0] == "2 of 4 videos are done already"
+    assert said[0] == "2 of 4 videos are already done"
     assert (report["pieces"], report["cut"]) == (4, 3)
     after = {path: path.stat().st_mtime_ns for path in out.rglob("*.mp4") if path.is_file()}
     same = {path.relative_to(out).parts[1] for path in before if before[path] == after.get(path)}
@@ -230,9 +230,9 @@ def test_a_second_run_goes_on_where_the_first_was(source: Path, tmp_path: Path) 
 def test_wrong_use_of_folders(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _run(source, out)
-    with pytest.raises(InputError, match=r"pieces of other settings \(gop 4, not 2\)"):
+    with pytest.raises(InputError, match=r"pieces with other settings \(gop 4, not 2\)"):
         _run(source, out, Settings(**{**vars(SMALL), "gop": 2}))
-    with pytest.raises(InputError, match=r"lies in SOURCE"):
+    with pytest.raises(InputError, match=r"is inside SOURCE"):
         _run(source, source / "out")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write to"):
@@ -252,21 +252,23 @@ def test_a_video_with_hours_between_frames_is_cut(tmp_path: Path) -> None:
     assert (report["cut"], report["frames"], report["dropped"]) == (1, 9, [])
 
 
-def test_any_error_over_a_video_drops_it_and_names_it(
+def test_a_video_that_causes_any_error_is_skipped_and_reported(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_clips, "_cut", _cut_and_fail)
-    shutil.copy(source / "sub/0.mp4", source / f"{'n' * 250}.mp4")  # with .pieces, too long a name
+    shutil.copy(
+        source / "sub/0.mp4", source / f"{'n' * 250}.mp4"
+    )  # with .pieces, the name is too long
     report, said = _run(source, tmp_path / "out")
     assert report["cut"] == 2
     reasons = {one["source"]: one["reason"] for one in report["dropped"]}
     assert reasons.pop("broken.mp4")
-    assert reasons.pop("sub/1.mp4") == "cannot be cut: ZeroDivisionError: not foreseen"
+    assert reasons.pop("sub/1.mp4") == "cannot be cut: ZeroDivisionError: unexpected"
     assert "File name too long" in reasons.popitem()[1]
     assert not reasons
-    assert any(f"dropped: {source}/sub/1.mp4: cannot be cut" in line for line in said)
-    report, said = _run(source, tmp_path / "out")  # the records hold
-    assert said[0] == "5 of 5 videos are done already"
+    assert any(f"skipped: {source}/sub/1.mp4: cannot be cut" in line for line in said)
+    report, said = _run(source, tmp_path / "out")  # the records are still valid
+    assert said[0] == "5 of 5 videos are already done"
     for record in (tmp_path / "out/.prepare/records").glob("*/*"):
         record.write_text("[" * 100_000)
     assert _run(source, tmp_path / "out")[0]["cut"] == 2
@@ -276,7 +278,7 @@ def test_any_error_over_a_video_drops_it_and_names_it(
     assert _run(source, tmp_path / "out")[0]["cut"] == 2
 
 
-def test_a_full_disk_ends_all(
+def test_a_full_disk_ends_the_command(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_clips, "_cut", _cut_on_a_full_disk)
@@ -284,21 +286,21 @@ def test_a_full_disk_ends_all(
         _run(source, tmp_path / "out")
 
 
-def test_a_video_that_ends_its_process_is_dropped(
+def test_a_video_that_kills_its_worker_is_skipped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_clips, "_cut", _cut_or_die)
     report, _ = _run(source, tmp_path / "out")
     assert (report["cut"], len(report["dropped"])) == (2, 2)
     assert {one["source"]: one["reason"] for one in report["dropped"]}["sub/1.mp4"] == (
-        "ends the process that reads it"
+        "kills the worker that reads it"
     )
 
 
-def test_a_process_that_dies_while_another_record_is_taken(
+def test_a_worker_that_dies_while_another_record_is_processed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes: one waits to die until the record of the other is in hand."""
+    """One of two workers waits to die until the record of the other one has arrived."""
     pools: list[Any] = []
     real = prepare_clips._pool
 
@@ -311,7 +313,7 @@ def test_a_process_that_dies_while_another_record_is_taken(
     out = tmp_path / "out"
 
     def say(line: str) -> None:
-        if "dropped" in line and "broken.mp4" in line:
+        if "skipped" in line and "broken.mp4" in line:
             (out / "die").touch()
             for _ in range(3000):
                 try:
@@ -319,17 +321,17 @@ def test_a_process_that_dies_while_another_record_is_taken(
                 except BrokenProcessPool:
                     return
                 time.sleep(0.02)
-            pytest.fail("nobody died")
+            pytest.fail("no worker died")
 
     report = prepare_clips.run(str(source), out, SMALL, workers=2, say=say)
     assert (report["videos"], report["cut"]) == (4, 2)  # each has a record
     dropped = {one["source"]: one["reason"] for one in report["dropped"]}
-    assert dropped.pop("sub/0.mp4") == "ends the process that reads it"
+    assert dropped.pop("sub/0.mp4") == "kills the worker that reads it"
     assert list(dropped) == ["broken.mp4"]
 
 
 def _cut_and_fail(job: Any, settings: Settings) -> Any:
-    return _cut_beside(job, settings, ZeroDivisionError("not foreseen"))
+    return _cut_beside(job, settings, ZeroDivisionError("unexpected"))
 
 
 def _cut_on_a_full_disk(job: Any, settings: Settings) -> Any:
@@ -337,7 +339,7 @@ def _cut_on_a_full_disk(job: Any, settings: Settings) -> Any:
 
 
 def _cut_beside(job: Any, settings: Settings, error: Exception) -> Any:
-    """In the worker: 1.mp4 raises the error."""
+    """Cuts a video in a worker, but raises the error for 1.mp4."""
 
     def cut(path: str, *arguments: Any) -> pieces.Cut:
         if path.endswith("1.mp4"):
@@ -356,7 +358,7 @@ def _cut_or_die_late(job: Any, settings: Settings) -> Any:
     return _real_cut(job, settings)
 
 
-def test_what_source_names_no_more_is_listed(
+def test_pieces_of_videos_no_longer_in_source_are_listed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_clips, "_pool", ThreadPoolExecutor)
@@ -367,7 +369,7 @@ def test_what_source_names_no_more_is_listed(
     gone = {"source": "sub/1.mp4", "folder": "sub/1.mp4.pieces", "pieces": 1}
     assert report["not_in_source"] == [gone]
     assert report["pieces"] == 2
-    assert "pieces of 1 video that SOURCE does not name (sub/1.mp4), and they are tr" in said[-1]
+    assert "pieces of 1 video not in SOURCE (sub/1.mp4), and training uses them" in said[-1]
     assert (out / "sub/1.mp4.pieces/00000.mp4").is_file()
     shutil.rmtree(out / "sub/1.mp4.pieces")
     report, said = _run(source, out)
@@ -385,7 +387,7 @@ def _cut_or_die(job: Any, settings: Settings) -> Any:
     return _real_cut(job, settings)
 
 
-def test_pieces_of_a_video_stay_on_one_side() -> None:
+def test_pieces_of_a_video_are_in_one_split() -> None:
     names = [f"{n}.mp4.pieces/{piece:05}.mp4" for n in range(40) for piece in range(5)]
     whole = video_files.split([f"{n}.mp4" for n in range(40)], 0.7)
     assert video_files.split(names, 0.7) == [side for side in whole for _ in range(5)]
@@ -394,6 +396,6 @@ def test_pieces_of_a_video_stay_on_one_side() -> None:
     assert len(set(two[:5])) == 1
 
 
-def test_names_from_lists_stay_inside(tmp_path: Path) -> None:
+def test_names_from_lists_stay_inside_the_output_folder(tmp_path: Path) -> None:
     assert prepare_clips.folder_of("/data/.hidden/a.mp4") == "data/_hidden/a.mp4.pieces"
     assert prepare_clips.folder_of("../up.mp4") == "up.mp4.pieces"

@@ -1,4 +1,4 @@
-"""The demonstration videos."""
+"""The demo videos."""
 
 import concurrent.futures
 import types
@@ -34,7 +34,7 @@ def test_they_are_rendered_once(folder: Path, root: Path) -> None:
     assert names == ["balls-0", "clouds-0", "flight-0", "hills-0", "mosaic-0", "water-0"]
 
 
-def test_they_are_read_as_any_files_are(folder: Path, root: Path) -> None:
+def test_they_are_read_like_any_other_files(folder: Path, root: Path) -> None:
     config = video.Config(demo=True, batch_size=1, cache_dir=str(root), verify="index")
     sources = config.open(MODEL, seed=0, say=lambda text: None)
     assert (sources.files, sources.bad) == (6, ())
@@ -44,11 +44,11 @@ def test_they_are_read_as_any_files_are(folder: Path, root: Path) -> None:
         for index in range(len(source)):
             clip = source.example(index, np.random.default_rng(index))["video"]
             assert clip.shape == (12, scenes.HEIGHT, scenes.WIDTH, 3)
-            assert clip.std() > 15, "something is to be seen"
+            assert clip.std() > 15, "the clip is almost uniform"
 
 
 def test_the_same_frames_are_the_same_bytes(tmp_path: Path) -> None:
-    """x264 may look at where in memory frames lie, never the same beside another thread."""
+    """x264 may depend on the memory addresses of frames, which differ between threads."""
 
     def encoded(number: int) -> tuple[int, bytes]:
         kind = number % 3
@@ -68,16 +68,16 @@ def test_scenes_move_smoothly_and_look_natural(kind: str) -> None:
     one, two, far = scene(0.5), scene(0.5 + 1 / scenes.FPS), scene(1.8)
     assert one.shape == (scenes.HEIGHT, scenes.WIDTH, 3)
     step, way = np.abs(two - one).mean(), np.abs(far - one).mean()
-    assert 0 < step < 0.05, "a frame differs a little from the next"
-    assert way > 1.3 * step, "and more from one much later"
-    # Neighbouring pixels are alike, as in natural pictures.
+    assert 0 < step < 0.05, "consecutive frames must differ, but only a little"
+    assert way > 1.3 * step, "distant frames must differ more"
+    # Neighboring pixels are similar, as in natural images.
     grey = one.mean(axis=-1)
     pairs = np.corrcoef(grey[:, :-1].ravel(), grey[:, 1:].ravel())[0, 1]
     assert pairs > 0.8
-    assert np.mean((one < 0) | (one > 1)) < 0.1, "few pixels are clipped"
+    assert np.mean((one < 0) | (one > 1)) < 0.1, "too many pixels are clipped"
 
 
-def test_the_same_seed_gives_the_same_pictures() -> None:
+def test_the_same_seed_gives_the_same_images() -> None:
     make = scenes._KINDS["balls"]
     first = [next(iter(scenes.render(make, seed))) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(first[0], first[1])

@@ -1,4 +1,4 @@
-"""Videos inside tars: found, read in place, cached, and named when they are broken."""
+"""Videos in tars are found, read in place and cached; broken ones are reported."""
 
 import io
 import os
@@ -26,7 +26,7 @@ BROKEN = b"no video at all" * 100
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards with three videos each; a broken one and a text in the second."""
+    """Two shards with three videos each; the second also has a broken video and a text file."""
     top = tmp_path_factory.mktemp("shards")
     made = top / "made"
     (top / "data").mkdir()
@@ -113,21 +113,21 @@ def test_a_tar_is_listed_once(shards: Path, tmp_path: Path, monkeypatch: Any) ->
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_named_like_a_tar_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_named_like_a_tar_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     os.mkfifo(tmp_path / "data" / "a.tar")
     with pytest.raises(InputError, match=r"a\.tar cannot be read as a tar: it is not a regular"):
         video_files.find(str(tmp_path / "data"), "--data.path", tmp_path / "cache", print)
 
 
-def test_a_tar_that_changes_in_the_run_is_refused(shards: Path, tmp_path: Path) -> None:
+def test_a_tar_that_changes_during_the_run_is_rejected(shards: Path, tmp_path: Path) -> None:
     train = _open(shards, tmp_path).train
     os.utime(train.entries[0].span.file, (2, 2))
     with pytest.raises(BadExample, match=r"tar/0\.mp4.*changed during the run"):
         train.example(0, np.random.default_rng(0))
 
 
-def test_tars_that_cannot_be_used_say_why(shards: Path, tmp_path: Path) -> None:
+def test_errors_about_tars_give_the_reason(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"x\.tar\.gz is a compressed tar.*plain \.tar"):
         _find(tmp_path / "x.tar.gz", tmp_path)
     (tmp_path / "not.tar").write_bytes(b"x" * 2000)
@@ -137,16 +137,16 @@ def test_tars_that_cannot_be_used_say_why(shards: Path, tmp_path: Path) -> None:
         _find(tmp_path / "a-{0..1}.tar", tmp_path)
     content = (shards / "s-000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match=r"cut\.tar (is cut short|cannot be read)"):
+    with pytest.raises(InputError, match=r"cut\.tar (is truncated|cannot be read)"):
         _find(tmp_path / "cut.tar", tmp_path)
     with tarfile.open(tmp_path / "empty.tar", "w") as tar:
         _add(tar, "a.txt", b"a")
-    with pytest.raises(InputError, match=r"names no video file"):
+    with pytest.raises(InputError, match=r"no video files found"):
         _find(tmp_path / "empty.tar", tmp_path)
 
 
 def _header(name: bytes, size: int, kind: bytes, magic: bytes = b"ustar  \0") -> bytes:
-    """A tar header (POSIX.1-1988 with GNU's numbers above 8 GiB)."""
+    """Returns a tar header (POSIX.1-1988, with GNU's numbers above 8 GiB)."""
     block = bytearray(512)
     block[: len(name)] = name
     block[100:124] = b"0000644\0" + b"0000000\0" * 2
@@ -200,10 +200,10 @@ PLAIN = _header(b"v.mp4", 10, b"0") + b"0123456789" + bytes(502) + bytes(1024)
         (_pax_header([(b"path", b"v.mp4")], b"g") + PLAIN, "global PAX header sets 'path'"),
     ],
 )
-def test_odd_headers_are_one_line(tmp_path: Path, content: bytes, said: str | None) -> None:
+def test_odd_headers_give_one_line(tmp_path: Path, content: bytes, said: str | None) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(content)
-    if said is None:  # odd, and yet it can be read
+    if said is None:  # odd, but readable
         tar_members.members(str(path), tmp_path)
         return
     with pytest.raises(InputError, match=said) as error:
@@ -239,7 +239,7 @@ def test_a_name_of_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
 def test_global_headers_are_not_kept_with_each_member(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     members = b"".join(_header(b"%d.mp4" % number, 0, b"0") for number in range(2000))
-    # Without a limit each of the 2,000 members holds a table of 5,000 keys: 0.6 GiB.
+    # Without a limit, each of the 2,000 members has a table of 5,000 keys: 0.6 GiB in total.
     for count, said in ((5000, "more than 100 keys"), (100, "")):
         path.write_bytes(_globals(count) + members + bytes(1024))
         tracemalloc.start()
@@ -255,7 +255,7 @@ def test_global_headers_are_not_kept_with_each_member(tmp_path: Path) -> None:
         assert most < 2**22, (count, most)
 
 
-def test_a_pattern_stands_for_a_bounded_number_of_names() -> None:
+def test_a_pattern_expands_to_a_limited_number_of_names() -> None:
     assert len([*tar_members.expand("{000..127}-{0..9}.tar")]) == 1280
     assert [*tar_members.expand("{5..3}.tar")] == []
     for pattern in (
@@ -268,13 +268,13 @@ def test_a_pattern_stands_for_a_bounded_number_of_names() -> None:
         "x" * 5000 + "{0..99999}.tar",
     ):
         with pytest.raises(
-            InputError, match=r"stands for [\d,]+ names|at most 8 ranges|[\d,]+ characters together"
+            InputError, match=r"expands to [\d,]+ names|at most 8 ranges|[\d,]+ characters in total"
         ) as refused:
             tar_members.expand(pattern)
         assert len(str(refused.value)) < 400
 
 
-def test_the_patterns_of_a_list_have_one_limit(
+def test_the_patterns_of_a_list_share_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = tmp_path / "l.txt"
@@ -286,15 +286,15 @@ def test_the_patterns_of_a_list_have_one_limit(
     monkeypatch.setattr(tar_members, "members", lambda *args: read.append(args) or real(*args))
     assert [one.name for one in _find(listed, tmp_path)] == ["a.tar/0.mp4"]
     assert len(read) == 1
-    monkeypatch.setattr(tar_members, "_MOST_NAMES", 100)
+    monkeypatch.setattr(tar_members, "_MAX_NAMES", 100)
     with pytest.raises(
-        InputError, match=r"for 10 names, beside 100 of other patterns.*limit is 100"
+        InputError, match=r"to 10 names, in addition to 100 of other patterns.*limit is 100"
     ):
         _find(listed, tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["txt", "json"])
-def test_a_pattern_ends_at_its_first_missing_file(
+def test_a_pattern_is_rejected_at_its_first_missing_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     looked_for = []
@@ -306,6 +306,6 @@ def test_a_pattern_ends_at_its_first_missing_file(
     listed.write_text(pattern if ending == "txt" else f'["{pattern}"]')
     for path in (listed, tmp_path / pattern):
         looked_for.clear()
-        with pytest.raises(InputError, match=r"s-00001\.tar .*No such file.* stands for it: corr"):
+        with pytest.raises(InputError, match=r"s-00001\.tar .*No such file.* includes it\): corr"):
             _find(path, tmp_path)
         assert len(looked_for) < 10

@@ -1,0 +1,235 @@
+"""The help of a config: its sections, and the fields of a section with their defaults.
+
+The help of a field is the docstring below it, that of a section the docstring of its class.
+"""
+
+import argparse
+import ast
+import dataclasses
+import functools
+import inspect
+import re
+import shutil
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from jaxtrain.config import overrides
+from jaxtrain.errors import InputError
+
+TOP = "run"
+"""The section of the fields that have no section, such as ``--seed``."""
+ALL = "all"
+REQUIRED = "required"
+
+_HELP_COLUMN = 30  # at which the help of a field begins
+
+
+class Section(NamedTuple):
+    """A section of a config.
+
+    Attributes:
+        name: dotted, such as ``"optim.muon"``.
+        kind: its class.
+        value: None if the section is off.
+    """
+
+    name: str
+    kind: type[Any]
+    value: Any
+
+
+def sections(run: Any) -> list[Section]:
+    """Returns all sections of a config, nested ones after the one that they are in."""
+    return [Section(TOP, type(run), run), *_nested(run)]
+
+
+def _nested(instance: Any, prefix: str = "") -> Iterator[Section]:
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        name, value = prefix + field.name, getattr(instance, field.name)
+        if dataclasses.is_dataclass(value):
+            yield Section(name, typing.cast(type[Any], type(value)), value)
+            yield from _nested(value, f"{name}.")
+        elif kind := _section_class(hints[field.name]):
+            yield Section(name, kind, None)
+
+
+def overview(run: Any) -> str:
+    """Lists the sections of a config, one line each."""
+    found = sections(run)
+    width = max(len(one.name) for one in found)
+    columns = shutil.get_terminal_size().columns
+    lines = [
+        f"{one.name:{width}}  "
+        + textwrap.shorten(_summary(one), max(columns - width - 5, 20), placeholder=" ...")
+        for one in found
+    ]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _summary(section: Section) -> str:
+    if section.name == TOP:
+        return ", ".join(field.name for field in _own_fields(section))
+    first = re.split(r"(?<=\.)\s(?=[A-Z])", " ".join((section.kind.__doc__ or "").split()))[0]
+    return ("(off) " if section.value is None else "") + first.removesuffix(".")
+
+
+def fields(run: Any, names: Sequence[str]) -> str:
+    """Describes the fields of sections: each with its type, help and default.
+
+    Args:
+        run: the config that the defaults come from.
+        names: sections, with their nested ones; ``all``; single fields, such as ``peak_lr``.
+
+    Raises:
+        InputError: an unknown name; the message has the nearest one.
+    """
+    return "\n\n".join(text for name in names for text in _described(run, name))
+
+
+def _described(run: Any, name: str) -> Iterator[str]:
+    found = sections(run)
+    inside = [one for one in found if one.name == name or one.name.startswith(f"{name}.")]
+    for one in found if name == ALL else inside:
+        if one.value is not None or one.name == name:
+            yield _block(one, _own_fields(one))
+        else:
+            yield f"{one.name} is off; its fields: --help {one.name}"
+    if inside or name == ALL:
+        return
+    single = [
+        (one, field)
+        for one in found
+        for field in _own_fields(one)
+        if name in (field.name, f"{one.name}.{field.name}")
+    ]
+    if not single:
+        known = [one.name for one in found]
+        flat = [field.name for one in found for field in _own_fields(one)]
+        near = overrides.close_to(name, [*known, *flat])
+        hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)} or {ALL}"
+        raise InputError(f"--help {name}: unknown section; {hint}")
+    for one, field in single:
+        yield _block(one, [field])
+
+
+def _own_fields(section: Section) -> list[dataclasses.Field[Any]]:
+    """The fields of a section that are not sections themselves."""
+    hints = typing.get_type_hints(section.kind)
+    return [
+        field
+        for field in dataclasses.fields(section.kind)
+        if not dataclasses.is_dataclass(getattr(section.value, field.name, None))
+        and _section_class(hints[field.name]) is None
+    ]
+
+
+class Described(NamedTuple):
+    """One field, in words.
+
+    Attributes:
+        name: dotted, such as ``"optim.peak_lr"``.
+        takes: stands for a value, such as ``INT|None``.
+        text: its docstring, on one line, without the last period.
+        default: as one types it, or "required".
+    """
+
+    name: str
+    takes: str
+    text: str
+    default: str
+
+
+def described(section: Section) -> list[Described]:
+    """Returns all fields of a section, but for those that are sections themselves."""
+    return [_field(section, field) for field in _own_fields(section)]
+
+
+def _field(section: Section, field: dataclasses.Field[Any]) -> Described:
+    hints = typing.get_type_hints(section.kind)
+    texts = docstrings(section.kind)  # type: ignore[arg-type]
+    return Described(
+        name=field.name if section.name == TOP else f"{section.name}.{field.name}",
+        takes=_placeholder(hints[field.name]),
+        text=" ".join(texts.get(field.name, "").split()).removesuffix("."),
+        default=_default(section, field),
+    )
+
+
+def _block(section: Section, chosen: Sequence[dataclasses.Field[Any]]) -> str:
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS,
+        add_help=False,
+        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=_HELP_COLUMN),
+    )
+    off = ", off" if section.value is None else ""
+    group = parser.add_argument_group(section.name + off, " ".join(_paragraph(section).split()))
+    for field in chosen:
+        one = _field(section, field)
+        default = one.default if one.default == REQUIRED else f"default: {one.default}"
+        group.add_argument(
+            f"--{one.name}",
+            metavar=one.takes,
+            help=f"{one.text} ({default})".replace("%", "%%").strip(),
+        )
+    return parser.format_help().strip()
+
+
+def _paragraph(section: Section) -> str:
+    """The first paragraph of a section's docstring."""
+    return inspect.cleandoc(section.kind.__doc__ or "").partition("\n\n")[0].replace("``", "")
+
+
+def _default(section: Section, field: dataclasses.Field[Any]) -> str:
+    if section.value is not None:
+        value = getattr(section.value, field.name)
+    elif field.default is not dataclasses.MISSING:
+        value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        return REQUIRED
+    return " ".join(overrides.words(value))
+
+
+def _placeholder(annotation: Any) -> str:
+    """What stands for a value of this type: ``INT``, ``{a,b}``, ``FLOAT|None``."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return "|".join(map(_placeholder, arguments))
+    if origin is Literal:
+        return "{" + ",".join(map(str, arguments)) + "}"
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return f"{_placeholder(arguments[0])} ..."
+        return " ".join(map(_placeholder, arguments))
+    known = {int: "INT", float: "FLOAT", bool: "{True,False}", str: "TEXT", type(None): "None"}
+    return known.get(annotation, "VALUE")
+
+
+def _section_class(annotation: Any) -> type[Any] | None:
+    """The dataclass of an optional section, or None for any other field."""
+    for choice in typing.get_args(annotation):
+        if isinstance(choice, type) and dataclasses.is_dataclass(choice):
+            return choice
+    return None
+
+
+@functools.cache
+def docstrings(section: type[Any]) -> dict[str, str]:
+    """The docstring below each field of a dataclass, those of its base classes included."""
+    found: dict[str, str] = {}
+    for kind in reversed(section.__mro__):
+        if not dataclasses.is_dataclass(kind):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(definition, ast.ClassDef)
+        for one, below in zip(definition.body, definition.body[1:], strict=False):
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                match below:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        found[one.target.id] = text
+    return found
