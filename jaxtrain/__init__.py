@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtrain.errors import InputError, RunAgain
 
 if TYPE_CHECKING:
-    from jaxtrain.config import Run
-    from jaxtrain.inference.load import Precision
+    from jaxtrain.config import Precision, Run
     from jaxtrain.inference.model import Model
     from jaxtrain.planning.result import PlanResult
     from jaxtrain.training.result import TrainResult

@@ -459,8 +459,8 @@ def replaced(instance: T, changes: Mapping[str, Any]) -> T:
     wrong: list[str] = []
     typed: list[str] = []
     direct: dict[str, Any] = {}
-    for name, value in changes.items():
-        value = tuple(value) if isinstance(value, list) else value
+    for name, given in changes.items():
+        value: Any = tuple(given) if isinstance(given, list) else given
         leaf = known.get(f"--{name}")
         if leaf is not None and isinstance(value, str) and not matches(value, leaf.annotation):
             typed += [f"--{name}", value]

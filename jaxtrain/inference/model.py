@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.config import Precision
 from jaxtrain.errors import InputError
 from jaxtrain.inference import load
 from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
 from jaxtrain.inference.language_model import CausalModel, TextScore
-from jaxtrain.inference.load import Precision
 from jaxtrain.inference.video import Autoencoder, fetched
 from jaxtrain.interop import weights
 from jaxtrain.models import from_file
