@@ -1,1 +1,128 @@
-"""Train Flax models with one jitted, mesh-sharded step."""
+"""Train Flax models with one jitted, mesh-sharded step.
+
+The Python API: :func:`train`, :func:`load_model`, :func:`load_config`, and :func:`plan`. Importing
+this package loads no jax; the functions import what they need.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxtrain.errors import InputError, RunAgain
+
+if TYPE_CHECKING:
+    from jaxtrain.config import Precision, Run
+    from jaxtrain.inference.model import Model
+    from jaxtrain.planning.result import PlanResult
+    from jaxtrain.training.result import TrainResult
+
+__all__ = ["InputError", "RunAgain", "load_config", "load_model", "plan", "train"]
+
+
+def load_config(name: str | Path, overrides: Mapping[str, Any] | None = None) -> "Run":
+    """Loads a config.
+
+    Args:
+        name: of a shipped config, such as ``"h100_16"``, or the path of a ``.py`` file.
+        overrides: dotted name -> value, such as ``{"optim.peak_lr": 3e-4}``.
+
+    Returns:
+        The run. ``run.override({...})`` returns another one with fields changed.
+
+    Raises:
+        InputError: no such config or field, or a value that it does not take.
+    """
+    from jaxtrain import config
+
+    run = config.load(str(name))
+    return run.override(overrides) if overrides else run
+
+
+def train(
+    config: "str | Path | Run",
+    *,
+    steps: int | None = None,
+    output_dir: str | Path | None = None,
+    resume: str | int | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    simulate_devices: int | None = None,
+) -> "TrainResult":
+    """Trains, and returns when the run has ended.
+
+    Ctrl-C, or the stop button of a notebook, ends the run after the current step, with a
+    checkpoint; ``resume="latest"`` continues it.
+
+    Args:
+        config: a name, a path, or what :func:`load_config` returned.
+        steps: length of the run; None takes the config's.
+        output_dir: run directory; None makes ``output/NAME/<UTC time>``.
+        resume: ``"latest"``, a step, or a checkpoint; None starts a new run.
+        overrides: as for :func:`load_config`.
+        simulate_devices: virtual CPU devices, to try a mesh without GPUs; before jax is used.
+
+    Raises:
+        InputError: wrong use or input.
+        RunAgain: a temporary failure, such as a full disk or an active run in the directory.
+        KeyboardInterrupt: Ctrl-C before the first step, or twice: nothing is saved.
+    """
+    from jaxtrain.training import session
+
+    run = load_config(config) if isinstance(config, str | Path) else config
+    changes = dict(overrides or {})
+    if steps is not None:
+        changes |= {"loop.steps": steps, "loop.epochs": None, "loop.tokens_per_param": None}
+    return session.train(
+        run.override(changes) if changes else run,
+        output_dir=None if output_dir is None else str(output_dir),
+        resume=None if resume is None else str(resume),
+        simulate_devices=simulate_devices,
+    )
+
+
+def load_model(
+    source: "str | Path | TrainResult", *, precision: "Precision" = "float32"
+) -> "Model":
+    """Loads a trained model.
+
+    Args:
+        source: a result of :func:`train`, a run directory, a checkpoint, or a weights file.
+        precision: of the computation; ``"bfloat16"`` is faster on GPUs.
+
+    Returns:
+        The model; ``generate``, ``fill_mask``, ``encode``, ``decode``, and ``evaluate`` work if
+        its kind has them.
+
+    Raises:
+        InputError: no model is there, or it cannot be read.
+    """
+    from jaxtrain.inference.model import Model
+
+    where = source if isinstance(source, str | Path) else source.directory
+    return Model(Path(where).expanduser(), precision)
+
+
+def plan(
+    config: str | Path,
+    *,
+    gpu: str | None = None,
+    gpus: str | None = None,
+    price_per_gpu_hour: float | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> "PlanResult":
+    """Predicts memory, time, and cost of a run on GPUs, without any.
+
+    Args:
+        config: a name or a path.
+        gpu: a10, a6000, a800, h100, h200, or rtx5090; None takes the one in the config's name.
+        gpus: nodes x GPUs per node, such as ``"2x8"``; None takes the config's mesh.
+        price_per_gpu_hour: in any currency; None omits the cost.
+        overrides: as for :func:`load_config`.
+
+    Raises:
+        InputError: wrong use, or the step cannot be compiled.
+    """
+    from jaxtrain.planning.result import predict
+
+    return predict(
+        str(config), gpu=gpu, devices=gpus, price=price_per_gpu_hour, changes=overrides or {}
+    )

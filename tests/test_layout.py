@@ -188,6 +188,7 @@ CHOSEN = {
     "config/help.py _own_fields": _FIELDS,
     "config/overrides.py _optional_sections": _FIELDS,
     "config/overrides.py _with": "fields that the command line named and apply() found",
+    "config/overrides.py _with_all": "fields that a program named and replaced() found",
     "config/overrides.py leaves": _FIELDS,
     "training/step.py build_eval_step.eval_step": "names in its callers",
     "interop/weights.py _check_guess": "not_in_weights of the model's class",

@@ -11,7 +11,7 @@ import io
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from jaxtrain.errors import InputError, Problem, fields_of
@@ -440,3 +440,55 @@ def _parse(default: T | type[T], settings: Assignments) -> tuple[T | None, str]:
         inside = (line.strip("│ ") for line in said.getvalue().splitlines() if "│" in line)
         return None, " ".join(line for line in inside if line.strip("─"))
     return parsed, ""
+
+
+def replaced(instance: T, changes: Mapping[str, Any]) -> T:
+    """Returns the dataclass with the named fields changed, from Python rather than from text.
+
+    Args:
+        instance: nested frozen dataclasses.
+        changes: dotted name -> value, such as ``{"optim.peak_lr": 3e-4, "optim.muon": None}``. A
+            value is of the field's type, or a text as one types it, such as ``"2.5M"``. A list
+            counts as a tuple. A field of an optional section that is None switches the section on.
+
+    Raises:
+        InputError: no such field, or a value that the field does not take.
+    """
+    known = {"--" + leaf.name: leaf for leaf in leaves(instance)}
+    sections = {name: section for name, _, section in _optional_sections(instance)}
+    wrong: list[str] = []
+    typed: list[str] = []
+    direct: dict[str, Any] = {}
+    for name, given in changes.items():
+        value: Any = tuple(given) if isinstance(given, list) else given
+        leaf = known.get(f"--{name}")
+        if leaf is not None and isinstance(value, str) and not matches(value, leaf.annotation):
+            typed += [f"--{name}", value]
+        elif leaf is not None and not matches(value, leaf.annotation):
+            wrong.append(_misfit(leaf, words(value)))
+        elif leaf is not None:
+            direct[name] = float(value) if leaf.annotation is float else value
+        elif any(name.startswith(f"{section}.") for section in sections):
+            typed += [f"--{name}", *words(value)]
+        elif (name in sections and (value is None or isinstance(value, sections[name]))) or (
+            dataclasses.is_dataclass(value) and hasattr(instance, name)
+        ):
+            direct[name] = value
+        else:
+            wrong.append(_unknown(f"--{name}", known))
+    if wrong:
+        raise InputError(*wrong)
+    return apply(_with_all(instance, direct), typed)
+
+
+def _with_all(instance: T, changes: Mapping[str, Any]) -> T:
+    """Changes the fields of each section at once, as a section checks its fields together."""
+    own: dict[str, Any] = {name: value for name, value in changes.items() if "." not in name}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        head, dot, rest = name.partition(".")
+        if dot:
+            nested.setdefault(head, {})[rest] = value
+    for head, inner in nested.items():
+        own[head] = _with_all(own.get(head, getattr(instance, head)), inner)
+    return dataclasses.replace(instance, **own)  # type: ignore[type-var]

@@ -230,6 +230,21 @@ class Run:
         """Examples per device and microbatch."""
         return self.data.batch_size // (self.mesh.devices * self.optim.accumulate)
 
+    def override(self, changes: Mapping[str, Any]) -> "Run":
+        """Returns the run with fields changed, after the checks of the command line.
+
+        Args:
+            changes: dotted name -> value, such as ``{"optim.peak_lr": 3e-4}``; see
+                :func:`jaxtrain.config.overrides.replaced`.
+
+        Raises:
+            InputError: no such field, a value that it does not take, or values that do not fit
+                each other.
+        """
+        changed = overrides.replaced(self, changes)
+        validate(changed)
+        return changed
+
 
 def named(name_or_path: str) -> Run:
     """Returns a shipped config, or that of a file; not yet checked.

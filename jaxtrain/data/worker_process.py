@@ -4,6 +4,8 @@ Loading needs only numpy. Grain imports jax and Orbax if they are installed, whi
 of a worker's start-up time, and works without them.
 """
 
+import contextlib
+import importlib.util
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -11,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import cast
 
 import absl.logging
@@ -38,6 +41,23 @@ def prepare(worker: int, workers: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+@contextlib.contextmanager
+def started_by_us() -> Iterator[None]:
+    """Worker processes import :mod:`jaxtrain.main` first, whatever program is running.
+
+    multiprocessing would run the program's own file again in each worker: a script that calls
+    ``jaxtrain.train`` outside of ``if __name__ == "__main__"`` would train again there. Objects of
+    classes that the program's own file defines cannot be sent to a worker.
+    """
+    main = sys.modules["__main__"]
+    before = main.__spec__
+    main.__spec__ = importlib.util.find_spec("jaxtrain.main")
+    try:
+        yield
+    finally:
+        main.__spec__ = before
 
 
 def _not_of_jax(record: logging.LogRecord) -> bool:

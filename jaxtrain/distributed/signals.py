@@ -79,12 +79,17 @@ class StopSignals:
     if the main thread then does not return from a long call, or from closing things, within
     ``AT_ONCE_S``, the thread ends the process. Enter this context manager in the main thread.
 
+    Args:
+        ends_process: whether the thread may end the process. A run inside a notebook or another
+            program only waits: its kernel outlives the run.
+
     Attributes:
         requested: the first signal, once the main thread has received it.
         heard: the first signal, even while the main thread is in a long call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_process: bool = True) -> None:
+        self.ends_process = ends_process
         self.requested: Wish | None = None
         self.heard: Wish | None = None
         self._exit_actions: list[Callable[[int], None]] = []
@@ -205,7 +210,7 @@ class StopSignals:
                 self._end_within(UNWIND_S, CODES[wish])
 
     def _end_within(self, limit_s: float, code: int) -> None:
-        if not self._left.wait(limit_s):
+        if self.ends_process and not self._left.wait(limit_s):
             self.run_exit_actions(code)
             os._exit(code)
 

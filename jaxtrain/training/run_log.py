@@ -64,6 +64,7 @@ class RunLog(events.EventLog):
 
     Attributes:
         phases: the open phase of the run.
+        directory: the run directory, once :meth:`open` was called.
     """
 
     def __init__(self, signals: StopSignals, watchdog: Watchdog) -> None:
@@ -74,6 +75,7 @@ class RunLog(events.EventLog):
         super().__init__(self._shown)
         self.phases.emit = self.emit
         self._start: Callable[[int | None], events.Started] | None = None
+        self.directory = Path()
         self._ended = False
         self._ending = threading.Lock()
         self._stack = contextlib.ExitStack()
@@ -129,6 +131,7 @@ class RunLog(events.EventLog):
             )
 
         self._start = start
+        self.directory = directory
         self._stack.push(discard)
         self._stack.callback(self.close)
         self._stack.push(self._failed)

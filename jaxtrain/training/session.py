@@ -1,25 +1,54 @@
 """Starts a run: connects its processes, trains, reports the end, and returns the exit code."""
 
 import os
+from pathlib import Path
 
 import jax
 
 from jaxtrain import config
 from jaxtrain.config import invocation
-from jaxtrain.data import cache
+from jaxtrain.data import cache, worker_process
 from jaxtrain.distributed import key_value, process_group
 from jaxtrain.distributed.heartbeat import Heartbeat
 from jaxtrain.distributed.signals import StopSignals
 from jaxtrain.distributed.watchdog import Watchdog
-from jaxtrain.errors import DONE, stop_inside
+from jaxtrain.errors import DONE, Stopped, stop_inside
 from jaxtrain.ops import cpu
-from jaxtrain.training import loop, out_of_memory, run_summary
+from jaxtrain.training import loop, out_of_memory, preflight, run_summary
 from jaxtrain.training.preflight import Flags
+from jaxtrain.training.result import TrainResult
 from jaxtrain.training.run_log import RunLog
 from jaxtrain.training.save_policy import patience_over
 from jaxtrain.training.setup import TrainSetup, open_training
 from jaxtrain.training.stopping import CONTINUE, EXIT_CODES
 from jaxtrain.xla import options
+
+
+def train(
+    run: config.Run,
+    *,
+    output_dir: str | None = None,
+    resume: str | None = None,
+    simulate_devices: int | None = None,
+) -> TrainResult:
+    """Trains inside a Python program or a notebook; :func:`jaxtrain.train` documents it.
+
+    The process outlives the run: whatever ends the run, it does not end the process, but for a hang
+    (:class:`jaxtrain.distributed.watchdog.Watchdog`).
+
+    Raises:
+        InputError: wrong use or input.
+        RunAgain: a temporary failure.
+        KeyboardInterrupt: stopped before the first step, or by a second Ctrl-C.
+    """
+    flags = Flags(output_dir=output_dir, resume=resume, simulate_devices=simulate_devices)
+    with StopSignals(ends_process=False) as signals, worker_process.started_by_us():
+        preflight.refuse(run, flags)
+        try:
+            code, directory = _start(run, flags, signals, None)
+        except Stopped as stopped:
+            raise KeyboardInterrupt(f"stopped by {stopped}; there was nothing to save") from None
+    return TrainResult(directory, code)
 
 
 def start(
@@ -28,7 +57,7 @@ def start(
     signals: StopSignals,
     relief: out_of_memory.Relief | None = None,
 ) -> int:
-    """Connects the processes, trains, and returns the exit code.
+    """Connects the processes, trains, and returns the exit code. It may end the process itself.
 
     Args:
         run: the config; :func:`jaxtrain.config.problems` has found nothing wrong.
@@ -40,6 +69,16 @@ def start(
         InputError: wrong use or input.
         RunAgain: a temporary failure, such as a full disk or an unreachable process.
     """
+    code, _ = _start(run, flags, signals, relief)
+    return code
+
+
+def _start(
+    run: config.Run,
+    flags: Flags,
+    signals: StopSignals,
+    relief: out_of_memory.Relief | None,
+) -> tuple[int, Path]:
     options.reserve_memory(os.environ)
     if flags.simulate_devices or process_group.will_use_cpu(os.environ):
         cpu.keep_freed()
@@ -54,16 +93,17 @@ def start(
             process_group.check_accelerator(os.environ)
             process_group.check_same_run(run, {"--resume": flags.resume, "--debug": flags.debug})
             options.use_cache(os.environ, cache.root(run.data.cache_dir) / "compiled")
-            code = _train(run, flags, signals, heartbeat, watchdog, relief)
+            code, directory = _train(run, flags, signals, heartbeat, watchdog, relief)
         except BaseException as error:
             reason = stop_inside(error) or error
             process_group.leave(reason, heartbeat)
             if reason is not error:
                 raise reason from None
             raise
-        if options.still_compiling() or (code != DONE and jax.process_count() > 1):
+        ends = signals.ends_process
+        if ends and (options.still_compiling() or (code != DONE and jax.process_count() > 1)):
             process_group.end(code, heartbeat)
-        return code
+        return code, directory
 
 
 def _train(
@@ -73,16 +113,16 @@ def _train(
     heartbeat: Heartbeat,
     watchdog: Watchdog,
     relief: out_of_memory.Relief | None,
-) -> int:
+) -> tuple[int, Path]:
     with (
         RunLog(signals, watchdog) as log,
         open_training(run, flags, log, signals, watchdog.beat, relief) as setup,
     ):
         if setup is None:  # nothing left to train
-            return DONE
+            return DONE, log.directory
         loop.train(setup)
         heartbeat.ending()
-        return _end(setup, flags)
+        return _end(setup, flags), setup.directory
 
 
 def _end(setup: TrainSetup, flags: Flags) -> int:

@@ -1,0 +1,179 @@
+"""A trained model as :func:`jaxtrain.load_model` returns it: one object for all kinds of models."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.config import Precision
+from jaxtrain.errors import InputError
+from jaxtrain.inference import load
+from jaxtrain.inference.fill_mask import Guess, MaskedModel, MaskedScore
+from jaxtrain.inference.language_model import CausalModel, TextScore
+from jaxtrain.inference.video import Autoencoder, fetched
+from jaxtrain.interop import weights
+from jaxtrain.models import from_file
+from jaxtrain.ops.sampling import Choice
+
+
+class Model:
+    """A trained model. Which methods it has depends on its kind; the others say so.
+
+    Args:
+        source: a checkpoint, a run directory (its best checkpoint, or else its newest), a folder
+            of transformers, or a weights file.
+        precision: of the computation; bfloat16 is faster on GPUs.
+
+    Raises:
+        InputError: nothing is at ``source``, or another version wrote it.
+    """
+
+    def __init__(self, source: Path, precision: Precision = "float32") -> None:
+        weights.check_there(source)
+        self._source, self._precision = source, precision
+        self._described = weights.model_at(source)  # None for a weights file
+
+    def __repr__(self) -> str:
+        """Where the model is, and of which kind if the source is not a weights file."""
+        kind = "" if self._described is None else f": {from_file.name_of(self._described)}"
+        return f"Model({str(self._source)!r}{kind})"
+
+    @cached_property
+    def _causal(self) -> CausalModel:
+        return CausalModel(self._source, self._precision)
+
+    @cached_property
+    def _masked(self) -> MaskedModel:
+        return MaskedModel(self._source, self._precision, command="fill_mask")
+
+    @cached_property
+    def _autoencoder(self) -> Autoencoder:
+        return Autoencoder(self._source, self._precision, command="encode")
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> str:
+        """Completes a text, and returns prompt and completion.
+
+        Args:
+            prompt: the beginning; not empty.
+            tokens: tokens to generate at most; the model may end the text earlier.
+            temperature: below 1 favors likely tokens; 0 always takes the most likely one.
+            top_k: sample from the K most likely tokens; None is all.
+            top_p: sample from the smallest set of tokens that together have this probability.
+            seed: random seed; the same seed gives the same text.
+
+        Raises:
+            InputError: not a causal language model, or a number out of its range.
+        """
+        model = self._causal
+        choice = Choice(temperature=temperature, top_k=top_k, top_p=top_p)
+        ids = model.ids(model.encode(prompt), tokens=tokens, choice=choice, seed=seed)
+        return prompt + "".join(grown[0] for grown in model.texts(ids))
+
+    def fill_mask(self, text: str, top: int = 5) -> list[list[Guess]]:
+        """Predicts the most likely tokens for each ``[MASK]`` of a text, best first.
+
+        Args:
+            text: with at least one ``[MASK]``.
+            top: tokens per mask.
+
+        Raises:
+            InputError: not a masked language model, or no mask in the text.
+        """
+        return self._masked.fill(text, top)
+
+    def encode(self, video: str | Path | np.ndarray) -> np.ndarray:
+        """Encodes a video of any length.
+
+        Args:
+            video: a file, or uint8 [T, H, W, 3]. Sides that the model does not divide are padded
+                by repeating the last row and column.
+
+        Returns:
+            Latents, float32 [L, h, w, C].
+
+        Raises:
+            InputError: not a video autoencoder, or the video cannot be read.
+        """
+        model = self._autoencoder
+        return np.stack(list(fetched(model.encoded(_frames(video)))))
+
+    def decode(
+        self, latents: np.ndarray, *, height: int | None = None, width: int | None = None
+    ) -> np.ndarray:
+        """Decodes latents to a video.
+
+        Args:
+            latents: [L, h, w, C], of a complete video.
+            height, width: of a frame without padding; None takes all of the decoded frame.
+
+        Returns:
+            uint8 [T, H, W, 3]; up to three frames more than the encoded video had.
+
+        Raises:
+            InputError: not a video autoencoder.
+        """
+        model = self._autoencoder
+        factor = model.model.space_factor
+        count, h, w, _ = latents.shape
+        frames = model.decoded(
+            latents, height=height or h * factor, width=width or w * factor, count=count
+        )
+        return np.stack(list(frames))
+
+    def evaluate(self, data: str | Path, *, max_tokens: int | None = None) -> Any:
+        """Measures a language model on a text file.
+
+        Args:
+            data: a UTF-8 text file.
+            max_tokens: measure only the first N tokens; None is all.
+
+        Returns:
+            A score with ``loss``, ``accuracy``, and ``bits_per_byte`` or ``pseudo_perplexity``.
+
+        Raises:
+            InputError: not a language model (``jaxtrain evaluate`` compares autoencoders), or the
+                file has no token.
+        """
+        described = self._described
+        if described is None:
+            raise InputError(
+                f"{self._source} does not describe a language model: name a checkpoint or a run "
+                "directory"
+            )
+        model: CausalModel | MaskedModel
+        if load.has(described, "decode_step"):
+            model = self._causal
+        elif load.has(described, "logits_at"):
+            model = self._masked
+        else:
+            methods = ("decode_step", "logits_at")
+            raise load.cannot(described, "evaluate", *methods, source=self._source)
+        text = Path(data).expanduser().read_text(encoding="utf-8")
+        score: TextScore | MaskedScore = model.score(
+            text, rows=16, max_tokens=max_tokens, each=lambda done, count: None
+        )
+        return score
+
+
+def _frames(video: str | Path | np.ndarray) -> Iterable[np.ndarray]:
+    if isinstance(video, np.ndarray):
+        if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3 or not len(video):
+            raise InputError(
+                f"video has dtype {video.dtype} and shape {list(video.shape)}: give uint8 "
+                "[T, H, W, 3]"
+            )
+        return video
+    from jaxtrain.data.video.reading import Video
+
+    return (one.pixels for one in Video(Path(video).expanduser()).pictures())

@@ -1,0 +1,53 @@
+"""What :func:`jaxtrain.plan` returns."""
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtrain.config import overrides
+from jaxtrain.planning import report
+from jaxtrain.planning.planner import Planner
+
+
+class PlanResult(dict[str, Any]):
+    """A plan: the content of ``plan --json``, which prints as ``plan`` prints it."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the run fits; None if that cannot be told without the compiler for GPUs."""
+        return report.fits(self)
+
+    def __str__(self) -> str:
+        """The page that ``jaxtrain plan`` prints."""
+        return report.text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f'<pre style="font-family: monospace">{html.escape(str(self))}</pre>'
+
+
+def predict(
+    name: str,
+    *,
+    gpu: str | None,
+    devices: str | None,
+    price: float | None,
+    changes: Mapping[str, Any],
+) -> PlanResult:
+    """Compiles the step for the GPUs and predicts the run.
+
+    Args:
+        name: of the config.
+        gpu: short name of the card; None takes the one in the config's name.
+        devices: such as "2x8"; None takes the config's mesh.
+        price: per GPU and hour.
+        changes: overrides, dotted name -> value.
+
+    Raises:
+        InputError: wrong use, or the step cannot be compiled.
+    """
+    typed = [
+        word for field, value in changes.items() for word in (f"--{field}", *overrides.words(value))
+    ]
+    planner = Planner(name, typed, gpu, devices, price)
+    return PlanResult(planner.compiled(()))

@@ -1,0 +1,141 @@
+"""The Python API, as a script of one's own uses it: without ``if __name__ == "__main__"``."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import program
+import pytest
+import small_autoencoder
+import small_text
+
+import jaxtrain
+from jaxtrain.data.video import reading
+
+TINY_GPT = {
+    "model.vocab_size": 300,
+    "model.sequence_length": 32,
+    "model.depth": 1,
+    "model.width": 32,
+    "model.heads": 1,
+    "data.batch_size": 8,
+    "data.workers": 1,
+    "optim.muon": None,
+    "loop.log_every": 1,
+    "loop.eval_every": None,
+    "checkpoint.best_metric": None,
+    "mesh.min_shard_elements": 64,
+}
+SCRIPT = """
+import json, os, signal, sys, threading
+import jaxtrain
+
+heavy = {"jax", "numpy", "flax"} & set(sys.modules)
+assert not heavy, heavy
+
+tiny = json.loads(sys.argv[1]) | {"data.path": "texts"}
+first = jaxtrain.train("demo_gpt", steps=3, output_dir="run", overrides=tiny)
+assert first.finished and first.exit_code == 0, first
+assert [record["step"] for record in first.metrics] == [1, 2, 3], first.metrics
+assert [path.name for path in first.checkpoints] == ["3"], first.checkpoints
+assert first.report.is_file() and first.best is None
+assert "<table>" in first._repr_html_() and "train/loss" in repr(first)
+
+def stop():  # as a notebook's stop button does
+    while "train/loss" not in (open("run/metrics.jsonl").readlines()[-1]) or watched() < 5:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+def watched():
+    return len(open("run/metrics.jsonl").readlines())
+
+threading.Thread(target=stop, daemon=True).start()
+again = {"output_dir": "run", "resume": "latest", "overrides": tiny}
+second = jaxtrain.train("demo_gpt", steps=100_000, **again)
+assert not second.finished and second.exit_code == 130, second
+reached = int(second.checkpoints[-1].name)
+assert 5 <= reached < 100_000, reached
+assert "Ctrl-C" in repr(second), second
+
+third = jaxtrain.train("demo_gpt", steps=reached + 1, **again)
+assert third.finished and third.metrics[-1]["step"] == reached + 1, third
+assert [record["step"] for record in third.metrics] == list(range(1, reached + 2))
+
+model = jaxtrain.load_model(third)
+text = model.generate("a beginning", tokens=5, seed=3)
+assert text.startswith("a beginning")
+assert text == model.generate("a beginning", tokens=5, seed=3)
+assert 0 < model.evaluate("texts/0.txt", max_tokens=40).bits_per_byte < 20
+try:
+    model.fill_mask("a [MASK]")
+except jaxtrain.InputError as error:
+    assert "mlm" in str(error), error
+else:
+    raise AssertionError("a GPT filled a mask")
+print("all of it")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_trains_stops_resumes_and_uses_the_model(tmp_path: Path) -> None:
+    small_text.write(tmp_path / "texts")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    found = subprocess.run(
+        [sys.executable, "script.py", json.dumps(TINY_GPT)],
+        cwd=tmp_path,
+        env=program.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
+    assert found.stdout.endswith("all of it\n")
+
+
+def test_an_autoencoder_takes_arrays_and_files(tmp_path: Path) -> None:
+    model = jaxtrain.load_model(small_autoencoder.save(tmp_path / "weights.safetensors"))
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (8, 16, 16, 3), np.uint8)
+    latents = model.encode(frames)
+    assert latents.dtype == np.float32
+    assert latents.shape == (latents.shape[0], 2, 2, 4)
+    decoded = model.decode(latents)
+    assert decoded.dtype == np.uint8
+    assert decoded.shape[1:] == (16, 16, 3)
+    assert len(frames) <= len(decoded) <= len(frames) + 3
+    expected = small_autoencoder.reconstructed(tmp_path / "weights.safetensors", frames)
+    assert np.abs(decoded[: len(expected)].astype(int) - expected).max() <= 1
+    video = small_autoencoder.with_sound(tmp_path / "a.mp4", list(frames), 0.3)
+    pixels = np.stack([one.pixels for one in reading.Video(video).pictures()])
+    np.testing.assert_array_equal(model.encode(video), model.encode(pixels))
+    with pytest.raises(jaxtrain.InputError, match=r"give uint8 \[T, H, W, 3\]"):
+        model.encode(frames.astype(np.float32))
+    with pytest.raises(jaxtrain.InputError, match="has no tokenizer"):
+        model.generate("a")
+
+
+def test_configs_are_overridden_from_python() -> None:
+    run = jaxtrain.load_config("demo_gpt", {"loop.steps": "1k", "optim.average.decay": 0.9})
+    assert (run.loop.steps, run.optim.average.decay) == (1000, 0.9)
+    assert run.override({"optim.muon": None}).optim.muon is None
+    with pytest.raises(jaxtrain.InputError, match=r"unknown field .*peek_lr; did you mean --optim.peak_lr"):
+        run.override({"optim.peek_lr": 1})
+    with pytest.raises(jaxtrain.InputError, match=r"loop.steps takes .*, not 'soon'"):
+        run.override({"loop.steps": "soon"})
+    with pytest.raises(jaxtrain.InputError, match="exactly one of"):
+        run.override({"loop.epochs": 2})
+
+
+def test_a_source_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(jaxtrain.InputError, match="does not exist; pass a checkpoint"):
+        jaxtrain.load_model(tmp_path / "run")
+
+
+def test_names_are_not_those_of_modules() -> None:
+    folder = Path(jaxtrain.__file__).parent
+    for name in jaxtrain.__all__:
+        assert not (folder / name).exists()
+        assert not (folder / f"{name}.py").exists()
