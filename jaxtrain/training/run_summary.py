@@ -159,8 +159,9 @@ def print_summary(
     """
     for line in results.lines():
         say(line)
-    say(f"run directory: {directory}")
-    place = shlex.quote(str(directory))
+    here = invocation.shortest(str(directory))
+    say(f"run directory: {here}")
+    place = shlex.quote(here)
     if hasattr(run.model, "usage"):
         usage = run.model.usage.format(run=place, input=shlex.quote(example_file or "IN.mp4"))
         say(f"try it: {program} {usage}")
@@ -188,7 +189,7 @@ def write_report(directory: Path, say: Callable[[str], None]) -> None:
 
         if (directory / run_files.METRICS).is_file():
             page.write([directory], directory / page.NAME, own=True)
-            say(f"report: {directory / page.NAME}")
+            say(f"report: {invocation.shortest(str(directory / page.NAME))}")
     except Exception as wrong:
         why = (isinstance(wrong, OSError) and wrong.strerror) or f"{type(wrong).__name__}: {wrong}"
         say(
@@ -219,7 +220,7 @@ def resume_command(
             "this run was built in Python; to resume it, pass "
             f'output_dir={str(directory)!r}, resume="latest"{more}'
         )
-    again = {"--output-dir": str(directory), "--resume": "latest"}
+    again = {"--output-dir": invocation.shortest(str(directory)), "--resume": "latest"}
     return _again(program, arguments, again | (longer or {}))
 
 

@@ -160,7 +160,8 @@ def build(
     rule_of_steps = run_length.steps_rule(run, total, **known)
     for line in run.model.formulas() if hasattr(run.model, "formulas") else ():
         say(line)
-    say(f"{parameters:,} parameters; {rule_of_steps}; {batch_sentence(run)}")
+    say(f"{parameters:,} parameters; {rule_of_steps}")
+    say(batch_sentence(run))
     for name, shape in rule.unsharded(definition.params).items():
         say(f"not sharded: {name} {shape}: no dimension divides by mesh.fsdp {run.mesh.fsdp}")
     optimizer = optim.make(run.optim, total, definition.params, _groups(run), rule, run.precision)
@@ -203,10 +204,11 @@ def _separate_groups(run: config.Run) -> Mapping[str, param_groups.Group]:
 
 def batch_sentence(run: config.Run) -> str:
     """Returns a console line on how the global batch is divided."""
+    devices, pieces = run.mesh.devices, run.optim.accumulate
     return (
-        f"{run.data.batch_size} examples a step = {run.rows_at_once} per device x "
-        f"{run.mesh.devices} devices x "
-        f"{run.optim.accumulate} accumulation"
+        f"{run.data.batch_size} examples per step = {run.rows_at_once} per device x "
+        f"{devices} {'device' if devices == 1 else 'devices'} x "
+        f"{pieces} {'microbatch' if pieces == 1 else 'microbatches'}"
     )
 
 

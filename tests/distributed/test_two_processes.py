@@ -115,7 +115,7 @@ def test_a_signal_while_one_process_compiles_ends_both(place: Path) -> None:
     with two(place, "--output-dir", "early", both=cold) as started:
         log = place / "early" / "log.1.txt"
         deadline = time.monotonic() + 120
-        while not (log.exists() and "examples a step" in log.read_text()):
+        while not (log.exists() and "examples per step" in log.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         started[1].send_signal(signal.SIGTERM)

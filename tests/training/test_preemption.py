@@ -83,7 +83,7 @@ def done(directory: Path) -> int:
 MOMENTS: dict[str, Callable[[Start], bool]] = {
     "imports": Start.listens,
     "data": lambda run: run.says("run directory"),
-    "compilation": lambda run: run.says("examples a step"),
+    "compilation": lambda run: run.says("examples per step"),
     "the first step": lambda run: run.says("compiled in"),
     "between steps": lambda run: run.says(f"step {run.done + 1}/"),
     "evaluation": lambda run: run.says(f"step {run.done // 4 * 4 + 4}/{STEPS} | loss"),

@@ -59,7 +59,7 @@ def test_the_video_autoencoder_on_sixteen_devices(tmp_path: Path) -> None:
         *("--data.path", "videos", "--optim.warmup_steps", 1, "--optim.peak_lr", 1e-2),
         *SMALL_CLIPS,
     )
-    assert "2 per device x 16 devices x 1 accumulation" in said
+    assert "2 per device x 16 devices x 1 microbatch" in said
     assert_it_learns(tmp_path / "run", first=4.224, fallen=0.7)
     last = records(tmp_path / "run")[STEPS]
     # Measured: loss 2.9 and 8.3 dB; untrained, 4.4 and 6.5 dB.
@@ -77,7 +77,7 @@ def test_the_masked_language_model_on_eight_devices(tmp_path: Path) -> None:
         8,
         *("--data.path", corpus, "--optim.peak_lr", 1e-2, *SMALL_TEXT),
     )
-    assert "8 per device x 8 devices x 1 accumulation" in said
+    assert "8 per device x 8 devices x 1 microbatch" in said
     # An untrained model has log(300) = 5.70.
     assert_it_learns(tmp_path / "run", first=5.7066, fallen=0.5)
     assert records(tmp_path / "run")[STEPS]["val/loss"] <= 5.2
