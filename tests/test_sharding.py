@@ -1,4 +1,4 @@
-"""The sharding of parameters as a function of their shapes."""
+"""Tests the sharding of parameters as a function of their shapes."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The discriminator: what trains what, what it keeps, and that it learns to correct."""
+"""Tests the discriminator: which loss trains which part, replay, and learned corrections."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ SETTINGS = video_ae.Adversary(crop=16, replay=KEPT)
 MODEL = dataclasses.replace(
     video_ae.Config.tiny(), frames=FRAMES, height=SIDE, width=SIDE, adversary=SETTINGS
 )
-WINDOWS = CLIPS * 3  # nine reconstructed frames of each clip
+WINDOWS = CLIPS * 3  # nine reconstructed frames per clip
 
 
 class Parts:
@@ -42,7 +42,7 @@ class Parts:
     def _judge(
         self, params: Any, fake: Any, extras: Any, real: Any, latents: Any, key: Any
     ) -> tuple[Any, Any]:
-        """The outcome, and the extras after it."""
+        """Returns the outcome and the updated extras."""
         module = self.definition.module(params, extras)
         keys = jax.random.split(key, real.shape[0])
         found = module.adversary(real, fake, latents, keys, jnp.float32)
@@ -54,7 +54,7 @@ class Parts:
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[Parts]:
-    """With fewer channels: its behaviour does not depend on them, its time does."""
+    """Uses fewer channels, which saves time and does not change the behavior."""
     with pytest.MonkeyPatch.context() as patched:
         narrow = tuple((side, stride, 16) for side, stride, _ in adversary._LAYERS)
         patched.setattr(adversary, "_LAYERS", narrow)
@@ -68,7 +68,7 @@ def clips(seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
     return real, real.mean((2, 3), keepdims=True) + 0 * real, latents
 
 
-def test_its_size_is_the_references() -> None:
+def test_the_parameter_count_is_the_references() -> None:
     model = dataclasses.replace(MODEL, latent_channels=16)
     shapes = state.ModelDefinition(model.build).params
     own = [leaf.size for name, leaf in shapes.items() if name.startswith("adversary.")]
@@ -88,19 +88,19 @@ def test_each_loss_trains_its_own_part(parts: Parts) -> None:
         assert np.any(grad) == name.startswith("adversary."), name
 
 
-def test_the_decoder_is_drawn_along_the_correction(parts: Parts) -> None:
-    """A correction has a deviation of almost one, and the loss is its mean square."""
+def test_the_decoder_gradient_points_along_the_correction(parts: Parts) -> None:
+    """The correction has a standard deviation of almost one; the loss is its mean square."""
     real, fake, latents = clips()
     given = (parts.params, fake, parts.extras, real, latents, jax.random.key(1))
     found, _ = parts.judge(*given)
     assert 0.5 < np.asarray(found.decoder_B).mean() < 1.01
     _, frames = parts.of_decoder(*given)
     seen = np.asarray(frames)[np.abs(np.asarray(frames)) > 0]
-    assert seen.size == CLIPS * 9 * 16 * 16 * 3  # the square that was cut out, of each frame
+    assert seen.size == CLIPS * 9 * 16 * 16 * 3  # the square cropped from each frame
 
 
-def test_it_keeps_what_it_saw(parts: Parts) -> None:
-    """Six windows a batch fill six of eight places, one each."""
+def test_seen_windows_enter_the_replay_buffer(parts: Parts) -> None:
+    """Each window of a batch fills one slot; the remaining slots stay empty."""
     real, fake, latents = clips()
     extras = parts.extras
     assert not np.any(extras["adversary.replay.there"])
@@ -115,7 +115,7 @@ def test_it_keeps_what_it_saw(parts: Parts) -> None:
     assert np.any(np.asarray(extras[mean]) != np.asarray(parts.extras[mean]))
 
 
-def test_chance_is_a_function_of_the_keys(parts: Parts) -> None:
+def test_randomness_depends_only_on_the_keys(parts: Parts) -> None:
     real, fake, latents = clips()
     one, again, other = (
         parts.judge(parts.params, fake, parts.extras, real, latents, jax.random.key(seed))
@@ -126,8 +126,8 @@ def test_chance_is_a_function_of_the_keys(parts: Parts) -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_to_tell_and_then_corrects(parts: Parts) -> None:
-    """Trained on grey fakes, a step along the correction brings them nearer to the real frames."""
+def test_a_trained_discriminator_corrects(parts: Parts) -> None:
+    """After training on gray fakes, a correction moves them toward the real frames."""
     params, extras = parts.params, parts.extras
     own = {name: array for name, array in params.items() if name.startswith("adversary.")}
     optimizer = optax.adam(3e-3)
@@ -149,7 +149,7 @@ def test_it_learns_to_tell_and_then_corrects(parts: Parts) -> None:
     assert cosine > 0.2
 
 
-def test_its_group_has_a_rate_and_a_clip_of_its_own() -> None:
+def test_the_group_has_its_own_learning_rate_and_gradient_clipping() -> None:
     run = config.named("h100_8")
     settings = dataclasses.replace(run.optim, warmup_steps=0, schedule="constant", peak_lr=1e-3)
     kernel, other = "adversary.discriminator.layers.0.kernel", "encoder.head.kernel"
@@ -161,11 +161,11 @@ def test_its_group_has_a_rate_and_a_clip_of_its_own() -> None:
         name: jnp.full(leaf.shape, 1e6 if name == kernel else 1e-3) for name, leaf in params.items()
     }
     updates, moments = optimizer.update(grads, optimizer.init(params), params)
-    # AdamW's first step is the rate in size, and the decay's share of the parameter.
+    # AdamW's first step has the size of the learning rate, plus weight decay.
     assert float(updates[kernel].max()) == pytest.approx(-(3e-4 * 1.01), rel=1e-3)
     assert float(updates[other].max()) == pytest.approx(-(1e-3 * 1.01), rel=1e-3)
     assert sum(leaf.size for leaf in jax.tree.leaves(moments)) == pytest.approx(2 * 27, abs=8)
-    # The first moment is a tenth of the clipped gradient: clipped together it would be ~1e-10.
+    # The first moment is a tenth of the clipped gradient; joint clipping would give ~1e-10.
     first = named(moments)
     (name,) = [name for name in first if name.endswith(f"mu.{other}")]
     np.testing.assert_allclose(first[name], 1e-4, rtol=1e-3)

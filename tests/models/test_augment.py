@@ -1,4 +1,4 @@
-"""Colour jitter and blur against definitions from elsewhere."""
+"""Tests color jitter and blur against independent definitions."""
 
 import colorsys
 
@@ -10,7 +10,7 @@ import pytest
 from jaxtrain.data.video import config as clips
 from jaxtrain.models.video_ae import augment
 
-AUGMENT = jax.jit(augment.augment)  # op by op it takes ten times as long
+AUGMENT = jax.jit(augment.augment)  # without jit it takes ten times as long
 NOTHING = (1.0, 1.0, 1.0, 0.0, 0.0)
 
 
@@ -22,22 +22,22 @@ def changed(x: np.ndarray, *factors: tuple[float, ...]) -> np.ndarray:
     return np.asarray(AUGMENT(jnp.asarray(x), jnp.asarray(factors, jnp.float32)))
 
 
-def test_nothing_changes_nothing() -> None:
+def test_neutral_settings_change_nothing() -> None:
     x = video()
     np.testing.assert_allclose(changed(x, NOTHING, NOTHING), x, atol=1e-6)
 
 
-def test_each_clip_has_its_own_numbers() -> None:
+def test_each_clip_has_its_own_random_factors() -> None:
     x = video()
     y = changed(x, NOTHING, (0.5, 1.2, 0.8, 0.1, 1.0))
     np.testing.assert_allclose(y[0], x[0], atol=1e-6)
     assert np.abs(y[1] - x[1]).max() > 0.1
-    # And does not depend on the clips beside it.
+    # They do not depend on the other clips of the batch.
     x[0] /= 2
     np.testing.assert_array_equal(changed(x, NOTHING, (0.5, 1.2, 0.8, 0.1, 1.0))[1], y[1])
 
 
-def test_all_frames_of_a_clip_change_alike() -> None:
+def test_all_frames_of_a_clip_get_the_same_augmentation() -> None:
     frame = video(frames=1)
     y = changed(np.repeat(frame, 3, 1), *[(0.9, 1.3, 0.7, 0.2, 1.5)] * 2)
     np.testing.assert_array_equal(y[:, 0], y[:, 1])
@@ -45,7 +45,7 @@ def test_all_frames_of_a_clip_change_alike() -> None:
 
 
 def test_factors_scale_brightness_contrast_and_saturation() -> None:
-    x = 0.4 + 0.2 * video(clips=1)  # far from 0 and 1, so that nothing is cut off
+    x = 0.4 + 0.2 * video(clips=1)  # far from 0 and 1, so that nothing is clipped
     grey = (x * np.array([0.299, 0.587, 0.114])).sum(-1, keepdims=True)
     for place, factor, want in [
         (0, 1.2, 1.2 * x),
@@ -59,7 +59,7 @@ def test_factors_scale_brightness_contrast_and_saturation() -> None:
 
 
 @pytest.mark.parametrize("turns", [-0.4, 0.08, 1 / 3])
-def test_hue_turns_as_in_hsv(turns: float) -> None:
+def test_hue_shift_matches_hsv(turns: float) -> None:
     x = video(clips=1, frames=1)
     want = []
     for pixel in x.reshape(-1, 3):
@@ -69,7 +69,7 @@ def test_hue_turns_as_in_hsv(turns: float) -> None:
     np.testing.assert_allclose(found, want, atol=1e-5)
 
 
-def test_grey_has_no_hue_to_turn() -> None:
+def test_a_hue_shift_leaves_gray_unchanged() -> None:
     x = np.repeat(video()[..., :1], 3, -1)
     np.testing.assert_allclose(changed(x, *[(1, 1, 1, 0.3, 0)] * 2), x, atol=1e-6)
 
@@ -84,5 +84,5 @@ def test_blur_is_a_gaussian_with_repeated_borders(sigma: float) -> None:
     np.testing.assert_allclose(changed(x, (1, 1, 1, 0, sigma))[0, 0], want, atol=1e-5)
 
 
-def test_no_config_asks_for_more_blur_than_the_kernel_has_room_for() -> None:
+def test_no_config_sets_more_blur_than_the_kernel_can_hold() -> None:
     assert clips.LARGEST_SIGMA == augment.LARGEST_SIGMA

@@ -1,6 +1,6 @@
-"""Causal language models in transformers' folders, against arrays that transformers gave.
+"""Tests causal language models in Hugging Face folders against arrays from transformers.
 
-`tests/interop/transformers_causal.py` says how they were made, and asks transformers itself.
+`tests/interop/transformers_causal.py` generates these arrays and compares with transformers itself.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def stored(kind: str, checkout: Path) -> Stored:
 
 @pytest.fixture(scope="module")
 def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model of ours as it is exported."""
+    """Exports a small model of ours."""
     path = tmp_path_factory.mktemp("export") / "hf"
     model = dataclasses.replace(FAMILIES[kind].tiny(), vocab_size=300)
     huggingface.write(path, model, params_of(model), tokenizer.train([CORPUS], 300, "byte_bpe"))
@@ -54,7 +54,7 @@ def params_of(model: Any) -> dict[str, np.ndarray]:
     }
 
 
-def test_logits_loss_and_gradients_are_transformers(kind: str, stored: Stored) -> None:
+def test_logits_loss_and_gradients_match_transformers(kind: str, stored: Stored) -> None:
     model = FAMILIES[kind].from_settings(stored.settings, "config.json")
     definition = state.ModelDefinition(model.build)
     params = model.from_weights(stored.weights, "its arrays")
@@ -81,7 +81,7 @@ def test_logits_loss_and_gradients_are_transformers(kind: str, stored: Stored) -
     assert outward(params).keys() == stored.weights.keys()
 
 
-def test_a_folder_gives_back_what_was_written(kind: str, folder: Path) -> None:
+def test_a_written_folder_is_read_back_unchanged(kind: str, folder: Path) -> None:
     found = weights.load(folder)
     tiny = dataclasses.replace(FAMILIES[kind].tiny(), vocab_size=300)
     assert found.model.to_settings() == tiny.to_settings()
@@ -107,14 +107,14 @@ def test_import_and_export_change_nothing(
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_tokenizer_that_marks_no_beginning_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_beginning_token_is_refused(kind: str, tmp_path: Path) -> None:
     words = tokenizer.wordpiece({word: i for i, word in enumerate([*specials.NAMES, "paris"])})
     model = FAMILIES[kind].tiny()
     with pytest.raises(InputError, match=r"no special token that begins a document"):
         huggingface.write(tmp_path / "hf", model, params_of(model), words)
 
 
-def test_a_run_starts_only_as_the_parameters_were_trained(kind: str, folder: Path) -> None:
+def test_a_run_must_match_the_imported_parameters(kind: str, folder: Path) -> None:
     model = weights.load(folder).model
     expected = state.ModelDefinition(model.build).params
     params, notes = weights.params_for(folder, model, expected)
@@ -128,7 +128,7 @@ def test_a_run_starts_only_as_the_parameters_were_trained(kind: str, folder: Pat
         weights.params_for(folder, other, expected)
 
 
-# ---- other networks -----------------------------------------------------------------------------
+# ---- unsupported architectures ------------------------------------------------------------------
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
 BY_LAYER = {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}
@@ -160,7 +160,7 @@ OTHERS: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 
-def test_what_is_not_computed_here_is_refused_by_name(kind: str, stored: Stored) -> None:
+def test_unsupported_settings_are_refused_by_name(kind: str, stored: Stored) -> None:
     for changes, message in OTHERS["both"] + OTHERS[kind]:
         content = {n: v for n, v in stored.settings.items() if changes.get(n, v) is not None}
         content |= {n: v for n, v in changes.items() if v is not None}
@@ -177,7 +177,7 @@ def test_settings_of_older_versions_are_read(stored: Stored, kind: str) -> None:
     assert (settings["rope_theta"], settings["num_key_value_heads"]) == (base, 4)
 
 
-def test_fields_that_the_dial_gives_stay_free() -> None:
+def test_fields_derived_from_depth_stay_unset() -> None:
     model = gpt.Config(vocab_size=300, sequence_length=16, depth=2)
     assert gpt.Config.from_settings(model.to_settings(), "x") == model
     model = dataclasses.replace(model, width=96, heads=3, kv_heads=1)
@@ -188,7 +188,7 @@ def test_fields_that_the_dial_gives_stay_free() -> None:
 
 
 def changed(folder: Path, to: Path, **arrays: Any) -> Path:
-    """A copy with other arrays; None takes one away."""
+    """Copies a folder with other arrays; None removes an array."""
     shutil.copytree(folder, to)
     found: dict[str, Any] = safetensors.numpy.load_file(folder / "model.safetensors") | arrays
     kept = {name: array for name, array in found.items() if array is not None}
@@ -206,23 +206,23 @@ def test_arrays_that_do_not_fit_are_named(folder: Path, tmp_path: Path) -> None:
         assert words in str(caught.value)
 
 
-def test_tables_of_angles_and_a_second_name_of_the_words_are_left_out(
+def test_rotary_tables_and_tied_output_weights_are_skipped(
     kind: str, folder: Path, tmp_path: Path
 ) -> None:
     angles = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
-    words = safetensors.numpy.load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
-    tied = {"lm_head.weight": words} if kind == "llama" else {}
+    table = safetensors.numpy.load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    tied = {"lm_head.weight": table} if kind == "llama" else {}
     found = weights.load(changed(folder, tmp_path / "more", **angles, **tied)).params
     for name, array in weights.load(folder).params.items():
         np.testing.assert_array_equal(found[name], array)
     if kind == "llama":
-        other = changed(folder, tmp_path / "untied", **{"lm_head.weight": words + 1})
+        other = changed(folder, tmp_path / "untied", **{"lm_head.weight": table + 1})
         with pytest.raises(InputError, match=r"lm_head.weight differs from model.embed_tokens"):
             weights.load(other)
 
 
 def test_one_file_of_arrays(kind: str, folder: Path) -> None:
-    """NanoChat's tell its size, with heads of 128; a Llama's do not tell its heads."""
+    """NanoChat's arrays determine its size, with heads of 128; Llama's leave its heads open."""
     path = folder / "model.safetensors"
     if kind == "llama":
         with pytest.raises(InputError, match=r"number of attention heads does not follow"):

@@ -1,4 +1,4 @@
-"""The GPT: what it may see, what depth makes of it, and nanochat's numbers."""
+"""Tests the GPT: its attention mask, the sizes derived from depth, and nanochat's numbers."""
 
 import dataclasses
 import hashlib
@@ -26,7 +26,7 @@ KEYS = jax.random.split(jax.random.key(7), 4)
 
 @pytest.fixture(scope="module")
 def parts() -> tuple[Any, Any]:
-    """Graph and parameters; random ones also where training starts from zeros."""
+    """Returns graph and parameters, random even where training starts from zeros."""
     graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
     return graph, toy.stirred(toy.stirred(params))
 
@@ -59,14 +59,14 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
-def test_the_batch_is_what_the_spec_says() -> None:
+def test_the_batch_matches_its_spec() -> None:
     assert {name: (a.shape, a.dtype) for name, a in batch(4).items()} == {
         name: (a.shape, a.dtype) for name, a in TINY.batch_spec(4).items()
     }
 
 
-def test_a_position_sees_itself_and_those_before_it(parts: tuple[Any, Any]) -> None:
-    """By gradient: of each position's output with respect to each position's input."""
+def test_a_position_sees_itself_and_earlier_positions(parts: tuple[Any, Any]) -> None:
+    """Checks the gradient of each position's output with respect to each position's input."""
     graph, params = parts
 
     def through(x_BSD: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ def test_a_position_sees_itself_and_those_before_it(parts: tuple[Any, Any]) -> N
     assert (slopes[~allowed] == 0).all()
 
 
-def test_targets_that_are_ignored_and_rows_of_weight_zero_count_nothing(evaluate: Any) -> None:
+def test_ignored_targets_and_examples_of_weight_zero_do_not_count(evaluate: Any) -> None:
     whole = batch()
     ignored = whole["targets"].at[:, 5].set(-1)
     assert evaluate({**whole, "targets": ignored})["loss"][1] == evaluate(whole)["loss"][1] - 4
@@ -125,7 +125,7 @@ def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
         assert np.linalg.norm(none - block) < 1e-5 * np.linalg.norm(none)
 
 
-# ---- the dial -----------------------------------------------------------------------------------
+# ---- sizes derived from depth -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_depth_sets_the_size(depth: int, width: int, heads: int, millions: float
 
 
 @pytest.mark.parametrize("depth", range(1, 40))
-def test_every_depth_has_heads_that_fused_attention_takes(depth: int) -> None:
+def test_every_depth_has_heads_that_fused_attention_supports(depth: int) -> None:
     model = gpt.Config(vocab_size=50, sequence_length=128, depth=depth)
     assert model.query_heads * model.head_width == model.hidden
     assert model.head_width % 8 == 0
     assert model.head_width <= 128
 
 
-def test_each_derived_number_can_be_given_and_the_lines_say_so() -> None:
+def test_each_derived_size_can_be_set_and_is_printed() -> None:
     model = dataclasses.replace(TINY, width=48, heads=4, kv_heads=2)
     assert (model.hidden, model.query_heads, model.shared_heads, model.head_width) == (48, 4, 2, 12)
     definition = state.ModelDefinition(model.build)
@@ -173,15 +173,15 @@ def test_initial_values() -> None:
         assert np.std(params[name]) == pytest.approx(deviation, rel=0.05), name
 
 
-def test_the_groups_hold_each_parameter_once() -> None:
+def test_each_parameter_is_in_exactly_one_group() -> None:
     names = state.ModelDefinition(TINY.build).params
     for name in names:
         owners = [g for g in TINY.optimizer_groups().values() if name.startswith(g.prefix)]
         assert len(owners) == 1, name
 
 
-def test_flops_are_those_of_the_program() -> None:
-    """Within 5% of XLA's count of forward and backward, where products dominate."""
+def test_flops_match_xlas_count() -> None:
+    """The counts agree within 5% for forward and backward, where matmuls dominate."""
     model = gpt.Config(
         vocab_size=4000, sequence_length=64, depth=2, width=256, heads=2, loss_piece=64
     )
@@ -210,13 +210,13 @@ def test_values_that_do_not_fit_are_refused(changes: dict[str, Any], message: st
         dataclasses.replace(TINY, **changes)
 
 
-# ---- nanochat's numbers: see fixtures -----------------------------------------------------------
+# ---- nanochat's numbers (see the fixtures) ------------------------------------------------------
 
 
 class Reference:
     """Weights, batch and results of nanochat for a model of two layers.
 
-    Weights are drawn anew: a parameter's seed is in its name, its scale in its shape.
+    Weights are not stored but drawn again: a parameter's name sets its seed, its shape its scale.
     """
 
     def __init__(self, path: Path) -> None:
@@ -260,7 +260,7 @@ def reference(checkout: Path) -> Reference:
     return Reference(checkout / "tests/fixtures/gpt_d2_mha.npz")
 
 
-def test_logits_loss_and_gradients_are_nanochats(reference: Reference) -> None:
+def test_logits_loss_and_gradients_match_nanochat(reference: Reference) -> None:
     module, want = reference.definition.module(reference.params, {}), reference.arrays
     logits = jax.jit(lambda p, t: reference.definition.module(p, {}).logits(t))(
         reference.params, reference.batch["tokens"]
@@ -277,7 +277,7 @@ def test_logits_loss_and_gradients_are_nanochats(reference: Reference) -> None:
         assert error < 2e-5 * np.abs(want[name]).max(), name
 
 
-def test_three_updates_go_where_nanochats_go(reference: Reference) -> None:
+def test_three_steps_match_nanochat(reference: Reference) -> None:
     settings = config.Optim(
         peak_lr=1.0,
         schedule="constant",
@@ -310,7 +310,7 @@ def test_three_updates_go_where_nanochats_go(reference: Reference) -> None:
         assert np.linalg.norm(found[own] - want[name]) < 0.06 * np.linalg.norm(moved), name
 
 
-def test_weights_go_out_and_come_back(reference: Reference) -> None:
+def test_exported_weights_are_imported_unchanged(reference: Reference) -> None:
     found = reference.model.to_weights(reference.params)
     assert found.keys() == reference.weights.keys()
     for name, array in reference.weights.items():

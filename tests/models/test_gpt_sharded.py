@@ -1,4 +1,4 @@
-"""Three updates of the GPT with Muon, on one device and in shards on eight."""
+"""Tests three steps of the GPT with Muon, on one device and sharded over eight."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def batch() -> dict[str, np.ndarray]:
 
 
 def trained(data: int, fsdp: int) -> tuple[dict[str, np.ndarray], toy.Stepper]:
-    """How far each parameter went in three updates, and what made it go."""
+    """Returns each parameter's change over three steps, and the stepper that made it."""
     stepper = toy.stepper(MODEL, data=data, fsdp=fsdp, optimizer=optimizer(data, fsdp))
     before = stepper.params()
     for _ in range(3):
@@ -51,19 +51,19 @@ def alone() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_eight_devices_go_where_one_goes(alone: dict[str, np.ndarray]) -> None:
+def test_eight_devices_match_one(alone: dict[str, np.ndarray]) -> None:
     moved, stepper = trained(2, 4)
     for name, want in alone.items():
         error = np.linalg.norm(moved[name] - want) / np.linalg.norm(want)
         assert error < 1e-3, (name, error)
     found = hlo.collectives(stepper.compiled.as_text(), 8)
-    assert "all-to-all" in {one.kind for one in found}  # whole matrices go to one device each
+    assert "all-to-all" in {one.kind for one in found}  # each complete matrix goes to one device
     state_bytes = state.bytes_per_device(stepper.target)
     analysis = stepper.compiled.memory_analysis()
     assert analysis.alias_size_in_bytes == state_bytes
 
 
-def test_a_state_is_one_buffer_for_matrices_and_two_for_the_rest() -> None:
+def test_the_state_has_one_buffer_for_matrices_and_two_for_the_rest() -> None:
     definition = state.ModelDefinition(MODEL.build)
     rule = ShardingRule(toy.mesh_of(1, 8), config.Mesh(data=1, fsdp=8, shard="params"))
     target = state.abstract_state(definition, optimizer(1, 8), rule)

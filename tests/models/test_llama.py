@@ -1,4 +1,4 @@
-"""The Llama-style model: its size, what it may see, what dropout does, and its optimizers."""
+"""Tests the Llama-style model: its size, attention mask, dropout and optimizers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,20 +27,20 @@ Function = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def fresh() -> tuple[Any, Any]:
-    """Graph and parameters as training starts."""
+    """Returns graph and initial parameters."""
     graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
     return graph, params
 
 
 @pytest.fixture(scope="module")
 def parts(fresh: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Graph and parameters that moved."""
+    """Returns graph and perturbed parameters."""
     return fresh[0], toy.stirred(toy.stirred(fresh[1]))
 
 
 @pytest.fixture(scope="module")
 def slope(parts: tuple[Any, Any]) -> Function:
-    """The loss and its gradient."""
+    """Returns a function that computes the loss and its gradient."""
     graph, params = parts
     run = jax.jit(jax.value_and_grad(lambda p, b: nnx.merge(graph, p).loss(b, KEYS)[0]))
     return lambda b: run(params, b)
@@ -69,15 +69,15 @@ def logits_of(definition: state.ModelDefinition, params: Any) -> jax.Array:
     return found
 
 
-def test_the_medium_model_has_its_parameters() -> None:
+def test_the_parameter_count_of_the_medium_model() -> None:
     params = state.ModelDefinition(config.load("a6000_medium").model.build).params
-    # Table; queries and outputs, keys and values, feed-forward, two norms a layer; the last norm.
+    # Table; per layer queries, outputs, keys, values, feed-forward and two norms; the last norm.
     layer = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1536 + 2 * 512
     assert state.parameter_count(params) == 20_000 * 512 + 16 * layer + 512 == 58_491_392
 
 
-def test_a_position_sees_itself_and_those_before_it(parts: tuple[Any, Any]) -> None:
-    """By gradient: of each position's output with respect to each position's input."""
+def test_a_position_sees_itself_and_earlier_positions(parts: tuple[Any, Any]) -> None:
+    """Checks the gradient of each position's output with respect to each position's input."""
     graph, params = parts
 
     def through(x_BSD: jax.Array) -> jax.Array:
@@ -96,7 +96,7 @@ def test_a_position_sees_itself_and_those_before_it(parts: tuple[Any, Any]) -> N
 
 
 def test_heads_of_a_group_share_keys_and_values(parts: tuple[Any, Any]) -> None:
-    """As if each query head had its own copy."""
+    """The result is the same as if each query head had its own copy."""
     width, groups = TINY.head_width, TINY.heads // TINY.kv_heads
 
     def copied(name: str, array: np.ndarray) -> np.ndarray:
@@ -115,30 +115,30 @@ def test_heads_of_a_group_share_keys_and_values(parts: tuple[Any, Any]) -> None:
     assert_same(logits_of(few, params), logits_of(many, wide))
 
 
-def test_the_table_is_embedding_and_output_layer(slope: Function) -> None:
+def test_embedding_and_output_layer_share_the_table(slope: Function) -> None:
     assert [n for n in state.ModelDefinition(TINY.build).params if "layers" not in n] == [
         "embedding.table",
         "head.norm",
     ]
     _, grads = slope({**BATCH, "tokens": jnp.zeros_like(BATCH["tokens"])})
     rows = np.abs(grads["embedding"]["table"][...]).max(1)
-    assert (rows > 0).all()  # as output layer all words, though only word 0 is read
+    assert (rows > 0).all()  # the output layer uses all rows; the embedding only that of token 0
 
 
 # ---- dropout ------------------------------------------------------------------------------------
 
 
-def test_dropout_follows_the_keys(loss: Function) -> None:
+def test_dropout_depends_on_the_keys(loss: Function) -> None:
     first, again, other = (float(loss(BATCH, keys)[0]) for keys in (KEYS, KEYS, KEYS[::-1]))
     assert first == again != other
 
 
-def test_the_keys_of_a_row_are_its_own(loss: Function) -> None:
+def test_each_example_has_its_own_key(loss: Function) -> None:
     halves = [loss(rows_of(BATCH, part), KEYS[part]) for part in (slice(2), slice(2, 4))]
     assert_same(loss(BATCH, KEYS), jax.tree.map(jnp.add, *halves))
 
 
-def test_nothing_is_dropped_in_validation(evaluate: Function) -> None:
+def test_validation_has_no_dropout(evaluate: Function) -> None:
     plain = dataclasses.replace(TINY, dropout=0.0)
     graph, params = nnx.split(plain.build(nnx.Rngs(0)))
     params = toy.stirred(toy.stirred(params))
@@ -148,8 +148,8 @@ def test_nothing_is_dropped_in_validation(evaluate: Function) -> None:
     assert_same(metrics["accuracy"], found["accuracy"])
 
 
-def test_four_places_drop() -> None:
-    """The embedding, and in a layer: what attention adds, inside SwiGLU, what the latter adds."""
+def test_dropout_applies_in_four_places() -> None:
+    """The embedding; per layer, attention's output, inside SwiGLU, and SwiGLU's output."""
     module = dataclasses.replace(TINY, dropout=0.5).build(nnx.Rngs(0))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 16, 16)), jnp.float32)
     cos, sin = module.angles(16)
@@ -167,14 +167,14 @@ def test_four_places_drop() -> None:
     assert float(zeros_of_layer(*silent)) == 1
     assert float(zeros_of_layer(jnp.eye(16), silent[1])) == half
     assert float(zeros_of_layer(silent[0], jnp.ones((TINY.ff, 16)))) == half
-    # What a row of the feed-forward layer gives, dropped there and again on its way out.
+    # Outputs of the feed-forward layer, with dropout inside it and again on its output.
     assert float(zeros_of_layer(silent[0], jnp.eye(TINY.ff, 16))) == three_quarters
 
 
-# ---- as every model -----------------------------------------------------------------------------
+# ---- common to all models -----------------------------------------------------------------------
 
 
-def test_the_batch_is_what_the_spec_says() -> None:
+def test_the_batch_matches_its_spec() -> None:
     assert {name: (a.shape, a.dtype) for name, a in BATCH.items()} == {
         name: (a.shape, a.dtype) for name, a in TINY.batch_spec(4).items()
     }
@@ -218,7 +218,7 @@ def test_initial_values(fresh: tuple[Any, Any]) -> None:
     assert np.std(np.concatenate(matrices)) == pytest.approx(0.02, rel=0.05)
 
 
-def test_norms_do_not_decay_and_matrices_take_muon() -> None:
+def test_norms_do_not_decay_and_matrices_use_muon() -> None:
     params = state.ModelDefinition(TINY.build).params
     groups = build.groups(params)
     assert {name.rpartition(".")[2] for name in groups["no_decay"]} == {
@@ -239,8 +239,8 @@ def test_norms_do_not_decay_and_matrices_take_muon() -> None:
         build.make(settings, 10_000, params, misnamed)
 
 
-def test_flops_are_those_of_the_program() -> None:
-    """Within 5% of XLA's count of forward and backward, where products dominate."""
+def test_flops_match_xlas_count() -> None:
+    """The counts agree within 5% for forward and backward, where matmuls dominate."""
     model = dataclasses.replace(
         dataclasses.replace(TINY, vocab_size=4000, sequence_length=64, hidden=256, ff=512),
         dropout=0.0,

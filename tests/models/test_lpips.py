@@ -1,4 +1,4 @@
-"""LPIPS: the published network's arithmetic, on weights that anyone can regenerate."""
+"""Tests LPIPS against the published network, on reproducible random weights."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ from jaxtrain.models.video_ae import lpips
 from jaxtrain.storage import tensor_files
 from jaxtrain.training import state
 
-# What tests/interop/torch_lpips.py computes with PyTorch on the same weights and frames.
+# Computed by tests/interop/torch_lpips.py with PyTorch on the same weights and frames.
 WANTED = (1.0239794, 1.0610843, 1.0595266)
 
 
@@ -37,7 +37,7 @@ def distance(weights: Path) -> Any:
     return jax.jit(lambda one, other: measure(one[None], other[None])[0])
 
 
-def test_the_published_arithmetic(distance: Any) -> None:
+def test_values_match_the_published_network(distance: Any) -> None:
     np.testing.assert_allclose(distance(frames(0), frames(1)), WANTED, rtol=1e-4)
 
 
@@ -56,7 +56,7 @@ def test_black_frames_have_a_gradient(distance: Any) -> None:
     assert np.any(grad)
 
 
-def test_linear_layers_and_backbone_may_be_apart(weights: Path, tmp_path: Path) -> None:
+def test_linear_layers_and_backbone_may_be_in_separate_files(weights: Path, tmp_path: Path) -> None:
     for name, arrays in (
         ("linear", lpips_weights.linear()),
         ("alexnet", lpips_weights.alexnet(lambda place, number: f"features.{number}")),
@@ -94,7 +94,7 @@ def batch(config: video_ae.Config, rows: int = 2) -> dict[str, jax.Array]:
 
 
 @pytest.mark.slow
-def test_it_is_a_loss_and_a_metric_and_trains_nothing_of_its_own(weights: Path) -> None:
+def test_lpips_is_a_loss_and_a_metric_without_trained_parameters(weights: Path) -> None:
     made = model(weights)
     definition = state.ModelDefinition(made.build)
     params, extras = definition.init(jax.random.key(0))
@@ -122,7 +122,7 @@ def test_it_is_a_loss_and_a_metric_and_trains_nothing_of_its_own(weights: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decode", [False, True])
-def test_a_teacher_is_learned_from(weights: Path, decode: bool) -> None:
+def test_the_loss_follows_the_teacher(weights: Path, decode: bool) -> None:
     made = dataclasses.replace(
         video_ae.Config.tiny(), teacher=video_ae.Teacher(encoder_weight=0.25, decode=decode)
     )
@@ -140,7 +140,7 @@ def test_a_teacher_is_learned_from(weights: Path, decode: bool) -> None:
     assert float(total / weight) == pytest.approx(20 * error + 0.25 * far, rel=1e-4)
 
 
-def test_sections_refuse_what_means_nothing(weights: Path) -> None:
+def test_sections_refuse_meaningless_settings(weights: Path) -> None:
     with pytest.raises(InputError, match=r"the teacher has no effect"):
         video_ae.Teacher(encoder_weight=0.0)
     with pytest.raises(InputError, match=r"model.perceptual.weight=-1"):

@@ -1,4 +1,4 @@
-"""The masked language model: what it may see, what its loss counts, and BERT written out again."""
+"""Tests the masked language model: its attention mask, its loss, and BERT in plain NumPy."""
 
 import dataclasses
 import math
@@ -16,12 +16,12 @@ from jaxtrain.models import mlm
 from jaxtrain.training import state
 
 TINY = mlm.Config.tiny()
-KEYS = jax.random.split(jax.random.key(7), 4)  # one for each row of batch()
+KEYS = jax.random.split(jax.random.key(7), 4)  # one per example of batch()
 
 
 @pytest.fixture(scope="module")
 def parts() -> tuple[Any, Any]:
-    """Graph and parameters; random ones also where training starts from zeros and ones."""
+    """Returns graph and parameters, random even where training starts from zeros and ones."""
     graph, params = nnx.split(TINY.build(nnx.Rngs(0)))
     rng = np.random.default_rng(0)
     return graph, jax.tree.map(
@@ -30,7 +30,7 @@ def parts() -> tuple[Any, Any]:
 
 
 def batch(rows: int = 4, seed: int = 0) -> dict[str, jax.Array]:
-    """Rows with paddings of different length and one unused slot each."""
+    """Returns examples with different amounts of padding and one unused slot each."""
     rng = np.random.default_rng(seed)
     length, slots = TINY.sequence_length, TINY.predicted
     tokens = rng.integers(5, TINY.vocab_size, (rows, length))
@@ -71,7 +71,7 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), left, right)
 
 
-def test_the_batch_is_what_the_spec_says() -> None:
+def test_the_batch_matches_its_spec() -> None:
     spec = TINY.batch_spec(4)
     assert {name: (a.shape, a.dtype) for name, a in batch(4).items()} == {
         name: (a.shape, a.dtype) for name, a in spec.items()
@@ -85,11 +85,11 @@ def test_the_batch_is_what_the_spec_says() -> None:
     [
         ("mlm_h200_8_small", 192_064),
         ("mlm_h200_8", 12_875_432),
-        ("bert_base_h200_8", 109_514_298 - 2 * 768),  # transformers' count; it has token types
+        ("bert_base_h200_8", 109_514_298 - 2 * 768),  # transformers' count includes token types
         ("bert_large_h200_8", 335_174_458 - 2 * 1024),
     ],
 )
-def test_parameters_are_as_many_as_the_formula_says(name: str, count: int) -> None:
+def test_the_parameter_count_matches_the_formula(name: str, count: int) -> None:
     model = config.named(name).model
     v, s, d, f = model.vocab_size, model.sequence_length, model.hidden, 4 * model.hidden
     embeddings, head = (v + s) * d + 2 * d, d * d + 3 * d + v
@@ -98,7 +98,7 @@ def test_parameters_are_as_many_as_the_formula_says(name: str, count: int) -> No
     assert state.parameter_count(state.ModelDefinition(model.build).params) == count
 
 
-def test_every_position_sees_every_other(encode: Any) -> None:
+def test_every_position_sees_all_others(encode: Any) -> None:
     tokens = batch(1)["tokens"]
     for changed in (0, 9):
         moved = np.abs(encode(tokens) - encode(tokens.at[0, changed].add(1))).max(-1)
@@ -106,22 +106,22 @@ def test_every_position_sees_every_other(encode: Any) -> None:
 
 
 def test_padding_changes_no_other_position(encode: Any) -> None:
-    """A shorter sequence gives the same vectors as one that is filled up with padding."""
+    """A sequence gives the same vectors with and without padding."""
     tokens = batch(1)["tokens"].at[0, 11:].set(0)
     np.testing.assert_allclose(encode(tokens)[:, :11], encode(tokens[:, :11]), atol=1e-5)
 
 
-def test_rows_do_not_mix(encode: Any) -> None:
+def test_examples_do_not_mix(encode: Any) -> None:
     tokens = batch(2)["tokens"]
     np.testing.assert_array_equal(encode(tokens)[0], encode(tokens.at[1].set(6))[0])
 
 
-def test_a_sequence_of_nothing_but_padding_stays_finite(evaluate: Any) -> None:
+def test_a_sequence_of_only_padding_stays_finite(evaluate: Any) -> None:
     empty = {**batch(1), "tokens": jnp.zeros((1, TINY.sequence_length), jnp.int32)}
     assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(evaluate(empty)))
 
 
-def test_an_unused_slot_counts_nothing(evaluate: Any) -> None:
+def test_an_unused_slot_does_not_count(evaluate: Any) -> None:
     whole = batch()
     other = {**whole, "targets": whole["targets"].at[:, -1].set(17)}
     other["positions"] = whole["positions"].at[:, -1].set(5)
@@ -130,7 +130,7 @@ def test_an_unused_slot_counts_nothing(evaluate: Any) -> None:
     assert abs(evaluate(whole)["loss"][0] - evaluate(used)["loss"][0]) > 1e-3
 
 
-def test_rows_of_weight_zero_count_nothing(evaluate: Any) -> None:
+def test_examples_of_weight_zero_do_not_count(evaluate: Any) -> None:
     whole = {**batch(4), "weight": jnp.array([1.0, 1, 0, 0])}
     assert_same(evaluate(whole), evaluate(rows_of(whole, slice(2))))
 
@@ -141,7 +141,7 @@ def test_sums_of_parts_add_up(evaluate: Any) -> None:
     assert_same(evaluate(whole), jax.tree.map(jnp.add, *halves))
 
 
-def test_dropout_follows_the_keys(parts: tuple[Any, Any], evaluate: Any) -> None:
+def test_dropout_depends_on_the_keys(parts: tuple[Any, Any], evaluate: Any) -> None:
     graph, params = parts
     loss = jax.jit(lambda p, keys: nnx.merge(graph, p).loss(batch(), keys)[0])
     assert loss(params, KEYS) == loss(params, KEYS)
@@ -171,7 +171,7 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any], evaluat
 
 @pytest.mark.slow
 def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
-    """Dropout included: the key draws the same mask again."""
+    """Including dropout: the key draws the same mask again."""
     results = []
     for mode in ("none", "block"):
         graph = nnx.graphdef(dataclasses.replace(TINY, remat=mode).build(nnx.Rngs(0)))
@@ -181,8 +181,8 @@ def test_remat_changes_no_number(parts: tuple[Any, Any]) -> None:
     assert_same(none, block)
 
 
-# BERT once more, in float64 NumPy, by the names of transformers' `BertForMaskedLM`: an independent
-# check of the mathematics, and the mapping of the parameters.
+# BERT in float64 NumPy with the names of transformers' `BertForMaskedLM`: an independent check of
+# the mathematics and of the parameter mapping.
 
 
 def bert_state_dict(module: mlm.MaskedLanguageModel) -> dict[str, np.ndarray]:
@@ -222,7 +222,7 @@ def bert_state_dict(module: mlm.MaskedLanguageModel) -> dict[str, np.ndarray]:
 
 
 def bert_logits(values: dict[str, np.ndarray], tokens: np.ndarray, heads: int) -> np.ndarray:
-    """One sequence [S] -> [S, V]."""
+    """Computes the logits [S, V] of one sequence [S]."""
     erf = np.vectorize(math.erf)
 
     def dense(name: str, x: np.ndarray) -> np.ndarray:
@@ -257,7 +257,7 @@ def bert_logits(values: dict[str, np.ndarray], tokens: np.ndarray, heads: int) -
     return h @ decoder.T + values[f"{prefix}.bias"]
 
 
-def test_the_numbers_are_berts(parts: tuple[Any, Any], evaluate: Any) -> None:
+def test_the_numbers_match_bert(parts: tuple[Any, Any], evaluate: Any) -> None:
     module, whole = nnx.merge(*parts), batch()
     values = bert_state_dict(module)
     logits = jax.jit(lambda p, *b: nnx.merge(parts[0], p).logits_at(*b))
@@ -268,7 +268,7 @@ def test_the_numbers_are_berts(parts: tuple[Any, Any], evaluate: Any) -> None:
         want = bert_logits(values, np.asarray(whole["tokens"][row]), TINY.heads)
         want = want[np.asarray(whole["positions"][row])]
         np.testing.assert_allclose(found[row], want, atol=1e-4)
-        used = slice(0, -1)  # the last slot of each row is unused
+        used = slice(0, -1)  # the last slot of each example is unused
         targets = np.asarray(whole["targets"][row])[used]
         chances = np.exp(want[used]) / np.exp(want[used]).sum(-1, keepdims=True)
         cost -= np.log(chances[np.arange(len(targets)), targets]).sum()
@@ -279,7 +279,7 @@ def test_the_numbers_are_berts(parts: tuple[Any, Any], evaluate: Any) -> None:
     assert sums["loss"][1] == sums["accuracy"][1] == 4 * (TINY.predicted - 1)
 
 
-def test_initial_values_are_berts() -> None:
+def test_initial_values_match_bert() -> None:
     config = dataclasses.replace(TINY, hidden=64, vocab_size=500)
     values = bert_state_dict(config.build(nnx.Rngs(0)))
     for name, array in values.items():
@@ -299,7 +299,7 @@ def test_initial_values_are_berts() -> None:
     ],
 )
 def test_shipped_sizes_build(sizes: dict[str, Any], wanted: int) -> None:
-    """V D + S D + 2 D, a layer of 12 D^2 + 13 D, and a head of D^2 + 3 D + V."""
+    """Counts V D + S D + 2 D, 12 D^2 + 13 D per layer, and D^2 + 3 D + V for the head."""
     v, s, d, n = (sizes[k] for k in ("vocab_size", "sequence_length", "hidden", "layers"))
     config = mlm.Config(heads=8, **sizes)
     module = nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))
@@ -313,8 +313,8 @@ def test_shipped_sizes_build(sizes: dict[str, Any], wanted: int) -> None:
     assert loss.shape == ()
 
 
-def test_flops_are_those_of_the_program() -> None:
-    """Within 5% of XLA's count of forward and backward, where products dominate."""
+def test_flops_match_xlas_count() -> None:
+    """The counts agree within 5% for forward and backward, where matmuls dominate."""
     config = mlm.Config(
         vocab_size=4000, sequence_length=64, hidden=256, layers=2, heads=2, dropout=0.0
     )
@@ -326,7 +326,7 @@ def test_flops_are_those_of_the_program() -> None:
     assert 3 * config.flops_per_example() == pytest.approx(counts["flops"], rel=0.05)
 
 
-def test_a_sequence_longer_than_the_positions_is_refused(parts: tuple[Any, Any]) -> None:
+def test_a_sequence_longer_than_the_position_table_is_refused(parts: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match=r"17 tokens .* sequence_length=16"):
         nnx.merge(*parts).encode(jnp.ones((1, 17), jnp.int32))
 

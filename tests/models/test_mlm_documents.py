@@ -1,4 +1,4 @@
-"""Packed sequences: what a token sees of the other documents of its sequence."""
+"""Tests whether a token of a packed sequence sees the sequence's other documents."""
 
 import dataclasses
 from typing import Any
@@ -19,10 +19,10 @@ CONFIG = dataclasses.replace(
 
 
 def influence(config: mlm.Config) -> np.ndarray:
-    """[seen, seeing]: whether a position's vector moves what comes out at another, by gradient.
+    """Returns [seen, seeing]: whether one position's input affects another's output, by gradient.
 
-    Each position adds its own row of the table of positions, so the gradient of an output with
-    respect to that row says whether it is seen there.
+    Each position adds its own row of the position table, so the gradient of an output with respect
+    to that row is nonzero exactly if the output sees the position.
     """
     graph, params = nnx.split(config.build(nnx.Rngs(0)))
     rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def test_no_token_sees_another_document() -> None:
     np.testing.assert_array_equal(seen, same)
 
 
-def test_across_documents_is_the_default() -> None:
+def test_attention_across_documents_is_the_default() -> None:
     assert mlm.Config.tiny().attend == "sequence"
     seen = influence(dataclasses.replace(CONFIG, attend="sequence"))
     used = SEGMENTS[0] > 0
@@ -58,7 +58,7 @@ def test_across_documents_is_the_default() -> None:
 
 
 def test_the_loss_takes_the_documents_from_the_batch() -> None:
-    """The loss of a document is the same, whatever stands in the others."""
+    """A document's loss does not depend on the other documents."""
     assert "segments" not in mlm.Config.tiny().batch_spec(1)
     spec = CONFIG.batch_spec(1)
     assert (spec["segments"].shape, spec["segments"].dtype) == ((1, LENGTH), jnp.int32)

@@ -1,4 +1,4 @@
-"""Convolutions of single frames: folded, and frame after frame; against the plain way."""
+"""Tests folded and frame-by-frame convolutions against plain ones."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def close(left: Any, right: Any) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_frame_after_frame_changes_no_number(stride: int) -> None:
+def test_computing_frame_by_frame_changes_no_number(stride: int) -> None:
     x, weights = normal(0, 2, 3, 4, 6, 3), pair(3, 4, 2)
     pull = normal(5, 2, 3, 4 // stride, 6 // stride, 2)
 
@@ -49,8 +49,8 @@ def test_frame_after_frame_changes_no_number(stride: int) -> None:
     close(result("block"), plain)
 
 
-def test_what_lies_between_is_of_one_frame_at_a_time() -> None:
-    """Forward and backward: no array has the width of what lies between and all three frames."""
+def test_intermediates_exist_for_one_frame_at_a_time() -> None:
+    """Forward and backward, no array has the intermediate's width and all three frames."""
     x, weights = normal(0, 1, 3, 4, 4, 2), pair(2, 17, 2)
 
     def shapes(remat: blocks.VideoRemat) -> set[tuple[int, ...]]:
@@ -69,7 +69,7 @@ def test_what_lies_between_is_of_one_frame_at_a_time() -> None:
 
 
 def _programs(jaxpr: Any) -> Any:
-    """A program and those that its operations run."""
+    """Yields a jaxpr and those nested in its operations."""
     yield jaxpr
     for equation in jaxpr.eqns:
         for one in equation.params.values():
@@ -78,8 +78,8 @@ def _programs(jaxpr: Any) -> Any:
                 yield from _programs(inner)
 
 
-def test_gradients_of_frames_add_up_in_float32_and_are_rounded_once() -> None:
-    """To the parameters' dtype, in which they travel between devices."""
+def test_gradients_of_frames_are_summed_in_float32_and_rounded_once() -> None:
+    """They are rounded to the parameters' dtype, in which they are summed over devices."""
     frames = 24
     x = jnp.abs(normal(0, 1, frames, 4, 4, 2)).astype(jnp.bfloat16)
     weights = jax.tree.map(lambda part: jnp.abs(part).astype(jnp.bfloat16), pair(2, 3, 2))
@@ -102,8 +102,8 @@ def test_gradients_of_frames_add_up_in_float32_and_are_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("argument", [1, (0, 1)])
-def test_eight_gpus_give_the_gradients_of_one(argument: Any) -> None:
-    """Each for its own clips, in microbatches; the video itself needs none."""
+def test_eight_gpus_match_the_gradients_of_one(argument: Any) -> None:
+    """Each computes those of its own clips, in microbatches; the video needs no gradient."""
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "rows"))
     x, weights = normal(0, 2, 8, 3, 4, 4, 2), pair(2, 3, 2)
@@ -136,7 +136,7 @@ def test_enlarging_is_folded_into_the_kernel() -> None:
     close(pixels.reshape(1, 2, 6, 8, 2), plain)
 
 
-def test_a_convolution_of_squares_is_that_of_the_frame() -> None:
+def test_a_convolution_of_squares_matches_that_of_the_frame() -> None:
     frame, kernel = normal(0, 1, 2, 6, 8, 5), normal(1, 3, 3, 5, 3)
     squares = folding.square_major(blocks.unshuffle(frame, 2))
     found = blocks.conv_frames(squares, folding.of_squares(kernel))
@@ -149,14 +149,14 @@ def test_a_matrix_before_a_convolution_is_folded_into_its_kernel() -> None:
     close(blocks.conv_frames(x, folding.after_matrix(matrix, kernel), stride=2), plain)
 
 
-def test_frames_side_by_side_are_convolved_alike() -> None:
+def test_frames_stacked_as_channels_get_the_same_convolution() -> None:
     x, kernel = normal(0, 1, 4, 4, 4, 3), normal(1, 3, 3, 3, 5)
     found = blocks.conv_frames(blocks.grouped(x, 2), folding.side_by_side(kernel, 2))
     close(found, blocks.grouped(blocks.conv_frames(x, kernel), 2))
 
 
 @pytest.mark.parametrize("first", [0, 1, 3])
-def test_frames_are_put_in_their_order(first: int) -> None:
+def test_frames_are_interleaved_in_order(first: int) -> None:
     frames = jnp.arange(float(first), 8).reshape(1, -1, 1, 1, 1)
     even, odd = (frames[:, (parity - first) % 2 :: 2] for parity in (0, 1))
     close(pairs.interleaved([even, odd], first), frames)

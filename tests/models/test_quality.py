@@ -1,4 +1,4 @@
-"""PSNR and SSIM against plain NumPy, window by window."""
+"""Tests PSNR and SSIM against plain NumPy, window by window."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from jaxtrain.models.video_ae import quality
 
 
 def ssim_by_windows(x: np.ndarray, y: np.ndarray) -> float:
-    """One frame [H, W, C]: NumPy's own mean, variance and covariance of each 11x11 window."""
+    """Computes one frame's SSIM from NumPy's mean, variance and covariance per window."""
     values = []
     for channel in range(x.shape[2]):
         for row in range(x.shape[0] - 10):
@@ -27,14 +27,14 @@ def ssim_by_windows(x: np.ndarray, y: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def videos() -> tuple[np.ndarray, np.ndarray]:
-    """Two clips of two frames, 14x17, at four degrees of likeness."""
+    """Returns two clips of two frames, 14x17, with four degrees of similarity."""
     rng = np.random.default_rng(0)
     x = rng.random((2, 2, 14, 17, 3))
     noise = np.array([0.0, 0.05, 0.3, 1.0]).reshape(2, 2, 1, 1, 1)
     return x, np.clip(x + noise * rng.standard_normal(x.shape), 0, 1)
 
 
-def test_ssim_is_that_of_windows(videos: tuple[np.ndarray, np.ndarray]) -> None:
+def test_ssim_matches_the_definition(videos: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = videos
     found = np.asarray(quality.ssim(jnp.float32(x), jnp.float32(y)))
     want = [[ssim_by_windows(x[b, t], y[b, t]) for t in range(2)] for b in range(2)]
@@ -42,7 +42,7 @@ def test_ssim_is_that_of_windows(videos: tuple[np.ndarray, np.ndarray]) -> None:
     assert found[0, 0] == pytest.approx(1)
 
 
-def test_psnr_is_that_of_each_frame(videos: tuple[np.ndarray, np.ndarray]) -> None:
+def test_psnr_is_computed_per_frame(videos: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = videos
     found = np.asarray(quality.psnr(jnp.float32(x), jnp.float32(y)))
     error = ((x - y) ** 2).mean((2, 3, 4))

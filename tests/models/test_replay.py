@@ -1,4 +1,4 @@
-"""What is kept is drawn again, by the same window, and never leaves its device."""
+"""Tests that the replay buffer returns each window's entries and never moves them."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from jaxtrain.models.video_ae.replay import Replay
 
 
 def batch(number: float, windows: int) -> tuple[jax.Array, jax.Array]:
-    """Windows and contexts that tell the batch and the window."""
+    """Returns windows and contexts whose values identify the batch and the window."""
     own = number + jnp.arange(windows) / 64
     return jnp.broadcast_to(own.reshape(-1, 1, 1, 1), (windows, 4, 4, 3)), own.reshape(-1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(("places", "windows"), [(8, 4), (9, 4), (4, 4), (3, 4), (1, 4)])
-def test_each_window_draws_what_it_has_kept(places: int, windows: int) -> None:
+def test_each_window_draws_its_own_entries(places: int, windows: int) -> None:
     replay = Replay(places, (4, 4, 3), (1, 1, 1))
     shelves, each = min(places, windows), max(1, places // windows)
     first = jnp.zeros((windows,))
@@ -36,7 +36,7 @@ def test_each_window_draws_what_it_has_kept(places: int, windows: int) -> None:
     assert replay.draw(first + 0.999).images_NHWC[0, 0, 0, 0] == 7
 
 
-def test_nothing_that_is_kept_crosses_devices() -> None:
+def test_buffered_windows_never_cross_devices() -> None:
     devices = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(devices, PartitionSpec("fsdp"))
     replay = Replay(32, (4, 4, 3), (1, 1, 1))

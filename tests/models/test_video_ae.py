@@ -1,4 +1,4 @@
-"""The video autoencoder: what it may see, what its loss counts, and the reference's numbers."""
+"""Tests the video autoencoder: its receptive field, loss, metrics and sample images."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from jaxtrain.errors import InputError
 from jaxtrain.models import video_ae
 from jaxtrain.models.video_ae import blocks, samples, timing
 
-TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # ragged: two are filled up
+TINY = dataclasses.replace(video_ae.Config.tiny(), frames=6)  # padded to 8
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def rows_of(whole: dict[str, jax.Array], rows: slice) -> dict[str, jax.Array]:
 
 
 def jitted(method: str, graph: Any) -> Any:
-    """A function of the parameters and of what the method takes (of a batch, for the loss)."""
+    """Returns a function of the parameters and the method's arguments (a batch for the loss)."""
     if method == "loss":
         return jax.jit(lambda p, b: nnx.merge(graph, p).loss(b, jax.random.key(0)))
     return jax.jit(lambda p, b: getattr(nnx.merge(graph, p), method)(b))
@@ -51,7 +51,7 @@ def assert_same(left: Any, right: Any, rtol: float = 1e-5) -> None:
 
 
 def influence(function: Any, x: jax.Array, out_frame: int) -> np.ndarray:
-    """Largest gradient of output frame `out_frame` with respect to each input frame."""
+    """Returns output frame `out_frame`'s largest gradient with respect to each input frame."""
     rng = np.random.default_rng(0)
     y = jax.eval_shape(function, x)
     pull = jnp.zeros(y.shape).at[:, out_frame].set(rng.standard_normal((y.shape[0], *y.shape[2:])))
@@ -59,7 +59,7 @@ def influence(function: Any, x: jax.Array, out_frame: int) -> np.ndarray:
     return np.abs(np.asarray(grad)).max((0, 2, 3, 4))
 
 
-def test_a_memory_block_sees_this_frame_and_the_one_before() -> None:
+def test_a_memory_block_sees_this_frame_and_the_previous_one() -> None:
     fresh = blocks.MemoryBlock(4, rngs=nnx.Rngs(0))
     graph, params = nnx.split(fresh)
     block = nnx.merge(graph, toy.stirred(params))
@@ -84,13 +84,13 @@ def test_a_decoded_frame_sees_no_later_latent(parts: tuple[Any, Any]) -> None:
     assert (influence(decode, latents, 8) > 0)[1:].all()
 
 
-def test_a_fresh_memory_block_is_its_skip() -> None:
+def test_a_new_memory_block_is_its_skip_connection() -> None:
     x = jax.random.uniform(jax.random.key(1), (1, 2, 4, 4, 3))
     np.testing.assert_array_equal(blocks.MemoryBlock(3, rngs=nnx.Rngs(0))(x), x)
 
 
-def test_a_fresh_network_lets_signals_through() -> None:
-    """Latents vary as much as pixels do, to a factor: the reference's start divides by hundreds."""
+def test_a_new_network_preserves_variance() -> None:
+    """Latents vary about as much as pixels; the reference's initialization divides by hundreds."""
     module = dataclasses.replace(TINY, encoder_width=64).build(nnx.Rngs(0))
     video = jax.random.normal(jax.random.key(1), (2, 8, 16, 16, 3))
     assert 0.03 < float(module.encode(video).std()) < 2
@@ -109,7 +109,7 @@ def test_frame_arithmetic(frames: int, latents: int, decoded: int) -> None:
     assert timing.Timing().decoded(timing.latent_frames(frames)) == decoded
 
 
-def test_a_clip_is_filled_up_with_its_last_frame(parts: tuple[Any, Any]) -> None:
+def test_a_clip_is_padded_with_its_last_frame(parts: tuple[Any, Any]) -> None:
     video = jax.random.uniform(jax.random.key(0), (1, 6, 16, 16, 3))
     full = jnp.concatenate([video, video[:, -1:], video[:, -1:]], 1)
     encode = jitted("encode", parts[0])
@@ -125,8 +125,8 @@ def test_clips_do_not_mix(parts: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_weighted_error_of_frame_against_frame(parts: tuple[Any, Any]) -> None:
-    """Frame i against frame i, not clamped; with numbers that augment nothing."""
+def test_the_loss_is_the_weighted_error_per_frame(parts: tuple[Any, Any]) -> None:
+    """Compares frame i with frame i, not clamped and not augmented."""
     graph, params = parts
     same = {**batch(2), "augment": jnp.tile(jnp.array([[1.0, 1, 1, 0, 0]]), (2, 1))}
     module = nnx.merge(graph, params)
@@ -157,14 +157,14 @@ def test_sums_of_parts_add_up(parts: tuple[Any, Any], method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["loss", "evaluate"])
-def test_rows_of_weight_zero_count_nothing(parts: tuple[Any, Any], method: str) -> None:
+def test_clips_of_weight_zero_do_not_count(parts: tuple[Any, Any], method: str) -> None:
     graph, params = parts
     function, whole = jitted(method, graph), batch(4)
     whole["weight"] = jnp.array([1.0, 1.0, 0.0, 0.0])
     assert_same(function(params, whole), function(params, rows_of(whole, slice(2))))
 
 
-def test_validation_augments_nothing(parts: tuple[Any, Any]) -> None:
+def test_validation_does_not_augment(parts: tuple[Any, Any]) -> None:
     graph, params = parts
     evaluate, clips = jitted("evaluate", graph), batch(2)
     plain = {**clips, "augment": jnp.tile(jnp.array([[1.0, 1, 1, 0, 0]]), (2, 1))}
@@ -173,7 +173,7 @@ def test_validation_augments_nothing(parts: tuple[Any, Any]) -> None:
     assert abs(loss(params, clips)[0] - loss(params, plain)[0]) > 1e-3
 
 
-def test_validation_reports_spread_over_frames(parts: tuple[Any, Any]) -> None:
+def test_validation_reports_the_deviation_over_frames(parts: tuple[Any, Any]) -> None:
     graph, params = parts
     found = jitted("evaluate", graph)(params, batch(3))
     assert set(found) == {"loss", "psnr", "ssim"}
@@ -197,7 +197,7 @@ def test_bfloat16_parameters_give_a_float32_loss(parts: tuple[Any, Any]) -> None
 @pytest.mark.long
 @pytest.mark.slow
 def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
-    """Single runs of both precisions part by more than precision does: benchmarks compare many."""
+    """Single runs differ by more than the precisions do; benchmarks compare many runs."""
     graph, params = parts
     clips = batch(4)
 
@@ -211,7 +211,7 @@ def test_bfloat16_gradients_point_the_same_way(parts: tuple[Any, Any]) -> None:
 
     exact, rounded = grads(jnp.float32), grads(jnp.bfloat16)
     cosine = exact @ rounded / np.linalg.norm(exact) / np.linalg.norm(rounded)
-    assert cosine > 0.99  # about thirty layers, each rounding to 8 bits
+    assert cosine > 0.99  # about thirty layers, each rounded to 8 bits
 
 
 @pytest.mark.long
@@ -245,13 +245,13 @@ def test_samples_show_originals_above_reconstructions(parts: tuple[Any, Any]) ->
     original, shown, heat = np.split(np.asarray(clip[0], np.float64), 3)
     error = np.abs(original - shown).mean(-1) / 255
     np.testing.assert_allclose(heat[..., 0], 255 * np.clip(3 * error / 0.25, 0, 1), atol=8)
-    # Four channels of 2x2 of each clip, each number a square of 32 pixels, and lines between them.
+    # Per clip four 2x2 channels, each value a square of 32 pixels, separated by lines.
     assert latents.shape == (3 * 2 * 66, 2 * 66, 3)
     assert len(np.unique(latents[:32, :32])) == 1
     assert np.unique(latents[64:66]) == [255]
 
 
-def test_large_samples_are_made_smaller() -> None:
+def test_large_samples_are_scaled_down() -> None:
     wide = jnp.zeros((3, 3, 2, 16, 1440, 3))
     assert samples.in_a_row(wide).shape == (3 * 3 * 8, 2 * 720, 3)
     assert samples.moving(wide).shape == (2, 3 * 4, 3 * 360, 3)
@@ -268,10 +268,10 @@ def test_large_samples_are_made_smaller() -> None:
     ],
     ids=["base", "patches", "super", "preview"],
 )
-def test_flops_are_those_of_the_program(changes: dict[str, Any]) -> None:
-    """Forward, as XLA counts it. It leaves out products with the zero border.
+def test_flops_match_xlas_count(changes: dict[str, Any]) -> None:
+    """Compares the forward pass. XLA does not count multiplications with the zero padding.
 
-    It counts those with zeros in folded kernels, which matter little at the width of real models.
+    XLA counts those with zeros in folded kernels, which matter little at the width of real models.
     """
     size = {"height": 128, "width": 128, "frames": 4}
     widths = {"encoder_width": 64, "decoder_widths": None}

@@ -1,4 +1,4 @@
-"""The reference's numbers and names: every variant, three ways to run it, weights in and out."""
+"""Tests every variant against the reference: numbers, streaming, import and export."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ _TRIM = {True: "odd_latents", False: "always"}
 
 
 def reference_values(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
-    """The weights that the reference's outputs belong to: noise seeded by each name."""
+    """Draws the weights used for the reference's outputs: noise seeded by each name."""
     found = {}
     for name, shape in shapes.items():
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
@@ -44,7 +44,7 @@ def flat(module: Any) -> dict[str, Any]:
 
 
 def filled(config: video_ae.Config, params: dict[str, np.ndarray]) -> video_ae.VideoAutoencoder:
-    """The module with these parameters."""
+    """Returns the module with these parameters."""
     graph, state = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
     leaves = [
         (path, leaf.replace(jnp.asarray(params[".".join(map(str, path))])))
@@ -54,7 +54,7 @@ def filled(config: video_ae.Config, params: dict[str, np.ndarray]) -> video_ae.V
 
 
 class Reference:
-    """One fixture: arrays, the config that it asks for, and our module with its weights."""
+    """A fixture's arrays, its config, and our module with its weights."""
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as file:
@@ -98,7 +98,7 @@ def close(found: Any, wanted: Any, atol: float) -> None:
 
 
 def streamed(module: video_ae.VideoAutoencoder, video: np.ndarray) -> tuple[Any, Any]:
-    """Latents and frames, by streams; and when they came."""
+    """Returns latents and frames from the streams, and when each was ready."""
     encoder = streaming.EncoderStream(module)
     latents = [encoder.push(jnp.asarray(video[:, i])) for i in range(video.shape[1])]
     ready = [number for number, latent in enumerate(latents, 1) if latent is not None]
@@ -113,7 +113,7 @@ def streamed(module: video_ae.VideoAutoencoder, video: np.ndarray) -> tuple[Any,
 
 
 @pytest.mark.slow
-def test_three_ways_give_the_references_numbers(reference: Reference) -> None:
+def test_clips_scans_and_streams_match_the_reference(reference: Reference) -> None:
     video, module = reference.arrays["video_nthwc"], reference.module
     latents, decoded = reference.arrays["latent_nthwc"], reference.arrays["decoded_nthwc"]
     at_once = jitted(module, lambda m, x: m.encode(x))(video)
@@ -127,7 +127,7 @@ def test_three_ways_give_the_references_numbers(reference: Reference) -> None:
     close(np.asarray(frames), raw, 1e-5)
 
 
-def test_names_shapes_and_values_go_out_as_they_came(reference: Reference) -> None:
+def test_exported_names_shapes_and_values_are_those_imported(reference: Reference) -> None:
     out = reference.config.to_weights(reference.params)
     assert {name: list(array.shape) for name, array in out.items()} == reference.shapes
     assert [*out] == [*reference.shapes]  # in the reference's order too
@@ -136,7 +136,7 @@ def test_names_shapes_and_values_go_out_as_they_came(reference: Reference) -> No
     assert set(reference.params) == set(flat(reference.module))
 
 
-def test_weights_say_which_model_they_are(reference: Reference) -> None:
+def test_the_config_is_inferred_from_the_weights(reference: Reference) -> None:
     name = "taecvx.pth" if reference.config.trim == "odd_latents" else "weights.pth"
     guessed = video_ae.Config.guess(reference.tensors, name)
     for field in ("patch_size", "latent_channels", "decoder", "trim"):
@@ -163,14 +163,14 @@ def test_published_parameter_counts(fields: dict[str, Any], count: int) -> None:
 
 
 @pytest.mark.slow
-def test_fresh_weights_start_as_ours_do(base: Reference) -> None:
+def test_exported_initial_weights_have_the_expected_spread(base: Reference) -> None:
     ours = base.config.to_weights(
         {k: np.asarray(v) for k, v in flat(base.config.build(nnx.Rngs(0))).items()}
     )
     for name, array in ours.items():
         if name == "decoder.22.bias":
             assert (array == 0.5).all()
-        elif name.endswith(("bias", "conv.4.weight")):  # conv.4: the last one of a memory block
+        elif name.endswith(("bias", "conv.4.weight")):  # conv.4: a memory block's last one
             assert not array.any(), name
         else:
             bound = np.sqrt(3 / np.prod(array.shape[1:]))
@@ -199,7 +199,7 @@ def preview(base: Reference, **switches: Any) -> Any:
     return config, filled(config, config.from_weights(base.tensors, "base"))
 
 
-def test_switched_off_stages_give_fewer_and_smaller_frames(base: Reference) -> None:
+def test_disabled_upscaling_gives_fewer_and_smaller_frames(base: Reference) -> None:
     latents = base.arrays["latent_nthwc"]
     config, module = preview(base, time_upscale=(True, False), space_upscale=(True, True, False))
     found = jitted(module, lambda m, x: m.decode(x))(latents)
@@ -227,7 +227,7 @@ def test_previews_cannot_be_trained(switches: dict[str, Any], message: str) -> N
         jax.eval_shape(lambda s, b: nnx.merge(graph, s).evaluate(b), state, config.batch_spec(1))
 
 
-def test_a_stream_that_has_to_know_its_length_says_so() -> None:
+def test_a_stream_reports_that_it_needs_the_number_of_latents() -> None:
     config = video_ae.Config(
         frames=8, height=16, width=16, encoder_width=8, decoder_widths=(8,) * 4, trim="odd_latents"
     )
@@ -235,7 +235,7 @@ def test_a_stream_that_has_to_know_its_length_says_so() -> None:
     with pytest.raises(InputError, match="depends on the number of latents"):
         streaming.DecoderStream(module)
     stream = streaming.EncoderStream(module)
-    for _ in range(4):  # after which no frame waits
+    for _ in range(4):  # after which no frame is pending
         stream.push(jnp.zeros((1, 16, 16, 3)))
     with pytest.raises(ValueError, match=r"\(1, 16, 24, 3\), the first one \(1, 16, 16, 3\)"):
         stream.push(jnp.zeros((1, 16, 24, 3)))
@@ -243,7 +243,7 @@ def test_a_stream_that_has_to_know_its_length_says_so() -> None:
     stream.push(jnp.zeros((1, 16, 24, 3)))
 
 
-def test_the_table_holds_each_array_once() -> None:
+def test_the_table_lists_each_array_once() -> None:
     for wide in (False, True):
         table = weights.table(wide=wide)
         assert (

@@ -1,4 +1,4 @@
-"""Rotary positions and causal attention."""
+"""Tests rotary positions and causal attention."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
 # ---- rotary positions -------------------------------------------------------------------------
 
 
-def test_products_depend_on_the_difference_of_positions_alone() -> None:
+def test_products_depend_only_on_the_difference_of_positions() -> None:
     cos, sin = attention.rotary(LENGTH, WIDTH, 10_000.0)
     q, k = (jnp.broadcast_to(normal((1, 1, 1, WIDTH), s), (1, LENGTH, 1, WIDTH)) for s in (1, 2))
     turned = (attention.rotate(x, cos, sin)[0, :, 0] for x in (q, k))
@@ -31,7 +31,7 @@ def test_products_depend_on_the_difference_of_positions_alone() -> None:
     assert np.ptp(scores[0]) > 0.1, "positions play no part"
 
 
-def test_rotation_is_a_rotation_and_leaves_the_first_position() -> None:
+def test_rotation_keeps_lengths_and_the_first_position() -> None:
     cos, sin = attention.rotary(LENGTH, WIDTH, 10_000.0)
     x = normal((2, LENGTH, 3, WIDTH))
     turned = attention.rotate(x, cos, sin)
@@ -44,7 +44,7 @@ def test_rotation_is_a_rotation_and_leaves_the_first_position() -> None:
 
 
 def attention_by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """[S, N, K] queries with as many heads of keys and values, in float64."""
+    """Computes attention of [S, N, K] queries with as many key and value heads, in float64."""
     found = np.zeros_like(q, np.float64)
     for head in range(q.shape[1]):
         for at in range(q.shape[0]):
@@ -56,7 +56,7 @@ def attention_by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_shared_heads_are_repeated_heads(heads: int) -> None:
+def test_shared_heads_match_repeated_heads(heads: int) -> None:
     q = normal((2, LENGTH, 4, WIDTH))
     k, v = (normal((2, LENGTH, heads, WIDTH), seed) for seed in (1, 2))
     found = attention.attend(q, k, v)
@@ -66,7 +66,7 @@ def test_shared_heads_are_repeated_heads(heads: int) -> None:
         np.testing.assert_allclose(found[row], want, atol=1e-5)
 
 
-def test_programs_for_gpus_get_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = jnp.zeros(())
     monkeypatch.setattr(attention, "_attend_by_cudnn", lambda q, k, v: fused)
 

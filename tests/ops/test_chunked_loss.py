@@ -1,4 +1,4 @@
-"""The loss in chunks against the plain one, and bits per byte."""
+"""Tests the chunked loss against the plain one, and bits per byte."""
 
 import math
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def test_chunks_give_the_plain_loss_and_its_gradients(chunk: int) -> None:
     x, words, targets, weight = inputs()
 
     def in_pieces(x: jax.Array, words: jax.Array) -> jax.Array:
-        # Not the sum itself: what comes after it has to reach the gradient.
+        # Not the sum itself: the gradient must include the function applied to it.
         found = chunked_loss.predict(x, words, targets, weight, cap=CAP, chunk=chunk)
         return 0.25 * found.total + jnp.square(found.total) / 1000
 
@@ -61,7 +61,7 @@ def test_chunks_give_the_plain_loss_and_its_gradients(chunk: int) -> None:
     )
 
 
-def test_costs_and_hits_are_those_of_each_position() -> None:
+def test_costs_and_hits_are_computed_per_position() -> None:
     x, words, targets, weight = inputs()
     found = chunked_loss.predict(x, words, targets, weight, cap=None, chunk=4)
     logits = np.asarray(jnp.einsum("bsd,vd->bsv", x, words), np.float64)
@@ -78,7 +78,7 @@ def test_costs_and_hits_are_those_of_each_position() -> None:
 
 
 def shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
-    """Of all arrays in a program and in those that it runs."""
+    """Returns the shapes of all arrays in a jaxpr and those nested in it."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for variable in equation.outvars:
             yield variable.aval.shape
@@ -88,8 +88,8 @@ def shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
                     yield from shapes(one)
 
 
-def test_never_are_all_logits_there() -> None:
-    """Neither forward nor backward; and no product of the logits is computed twice."""
+def test_the_full_logits_never_exist() -> None:
+    """Neither forward nor backward; and no matmul of the logits is computed twice."""
     x, words, targets, weight = inputs()
 
     def loss(x: jax.Array, words: jax.Array) -> jax.Array:
@@ -101,14 +101,14 @@ def test_never_are_all_logits_there() -> None:
     assert work.product_flops(program) == 3 * 2 * ROWS * LENGTH * WIDTH * WORDS
 
 
-def test_bits_per_byte_leaves_out_what_stands_for_no_text() -> None:
+def test_bits_per_byte_skips_tokens_without_text() -> None:
     cost = jnp.asarray([[1.0, 2.0, 4.0, 8.0]])
     found = chunked_loss.Predictions(cost.sum(), cost, jnp.asarray([[True, False, True, False]]))
     batch = {
         "target_bytes": jnp.asarray([[3, 0, 5, 2]], jnp.int32),
         "weight": jnp.asarray([2.0]),
     }
-    weight = jnp.asarray([[2.0, 2.0, 2.0, 0.0]])  # the last is no target
+    weight = jnp.asarray([[2.0, 2.0, 2.0, 0.0]])  # the last one is ignored
     measured = chunked_loss.sums(found, batch, weight)
     bits, length = measured["bits_per_byte"]
     assert float(bits) == pytest.approx(2 * (1 + 4) / math.log(2))

@@ -1,4 +1,4 @@
-"""The convolution: its gradients, and what it has devices do and send."""
+"""Tests the convolution: its gradients, and its computation and communication per device."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
 
 
 def by_windows(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, Any]:
-    """Gradients by definition, in float64: each output pixel saw one window of the padded input."""
+    """Computes gradients by definition in float64: a sum over windows of the padded input."""
     x_pad = np.pad(np.float64(x), ((0, 0), (1, 1), (1, 1), (0, 0)))
     kernel, grad = np.float64(kernel), np.float64(grad)
     of_x, of_kernel = np.zeros_like(x_pad), np.zeros_like(kernel)
@@ -37,10 +37,10 @@ def by_windows(x: Any, kernel: Any, grad: Any, stride: int) -> tuple[Any, Any]:
 )
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, 5), (5, 3)])
 @pytest.mark.parametrize("options", [{}, options.options("cpu")])
-def test_the_gradients_are_those_of_a_sum_over_windows(
+def test_the_gradients_match_a_sum_over_windows(
     options: Any, inputs: int, outputs: int, side: int, stride: int, height: int, width: int
 ) -> None:
-    """By whichever library the compiler takes: XLA's own choice, and ours."""
+    """Covers both implementations: XLA's own choice and ours."""
     out = ((height + 2 - side) // stride + 1, (width + 2 - side) // stride + 1)
     shapes = (2, height, width, inputs), (side, side, inputs, outputs), (2, *out, outputs)
     x, kernel, grad = arrays(0, *shapes)
@@ -63,13 +63,13 @@ def test_bfloat16_gradients_are_summed_in_float32(stride: int) -> None:
     assert [array.dtype for array in (y, *found)] == [jnp.bfloat16] * 3
     wide = [array.astype(jnp.float32) for array in low]
     want = by_windows(wide[0], wide[1], wide[2], stride)[1]
-    # One rounding to bfloat16 at the end; 2048 summands rounded one by one would be far off.
+    # Rounded to bfloat16 once at the end; rounding after each of 2048 summands would be far off.
     np.testing.assert_allclose(found[1].astype(jnp.float32), want, rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "stride"), [(2, 2, 1), (4, 2, 1), (2, 2, 2)])
-def test_no_device_asks_another_for_its_images(inputs: int, outputs: int, stride: int) -> None:
-    """Gradients over sharded images: the kernel's sums travel, images do not."""
+def test_images_are_not_sent_between_devices(inputs: int, outputs: int, stride: int) -> None:
+    """For sharded images, only the kernel's gradient is summed over devices."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     rows, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("data",), ()))
     x, kernel = arrays(0, (16, 64, 32, inputs), (3, 3, inputs, outputs))
@@ -86,7 +86,7 @@ def test_no_device_asks_another_for_its_images(inputs: int, outputs: int, stride
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_only_gpus_put_zeros_between_the_pixels_of_a_strided_gradient(platform: str) -> None:
+def test_only_gpus_insert_zeros_between_the_pixels_of_a_strided_gradient(platform: str) -> None:
     x, kernel = arrays(6, (2, 8, 6, 3), (3, 3, 3, 5))
 
     def gradients(x: Any, kernel: Any) -> Any:
@@ -99,8 +99,8 @@ def test_only_gpus_put_zeros_between_the_pixels_of_a_strided_gradient(platform: 
     assert text.count("stablehlo.convolution") == (2 if platform == "cuda" else 8)
 
 
-def test_gradients_of_a_folded_kernel_travel_as_those_of_its_parts() -> None:
-    """In the parts' dtype; and they are those of the kernel, folded back."""
+def test_gradients_of_a_folded_kernel_are_summed_in_the_dtype_of_its_parts() -> None:
+    """They also equal the kernel's gradient, mapped back to the parts."""
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))
     rows, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("rows",), ()))
     x, matrix, kernel, grad = arrays(7, (16, 8, 6, 3), (3, 11), (3, 3, 11, 5), (16, 8, 6, 5))
@@ -129,10 +129,8 @@ def test_gradients_of_a_folded_kernel_travel_as_those_of_its_parts() -> None:
 
 
 @pytest.mark.parametrize(("argument", "convolutions"), [(0, 1), (1, 1), ((0, 1), 2)])
-def test_only_the_gradients_that_are_asked_for_are_computed(
-    argument: Any, convolutions: int
-) -> None:
-    """The barrier would keep the others, which are dead without it."""
+def test_only_requested_gradients_are_computed(argument: Any, convolutions: int) -> None:
+    """The barrier would keep the others alive, which are otherwise dead code."""
     x, kernel = arrays(5, (8, 8, 6, 3), (3, 3, 3, 5))
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("a",), axis_types=(AxisType.Auto,))
 
@@ -143,7 +141,7 @@ def test_only_the_gradients_that_are_asked_for_are_computed(
     traced = jax.jit(gradient).trace(x, kernel)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.optimization_barrier") == 1
-    assert text.count("stablehlo.convolution") == convolutions  # the loss needs no forward one
+    assert text.count("stablehlo.convolution") == convolutions  # none for the loss itself
     plain = by_windows(x, kernel, jnp.ones((8, 8, 6, 5)), 1)
     found = jax.jit(gradient)(x, kernel)
     wanted = plain if argument == (0, 1) else (plain[argument],)
@@ -153,8 +151,8 @@ def test_only_the_gradients_that_are_asked_for_are_computed(
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("images", "together"), [(16, True), (4, False)])
-def test_gpus_find_both_gradients_together(images: int, together: bool, stride: int) -> None:
-    """Each device those of its own images; as everywhere where images cannot be shared out."""
+def test_gpus_compute_both_gradients_together(images: int, together: bool, stride: int) -> None:
+    """Each device computes those of its own images, if the images divide evenly."""
     devices = jax.devices()
     assert len(devices) == 8
     mesh = jax.sharding.Mesh(np.array(devices).reshape(2, 4), ("a", "b"))

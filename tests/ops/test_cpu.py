@@ -1,4 +1,4 @@
-"""Tuning for CPUs: freed memory is used again."""
+"""Tests the tuning for CPUs: freed memory is reused."""
 
 import platform
 import subprocess
@@ -28,10 +28,10 @@ print(faults())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the GNU C library's setting")
 def test_freed_memory_is_kept() -> None:
-    """In processes of their own: the setting cannot be taken back."""
+    """Uses separate processes, since the setting cannot be reverted."""
     found = {
         how: int(subprocess.check_output([sys.executable, "-c", PROGRAM, how], text=True))
         for how in ("keep", "leave")
     }
     assert found["keep"] < 10
-    assert found["leave"] > 10  # also where pages are of 2 MiB
+    assert found["leave"] > 10  # holds even for 2 MiB pages

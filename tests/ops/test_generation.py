@@ -1,4 +1,4 @@
-"""Writing with a cache: the numbers of the whole sequence at once, also in shards."""
+"""Tests that generation with a cache matches the full sequence, also when sharded."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,7 +27,7 @@ LENGTH, ROWS, WORDS = 16, 3, 50
 
 
 class Small:
-    """A model with parameters that moved, and its methods compiled."""
+    """A model with perturbed parameters, and its compiled methods."""
 
     def __init__(self, config: Any) -> None:
         self.graph, params = nnx.split(config.build(nnx.Rngs(0)))
@@ -55,10 +55,10 @@ def tokens() -> jax.Array:
 
 
 @pytest.mark.parametrize("given", [1, 7])
-def test_logits_are_those_without_a_cache_at_every_position(
+def test_logits_match_those_without_a_cache_at_every_position(
     small: Small, tokens: jax.Array, given: int
 ) -> None:
-    """One token at a time behind a prompt, in a cache with more room than is used."""
+    """Adds one token at a time after a prompt, in a cache with unused room."""
     whole = np.asarray(small.logits(tokens))
     assert np.abs(np.diff(whole, axis=1)).max() > 0.1  # positions differ
     found, cache = small.decode_step(tokens[:, :given], given, small.cache(ROWS, 20), 0)
@@ -68,7 +68,7 @@ def test_logits_are_those_without_a_cache_at_every_position(
         np.testing.assert_allclose(found, whole[:, start], atol=1e-5)
 
 
-def test_what_fills_a_prompt_up_changes_nothing(small: Small, tokens: jax.Array) -> None:
+def test_padding_of_a_prompt_changes_nothing(small: Small, tokens: jax.Array) -> None:
     whole = np.asarray(small.logits(tokens))
     for count in range(1, LENGTH + 1):
         filled = tokens.at[:, count:].set(49)
@@ -79,7 +79,7 @@ def test_what_fills_a_prompt_up_changes_nothing(small: Small, tokens: jax.Array)
             np.testing.assert_allclose(found, whole[:, count], atol=1e-5)
 
 
-def test_several_tokens_may_follow_at_once(small: Small, tokens: jax.Array) -> None:
+def test_several_tokens_may_be_added_at_once(small: Small, tokens: jax.Array) -> None:
     whole = np.asarray(small.logits(tokens))
     cache = small.cache(ROWS, LENGTH)
     for start in range(0, LENGTH, 4):
@@ -100,7 +100,7 @@ def test_a_cache_has_the_dtype_of_the_parameters(small: Small, tokens: jax.Array
 
 
 def by_hand(small: Small, prompt: Any, count: int, choice: Choice, keys: Any) -> np.ndarray:
-    """Without a cache: the whole sequence anew for each token."""
+    """Generates without a cache: computes the full sequence again for each token."""
     padded = jnp.zeros((len(prompt), LENGTH), jnp.int32).at[:, : prompt.shape[1]].set(prompt)
     next_of = small.jit(
         lambda model, tokens, end, number: generation.choose(
@@ -117,7 +117,7 @@ CHOICES = (Choice(temperature=0.0), Choice(temperature=0.9, top_k=20, top_p=0.9)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_texts_are_those_without_a_cache(small: Small, tokens: jax.Array, choice: Choice) -> None:
+def test_texts_match_those_without_a_cache(small: Small, tokens: jax.Array, choice: Choice) -> None:
     keys, prompt = generation.keys_of_rows(5, ROWS), tokens[:, :5]
     write = small.jit(
         lambda model, prompt: generation.continuation(model, prompt, 11, choice, keys)
@@ -127,7 +127,7 @@ def test_texts_are_those_without_a_cache(small: Small, tokens: jax.Array, choice
     assert len({tuple(row) for row in found.tolist()}) == ROWS
 
 
-def test_samples_begin_as_the_examples_do(small: Small) -> None:
+def test_samples_begin_like_the_examples(small: Small) -> None:
     rng = np.random.default_rng(2)
     batch = {
         "tokens": jnp.asarray(rng.integers(0, WORDS, (4, LENGTH)), jnp.int32),
@@ -139,13 +139,13 @@ def test_samples_begin_as_the_examples_do(small: Small) -> None:
     np.testing.assert_array_equal(found[0, :8], batch["tokens"][0, :8])
     assert found[0, 8] == generation.BOUNDARY
     assert (found[0, 9:] >= 0).all()
-    assert (found[1] == generation.BOUNDARY).all()  # no example
+    assert (found[1] == generation.BOUNDARY).all()  # not an example
     page = generation.page(found, lambda ids: f"<{len(ids)}>")
     assert page == "===== prompt 1\n<8>\n===== completion 1\n<8>\n"
 
 
 @pytest.mark.slow
-def test_samples_are_the_same_in_shards() -> None:
+def test_sharding_does_not_change_samples() -> None:
     model = dataclasses.replace(gpt.Config.tiny(), sequence_length=32)
     definition = ModelDefinition(model.build)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Initial parameters: their distributions, and what their numbers depend on."""
+"""Tests initial parameters: their distributions, and what their values depend on."""
 
 import math
 
@@ -19,17 +19,17 @@ def numbers(param: nnx.Param[jax.Array]) -> np.ndarray:
     return np.asarray(param.get_value(), np.float64)
 
 
-def distance(found: np.ndarray, share_below: np.ndarray) -> float:
-    """Kolmogorov's: how far the share of numbers below one strays from what it should be."""
-    return float(np.abs((np.arange(found.size) + 0.5) / found.size - share_below).max())
+def distance(found: np.ndarray, expected_below: np.ndarray) -> float:
+    """Computes the Kolmogorov-Smirnov distance of numbers from a distribution."""
+    return float(np.abs((np.arange(found.size) + 0.5) / found.size - expected_below).max())
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_uniform_numbers_are_even_between_their_bounds(seed: int) -> None:
+def test_uniform_numbers_are_uniform_between_their_bounds(seed: int) -> None:
     found = np.sort(numbers(init.uniform_init(nnx.Rngs(seed), SHAPE, 0.5)).ravel())
     assert found[0] > -0.5
     assert found[-1] < 0.5
-    assert distance(found, found + 0.5) < 1.95 / math.sqrt(COUNT)  # one of a thousand is beyond
+    assert distance(found, found + 0.5) < 1.95 / math.sqrt(COUNT)  # exceeded once in a thousand
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -40,7 +40,7 @@ def test_normal_numbers_are_normal(seed: int) -> None:
     assert np.abs(found).max() < 3 * 5.45
 
 
-def test_neighbours_parameters_and_seeds_have_nothing_in_common() -> None:
+def test_neighboring_parameters_and_seeds_are_uncorrelated() -> None:
     rngs = nnx.Rngs(0)
     first, second = (numbers(init.normal_init(rngs, SHAPE, 1.0)) for _ in range(2))
     other = numbers(init.normal_init(nnx.Rngs(1), SHAPE, 1.0))
@@ -50,8 +50,8 @@ def test_neighbours_parameters_and_seeds_have_nothing_in_common() -> None:
         assert abs((left * right).mean()) < 4 / math.sqrt(COUNT)
 
 
-def test_a_layer_that_draws_its_own_key_moves_those_behind_it() -> None:
-    """The stream's count is the place: a parameter's numbers are its own."""
+def test_a_layer_that_draws_its_own_key_shifts_those_after_it() -> None:
+    """A parameter's numbers depend on the stream's count when it is created."""
     rngs, skipped = nnx.Rngs(0), nnx.Rngs(0)
     init.uniform_init(rngs, (4,), 1.0)
     skipped.params()
@@ -59,7 +59,7 @@ def test_a_layer_that_draws_its_own_key_moves_those_behind_it() -> None:
     np.testing.assert_array_equal(numbers(init.uniform_init(skipped, (4,), 1.0)), want)
 
 
-def test_devices_make_their_parts_as_one_makes_the_whole() -> None:
+def test_sharded_parameters_match_those_of_one_device() -> None:
     devices = jax.devices()
     assert len(devices) == 8
     mesh = jax.sharding.Mesh(np.array(devices), ("fsdp",), axis_types=(AxisType.Auto,))

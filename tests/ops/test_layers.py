@@ -1,4 +1,4 @@
-"""Rematerialisation keeps what it says; the convolution's gradients are right."""
+"""Tests layers: rematerialization, GELU, dropout, cross-entropy and the wide product."""
 
 import re
 from typing import Any
@@ -18,7 +18,7 @@ def arrays(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
     return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
-def test_the_wide_products_gradient_is_the_einsums() -> None:
+def test_the_gradient_of_the_wide_product_matches_einsum() -> None:
     x, y, grad = arrays(2, (2, 5, 3), (7, 3), (2, 5, 7))
     found = jax.vjp(lambda x, y: layers.einsum_float32("bmd,vd->bmv", x, y), x, y)[1](grad)
     want = jax.vjp(lambda x, y: jnp.einsum("bmd,vd->bmv", x, y), x, y)[1](grad)
@@ -69,20 +69,22 @@ def saved(mode: Any, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_none_keeps_everything_but_gathered_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_none_keeps_all_but_gathered_parameters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     kept = saved("none", capsys)
     parameters = [line for line in kept.splitlines() if "[3,3,2,2]" in line]
     assert parameters
     assert all("from the argument" in line for line in parameters), kept
-    # What both tanh leave: their results, or (newer jax) what their gradients need of them.
+    # Both tanh keep their results, or (newer jax) only what their gradients need.
     inner = [line for line in kept.splitlines() if "(Block.__call__)" in line]
     assert len(inner) >= 3, kept
 
 
-def test_block_keeps_only_what_goes_in(capsys: pytest.CaptureFixture[str]) -> None:
+def test_block_keeps_only_the_input(capsys: pytest.CaptureFixture[str]) -> None:
     kept = saved("block", capsys)
     inner = [line for line in kept.splitlines() if "__call__" in line and "tanh" in line]
-    assert len(inner) <= 1, kept  # the block's result, which the square outside asks for
+    assert len(inner) <= 1, kept  # the block's result, which the square outside needs
 
 
 def test_both_modes_give_the_same_gradients() -> None:
@@ -100,7 +102,7 @@ def test_an_unknown_mode_is_refused() -> None:
 
 
 def test_gelu_is_exact_with_its_gradient() -> None:
-    """Against jax's, which computes the same another way."""
+    """Compares with jax's, which computes it in another way."""
     x = jnp.concatenate([jnp.linspace(-9, 9, 4001), jnp.array([0.0, -30.0, 30.0])])
 
     def exact(x: Any) -> Any:
@@ -130,7 +132,7 @@ def test_dropout_keeps_the_mean(rate: float) -> None:
 
 
 def test_dropped_elements_are_independent() -> None:
-    """Neighbours in each direction, rows, keys that differ by one, bits: no correlation."""
+    """Checks neighbors in each direction, rows, keys that differ by one, and bits."""
     counted = jax.random.wrap_key_data(jnp.arange(8, dtype=jnp.uint32).reshape(4, 2))
     drawn = jax.random.split(jax.random.key(0), 4)
     for keys in (counted, drawn):
@@ -153,7 +155,7 @@ def test_dropped_elements_are_independent() -> None:
         assert abs(spread - 4095) < 5 * (2 * 4095) ** 0.5  # chi square
 
 
-def test_cross_entropy_is_that_of_the_definition() -> None:
+def test_cross_entropy_matches_the_definition() -> None:
     (logits,) = arrays(0, (3, 4, 50))
     targets = jnp.asarray(np.random.default_rng(1).integers(0, 50, (3, 4)), jnp.int32)
     logits = logits.at[0, 0].set(0.0).at[0, 1, 7].set(9.0)
@@ -164,7 +166,7 @@ def test_cross_entropy_is_that_of_the_definition() -> None:
 
     found, right = layers.cross_entropy(logits, targets)
     np.testing.assert_allclose(found, cost(logits), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(right, logits.argmax(-1) == targets)  # the first of equals
+    np.testing.assert_array_equal(right, logits.argmax(-1) == targets)  # of equal logits, the first
     assert right[0, 0]
     assert not layers.cross_entropy(logits, targets.at[0, 0].set(1))[1][0, 0]
     gradients = [
@@ -175,7 +177,7 @@ def test_cross_entropy_is_that_of_the_definition() -> None:
 
 
 def test_nothing_is_wrapped_where_nothing_is_gathered() -> None:
-    """Else each kept value is rounded and copied on the way."""
+    """Otherwise each kept value would be rounded and copied."""
     linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
 
     def program(module: nnx.Module) -> str:

@@ -1,4 +1,4 @@
-"""Each device finds all gradients of a layer for its own rows; sums over devices wait."""
+"""Tests that each device computes a layer's gradients for its rows before they are summed."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ def mesh() -> jax.sharding.Mesh:
 
 
 def backward(rows: jax.Array, shared: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Like a product's: the gradient of `shared` is a sum over rows."""
+    """Returns gradients as for a matmul: that of `shared` is a sum over rows."""
     return rows @ shared, rows.T @ jnp.sin(rows @ shared)
 
 
@@ -43,7 +43,7 @@ def nested(rows: Any, shared: Any) -> Any:
 
 
 @pytest.mark.parametrize(("function", "barriers"), [(on_gpus, 1), (nested, 2), (found, 0)])
-def test_the_numbers_are_those_of_one_device(function: Any, barriers: int) -> None:
+def test_the_numbers_match_one_device(function: Any, barriers: int) -> None:
     rows = NamedSharding(mesh(), PartitionSpec(("data", "fsdp")))
     whole = NamedSharding(mesh(), PartitionSpec())
     jitted = jax.jit(function, in_shardings=(rows, whole), out_shardings=(rows, whole))
@@ -59,7 +59,7 @@ def test_the_numbers_are_those_of_one_device(function: Any, barriers: int) -> No
 
 
 @pytest.mark.parametrize("count", [1, 12])
-def test_rows_that_cannot_be_shared_out_are_taken_together(count: int) -> None:
+def test_rows_that_cannot_be_divided_evenly_stay_together(count: int) -> None:
     text = jax.jit(on_gpus).lower(ROWS[:count], SHARED).as_text()
     assert "optimization_barrier" not in text
     for got, want in zip(
@@ -68,14 +68,14 @@ def test_rows_that_cannot_be_shared_out_are_taken_together(count: int) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
 
 
-def test_what_is_summed_over_devices_keeps_its_dtype() -> None:
-    """It travels so: a sum in float32 would be twice as much on the wire."""
+def test_sums_over_devices_keep_their_dtype() -> None:
+    """A sum in float32 would double the communication volume."""
     low = [jnp.asarray(array, jnp.bfloat16) for array in (ROWS, SHARED)]
     jaxpr = str(jax.make_jaxpr(on_gpus)(*low))
     assert re.search(r"bf16\[3,2\] = reduce(_sum)?\[", jaxpr)
     assert "f32" not in jaxpr
 
 
-def test_a_cpu_is_left_alone() -> None:
+def test_cpus_get_no_barrier() -> None:
     with per_device.tracing(mesh=mesh()):
         assert "optimization_barrier" not in jax.jit(found).lower(ROWS, SHARED).as_text()

@@ -1,4 +1,4 @@
-"""Choosing the next word: properties of each setting, over random logits."""
+"""Tests sampling the next token: properties of each setting, over random logits."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ import pytest
 from jaxtrain.errors import InputError
 from jaxtrain.ops.sampling import Choice
 
-ROWS, WORDS = 64, 23
+ROWS, TOKENS = 64, 23
 
 
 def logits(seed: int = 0) -> np.ndarray:
-    """Some rows flat, some with one great peak; many equal values in the others."""
+    """Returns logits: some rows flat, some with one high peak, others with many equal values."""
     rng = np.random.default_rng(seed)
-    found = rng.normal(0, 3, (ROWS, WORDS)).astype(np.float32)
+    found = rng.normal(0, 3, (ROWS, TOKENS)).astype(np.float32)
     found[:8] = 0.0
     found[8:16, 5] = 1e4
     found[16:32] = np.round(found[16:32])
@@ -24,13 +24,13 @@ def logits(seed: int = 0) -> np.ndarray:
 
 
 def drawn(choice: Choice, of: np.ndarray, draws: int = 40, seed: int = 0) -> np.ndarray:
-    """int32 [draws, ROWS]."""
+    """Draws tokens, int32 [draws, ROWS]."""
     keys = jax.random.split(jax.random.key(seed), (draws, len(of)))
     return np.asarray(jax.jit(jax.vmap(choice, (None, 0)))(jnp.asarray(of), keys))
 
 
 def kept_of(choice: Choice, of: np.ndarray) -> np.ndarray:
-    """Which words are drawn from, bool [rows, words]."""
+    """Returns which tokens can be drawn, bool [rows, tokens]."""
     return np.isfinite(np.asarray(jax.jit(choice.kept)(jnp.asarray(of))))
 
 
@@ -40,10 +40,10 @@ def chances(of: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     return np.asarray(weights / weights.sum(-1, keepdims=True))
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 5, WORDS, 100])
-def test_top_k_never_leaves_the_k_likeliest(top_k: int) -> None:
+@pytest.mark.parametrize("top_k", [1, 2, 5, TOKENS, 100])
+def test_top_k_draws_only_from_the_k_most_likely(top_k: int) -> None:
     kept = kept_of(Choice(top_k=top_k), logits())
-    assert (kept.sum(-1) == min(top_k, WORDS)).all()  # exactly, also among equals
+    assert (kept.sum(-1) == min(top_k, TOKENS)).all()  # exactly, also with equal logits
     lowest_kept = np.where(kept, logits(), np.inf).min(-1)
     highest_left = np.where(kept, -np.inf, logits()).max(-1)
     assert (lowest_kept >= highest_left).all()
@@ -60,12 +60,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, temperature:
     inside = np.where(kept, share, 0.0)
     assert (inside.sum(-1) >= top_p - 1e-6).all()
     least = np.where(kept, share, np.inf).min(-1)
-    assert (inside.sum(-1) - least < top_p + 1e-6).all()  # without the least likely it falls short
+    assert (inside.sum(-1) - least < top_p + 1e-6).all()  # the smallest such set
     assert (least >= np.where(kept, 0.0, share).max(-1) - 1e-12).all()
     assert np.take_along_axis(kept, drawn(choice, logits()).T, -1).all()
 
 
-def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
+def test_top_p_is_a_fraction_of_the_top_k() -> None:
     row = np.log(np.array([[0.4, 0.3, 0.2, 0.1]], np.float32))
     kept = [
         kept_of(Choice(**how), row).sum()
@@ -74,7 +74,7 @@ def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
     assert kept == [2, 1, 3, 3]
 
 
-def test_temperature_zero_is_the_likeliest_word() -> None:
+def test_temperature_zero_is_greedy() -> None:
     ids = drawn(Choice(temperature=0.0), logits(), draws=3)
     assert (ids == logits().argmax(-1)[None]).all()
     cold = drawn(Choice(temperature=1e-6), logits()[8:16])
@@ -84,14 +84,14 @@ def test_temperature_zero_is_the_likeliest_word() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
-def test_words_come_as_often_as_the_model_says(temperature: float) -> None:
+def test_tokens_are_drawn_with_the_models_probabilities(temperature: float) -> None:
     row = np.random.default_rng(1).normal(0, 1, (1, 6)).astype(np.float32)
     ids = drawn(Choice(temperature=temperature), row, draws=20_000)
     found = np.bincount(ids[:, 0], minlength=6) / len(ids)
     np.testing.assert_allclose(found, chances(row, temperature)[0], atol=0.015)
 
 
-def test_seeds_repeat_and_rows_are_on_their_own() -> None:
+def test_seeds_repeat_and_rows_are_independent() -> None:
     choice = Choice(temperature=1.0, top_k=9, top_p=0.9)
     first = drawn(choice, logits(), seed=3)
     np.testing.assert_array_equal(drawn(choice, logits(), seed=3), first)
@@ -114,6 +114,6 @@ def test_seeds_repeat_and_rows_are_on_their_own() -> None:
         ({"top_p": 1.5}, r"--top-p 1.5: use a probability"),
     ],
 )
-def test_what_means_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_meaningless_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Choice(**settings)

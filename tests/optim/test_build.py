@@ -1,4 +1,4 @@
-"""Schedules against plain Python, groups, and AdamW against plain NumPy."""
+"""Tests schedules against plain Python, groups, and AdamW against plain NumPy."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ def settings(schedule: str = "cosine", **changes: object) -> config.Optim:
 
 
 def by_hand(name: str, s: int, w: int, total: int, cycles: int, warmdown: int) -> float:
-    """The formulas, in plain Python."""
+    """Computes the formulas in plain Python."""
     if s < w:
         return PEAK * s / w
     s = min(s, total)
@@ -47,7 +47,7 @@ def by_hand(name: str, s: int, w: int, total: int, cycles: int, warmdown: int) -
 @pytest.mark.parametrize(
     ("warmup", "total", "cycles"), [(10, 100, 3), (0, 7, 2), (2000, 100_000, 7)]
 )
-def test_schedules_are_the_formulas(name: str, warmup: int, total: int, cycles: int) -> None:
+def test_schedules_match_the_formulas(name: str, warmup: int, total: int, cycles: int) -> None:
     cfg = settings(name, warmup_steps=warmup, cycles=cycles, warmdown_fraction=0.3)
     rate = build.schedule(cfg, total)
     points = sorted({*range(min(total, 120)), *range(0, total + 50, max(total // 97, 1)), total})
@@ -60,7 +60,7 @@ def test_schedules_are_the_formulas(name: str, warmup: int, total: int, cycles: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_never_negative_and_never_rising_after_the_end(name: str) -> None:
+def test_the_rate_is_never_negative_and_never_rises_after_the_end(name: str) -> None:
     total = 137
     rate = np.asarray(jax.vmap(build.schedule(settings(name), total))(jnp.arange(3 * total)))
     assert (rate >= 0).all()
@@ -70,7 +70,7 @@ def test_never_negative_and_never_rising_after_the_end(name: str) -> None:
     assert rate[10] == np.float32(PEAK)
 
 
-def test_a_warmup_by_share_is_rounded_down() -> None:
+def test_a_warmup_fraction_is_rounded_down() -> None:
     def length(share: float, total: int) -> int:
         cfg = settings(warmup_steps=None, warmup_fraction=share)
         return build.warmup_steps(cfg, total)
@@ -79,7 +79,7 @@ def test_a_warmup_by_share_is_rounded_down() -> None:
     assert length(0.29, 100) == 29  # the product in floating point is 28.999999999999996
 
 
-def test_lengths_that_do_not_fit() -> None:
+def test_lengths_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match=r"warm-up of 100 steps .* run of 100 steps"):
         build.schedule(settings(warmup_steps=100), 100)
     with pytest.raises(InputError, match=r"warm-up of 50 steps and the warm-down of 60 steps"):
@@ -95,7 +95,7 @@ PARAMS = {
 }
 
 
-def test_groups_hold_each_parameter_once() -> None:
+def test_each_parameter_is_in_exactly_one_group() -> None:
     found = build.groups(PARAMS)
     assert found["decay"] == {"embed.table", "block.kernel"}
     assert found["no_decay"] == {"block.bias", "norm.scale", "temperature"}
@@ -138,7 +138,7 @@ def adamw_by_hand(
 
 
 @pytest.mark.parametrize("max_grad_norm", [1.0, 1e3, None])
-def test_five_updates_are_adamw(max_grad_norm: float | None) -> None:
+def test_five_steps_match_adamw(max_grad_norm: float | None) -> None:
     total = 20
     cfg = settings(warmup_steps=2, weight_decay=0.3, max_grad_norm=max_grad_norm, peak_lr=PEAK)
     rng = np.random.default_rng(0)
@@ -160,7 +160,7 @@ def test_five_updates_are_adamw(max_grad_norm: float | None) -> None:
         assert moved > PEAK, f"{name} did not move: the test would not see a fault"
 
 
-def test_the_state_is_two_float32_numbers_a_parameter() -> None:
+def test_the_state_has_two_float32_numbers_per_parameter() -> None:
     shapes = {n: jax.ShapeDtypeStruct(a.shape, jnp.float32) for n, a in PARAMS.items()}
     state = jax.eval_shape(build.make(settings(), 20, shapes).init, shapes)
     leaves = jax.tree.leaves(state)
@@ -173,6 +173,6 @@ def test_the_state_is_two_float32_numbers_a_parameter() -> None:
     assert len(counts) <= 4
 
 
-def test_switching_the_clip_off_keeps_the_structure() -> None:
+def test_disabling_gradient_clipping_keeps_the_structure() -> None:
     on, off = (build.make(settings(max_grad_norm=clip), 20, PARAMS) for clip in (1.0, None))
     assert jax.tree.structure(on.init(PARAMS)) == jax.tree.structure(off.init(PARAMS))

@@ -1,4 +1,4 @@
-"""The average of the parameters: its rules, what uses it, and that a checkpoint names it."""
+"""Tests the average of the parameters: its rules, its use and its settings."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ UPDATES = 14
 
 
 def run(settings: config.Average) -> tuple[list[float], list[float]]:
-    """Parameters after each update, and their average."""
+    """Returns the parameters and their average after each step."""
     averaging = ema.averaging(settings)
     params = {"w": jnp.float32(100.0)}
     state, seen, found = averaging.init(params), [], []
@@ -35,7 +35,7 @@ def run(settings: config.Average) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("rule", ["ema", "ramp"])
-def test_the_rules(rule: Any, every: int) -> None:
+def test_averages_match_the_rules(rule: Any, every: int) -> None:
     seen, found = run(config.Average(rule=rule, decay=0.6, every=every))
     average, entries = 100.0, 0
     for number, value in enumerate(seen, 1):
@@ -50,8 +50,8 @@ def test_the_rules(rule: Any, every: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("rule", ["ema", "ramp"])
-def test_the_start_is_forgotten_at_once(rule: Any, every: int) -> None:
-    """It may have been drawn at random before the parameters were taken from elsewhere."""
+def test_the_initial_value_is_discarded(rule: Any, every: int) -> None:
+    """It may be random, drawn before the parameters were imported."""
     seen, found = run(config.Average(rule=rule, decay=0.95, every=every))
     assert found[:every] == seen[:every]
 
@@ -74,7 +74,7 @@ GROUP = config.Group(
 
 
 @pytest.mark.parametrize("others", [{}, {"other": GROUP}])
-def test_what_is_used_in_place_of_the_parameters(others: dict[str, config.Group]) -> None:
+def test_averaged_parameters_replace_the_current_ones(others: dict[str, config.Group]) -> None:
     optimizer = build.make(settings(decay=0.5), 20, params(), others)
     now, state = params(), optimizer.init(params())
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_what_is_used_in_place_of_the_parameters(others: dict[str, config.Group]
     used = ema.of(now, state)
     assert set(used) == set(now)
     for name in ("a.kernel", "a.bias"):
-        assert np.all(np.asarray(used[name]) > np.asarray(now[name])), name  # it comes after
+        assert np.all(np.asarray(used[name]) > np.asarray(now[name])), name  # it lags
     apart = np.array_equal(used["other.kernel"], now["other.kernel"])
     assert apart == bool(others)  # a discriminator has no average
     stored = named({"params": now, "opt": state})
@@ -100,7 +100,7 @@ def test_without_an_average_the_parameters_are_used() -> None:
     assert ema.names(named({"opt": state})) == {}
 
 
-def test_settings_that_mean_nothing_are_refused() -> None:
+def test_meaningless_settings_are_refused() -> None:
     with pytest.raises(InputError, match=r"optim.average.decay=1.0"):
         config.Average(decay=1.0)
     with pytest.raises(InputError, match=r"optim.average.every=0"):

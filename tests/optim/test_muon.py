@@ -1,4 +1,4 @@
-"""Muon: what its update is, by NumPy and by its singular values, on one device and on eight."""
+"""Tests Muon against NumPy and by singular values, on one device and on eight."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ from jaxtrain.sharding import ShardingRule
 from jaxtrain.training import state
 from jaxtrain.xla.hlo import collectives
 
-# Three square ones, which no mesh divides evenly, and eight flat and tall ones.
+# Three square matrices, which no mesh divides evenly, and eight wide and tall ones.
 SHAPES = {f"square{n}": (16, 16) for n in range(3)} | {
     f"flat{n}": (16, 64) if n % 3 else (64, 16) for n in range(8)
 }
@@ -33,7 +33,7 @@ ROLES = {
 
 
 def matrices(seed: int = 0) -> dict[str, np.ndarray]:
-    """Singular values from 0.2 to 1: what is a hundred times smaller takes more than five steps."""
+    """Returns matrices with singular values from 0.2 to 1; 0.01 would need over five iterations."""
     rng = np.random.default_rng(seed)
 
     def one(shape: tuple[int, int]) -> np.ndarray:
@@ -44,7 +44,7 @@ def matrices(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3])
-def test_singular_values_come_near_one_and_directions_stay(scale: float) -> None:
+def test_singular_values_approach_one_and_singular_vectors_stay(scale: float) -> None:
     given = {name: scale * array for name, array in matrices().items()}
     for name, found in jax.jit(muon.orthogonal)(given).items():
         u, _, v = np.linalg.svd(given[name], full_matrices=False)
@@ -55,12 +55,12 @@ def test_singular_values_come_near_one_and_directions_stay(scale: float) -> None
         assert np.abs(among - np.diag(values)).max() < 0.1, name
 
 
-def test_nothing_stays_nothing() -> None:
+def test_zeros_stay_zeros() -> None:
     found = muon.orthogonal({"a": jnp.zeros((4, 8))})["a"]
     np.testing.assert_array_equal(found, jnp.zeros((4, 8)))
 
 
-def test_a_matrix_does_not_depend_on_its_neighbours_or_its_side() -> None:
+def test_a_matrix_does_not_depend_on_others_or_on_transposition() -> None:
     given = matrices()
     together = jax.jit(muon.orthogonal)(given)["flat1"]
     alone = muon.orthogonal({"one": given["flat1"]})["one"]
@@ -70,7 +70,7 @@ def test_a_matrix_does_not_depend_on_its_neighbours_or_its_side() -> None:
 
 
 def newton_schulz_by_hand(x: np.ndarray) -> np.ndarray:
-    """In float64, of the transpose where that is flat: the layout of the program it comes from."""
+    """Computes Muon in float64, of the transpose where that is wide, as the original does."""
     turned = x.shape[0] > x.shape[1]
     x = (x.T if turned else x).astype(np.float64)
     x = x / (np.linalg.norm(x) + 1e-7)
@@ -81,8 +81,8 @@ def newton_schulz_by_hand(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.08)])
-def test_three_updates_are_muons(precision: config.Precision, tolerance: float) -> None:
-    """Momentum as an average that warms up, Nesterov, and more for kernels with more outputs."""
+def test_three_steps_match_muon(precision: config.Precision, tolerance: float) -> None:
+    """Includes momentum warmup, Nesterov, and the scale for kernels with more outputs."""
     transform = muon.muon(SETTINGS, optax.constant_schedule(0.02), precision)
     update = jax.jit(transform.update)
     state = transform.init(matrices())
@@ -107,7 +107,7 @@ def test_momentum_warms_up() -> None:
     assert found == pytest.approx([0.85, 0.9, 0.95, 0.95])
 
 
-# ---- in shards --------------------------------------------------------------------------------
+# ---- sharded ----------------------------------------------------------------------------------
 
 
 def spread(data: int, fsdp: int, shard: str) -> tuple[ShardingRule, jax.stages.Compiled, dict]:
@@ -120,7 +120,7 @@ def spread(data: int, fsdp: int, shard: str) -> tuple[ShardingRule, jax.stages.C
 
 
 @pytest.mark.parametrize("layout", [(1, 8, "params"), (2, 4, "optimizer"), (8, 1, "none")])
-def test_shards_give_what_whole_matrices_give(layout: tuple[int, int, str]) -> None:
+def test_sharded_matrices_match_unsharded_ones(layout: tuple[int, int, str]) -> None:
     _, program, given = spread(*layout)
     found = program(given)
     for name, want in jax.jit(muon.orthogonal)(matrices()).items():
@@ -130,19 +130,19 @@ def test_shards_give_what_whole_matrices_give(layout: tuple[int, int, str]) -> N
 
 
 @pytest.mark.parametrize("layout", [(1, 8, "params"), (2, 4, "optimizer"), (8, 1, "none")])
-def test_no_more_is_sent_than_one_gather_sends(layout: tuple[int, int, str]) -> None:
+def test_communication_volume_is_at_most_that_of_one_gather(layout: tuple[int, int, str]) -> None:
     rule, program, given = spread(*layout)
     found = collectives(program.as_text(), 8)
     sent = sum(one.times * one.wire_bytes for one in found)
     data, fsdp = rule.mesh.shape.values()
     whole = 4 * sum(array.size for array in given.values())
     assert 0 < sent <= whole * 7 / 8
-    if data == 1:  # to whole matrices and back: of three square ones eight are made
+    if data == 1:  # to complete matrices and back; the three square ones are padded to eight
         eight = 4 * 8 * (16 * 64 + 16 * 16)
         assert sent == 2 * eight / fsdp * (fsdp - 1) / fsdp
 
 
-# ---- among other parameters -------------------------------------------------------------------
+# ---- with other parameters --------------------------------------------------------------------
 
 PARAMS = {
     "wte": (32, 8),
@@ -166,7 +166,7 @@ def drawn(seed: int = 0) -> dict[str, jax.Array]:
 
 
 def test_each_parameter_has_one_optimizer_and_its_state() -> None:
-    """One buffer for matrices, two for all others, whatever the groups are called."""
+    """Matrices have one buffer, all others two, whatever the names of the groups."""
     shapes = jax.eval_shape(drawn)
     state = jax.eval_shape(build.make(settings(), 10, shapes, ROLES).init, shapes)
     leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.float32]
@@ -178,8 +178,8 @@ def test_each_parameter_has_one_optimizer_and_its_state() -> None:
     assert sum(leaf.size for leaf in leaves if leaf.dtype == jnp.float32) == 2 * everything
 
 
-def test_rates_are_those_of_the_roles_and_the_clip_is_that_of_all() -> None:
-    """The first update of AdamW is the rate, whatever the gradient."""
+def test_rates_depend_on_roles_and_gradient_clipping_is_global() -> None:
+    """AdamW's first step has the size of the learning rate, whatever the gradient."""
     params, grads = drawn(), drawn(1)
     updates = {}
     for clip in (None, 1e-3):
@@ -209,7 +209,7 @@ def test_the_schedule_is_shared_and_the_matrices_rate_is_recorded() -> None:
     for _ in range(10):
         updates, state = update(grads, state, params)
         sizes.append({name: float(jnp.abs(updates[name]).mean()) for name in updates})
-    for name in PARAMS:  # the same gradient each time: an update is as large as its rate
+    for name in PARAMS:  # with a constant gradient, a step has the size of its rate
         assert sizes[9][name] / sizes[4][name] == pytest.approx(0.2, rel=0.05), name
 
 
@@ -218,7 +218,7 @@ def test_a_model_without_matrices_is_refused() -> None:
         build.make(settings(), 10, drawn(), {})
 
 
-def test_groups_apart_stay_apart() -> None:
+def test_separate_groups_stay_separate() -> None:
     apart = param_groups.Group(
         prefix="extra.", peak_lr=0.5, b1=0.9, b2=0.9, weight_decay=0.0, max_grad_norm=None
     )
@@ -229,7 +229,7 @@ def test_groups_apart_stay_apart() -> None:
     np.testing.assert_allclose(np.abs(updates["wte"]), 0.4, rtol=1e-3)
 
 
-def test_the_rates_are_said() -> None:
+def test_the_rates_are_printed() -> None:
     model = gpt.Config.tiny()
     names = state.ModelDefinition(model.build).params
     said = build.muon_sentence(config.Muon(peak_lr=0.03), names, model.optimizer_groups())
@@ -254,6 +254,6 @@ def test_the_rates_are_said() -> None:
         ("momentum_steps", -1, "use 0 or more"),
     ],
 )
-def test_numbers_that_mean_nothing_are_named(field: str, value: float, cure: str) -> None:
+def test_meaningless_numbers_are_named(field: str, value: float, cure: str) -> None:
     with pytest.raises(InputError, match=rf"optim.muon.{field}={value}: .*{cure}"):
         config.Muon(**{field: value})
