@@ -1,4 +1,4 @@
-"""Which model a file may name, and that nothing in a file chooses what runs."""
+"""Tests which models a file may name, and that a file cannot make other code run."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ FULL = video_ae.Config(
     perceptual=video_ae.Perceptual(weights="lpips.pth"),
     teacher=video_ae.Teacher(encoder_weight=0.1),
 )
-# As to_dict had it before models had short names, word for word.
+# The exact output of to_dict before models had short names.
 OLDER = {
     "class": "jaxtrain.models.video_ae.config.Config",
     "frames": 4,
@@ -39,7 +39,7 @@ OLDER = {
 
 
 def attack(marker: Path) -> dict[str, dict[str, Any]]:
-    """What a stranger's file may say; each ran a command, a function or a traceback once."""
+    """Malicious contents; each once ran a command or function, or caused a traceback."""
     shell = {
         "class": "subprocess.run",
         "args": ["sh", "-c", f"touch {marker}"],
@@ -81,30 +81,30 @@ ATTACKS = sorted(attack(Path("x")))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_has_a_short_name_and_comes_back(name: str) -> None:
+def test_every_model_has_a_short_name_and_is_read_back(name: str) -> None:
     model = MODELS[name].Config.tiny()
     saved = json.loads(json.dumps(config.to_dict(model)))
     assert saved["class"] == name
     assert from_file.make(saved, "x") == model
 
 
-def test_the_names_are_those_of_the_models() -> None:
+def test_the_names_match_the_models() -> None:
     assert from_file.names() == sorted(MODELS)
 
 
 @pytest.mark.parametrize("name", files.names())
-def test_every_shipped_model_comes_back(name: str) -> None:
+def test_every_shipped_model_is_read_back(name: str) -> None:
     model = config.named(name).model
     assert from_file.make(json.loads(json.dumps(config.to_dict(model))), "x") == model
 
 
-def test_sections_come_back_and_name_no_class() -> None:
+def test_sections_are_read_back_without_class_names() -> None:
     saved = json.loads(json.dumps(config.to_dict(FULL)))
     assert "class" not in saved["teacher"]
     assert from_file.make(saved, "x") == FULL
 
 
-def test_what_older_versions_wrote_is_read() -> None:
+def test_files_of_older_versions_are_read() -> None:
     found = from_file.make(OLDER, "x")
     assert found == video_ae.Config(
         frames=4, height=16, width=16, teacher=video_ae.Teacher(encoder_weight=0.5)
@@ -130,10 +130,10 @@ def test_a_new_model_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("kind", ["safetensors", "checkpoint"])
-def test_no_file_runs_anything(
+def test_no_file_runs_code(
     name: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The real commands on a weights file and on a checkpoint, whose checksums are right."""
+    """Runs the real commands on a weights file and on a checkpoint with valid checksums."""
     marker = tmp_path / "marker"
     (tmp_path / "marker.py").write_text(f"open({str(marker)!r}, 'w')")
     said = attack(marker)[name]
@@ -166,7 +166,7 @@ def test_no_file_runs_anything(
 @pytest.mark.parametrize(
     "text", ["", "{", "[" * 100_000, "null", "[]", '"gpt"', "1e999", '{"class": 1}', "\ud800"]
 )
-def test_json_that_describes_no_model(text: str, tmp_path: Path) -> None:
+def test_json_without_a_valid_model_is_refused(text: str, tmp_path: Path) -> None:
     about = {weights.ABOUT: text.encode("utf-8", "replace").decode()}
     tensor_files.write(tmp_path / "x.safetensors", {"a": np.ones(2, np.float32)}, about)
     undescribed = (
@@ -176,7 +176,7 @@ def test_json_that_describes_no_model(text: str, tmp_path: Path) -> None:
         weights.load(tmp_path / "x.safetensors")
 
 
-def test_what_is_wrong_is_named() -> None:
+def test_errors_name_the_wrong_value() -> None:
     tiny = config.to_dict(gpt.Config.tiny())
     with pytest.raises(InputError, match=r"x: unknown model 'os.system'; the models are "):
         from_file.make({"class": "os.system"}, "x")
@@ -192,8 +192,8 @@ def test_what_is_wrong_is_named() -> None:
         from_file.make({key: value for key, value in OLDER.items() if key != "frames"}, "x")
 
 
-def test_heads_that_do_not_go_with_the_rest_are_refused_too() -> None:
-    """4 heads of 12 with 2 groups have the shapes of 6 heads of 8 with 3."""
+def test_inconsistent_heads_are_refused() -> None:
+    """4 heads of width 12 in 2 groups have the same shapes as 6 heads of width 8 in 3."""
     four = dataclasses.replace(gpt.Config.tiny(), width=48, heads=4, kv_heads=2)
     six = dataclasses.replace(four, heads=6, kv_heads=3)
     left, right = (ModelDefinition(one.build).params for one in (four, six))
