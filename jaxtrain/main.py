@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     input, 3 a plan does not fit, 75 temporary failure (such as SIGTERM, a hang or a full disk),
     130 Ctrl-C, 141 output pipe closed.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = _with_flags(sys.argv[1:] if arguments is None else arguments)
     try:
         if arguments and not arguments[0].startswith("-"):
             return _command(arguments[0], arguments[1:])
@@ -83,6 +83,20 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
+def _with_flags(arguments: list[str]) -> list[str]:
+    """Spells ``train NAME``, ``help [COMMAND]`` and ``version`` with flags, as scripts do."""
+    match arguments:
+        case ["train", name, *rest] if not name.startswith("-"):
+            return ["--config", name, *rest]
+        case ["train", *rest]:
+            return rest or ["--help"]
+        case ["help", *rest]:
+            return [*_with_flags(rest), "--help"]
+        case ["version", *rest]:
+            return ["--version", *rest]
+    return arguments
+
+
 def _command(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise InputError(f"unknown command {name!r}; {_hint(name)}")
@@ -107,15 +121,13 @@ def _hint(name: str) -> str:
     """Returns what a word that is not a command probably meant."""
     from jaxtrain.config import files, invocation, overrides
 
-    train_with = f"{invocation.program()} --config"
+    train_with = f"{invocation.program()} train"
     if name in files.names():
         return f"to train this config: {train_with} {name}"
-    near = overrides.close_to(name, [*COMMANDS, *files.names(), "help", "version"])
+    near = overrides.close_to(name, [*COMMANDS, *files.names(), "train", "help", "version"])
     if not near:
-        return f"the commands are {', '.join(COMMANDS)}"
-    if near[0] in ("help", "version"):
-        return f"did you mean {invocation.program()} --{near[0]}?"
-    return f"did you mean {near[0] if near[0] in COMMANDS else f'{train_with} {near[0]}'}?"
+        return f"the commands are train, {', '.join(COMMANDS)}"
+    return f"did you mean {f'train {near[0]}' if near[0] in files.names() else near[0]}?"
 
 
 def console() -> None:

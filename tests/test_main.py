@@ -53,9 +53,13 @@ DEMO_ON_8 = ["--config", "demo", "--mesh.fsdp", "8", "--data.batch_size", "8"]
         ([*DEMO_ON_8, "--profile", "9:3"], "9:3"),
         (["--config", "demo", "--simulate-devices", "many"], "many"),
         (["confgs", "list"], "configs"),
-        (["dmeo"], "--config demo?"),
-        (["demo"], "--config demo"),
-        (["version"], "--version"),
+        (["dmeo"], "did you mean train demo?"),
+        (["demo"], "to train this config: "),
+        (["trian", "demo"], "did you mean train?"),
+        (["train", "dmeo"], "unknown config 'dmeo'; did you mean demo?"),
+        (["train", *DEMO_ON_8, "--optim.peek_lr", "1"], "--optim.peak_lr"),
+        (["train", "demo", *DEMO_ON_8[2:], "--optim.peek_lr", "1"], "--optim.peak_lr"),
+        (["verison"], "did you mean version?"),
         ([*DEMO_ON_8, "--lr", "1"], "--optim.peak_lr"),
         ([*DEMO_ON_8, "--bs", "1"], "--data.batch_size"),
         ([*DEMO_ON_8, "--batch_size", "1"], "--data.batch_size"),
@@ -119,6 +123,19 @@ def test_help_of_a_config_documents_every_section(capsys: pytest.CaptureFixture[
     assert text.count("usage:") == 1
     for section in ("run", "model", "data", "optim", "mesh", "loop", "checkpoint"):
         assert f"\n  {section} " in text
+
+
+def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*arguments: str) -> str:
+        assert main.main([*arguments]) == 0
+        return capsys.readouterr().out
+
+    assert printed("help") == printed("--help") == printed("train") == printed()
+    assert printed("help", "generate") == printed("generate", "--help")
+    assert printed("help", "train") == printed("--help")
+    of_config = printed("--config", "demo", "--help")
+    assert printed("train", "demo", "--help") == printed("help", "train", "demo") == of_config
+    assert printed("version") == printed("--version")
 
 
 def test_help_of_sections(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``jaxtrain --config NAME``: trains. Also prints the program's own help and version.
+"""``jaxtrain train NAME``, or ``--config NAME``: trains. Also prints the help and the version.
 
 Like :mod:`jaxtrain.main`, it imports nothing heavy until it knows what to do.
 """
@@ -17,7 +17,7 @@ Groups = Mapping[str, Mapping[str, str]]
 """Task -> command -> one line of help."""
 
 _USAGE = """\
-jaxtrain --config NAME [flags] [--section.field VALUE ...]
+jaxtrain train NAME [flags] [--section.field VALUE ...]
        jaxtrain COMMAND ..."""
 _DEMO = "demo"  # the config that --help SECTION describes where none is given
 
@@ -119,7 +119,7 @@ def flags_parser() -> argparse.ArgumentParser:
 
 def _program_help(groups: Groups) -> str:
     """The commands by task, on one screen of 80 columns."""
-    rows = [("Train", "--config NAME", "train a config; try demo, demo_gpt or demo_mlm")]
+    rows = [("Train", "train NAME", "train a config; try demo, demo_gpt or demo_mlm")]
     for task, commands in groups.items():
         rows += [
             ("" if number else task, name, text)
@@ -132,7 +132,7 @@ def _program_help(groups: Groups) -> str:
     ]
     more = (
         f"Run flags: {', '.join(flags)}.",
-        "Details: --config demo --help, COMMAND --help, or --help SECTION, such as optim.",
+        "Details: train demo --help, COMMAND --help, or --help SECTION, such as optim.",
     )
     return "\n".join(
         (
