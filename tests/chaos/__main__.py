@@ -1,4 +1,4 @@
-"""Injects seeded faults into real runs, and reports what was lost.
+"""Injects seeded faults into real runs, and reports lost and repeated work.
 
     python tests/chaos --faults 100 --processes 1 2 --seed 7 --results chaos.jsonl
     python tests/chaos --replay 7003 --processes 2
@@ -7,7 +7,7 @@
     python tests/chaos --table chaos.jsonl
 
 Results are appended after each run; the same command continues where it stopped. Exit codes: 0 all
-runs passed, 1 some did not, 2 wrong use or a machine that does not let it work.
+runs passed, 1 some failed, 2 wrong use, or this machine does not permit the isolation.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-# Only now they can be found.
+# Importable only now.
 from chaos import isolation  # noqa: E402
 from chaos.faults import Fault, Plan, plan  # noqa: E402
 from chaos.ordeal import Ordeal  # noqa: E402
@@ -43,30 +43,39 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         type=int,
         nargs="+",
         default=[1, 2],
-        help="numbers of processes of the runs, in turn (default: 1 2)",
+        help="process counts, used in turn (default: 1 2)",
     )
-    add("--against", type=int, help="compare with an undisturbed run of this many processes")
-    add("--seed", type=int, default=7, help="run number n has the seed SEED * 1000 + n")
+    add(
+        "--against",
+        type=int,
+        help="process count of the undisturbed run (default: the same)",
+    )
+    add("--seed", type=int, default=7, help="run n has the seed SEED * 1000 + n (default: 7)")
     add("--minutes", type=float, help="start no more runs after this many minutes")
     add("--results", type=Path, help="results file (default: WORK/results.jsonl)")
-    add("--work", type=Path, default=Path("output/chaos"), help="folder for runs and caches")
+    add(
+        "--work",
+        type=Path,
+        default=Path("output/chaos"),
+        help="folder for runs and caches",
+    )
     add("--listed", action="store_true", help="run every line of tests/chaos/seeds.txt first")
     add("--replay", type=int, nargs="+", metavar="SEED", help="run only these seeds")
     add(
         "--fault",
         action="append",
         metavar="KIND@MOMENT[:PROCESS]",
-        help="a single run with these faults",
+        help="inject exactly these faults; may be repeated",
     )
-    add("--workers", type=int, default=0, help="number of data workers of the run with --fault")
-    add("--table", type=Path, metavar="FILE", help="print the table of a results file")
+    add("--workers", type=int, default=0, help="data workers with --fault (default: 0)")
+    add("--table", type=Path, metavar="FILE", help="print a results file as a table")
     add("--keep", action="store_true", help="also keep the folders of runs that passed")
     add("--shared-machine", action="store_true", help="do not use separate namespaces")
     return parser.parse_args(arguments)
 
 
 def _plans(given: argparse.Namespace) -> list[Plan]:
-    """Yields all requested runs, in order."""
+    """Returns all requested runs, in order."""
     if given.fault:
         faults = tuple(Fault.parse(text) for text in given.fault)
         return [Plan(0, count, given.workers, faults) for count in given.processes]
@@ -79,10 +88,10 @@ def _plans(given: argparse.Namespace) -> list[Plan]:
 
 
 def _listed() -> list[Plan]:
-    """The runs of ``seeds.txt``; one of named faults has the number of its line as its seed.
+    """Returns the runs of ``seeds.txt``; a run with named faults has its line number as seed.
 
     Raises:
-        ValueError: a line names no run.
+        ValueError: a line does not describe a run.
     """
     found = []
     for number, line in enumerate(LISTED.read_text().splitlines(), start=1):
@@ -101,7 +110,7 @@ def _listed() -> list[Plan]:
     return found
 
 
-def _again(wanted: Plan) -> str:
+def _flags(wanted: Plan) -> str:
     """Returns the flags that repeat a run."""
     if wanted == plan(wanted.seed, wanted.processes):
         return f"--replay {wanted.seed} --processes {wanted.processes}"
@@ -111,7 +120,7 @@ def _again(wanted: Plan) -> str:
     return f"{faults} --processes {wanted.processes} --workers {wanted.workers}"
 
 
-def _carry_out(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
+def _execute(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
     """Executes one run; keeps its folder if it failed."""
     compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(work / "compiled")
     variables = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PLATFORMS": "cpu"}
@@ -126,11 +135,13 @@ def _carry_out(wanted: Plan, given: argparse.Namespace, work: Path) -> Result:
     return result
 
 
-def _say(result: Result, wanted: Plan) -> None:
+def _print(result: Result, wanted: Plan) -> None:
     for fault in result["faults"]:
-        after = "at the end" if fault["recovered_s"] is None else f"{fault['recovered_s']} s"
+        recovered = (
+            "at the end" if fault["recovered_s"] is None else f"after {fault['recovered_s']} s"
+        )
         where = f"{fault['kind']} in {fault['phase']}, step {fault['step']}"
-        print(f"    {where}: {fault['done']}; {after}")
+        print(f"    {where}: {fault['done']}; recovered {recovered}")
     verdict = "failed" if result["problems"] else "passed"
     print(
         f"{verdict}: seed {wanted.seed}, {wanted.processes} processes, {wanted.workers} workers, "
@@ -140,7 +151,7 @@ def _say(result: Result, wanted: Plan) -> None:
     for problem in result["problems"]:
         print(f"  - {problem}")
     if result["problems"]:
-        print(f"  again: python tests/chaos {_again(wanted)}")
+        print(f"  repeat: python tests/chaos {_flags(wanted)}")
     sys.stdout.flush()
 
 
@@ -160,13 +171,13 @@ def main(arguments: list[str]) -> int:
     work: Path = given.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     path: Path = given.results or work / "results.jsonl"
-    slices = not (given.fault or given.replay)  # continues the results file
+    slices = not (given.fault or given.replay)  # a new slice extends the results file
     results = _read(path) if slices else []
     done = {(result["seed"], result["processes"]) for result in results}
     began = time.monotonic()
     for wanted in listed:
-        results.append(_carry_out(wanted, given, work))
-        _say(results[-1], wanted)
+        results.append(_execute(wanted, given, work))
+        _print(results[-1], wanted)
     for wanted in plans:
         struck = sum(len(result["faults"]) for result in results)
         late = given.minutes is not None and time.monotonic() - began > given.minutes * 60
@@ -174,12 +185,12 @@ def main(arguments: list[str]) -> int:
             break
         if (wanted.seed, wanted.processes) in done:
             continue
-        result = _carry_out(wanted, given, work)
+        result = _execute(wanted, given, work)
         results.append(result)
         if slices or given.results:
             with path.open("a") as file:
                 file.write(json.dumps(result) + "\n")
-        _say(result, wanted)
+        _print(result, wanted)
     print(summary(results))
     return 1 if any(result["problems"] for result in results) else 0
 

@@ -15,13 +15,13 @@ def damage(checkpoint: Path, kind: str, rng: random.Random) -> str:
 
     Args:
         checkpoint: its folder, with a manifest.
-        kind: ``flip`` a byte of a file, ``truncate`` or ``delete`` one, ``unmark``: delete the
-            commit marker; ``lie``: the marker promises another checksum or size; ``tear``: half of
-            the marker.
-        rng: chooses the file and the place.
+        kind: ``flip`` a bit of a file; ``truncate`` or ``delete`` a file; ``unmark``: delete the
+            manifest; ``lie``: put a wrong checksum or size in the manifest; ``tear``: cut the
+            manifest in half.
+        rng: chooses the file and the position.
 
     Returns:
-        What was done, for the report.
+        A description of the damage.
     """
     marker = checkpoint / MANIFEST
     if kind == "unmark":
@@ -46,7 +46,7 @@ def damage(checkpoint: Path, kind: str, rng: random.Random) -> str:
 
 
 def _files(checkpoint: Path) -> list[Path]:
-    """Every file but the marker. A file of few bytes is as likely as a large one."""
+    """Returns all nonempty files except the manifest, so that each is equally likely."""
     return sorted(
         path
         for path in checkpoint.rglob("*")
@@ -61,22 +61,22 @@ def _lie(marker: Path, rng: random.Random) -> str:
     entry = content["files"][name]
     if rng.random() < 0.5 or not entry["sha256"]:
         entry["bytes"] += rng.choice((-1, 1))
-        said = f"{entry['bytes']} bytes for {name}"
+        change = f"{entry['bytes']} bytes for {name}"
     else:
         digest = entry["sha256"][0]
         entry["sha256"][0] = ("0" if digest[0] != "0" else "1") + digest[1:]
-        said = f"another checksum for {name}"
+        change = f"a wrong checksum for {name}"
     signed = rng.random() < 0.5
     if signed:
         del content["sha256"]
         canonical = json.dumps(content, sort_keys=True).encode()
         content["sha256"] = hashlib.sha256(canonical).hexdigest()
     marker.write_text(json.dumps(content))
-    return f"{MANIFEST} says {said}{', signed' if signed else ''}"
+    return f"{MANIFEST} has {change}{', signed' if signed else ''}"
 
 
 def _rewrite(path: Path, content: bytes) -> None:
-    """In place: what shares the file by a hard link, as the best checkpoint may, rots with it."""
+    """Writes in place: a hard link to the file, such as in the best checkpoint, is damaged too."""
     with path.open("rb+") as file:
         file.write(content)
         file.truncate()

@@ -6,27 +6,27 @@ from typing import Any, Self
 
 from chaos.damage import DAMAGES
 
-# Kind -> what it does. "one" is one process of the training, workers apart.
+# Kind -> its effect. "one" is one training process, not a data worker.
 KINDS = {
     "kill-one": "SIGKILL to one process",
-    "kill-all": "SIGKILL to all processes, workers too",
-    "kill-tree": "SIGKILL to the launcher and all processes; started again",
+    "kill-all": "SIGKILL to all processes, including workers",
+    "kill-tree": "SIGKILL to the launcher and all processes; restarted",
     "term-one": "SIGTERM to one process",
-    "term-launcher": "SIGTERM to the launcher; started again",
-    "term-tree": "SIGTERM to the launcher and all processes; started again",
+    "term-launcher": "SIGTERM to the launcher; restarted",
+    "term-tree": "SIGTERM to the launcher and all processes; restarted",
     "stop": "SIGSTOP to one process of several, never continued",
     "pause": "SIGSTOP to one process, continued after a while",
     "full": "full disk, freed after a while",
     "damage-live": "damaged checkpoint, then SIGKILL to all processes",
-    "damage-rest": "damaged checkpoints while the run is down; started again",
+    "damage-rest": "damaged checkpoints while the run is down; restarted",
 }
-# Moments that only a start passes through, and those of a run on its way.
+# Moments during a start, and those after it.
 STARTING = ("start", "data", "restore", "compile", "first step")
 RUNNING = ("anywhere", "steps", "evaluation", "save", "commit", "end")
 MOMENTS = STARTING + RUNNING
-# Faults after which the processes always restart soon.
+# Faults that always cause a restart soon.
 RESTARTING = frozenset(KINDS) - {"pause", "full", "stop"}
-# Longest wait inside a phase before the fault, seconds: about as long as the phase lasts here.
+# Longest wait inside a phase before the fault, seconds: about the length of the phase here.
 _WITHIN_S = {"start": 4.0, "data": 0.5, "restore": 0.5, "compile": 1.5, "first step": 0.3}
 _WITHIN_S |= {"steps": 0.1, "evaluation": 0.15, "save": 0.1, "commit": 0.05, "end": 0.5}
 _MOST_STEPS_LATER = 9
@@ -40,13 +40,13 @@ class Fault:
     Attributes:
         kind: of :data:`KINDS`.
         moment: of :data:`MOMENTS`.
-        target: index of the process, for the kinds that hit one.
-        share: how far into the phase, from 0 to 1; "anywhere": into most of an undisturbed run's
-            time.
-        later: phases of a run on its way: the minimum number of steps since the last fault.
-        lasts_s: of a full disk or a pause, seconds.
-        damages: what happens to the newest checkpoint, the one before it, and so on.
-        seed: of further choices, as that of a file.
+        target: index of the process, for kinds that hit one process.
+        share: fraction of the longest wait inside the phase; for "anywhere", of 70% of an
+            undisturbed run's time.
+        later: for :data:`RUNNING` moments: minimum number of steps since the last fault.
+        lasts_s: duration of a full disk or a pause, seconds.
+        damages: damage to the newest checkpoint, the one before it, and so on.
+        seed: for further choices, such as the file to damage.
     """
 
     kind: str
@@ -69,10 +69,10 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """A fault from ``kind@moment``, as a test names it.
+        """Parses ``kind@moment`` or ``kind@moment:process``.
 
         Raises:
-            ValueError: no such kind or moment.
+            ValueError: unknown kind or moment.
         """
         kind, _, rest = text.partition("@")
         moment, _, target = rest.partition(":")
@@ -87,10 +87,10 @@ class Plan:
     """One run and its faults.
 
     Attributes:
-        seed: that determines all of it.
-        processes: of the training.
-        workers: of each process.
-        faults: in their order.
+        seed: determines the faults and workers.
+        processes: number of training processes.
+        workers: data workers per process.
+        faults: in order.
     """
 
     seed: int
@@ -120,7 +120,7 @@ def _choose(rng: random.Random, processes: int, *, first: bool, starts: bool) ->
         moments = [moment for moment in STARTING if moment != unfit]
     kind, moment = rng.choice(kinds), rng.choice(moments)
     if kind.startswith("damage") and first and moment in STARTING:
-        moment = "steps"  # there is nothing yet to be damaged
+        moment = "steps"  # no checkpoint exists yet
     count = rng.choice((1, 1, 1, 2, 3)) if kind.startswith("damage") else 0
     longest_s = _LONGEST_FULL_S if kind == "full" else _LONGEST_PAUSE_S
     return Fault(

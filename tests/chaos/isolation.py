@@ -1,8 +1,8 @@
 """Isolates the harness: its mounts, processes and leftovers affect nothing else and end with it.
 
-The harness starts itself again in namespaces of its own for mounts and processes. There
-``/dev/shm`` is empty but for what the run makes, the process list holds the run alone, a small disk
-can be mounted and filled, and the kernel ends all of it with the harness, however that ends.
+The harness restarts itself in separate mount and process namespaces. There, ``/dev/shm`` contains
+only files of the run, only the run's processes are visible, a small disk can be mounted and filled,
+and the kernel ends everything with the harness, however the harness ends.
 """
 
 import os
@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 _INSIDE = "JAXTRAIN_CHAOS_INSIDE"
-# Room for a dozen of the tiny checkpoints; what fills it is written in a moment.
+# Room for a dozen of the tiny checkpoints, and quickly filled.
 DISK_MIB = 48
 
 
 class Unavailable(Exception):
-    """This machine does not permit what the harness requires."""
+    """This machine does not permit the isolation."""
 
 
 def inside() -> bool:
@@ -26,25 +26,25 @@ def inside() -> bool:
 
 
 def enter(arguments: list[str]) -> None:
-    """Replaces this process by the same program in namespaces of its own.
+    """Replaces this process with the harness in separate namespaces.
 
     Args:
         arguments: of the command line.
 
     Raises:
-        Unavailable: the machine gives no namespaces.
+        Unavailable: this machine does not permit namespaces.
     """
-    # bash waits as process 1 and reaps what loses its parent, as an init does.
+    # bash is process 1 and reaps orphans, like an init.
     unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     unshare += [] if os.geteuid() == 0 else ["--map-root-user"]
     unshare += ["bash", "-c", 'mount -t tmpfs chaos /dev/shm && "$@"; exit $?', "bash"]
     if shutil.which("unshare") is None:
-        raise Unavailable("there is no unshare here: install util-linux, or give --shared-machine")
+        raise Unavailable("unshare not found: install util-linux, or pass --shared-machine")
     probe = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
         raise Unavailable(
-            f"this machine gives no namespaces ({probe.stderr.strip()}): run as root, or give "
-            "--shared-machine, which fills disks by a limit and cannot judge shared memory"
+            f"this machine does not permit namespaces ({probe.stderr.strip()}): run as root, or "
+            "pass --shared-machine, which simulates full disks and does not check shared memory"
         )
     here = str(Path(__file__).parent)
     os.environ[_INSIDE] = "1"
@@ -52,13 +52,13 @@ def enter(arguments: list[str]) -> None:
 
 
 class Disk:
-    """A small disk that holds the run's directory, and can be full for a while.
+    """A small disk for the run directory, which can be full for a while.
 
-    Outside of own namespaces nothing is mounted: a limit of file sizes takes its place, and every
-    write of the run's processes then fails with EFBIG instead of ENOSPC.
+    Without separate namespaces, nothing is mounted: a limit on file sizes makes every write of the
+    run's processes fail with EFBIG instead of ENOSPC.
 
     Args:
-        directory: to mount it at.
+        directory: mount point; created.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -71,10 +71,10 @@ class Disk:
             subprocess.run(command, check=True)
 
     def fill(self, pids: list[int]) -> None:
-        """Leaves no room.
+        """Fills the disk.
 
         Args:
-            pids: of the run's processes and its launcher, for the limit.
+            pids: PIDs of the run's processes and launcher, which the limit applies to.
         """
         if not inside():
             _limit_files(pids, "1")
@@ -95,13 +95,13 @@ class Disk:
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmounts it."""
+        """Unmounts the disk."""
         if inside():
             subprocess.run(["umount", "--lazy", str(self.directory)], check=False)
 
 
 def shared_memory() -> list[str]:
-    """Returns the names in ``/dev/shm``, all of them the run's; empty if it is shared."""
+    """Returns the run's files in ``/dev/shm``; empty if other programs share it."""
     return sorted(os.listdir("/dev/shm")) if inside() else []
 
 
@@ -112,7 +112,7 @@ def clear_shared_memory() -> None:
 
 
 def _limit_files(pids: list[int], most: str) -> None:
-    """The soft limit alone: a process may raise that again, and so may the harness."""
+    """Sets only the soft limit, which can be raised again."""
     for pid in pids:
         command = ["prlimit", "--pid", str(pid), f"--fsize={most}:"]
         subprocess.run(command, capture_output=True, check=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCHER = CHECKOUT / "launch" / "local.sh"
 _MARK = "JAXTRAIN_CHAOS_RUN"
-# The launcher's timeout in seconds: this model saves in less than one.
+# The launcher's timeouts, short because this model saves in less than a second.
 _PATIENCE = {"RESTART_DELAY_S": "0", "GRACE_S": "3", "KILL_S": "3", "SAVE_S": "30"}
 
 
@@ -21,10 +21,10 @@ class Process:
     """A process of the run.
 
     Attributes:
-        pid: of it.
-        index: of a process of the training; None for workers and the launcher's own.
-        trains: whether it is a process of the training or one of its workers.
-        parent: pid of the process that started it.
+        pid: process ID.
+        index: number of the training process; None for workers and the launcher's processes.
+        trains: whether it is a training process or one of its workers.
+        parent: PID of the parent process.
     """
 
     pid: int
@@ -34,14 +34,14 @@ class Process:
 
 
 class Launched:
-    """One start of ``launch/local.sh``. Everything it starts carries a mark in its environment.
+    """One start of ``launch/local.sh``, whose processes all have a mark in their environment.
 
     Args:
-        count: processes of the training.
-        arguments: of the program.
-        place: working directory; caches and temporary files lie below it.
-        mark: of this run, another one for each.
-        variables: further ones of the environment.
+        count: number of training processes.
+        arguments: of ``jaxtrain``.
+        place: working directory, which also contains caches and temporary files.
+        mark: identifies the run.
+        variables: additional environment variables.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Launched:
         )
 
     def code(self) -> int | None:
-        """The launcher's exit code; None while it runs."""
+        """Returns the launcher's exit code; None while it runs."""
         return self._launcher.poll()
 
     def signal_launcher(self, number: signal.Signals) -> bool:
-        """Signals only the launcher; returns whether it existed."""
+        """Signals only the launcher; returns whether it was running."""
         if self._launcher.poll() is not None:
             return False
         self._launcher.send_signal(number)
@@ -86,7 +86,7 @@ class Launched:
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit():
                 continue
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process has just ended
                 environment = Path(entry.path, "environ").read_bytes()
                 if self._mark not in environment.split(b"\0"):
                     continue
@@ -103,17 +103,21 @@ class Launched:
         }
 
     def kill_everything(self) -> None:
-        """Kills the launcher and all its processes until none is left."""
+        """Kills the launcher and all its processes.
+
+        Raises:
+            RuntimeError: some are still running after 30 s.
+        """
         deadline = time.monotonic() + 30
         while (left := self.processes()) or self._launcher.poll() is None:
             for process in left:
                 send(process.pid, signal.SIGKILL)
             if time.monotonic() > deadline:
-                raise RuntimeError(f"these survive SIGKILL: {left}")
+                raise RuntimeError(f"still running after SIGKILL: {left}")
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Stops all remaining processes."""
+        """Kills all remaining processes."""
         self.kill_everything()
         self._output.close()
 

@@ -1,4 +1,4 @@
-"""Runs the real program to its end while injecting faults."""
+"""Runs real training to its end while injecting faults."""
 
 import contextlib
 import shutil
@@ -18,15 +18,15 @@ from chaos.watch import PHASES, Watch
 _POLL_S = 0.004
 # Looking at all processes costs more than looking at two files.
 _LOOK_AT_PROCESSES_S = 0.05
-# More than the 300 s that processes wait for each other at a start (cluster_env.PATIENCE_S): one
-# that is stopped in the middle of that keeps the others for so long (seed 2302012). Later the
-# runtime gives up on a silent process after 100 s.
+# More than the 300 s that processes wait for each other at a start (cluster_env.PATIENCE_S): if
+# one is stopped during that wait, the others wait that long (seed 2302012). Later, the runtime
+# gives up on a silent process after 100 s.
 STUCK_S = 400.0
-# Time for the last processes to go after their launcher has.
+# Time for the last processes to end after their launcher.
 _GRACE_S = 5.0
-# Launchers give up after five restarts without a new checkpoint: never provoke more than this.
+# Launchers give up after five restarts without a new checkpoint: never cause more than this.
 _MOST_IN_VAIN = 2
-# Saves and evaluations come sooner; one that has escaped so long is not waited for any more.
+# Saves and validations occur more often; after this many steps, inject the fault anyway.
 _UNSEEN_STEPS = 2 * EVAL_EVERY
 _KILLING = ("kill-all", "kill-tree", "damage-live", "damage-rest")
 _DOWN = ("kill-tree", "term-launcher", "term-tree", "damage-rest")  # the launcher itself ends
@@ -38,13 +38,13 @@ class Hit:
 
     Attributes:
         fault: as planned.
-        done: what was done, in words.
-        phase: of the run at that moment.
-        step: newest recorded update at that moment.
-        at: when, on the monotonic clock.
-        starts: how often the program had started.
-        alone: whether the run had got over all faults before.
-        recovered_s: until a later update was recorded; None: until the end.
+        done: a description.
+        phase: the run's phase at that moment.
+        step: newest recorded step at that moment.
+        at: time on the monotonic clock.
+        starts: how often jaxtrain had started.
+        alone: whether the run had recovered from all earlier faults.
+        recovered_s: seconds until a later step was recorded; None if none was, before the end.
     """
 
     fault: Fault
@@ -59,14 +59,14 @@ class Hit:
 
 @dataclass
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
-        plan: that was carried out.
+        plan: the executed plan.
         hits: the faults that struck.
-        verdict: against the undisturbed run.
-        launches: starts of the launcher; all but the first follow its own end by a signal.
-        starts: of the program, by the launcher.
+        verdict: comparison with the undisturbed run.
+        launches: starts of the launcher; each but the first follows a signal that ended it.
+        starts: starts of jaxtrain, by the launcher.
         seconds: from the first start to the end.
     """
 
@@ -78,7 +78,7 @@ class Outcome:
     seconds: float = 0.0
 
     def to_json(self, undisturbed_s: float) -> dict[str, Any]:
-        """One line of the results."""
+        """Returns one line of the results."""
         return {
             "seed": self.plan.seed,
             "processes": self.plan.processes,
@@ -106,13 +106,13 @@ class Outcome:
 
 
 class Ordeal:
-    """Carries out a plan.
+    """Executes a plan.
 
     Args:
         plan: the faults.
-        place: an empty folder for the run and all that belongs to it.
+        place: an empty folder for the run and its caches.
         undisturbed: the run to compare with.
-        variables: further ones of the environment, as for the caches.
+        variables: additional environment variables, such as for caches.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Ordeal:
         self._directory = (self._disk.directory if self._disk else place) / "run"
         self._watch = Watch(self._directory, STEPS, EVAL_EVERY)
         self._striker = Striker(self._watch, self._disk)
-        self._pids: set[int] = set()  # of all starts of the program
-        self._known: set[int] = set()  # those of them that the last fault has seen
+        self._pids: set[int] = set()  # of process 0, one per start
+        self._known: set[int] = set()  # the processes at the last fault
         self._looked_at, self._moved_at, self._size = 0.0, 0.0, (0, 0)
         self._waits_for_down: Fault | None = None
-        self._silent = 0  # starts that the log told of before the newest process 0
+        self._silent = 0  # starts in the log before the newest process 0
         self._in_vain, self._newest = 0, 0
         self._copies: list[Path] = []
         self._over = False
@@ -138,7 +138,7 @@ class Ordeal:
         self._launched = self._launch()
 
     def run(self) -> Outcome:
-        """Executes the run and returns its verdict."""
+        """Executes the run and returns its result."""
         began = time.monotonic()
         try:
             for fault in self._plan.faults:
@@ -152,7 +152,7 @@ class Ordeal:
         finally:
             self._launched.close()
             if self._disk:
-                if self._problems:  # what the disk holds is evidence
+                if self._problems:  # keep the evidence
                     shutil.copytree(self._directory, self._place / "run", dirs_exist_ok=True)
                 self._disk.close()
         return self._outcome
@@ -165,7 +165,7 @@ class Ordeal:
         return Launched(self._plan.processes, flags, self._place, mark, self._variables)
 
     def _poll(self) -> None:
-        """Polls the run once, and acts on what is due."""
+        """Polls the run once, ends temporary faults, and handles the end of the launcher."""
         time.sleep(_POLL_S)
         now = time.monotonic()
         self._watch.look()
@@ -185,8 +185,8 @@ class Ordeal:
         if code is not None:
             self._ended(code)
         elif now - self._moved_at > STUCK_S:
-            phase, said = self._watch.phase(), self._watch.log_tail()
-            self._problems.append(f"stuck for {STUCK_S:g} s in phase {phase!r}:\n{said}")
+            phase, tail = self._watch.phase(), self._watch.log_tail()
+            self._problems.append(f"stuck for {STUCK_S:g} s in phase {phase!r}:\n{tail}")
             self._over = True
 
     def _look_at_processes(self) -> None:
@@ -203,14 +203,14 @@ class Ordeal:
             self._size, self._moved_at = self._watch.size(), time.monotonic()
 
     def _ended(self, code: int) -> None:
-        """Handles the end of the launcher: by a signal, at the run's end, or because it gave up."""
+        """Handles the end of the launcher: a signal, the end of the run, or a failure."""
         fault, self._waits_for_down = self._waits_for_down, None
         if code == 0:
             self._over = True
             return
         if fault is None:
             self._problems.append(
-                f"the launcher ended with {code}: a manual step is needed\n{self._launcher_says()}"
+                f"the launcher ended with {code}: a manual step is needed\n{self._launcher_tail()}"
             )
             self._over = True
             return
@@ -224,7 +224,7 @@ class Ordeal:
         self._launched = self._launch()
 
     def _reach(self, fault: Fault) -> bool:
-        """Waits for the fault's moment; False if the run ends before."""
+        """Waits for the fault's moment; returns False if the run ends first."""
         hits = self._outcome.hits
         last = hits[-1] if hits else None
         stale = last.starts if last and last.fault.kind in RESTARTING else 0
@@ -242,7 +242,7 @@ class Ordeal:
             if fault.moment in RUNNING and self._in_vain >= _MOST_IN_VAIN:
                 continue
             if fault.moment == "anywhere":
-                # By the clock, but a machine that is faster than before must not escape.
+                # By time, or by steps if the machine is faster than in the undisturbed run.
                 left = (STEPS - armed_step) * fault.share
                 nearly_over = self._watch.starts > stale and self._watch.step > STEPS - left
                 if nearly_over or time.monotonic() - armed_at >= wait_s:
@@ -255,7 +255,7 @@ class Ordeal:
         return False
 
     def _reached(self, fault: Fault, armed_step: int) -> bool:
-        """Whether the moment has come, or was too short to be observed."""
+        """Whether the moment is reached, or was too short to be observed."""
         phase, step = self._watch.phase(), self._watch.step
         if fault.moment == "end" or fault.moment not in RUNNING:
             return PHASES.index(phase) >= PHASES.index(fault.moment)
@@ -274,7 +274,7 @@ class Ordeal:
             alone=all(hit.recovered_s is not None for hit in self._outcome.hits),
         )
         if hit.starts == self._silent:
-            hit.phase = "start"  # the log still tells of the start before
+            hit.phase = "start"  # the log is still that of the previous start
         done = self._striker.strike(fault, self._launched)
         if done is None:
             return False
@@ -297,12 +297,12 @@ class Ordeal:
             )
 
     def _copy_newest(self) -> None:
-        """Keeps a copy of the newest complete checkpoint, to be read at the end."""
+        """Copies the newest complete checkpoint, to compare it at the end."""
         for step in reversed(self._watch.complete()):
             if step in self._striker.damaged:
                 continue
             copy = self._place / "copies" / f"{len(self._copies)}" / str(step)
-            with contextlib.suppress(OSError, shutil.Error):  # the run deletes it just now
+            with contextlib.suppress(OSError, shutil.Error):  # the run is deleting it
                 shutil.copytree(self._watch.checkpoints / str(step), copy)
                 self._copies.append(copy)
                 return
@@ -312,33 +312,33 @@ class Ordeal:
         while (left := self._launched.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         if left:
-            self._problems.append(f"{len(left)} processes outlive the launcher")
+            self._problems.append(f"{len(left)} processes are running after the launcher ended")
 
     def _judge(self) -> None:
         if self._launched.code() == 0:
             self._nothing_runs()
             kept = shared_memory()
-            # If everything was killed at once, no process was left to free it.
+            # After a kill of all processes, none is left to free it.
             killed = any(hit.fault.kind in _KILLING for hit in self._outcome.hits)
             if kept and not killed:
-                self._problems.append(f"shared memory outlives the run: {', '.join(kept)}")
+                self._problems.append(f"shared memory is left after the run: {', '.join(kept)}")
             found = verdicts.compare(self._undisturbed.directory, self._directory)
             self._problems += found.problems
             self._outcome.verdict.lost, self._outcome.verdict.repeated = found.lost, found.repeated
             for folder in (self._directory, self._place / "tmp"):
                 left = verdicts.leftovers(folder)
                 if left:
-                    self._problems.append(f"left behind in {folder.name}: {', '.join(left)}")
+                    self._problems.append(f"temporary files in {folder.name}: {', '.join(left)}")
             for step in self._striker.to_be_found:
                 if not list((self._directory / "damaged" / "checkpoints").glob(f"{step}*")):
-                    self._problems.append(f"nobody found the damage of checkpoint {step}")
+                    self._problems.append(f"the damage to checkpoint {step} was not detected")
             steps = self._watch.complete()
             if STEPS not in steps:
-                self._problems.append(f"no checkpoint of the end, only {steps}")
+                self._problems.append(f"no checkpoint of the last step, only {steps}")
             for step in steps:
                 if step not in self._striker.damaged:
                     self._compare_arrays(self._watch.checkpoints / str(step))
-            # What was damaged or not written for want of space may have been the best one.
+            # The best checkpoint may have been damaged, or not saved on a full disk.
             if not self._striker.damaged and not _fills(self._plan):
                 self._compare_best()
         for copy in self._copies:
@@ -356,12 +356,12 @@ class Ordeal:
 
     def _compare_arrays(self, checkpoint: Path) -> None:
         reference = self._undisturbed.checkpoint(int(checkpoint.name))
-        # A SIGTERM has some saved between two regular ones: those are only read.
+        # A SIGTERM saves between two regular checkpoints: such a checkpoint is only read.
         difference = verdicts.same_arrays(reference or checkpoint, checkpoint)
         if difference:
             self._problems.append(difference)
 
-    def _launcher_says(self) -> str:
+    def _launcher_tail(self) -> str:
         output = self._place / "launcher.txt"
         return "\n".join(output.read_text(errors="replace").splitlines()[-12:])
 

@@ -12,27 +12,27 @@ from chaos.watch import Watch
 
 
 class Striker:
-    """Carries out faults, and takes back those that do not last.
+    """Injects faults, and ends the temporary ones.
 
     Args:
-        watch: on the run.
-        disk: that holds its directory; only a full disk needs one.
+        watch: observes the run.
+        disk: contains the run directory; required only for a full disk.
 
     Attributes:
         damaged: steps of the checkpoints that a fault has damaged.
-        to_be_found: those of them that were the newest when the run had to start from it.
+        to_be_found: the damaged ones that were the newest when the run restarted.
     """
 
     def __init__(self, watch: Watch, disk: Disk | None) -> None:
         self._watch, self._disk = watch, disk
-        self._paused: dict[int, float] = {}  # pid -> when it is continued
+        self._paused: dict[int, float] = {}  # PID -> time to continue it
         self._freed_at: float | None = None
         self.damaged: set[int] = set()
-        self._struck: set[tuple[int, int]] = set()  # step and inode: a step may be saved again
+        self._struck: set[tuple[int, int]] = set()  # step and inode, as a step may be saved again
         self.to_be_found: set[int] = set()
 
     def strike(self, fault: Fault, launched: Launched) -> str | None:
-        """Strikes at once.
+        """Injects a fault immediately.
 
         Returns:
             A description of the fault; None if no process was left.
@@ -51,7 +51,7 @@ class Striker:
                 f", SIGCONT after {fault.lasts_s} s" if kind == "pause" else ""
             )
         if kind == "full":
-            assert self._disk is not None, "the plan says whether a disk will be full"
+            assert self._disk is not None, "a disk is made for every plan with a full disk"
             if not launched.training():
                 return None
             self._disk.fill([process.pid for process in launched.processes()])
@@ -64,7 +64,7 @@ class Striker:
             killed = _signalled("all", signal.SIGKILL, 0, launched)
             self._expect_found()
             return killed and f"{done}; {killed}"
-        # At rest: first the run has to go down, one way or the other.
+        # At rest: first take the run down.
         if fault.seed % 2:
             return _signalled("tree", signal.SIGKILL, 0, launched)
         return _signalled("launcher", signal.SIGTERM, 0, launched)
@@ -73,12 +73,12 @@ class Striker:
         """Completes a fault that requires the run to be down. Returns a description."""
         done = self._damage(fault)
         self._expect_found()
-        return done or "there is no checkpoint that may be damaged"
+        return done or "no checkpoint may be damaged"
 
     def _damage(self, fault: Fault) -> str | None:
-        """Damages the newest checkpoints, as many as the fault names damages for.
+        """Damages the newest checkpoints, one for each of the fault's damages.
 
-        Of several checkpoints, one stays intact: with all damaged, a run refuses to resume.
+        One of several checkpoints stays intact: a run with only damaged ones refuses to resume.
         """
         rng = random.Random(fault.seed)
         done = []
@@ -90,13 +90,16 @@ class Striker:
         return "; ".join(done) or None
 
     def damageable(self) -> list[int]:
-        """Steps of the whole checkpoints; of several, or where some are damaged, the oldest not."""
+        """Returns the steps of checkpoints that may be damaged.
+
+        These are the intact ones, without the oldest if there are several or some are damaged.
+        """
         steps = self._watch.complete()
-        whole = [step for step in steps if (step, self._inode(step)) not in self._struck]
-        return whole[1:] if len(steps) > 1 or self.damaged else whole
+        intact = [step for step in steps if (step, self._inode(step)) not in self._struck]
+        return intact[1:] if len(steps) > 1 or self.damaged else intact
 
     def _inode(self, step: int) -> int:
-        """Of the checkpoint's folder; 0 if the run deletes it just now."""
+        """Returns the inode of a checkpoint's folder; 0 if the run is deleting it."""
         try:
             return (self._watch.checkpoints / str(step)).stat().st_ino
         except FileNotFoundError:
@@ -112,7 +115,7 @@ class Striker:
         return self._freed_at is not None and time.monotonic() >= self._freed_at
 
     def take_back(self, launched: Launched) -> None:
-        """Ends temporary faults that have lasted long enough."""
+        """Ends temporary faults whose time is over."""
         now = time.monotonic()
         for pid in [pid for pid, until in self._paused.items() if now >= until]:
             del self._paused[pid]
@@ -136,7 +139,7 @@ def _signalled(manner: str, number: signal.Signals, target: int, launched: Launc
     if manner == "tree":
         if number == signal.SIGKILL:
             launched.kill_everything()
-            return f"{name} to the launcher and everything it started"
+            return f"{name} to the launcher and all its processes"
         launched.signal_launcher(number)
     hit = sum(send(process.pid, number) for process in processes)
     return f"{name} to {hit} processes" if hit else None

@@ -11,7 +11,7 @@ Result = dict[str, Any]
 
 
 def table(results: list[Result]) -> str:
-    """Markdown: the sum in a sentence, then a row for each kind, phase and process count.
+    """Returns Markdown: a summary, then a row for each kind, phase and process count.
 
     Args:
         results: lines of a results file.
@@ -21,7 +21,7 @@ def table(results: list[Result]) -> str:
         *_rows(results, "phase", PHASES),
         *_rows(results, "processes", sorted({result["processes"] for result in results})),
     ]
-    head = "| what was hit | faults | runs that failed | median s to recover | longest |"
+    head = "| fault or run | faults | failed runs | median recovery, s | longest recovery, s |"
     return "\n".join([summary(results), "", head, "|---|---|---|---|---|", *rows])
 
 
@@ -37,14 +37,14 @@ def summary(results: list[Result]) -> str:
     restarts, again = total("starts") - len(results), total("launches") - len(results)
     return (
         f"{faults} faults in {len(results)} runs: {total('lost')} examples lost, "
-        f"{total('repeated')} repeated, {manual} manual steps, {failed} runs that failed; "
-        f"{restarts} restarts, {again} of them of a launcher that a fault had ended; "
+        f"{total('repeated')} repeated, {manual} manual steps, {failed} failed runs; "
+        f"{restarts} restarts, {again} of them after a fault ended the launcher; "
         f"{total('lost_s'):.0f} s lost in {total('seconds'):.0f} s"
     )
 
 
 def needs_hand(result: Result) -> bool:
-    """Whether a run did not reach its end by its launcher alone."""
+    """Whether a run needed more than its launcher to reach its end."""
     return any("manual step" in problem or "stuck" in problem for problem in result["problems"])
 
 

@@ -1,4 +1,4 @@
-"""The short version: a few selected faults, each followed by an exact comparison."""
+"""The short version: a few selected faults, and an exact comparison."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder with the undisturbed run for both."""
+    """Returns the folder of the undisturbed run, which both tests share."""
     return tmp_path_factory.mktemp("chaos")
 
 
@@ -26,7 +26,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["one process", "two processes"],
 )
 def test_nothing_is_lost(processes: int, faults: list[str], work: Path) -> None:
-    """Two devices sum two numbers, so one or two processes give the same bits."""
+    """With two devices, one and two processes compute the same bits: sums have two terms."""
     flags = [word for fault in faults for word in ("--fault", fault)]
     flags += ["--processes", str(processes), "--against", "1"]
     found = subprocess.run(

@@ -1,4 +1,4 @@
-"""Tests the harness: its plans, its observations, and that it detects failures."""
+"""The harness: its plans and its observations, and whether it detects failures."""
 
 import json
 import random
@@ -31,8 +31,8 @@ def write_records(directory: Path, losses: dict[int, float], ids: dict[int, list
     (directory / "examples.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def written(checkpoint: Path, step: int) -> Path:
-    """Writes a checkpoint of a few files with its manifest."""
+def write_checkpoint(checkpoint: Path, step: int) -> Path:
+    """Writes a checkpoint with a few files and a manifest."""
     for name in ("state/d/0", "meta/metadata", "state/_METADATA"):
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_bytes(random.Random(name).randbytes(200))
@@ -52,7 +52,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "undisturbed", tmp_path / "run"
 
 
-def test_equal_records_pass_whatever_their_times(runs: tuple[Path, Path]) -> None:
+def test_equal_records_pass_despite_different_times(runs: tuple[Path, Path]) -> None:
     metrics = runs[1] / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"time": 1.0', '"time": 2.0'))
     verdict = verdicts.compare(*runs)
@@ -61,11 +61,11 @@ def test_equal_records_pass_whatever_their_times(runs: tuple[Path, Path]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("losses", "ids", "said", "lost", "repeated"),
+    ("losses", "ids", "problem", "lost", "repeated"),
     [
         ({**LOSSES, 3: 1 / 3 + 1e-15}, IDS, "train/loss of step 3", 0, 0),
         ({1: 1.0, 2: 0.5, 4: 0.25}, IDS, "has no train/loss of 1 steps", 0, 0),
-        ({**LOSSES, 5: 0.2}, IDS, "which are unexpected", 0, 0),
+        ({**LOSSES, 5: 0.2}, IDS, "unexpected", 0, 0),
         ({1: 1.0, 3: 1 / 3, 2: 0.5, 4: 0.25}, IDS, "follows step", 0, 0),
         (LOSSES, {**IDS, 3: [7, 6]}, "step 3", 0, 0),
         (LOSSES, {**IDS, 3: [4, 5]}, "step 3", 2, 2),
@@ -73,21 +73,21 @@ def test_equal_records_pass_whatever_their_times(runs: tuple[Path, Path]) -> Non
     ],
     ids=["last digit", "missing", "surplus", "order", "ids' order", "other ids", "ids missing"],
 )
-def test_records_that_differ_fail(
+def test_different_records_fail(
     runs: tuple[Path, Path],
     losses: dict[int, float],
     ids: dict[int, list[int]],
-    said: str,
+    problem: str,
     lost: int,
     repeated: int,
 ) -> None:
     write_records(runs[1], losses, ids)
     verdict = verdicts.compare(*runs)
-    assert said in " ".join(verdict.problems)
+    assert problem in " ".join(verdict.problems)
     assert (verdict.lost, verdict.repeated) == (lost, repeated)
 
 
-def test_two_processes_together_have_the_examples_of_one(runs: tuple[Path, Path]) -> None:
+def test_examples_of_two_processes_are_merged(runs: tuple[Path, Path]) -> None:
     for number, name in enumerate(("examples.jsonl", "examples.1.jsonl")):
         lines = [json.dumps({"step": s, "position": 0, "ids": [IDS[s][number]]}) for s in IDS]
         (runs[1] / name).write_text("".join(f"{line}\n" for line in lines))
@@ -99,17 +99,17 @@ def test_two_processes_together_have_the_examples_of_one(runs: tuple[Path, Path]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "examples.jsonl"])
-@pytest.mark.parametrize("what", ["twice", "torn"])
+@pytest.mark.parametrize("what", ["twice", "incomplete"])
 def test_a_duplicate_or_incomplete_record_fails(
     runs: tuple[Path, Path], name: str, what: str
 ) -> None:
     path = runs[1] / name
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines) + (lines[-1] if what == "twice" else lines[-1][:9]))
-    assert f"{what}" in " ".join(verdicts.compare(*runs).problems)
+    assert what in " ".join(verdicts.compare(*runs).problems)
 
 
-def test_leftovers_of_a_run_are_found(tmp_path: Path) -> None:
+def test_leftovers_of_a_run_are_detected(tmp_path: Path) -> None:
     (tmp_path / "damaged" / "12").mkdir(parents=True)
     (tmp_path / "damaged" / "12" / ".manifest.json.x").touch()
     (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp-3").mkdir(parents=True)
@@ -130,13 +130,13 @@ def test_a_seed_determines_the_plan(processes: int) -> None:
     assert kinds.keys() == KINDS.keys() - ({"stop"} if processes == 1 else set())
     for one in plans:
         for before, fault in zip(one.faults, one.faults[1:], strict=False):
-            if fault.moment in STARTING:  # no start follows unless the fault before makes one
+            if fault.moment in STARTING:  # possible only if the fault before restarts the run
                 assert before.kind in RESTARTING
                 assert before.moment not in STARTING
         assert all(fault.target < processes for fault in one.faults)
 
 
-def test_faults_have_names() -> None:
+def test_faults_are_parsed_from_text() -> None:
     assert Fault.parse("term-one@evaluation:1").target == 1
     with pytest.raises(ValueError, match="KIND@MOMENT"):
         Fault.parse("kill-one@breakfast")
@@ -145,26 +145,25 @@ def test_faults_have_names() -> None:
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_every_damage_breaks_a_checkpoint(tmp_path: Path, kind: str) -> None:
     for seed in range(8):
-        checkpoint = written(tmp_path / f"{seed}" / "12", 12)
+        checkpoint = write_checkpoint(tmp_path / f"{seed}" / "12", 12)
         assert manifest.verify(checkpoint) == ""
         assert damage(checkpoint, kind, random.Random(seed))
         assert manifest.verify(checkpoint) != ""
 
 
 @pytest.mark.parametrize(("saved", "spared"), [((4, 8, 12), 4), ((4, 8), 4), ((4,), None)])
-def test_damage_spares_one_of_several(
+def test_damage_spares_one_of_several_checkpoints(
     tmp_path: Path, saved: tuple[int, ...], spared: int | None
 ) -> None:
-    checkpoints = [written(tmp_path / "checkpoints" / f"{step}", step) for step in saved]
+    checkpoints = [write_checkpoint(tmp_path / "checkpoints" / f"{step}", step) for step in saved]
     striker = Striker(Watch(tmp_path, steps=STEPS, eval_every=2), None)
     for seed in range(6):
         striker.damage_at_rest(Fault("damage-rest", "steps", damages=("flip", "lie"), seed=seed))
-    whole = [int(path.name) for path in checkpoints if not manifest.verify(path)]
-    assert whole == ([] if spared is None else [spared])
+    intact = [int(path.name) for path in checkpoints if not manifest.verify(path)]
+    assert intact == ([] if spared is None else [spared])
 
 
-def test_the_phases_of_a_run(tmp_path: Path) -> None:
-    """Determined from a run's output, in order."""
+def test_phases_are_determined_from_the_output(tmp_path: Path) -> None:
     watch = Watch(tmp_path, steps=STEPS, eval_every=2)
     log, metrics = tmp_path / "log.txt", tmp_path / "metrics.jsonl"
     checkpoints = tmp_path / "checkpoints"
@@ -193,17 +192,17 @@ def test_the_phases_of_a_run(tmp_path: Path) -> None:
     assert after("step 2/4 | validation", **{"step": 2, "val/loss": 5.0}) == "steps"
     assert after("run directory /run") == "data"
     assert after("20,652 parameters; 4 steps") == "restore"
-    assert after("resumed from /run/checkpoints/1: 8 examples seen") == "compile"
+    assert after("resumed from /run/checkpoints/1: step 1 of 4, 8 examples seen") == "compile"
     assert (watch.starts, watch.complete(), watch.resumed_from()) == (2, [1], 1)
     assert after("compiled in 1.0 s") == "first step"
     assert after("step 3/4 | loss 5", step=3) == "steps"
     assert after("step 4/4 | loss 5", step=4) == "end"
 
 
-def test_processes_of_a_launcher_are_found_and_stopped(
+def test_all_processes_of_a_launcher_are_found_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Including processes in another session without a parent."""
+    """Including those in another session whose parent has ended."""
     script = tmp_path / "launcher.sh"
     script.write_text("(setsid sleep 600 &)\nexec sleep 600\n")
     monkeypatch.setattr("chaos.launched.LAUNCHER", script)
@@ -228,7 +227,7 @@ def test_the_table_lists_the_faults() -> None:
     lines = tables.table(
         [one | same | {"lost": 0, "repeated": 0} for one in (passed, failed)]
     ).splitlines()
-    assert "3 faults in 2 runs: 0 examples lost, 0 repeated, 1 manual steps, 1 runs" in lines[0]
+    assert "3 faults in 2 runs: 0 examples lost, 0 repeated, 1 manual steps, 1 failed" in lines[0]
     assert "| kind: kill-one | 3 | 1 | 4.0 | 6.0 |" in lines
     assert "| phase: save | 2 | 1 | 4.0 | 4.0 |" in lines
     assert "| 1 process | 3 | 1 | 4.0 | 6.0 |" in lines

@@ -1,4 +1,4 @@
-"""Executes the undisturbed run that all others are compared with."""
+"""Executes the undisturbed run that all other runs are compared with."""
 
 import hashlib
 import json
@@ -11,36 +11,36 @@ from chaos.launched import CHECKOUT, Launched
 from program import TINY_MLM, write_corpus
 
 STEPS, EVAL_EVERY, SAVE_EVERY = 60, 10, 6
-# Longest time without a finished update before the program takes itself for hung. Process 1
-# compiles again at each start, and process 0 waits for it in its first step.
+# Longest time without a completed step before a run ends itself as hung. Process 1 compiles again
+# at each start, and process 0 waits for it in its first step.
 HANG_TIMEOUT_S = 40
 _MODEL = {"hidden": 64, "ff": 128, "layers": 1, "heads": 2, "sequence_length": 64}
 _KEEP_ALL = 1000
-# Words of each file of the corpus: so many that their preparation takes a second.
+# Words per file of the corpus: enough for a second of preparation.
 WORDS = 40_000
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run that came to its end undisturbed.
+    """A run that completed without faults.
 
     Attributes:
-        directory: of the run.
-        seconds: that it took.
+        directory: the run directory.
+        seconds: its duration.
     """
 
     directory: Path
     seconds: float
 
     def checkpoint(self, step: int) -> Path | None:
-        """Returns its checkpoint of that step, if any."""
+        """Returns the checkpoint of a step, if any."""
         path = self.directory / "checkpoints" / str(step)
         return path if path.is_dir() else None
 
 
 def arguments(processes: int, workers: int, directory: Path, *, keep: int = 3) -> list[str]:
-    """The command line of every run: two devices, with sharding, validation and saves."""
-    assert 2 % processes == 0, "two virtual devices are shared"
+    """Returns the command line of a run: two devices, with sharding, validation and saves."""
+    assert 2 % processes == 0, "two virtual devices are divided among the processes"
     fields = {f"model.{name}": value for name, value in _MODEL.items()}
     fields |= {
         "data.path": "corpus",
@@ -71,14 +71,14 @@ def prepare(work: Path, place: Path) -> None:
 
 
 def undisturbed(work: Path, processes: int, variables: dict[str, str]) -> Undisturbed:
-    """Makes that run, or finds it where the same code has made it before.
+    """Executes the undisturbed run, or returns an earlier one of the same code.
 
     Raises:
-        RuntimeError: it did not come to its end.
+        RuntimeError: the run failed.
     """
     place = work / "undisturbed" / f"{processes}-{_code()}"
-    said = place / "seconds.json"
-    if not said.is_file():
+    record = place / "seconds.json"
+    if not record.is_file():
         shutil.rmtree(place, ignore_errors=True)
         prepare(work, place)
         flags = arguments(processes, 0, place / "run", keep=_KEEP_ALL)
@@ -101,12 +101,12 @@ def undisturbed(work: Path, processes: int, variables: dict[str, str]) -> Undist
             raise RuntimeError(
                 f"the undisturbed run ended with {launched.code()}:\n{output[-3000:]}"
             )
-        said.write_text(json.dumps(seconds))
-    return Undisturbed(place / "run", json.loads(said.read_text()))
+        record.write_text(json.dumps(seconds))
+    return Undisturbed(place / "run", json.loads(record.read_text()))
 
 
 def _code() -> str:
-    """A digest of the program and of this harness's settings."""
+    """Returns a digest of jaxtrain, the configs and this file."""
     digest = hashlib.sha256()
     files = [*(CHECKOUT / "jaxtrain").rglob("*.py"), *(CHECKOUT / "configs").rglob("*.py")]
     for path in sorted([*files, Path(__file__)]):

@@ -1,4 +1,4 @@
-"""Checks that a disturbed run equals the undisturbed one, in all digits and examples."""
+"""Compares a disturbed run with the undisturbed one: every digit and every example."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# What a clock has measured, and what differs between any two runs.
+# Endings of metrics that differ between any two runs: times and hardware readings.
 _MEASURED = (
     "per_second",
     "data_wait_fraction",
@@ -20,18 +20,18 @@ _MEASURED = (
     "host_memory_gib",
     "shm_gib",
 )
-# Names of files that only exist while something is written or deleted.
+# Parts of the names of files that exist only while something is written or deleted.
 _TEMPORARY = (".orbax-checkpoint-tmp", ".partial", ".replaced", ".deleted", ".tmp")
 
 
 @dataclass
 class Verdict:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
-        problems: one sentence each; none is a pass.
-        lost: examples that the undisturbed run has seen and this one has no record of.
-        repeated: examples that this run has seen more often.
+        problems: one sentence each; empty if the run passed.
+        lost: examples of the undisturbed run that this run has not recorded.
+        repeated: examples that this run has seen more often than the undisturbed run.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -48,9 +48,9 @@ def compare(reference: Path, run: Path) -> Verdict:
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Temporary files and folders below a directory, relative to it.
+    """Returns the temporary files and folders in a directory, as relative paths.
 
-    What was moved to ``damaged/`` stays as it was found.
+    ``damaged/`` is excluded: checkpoints are moved there unchanged.
     """
     found = []
     for path in sorted(directory.rglob("*")):
@@ -63,16 +63,16 @@ def leftovers(directory: Path) -> list[str]:
 
 
 def same_arrays(reference: Path, checkpoint: Path) -> str:
-    """What keeps a checkpoint from being bit for bit that of another run; empty if nothing does.
+    """Describes how a checkpoint differs from that of another run; empty if they are identical.
 
-    Everything is read: also a checkpoint whose files are damaged cannot pass.
+    All arrays are read, so a damaged checkpoint cannot pass.
     """
     try:
         wanted, found = _arrays(reference), _arrays(checkpoint)
     except Exception as error:  # whatever the libraries raise for a damaged file
         return f"{checkpoint} cannot be read: {error}"
     if wanted.keys() != found.keys():
-        return f"{checkpoint} holds other arrays: {sorted(wanted.keys() ^ found.keys())}"
+        return f"{checkpoint} contains different arrays: {sorted(wanted.keys() ^ found.keys())}"
     other = [name for name in wanted if wanted[name] != found[name]]
     return f"{checkpoint} differs in {', '.join(other)}" if other else ""
 
@@ -104,7 +104,7 @@ def _compare_metrics(reference: Path, run: Path, verdict: Verdict) -> None:
         verdict.problems.append(f"metrics.jsonl has no {_listed(missing)}")
     surplus = sorted(found.keys() - wanted.keys())
     if surplus:
-        verdict.problems.append(f"metrics.jsonl has {_listed(surplus)}, which are unexpected")
+        verdict.problems.append(f"metrics.jsonl has unexpected {_listed(surplus)}")
     other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
     for step, name in other[:1]:
         verdict.problems.append(
@@ -114,7 +114,7 @@ def _compare_metrics(reference: Path, run: Path, verdict: Verdict) -> None:
 
 
 def _values(path: Path, problems: list[str]) -> dict[tuple[int, str], float]:
-    """(step, name) -> value; complains of lines out of order, twice or torn."""
+    """Returns (step, name) -> value; reports misordered, repeated and incomplete lines."""
     values: dict[tuple[int, str], float] = {}
     twice: list[tuple[int, str]] = []
     last = 0
@@ -130,7 +130,7 @@ def _values(path: Path, problems: list[str]) -> dict[tuple[int, str], float]:
                 twice.append((step, name))
             values[step, name] = value
     if twice:
-        problems.append(f"{path.name} has twice {_listed(twice)}")
+        problems.append(f"{path.name} has {_listed(twice)} twice")
     return values
 
 
@@ -151,7 +151,7 @@ def _examples(run: Path, verdict: Verdict) -> dict[int, dict[str, Any]]:
             seen.add(step)
             one = merged.setdefault(step, {"position": record["position"], "ids": []})
             if one["position"] != record["position"]:
-                verdict.problems.append(f"the processes disagree about step {step}")
+                verdict.problems.append(f"the processes have different positions in step {step}")
             one["ids"] += record["ids"]
     return merged
 
@@ -159,7 +159,7 @@ def _examples(run: Path, verdict: Verdict) -> dict[int, dict[str, Any]]:
 def _compare_examples(
     wanted: dict[int, dict[str, Any]], found: dict[int, dict[str, Any]], verdict: Verdict
 ) -> None:
-    """Reports the first step that differs, and counts the examples lost in all of them."""
+    """Reports the first step that differs; counts lost and repeated examples of all steps."""
     other = []
     for step in sorted(wanted.keys() | found.keys()):
         here, there = found.get(step), wanted.get(step)
@@ -181,10 +181,10 @@ def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
             if not line.endswith(b"\n"):
-                raise ValueError("no end of line")
+                raise ValueError("no newline")
             yield json.loads(line)
         except ValueError as error:
-            problems.append(f"{path.name}, line {number} is torn ({error}): {line[:60]!r}")
+            problems.append(f"{path.name}, line {number} is incomplete ({error}): {line[:60]!r}")
 
 
 def _listed(keys: list[tuple[int, str]]) -> str:

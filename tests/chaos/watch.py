@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-# In the order of a run. "start" is before the log says anything; "commit" is from the appearance of
-# a checkpoint's folder to its manifest; "end" is after the last update.
+# In the order of a run. "start" is before the first line of the log; "commit" is from the
+# appearance of a checkpoint's folder to that of its manifest; "end" is after the last step.
 PHASES = (
     *("start", "data", "restore", "compile", "first step"),
     *("steps", "evaluation", "save", "commit", "end"),
@@ -16,7 +16,7 @@ _STARTED = b" run directory "
 
 
 class Tail:
-    """Reads the lines of a growing file. A truncated or replaced file is read from the start."""
+    """Reads the lines of a growing file; a truncated or replaced file is read from the start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,13 +24,13 @@ class Tail:
         self.lines: list[bytes] = []
 
     def refresh(self) -> bool:
-        """Reads new lines; returns whether there were any."""
+        """Reads new lines; returns whether the file has changed."""
         try:
             found = self._path.stat()
             if (found.st_ino, found.st_size) == self._seen:
                 return False
             content = self._path.read_bytes()
-        except OSError:  # not there yet, or the run is replacing it
+        except OSError:  # missing so far, or the run is replacing it
             return False
         self._seen = (found.st_ino, len(content))
         self.lines = content[: content.rfind(b"\n") + 1].splitlines()
@@ -38,12 +38,18 @@ class Tail:
 
 
 class Watch:
-    """What a run's directory says about the run.
+    """Determines a run's progress from its run directory.
 
     Args:
-        directory: of the run.
-        steps: of the whole run.
-        eval_every: steps between evaluations.
+        directory: the run directory.
+        steps: total number of steps.
+        eval_every: steps between validations.
+
+    Attributes:
+        directory: the run directory.
+        checkpoints: its folder of checkpoints.
+        starts: how often jaxtrain has started, according to the log.
+        step: the newest recorded step.
     """
 
     def __init__(self, directory: Path, steps: int, eval_every: int) -> None:
@@ -54,14 +60,14 @@ class Watch:
         self._validated = False
         self.starts = 0
         self.step = 0
-        self._said: list[bytes] = []
+        self._newest: list[bytes] = []  # log lines of the newest start
 
     def look(self) -> None:
-        """Reads new lines."""
+        """Reads new lines of the log and the metrics."""
         if self._log.refresh():
             starts = [n for n, line in enumerate(self._log.lines) if _STARTED in line]
             self.starts = len(starts)
-            self._said = self._log.lines[starts[-1] :] if starts else []
+            self._newest = self._log.lines[starts[-1] :] if starts else []
         if self._metrics.refresh():
             self.step, self._validated = 0, False
             for line in self._metrics.lines:
@@ -73,8 +79,8 @@ class Watch:
                     self._validated = "val/loss" in record
 
     def phase(self) -> str:
-        """One of :data:`PHASES`, of the start that the log told of last."""
-        if not self._said:
+        """Returns the phase of the newest start in the log: one of :data:`PHASES`."""
+        if not self._newest:
             return "start"
         if not self._has(rb" parameters; "):
             return "data"
@@ -92,11 +98,11 @@ class Watch:
         return "commit" if set(self.folders()) - set(self.complete()) else "steps"
 
     def folders(self) -> list[int]:
-        """Steps that have a folder under their final name, ascending."""
+        """Returns the steps whose folder has its final name, ascending."""
         return sorted(int(name) for name in self._names() if name.isdigit())
 
     def complete(self) -> list[int]:
-        """Those of them that have a manifest."""
+        """Returns the steps whose folder has a manifest, ascending."""
         return [
             step for step in self.folders() if (self.checkpoints / str(step) / MANIFEST).is_file()
         ]
@@ -106,8 +112,8 @@ class Watch:
         return self._has(rb" step \d+/")
 
     def resumed_from(self) -> int:
-        """Returns the checkpoint that the newest start resumed from; 0 for a fresh start."""
-        found = [re.search(rb" resumed from \S*/(\d+):", line) for line in self._said]
+        """Returns the step that the newest start resumed from; 0 for a new run."""
+        found = [re.search(rb" resumed from \S*/(\d+):", line) for line in self._newest]
         return max((int(match[1]) for match in found if match), default=0)
 
     def log_tail(self, count: int = 12) -> str:
@@ -115,11 +121,11 @@ class Watch:
         return "\n".join(line.decode(errors="replace") for line in self._log.lines[-count:])
 
     def size(self) -> tuple[int, int]:
-        """Changes whenever the run prints or records anything."""
+        """Returns the number of lines in the log and the metrics, to detect progress."""
         return len(self._log.lines), len(self._metrics.lines)
 
     def _has(self, pattern: bytes) -> bool:
-        return any(re.search(pattern, line) for line in self._said)
+        return any(re.search(pattern, line) for line in self._newest)
 
     def _names(self) -> list[str]:
         try:
