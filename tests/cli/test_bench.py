@@ -38,9 +38,9 @@ def test_everything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["operations"][0]["ms_per_step"] > 0
     assert set(found["sweep"]) == {"none", "block"}
     assert all("synthetic/step" in one["rows"] for one in found["sweep"].values())
-    said = capsys.readouterr().out
-    assert "steps on the real pipeline" in said
-    assert "speed (examples/s)" in said
+    printed = capsys.readouterr().out
+    assert "steps with the real input pipeline" in printed
+    assert "speed (examples/s)" in printed
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_wrong_use_is_one_line(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["bench", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert named in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_part_that_fails_costs_only_itself(
+def test_a_failing_part_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "found.json"

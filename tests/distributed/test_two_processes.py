@@ -189,7 +189,9 @@ def test_both_fall_back_to_the_same_checkpoint(place: Path) -> None:
     assert "/checkpoints/6 is damaged (" in outputs[0]
     for log in ("log.txt", "log.1.txt"):
         assert "resumed from" in (place / "spoilt" / log).read_text()
-        assert "checkpoints/3: 24 examples seen" in (place / "spoilt" / log).read_text()
+        assert (
+            "checkpoints/3: step 3 of 6, 24 examples seen" in (place / "spoilt" / log).read_text()
+        )
     assert layout.steps(place / "spoilt" / "checkpoints") == [3, 6]
     assert (place / "spoilt/damaged/checkpoints/6/reason.txt").exists()
 
